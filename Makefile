@@ -1,0 +1,45 @@
+# `make help` lists the targets. Each one sets up what it needs by itself.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types imports format bench soak clean
+
+BIN := .venv/bin
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Make .venv and look for Java; does nothing the second time
+	@scripts/setup
+
+demo: setup ## See it work
+	@scripts/demo
+
+test: setup ## Run the tests
+	$(BIN)/python -m pytest
+
+check: lint types imports test ## All that CI runs: lint, types, imports, tests
+
+lint: setup ## Look for faults and for unformatted code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check types, strictly
+	$(BIN)/mypy
+
+imports: setup ## Check that imports point one way
+	$(BIN)/lint-imports
+
+format: setup ## Format the code and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Measure, and write docs/internals/performance.md
+	$(BIN)/python -m bench
+
+# pytest exits with 5 where it finds no test of the kind.
+soak: setup ## Run the tests that take minutes
+	$(BIN)/python -m pytest -m soak || [ $$? -eq 5 ]
+
+clean: ## Remove .venv, caches and builds
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
