@@ -1,0 +1,273 @@
+"""The whole error tree.
+
+Every error a user can meet is a `HeadwaterError`. Three families:
+
+* `RemoteProtocolError`: the peer's bytes are not the protocol. The connection is of no further use.
+* `LocalProtocolError`: our own caller asked for something the protocol does not allow. Nothing was sent.
+* `StatusError`: the peer understood and said no. One class a status, by the table `STATUS_ERRORS`; a status that is
+  not in the table still gets a `StatusError` that keeps its number.
+
+Every message ends in what to do next, kept apart as `hint` so that programs can show it their own way.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadwaterError(Exception):
+    """The root of all errors raised by Headwater."""
+
+    def __init__(self, reason: str, *, hint: str = "") -> None:
+        self.reason = reason
+        self.hint = hint
+        super().__init__(f"{reason}. {hint}" if hint else reason)
+
+
+# --- what came from the peer is not the protocol ------------------------------------------------------------------
+
+
+class RemoteProtocolError(HeadwaterError):
+    """Bytes from the peer that break the protocol, with the offset of the fault and the reason.
+
+    `offset` counts from the first byte of what was being decoded: the connection for a frame buffer, the frame for a
+    message, the buffer for a bulk kernel.
+    """
+
+    default_hint: ClassVar[str] = "Close the connection: what follows cannot be trusted"
+
+    def __init__(self, reason: str, *, offset: int = 0, hint: str = "") -> None:
+        self.offset = offset
+        super().__init__(f"{reason} (at byte {offset})", hint=hint or self.default_hint)
+
+
+class BadMagic(RemoteProtocolError):
+    """The first byte of a frame is none of the six magics."""
+
+    default_hint = "Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither"
+
+
+class LengthMismatch(RemoteProtocolError):
+    """The lengths in a header contradict each other, or the layout of the message they belong to."""
+
+
+class FrameTooLarge(RemoteProtocolError):
+    """A header announces a body above the limit; not one byte of the body was buffered."""
+
+    default_hint = "Raise the frame limit if documents of this size are expected, else close the connection"
+
+
+class TruncatedFrame(RemoteProtocolError):
+    """The bytes end inside a frame, where a whole one was promised."""
+
+    default_hint = "Send the rest of the bytes, or check that the capture was not cut"
+
+
+class UnknownOpcode(RemoteProtocolError):
+    """No message is known by this opcode."""
+
+    default_hint = "Answer UNKNOWN_COMMAND, or skip the frame: its length is known"
+
+    def __init__(self, opcode: int, *, offset: int = 1) -> None:
+        self.opcode = opcode
+        super().__init__(f"unknown opcode 0x{opcode:02x}", offset=offset)
+
+
+class MalformedMessage(RemoteProtocolError):
+    """A well-framed message whose extras, key or value do not fit its opcode."""
+
+    default_hint = "Answer EINVAL: the frame itself is sound and the connection can live on"
+
+
+class MalformedFrameInfo(MalformedMessage):
+    """Flexible framing extras that do not parse."""
+
+
+class MalformedLeb128(MalformedMessage):
+    """A collection id that is cut off, longer than 32 bits, or not in its shortest form."""
+
+
+class MalformedXattrs(MalformedMessage):
+    """An extended-attribute section whose lengths or terminators are wrong."""
+
+
+class MalformedSnappy(MalformedMessage):
+    """A value marked as snappy that is not, or that would inflate beyond the limit."""
+
+
+class MalformedJson(MalformedMessage):
+    """A value that must be JSON of a certain form and is not."""
+
+
+class MalformedSystemEvent(MalformedMessage):
+    """A system event whose value does not fit its version."""
+
+
+class UnexpectedMessage(RemoteProtocolError):
+    """A sound message that the state of the connection or stream does not allow."""
+
+    default_hint = "Close the connection: the two ends no longer agree on its state"
+
+
+class SnapshotViolation(RemoteProtocolError):
+    """A change outside its snapshot, or a seqno that does not rise."""
+
+    default_hint = "Close the stream and resume from the last complete snapshot"
+
+
+# --- what our own caller asked for is not the protocol ------------------------------------------------------------
+
+
+class LocalProtocolError(HeadwaterError):
+    """A call that the protocol does not allow in this state or with these values."""
+
+
+# --- what the peer answered ---------------------------------------------------------------------------------------
+
+
+class StatusError(HeadwaterError):
+    """The peer answered with a status other than success.
+
+    `retriable` says that the same request may succeed later; `stale_topology` says that the cluster map should be
+    read again first. Retry loops are driven by these two, never by lists of their own.
+    """
+
+    retriable: ClassVar[bool] = False
+    stale_topology: ClassVar[bool] = False
+    default_hint: ClassVar[str] = "See the server's log for the connection"
+
+    def __init__(self, status: int, reason: str = "", *, hint: str = "") -> None:
+        self.status = status
+        super().__init__(reason or f"the server answered with status 0x{status:02x}", hint=hint or self.default_hint)
+
+
+class KeyNotFound(StatusError):
+    default_hint = "Check the key, and that the document has not expired"
+
+
+class KeyExists(StatusError):
+    default_hint = "Read the document again for its newest CAS, or close the stream that is already open"
+
+
+class InvalidArguments(StatusError):
+    default_hint = "The request is malformed for this server: check its version and what was negotiated"
+
+
+class NotMyVBucket(StatusError):
+    retriable = True
+    stale_topology = True
+    default_hint = "Read the cluster map again and send the request to the vbucket's node"
+
+
+class NoBucket(StatusError):
+    default_hint = "Select a bucket before the first command"
+
+
+class Locked(StatusError):
+    retriable = True
+    default_hint = "Wait for the lock to run out, or unlock the document with its CAS"
+
+
+class AuthenticationFailed(StatusError):
+    default_hint = "Check the user name and the password"
+
+
+class AuthenticationStale(StatusError):
+    default_hint = "Authenticate again"
+
+
+class SeqnoOutOfRange(StatusError):
+    default_hint = "Start must not exceed end, and must lie in the given snapshot"
+
+
+class RollbackRequired(StatusError):
+    default_hint = "Roll back to the seqno in the response and ask again"
+
+
+class AccessDenied(StatusError):
+    default_hint = "Give the user the role that the command needs on this bucket"
+
+
+class UnknownCommand(StatusError):
+    default_hint = "This server does not know the command: check its version"
+
+
+class OutOfMemory(StatusError):
+    retriable = True
+    default_hint = "The server is short of memory: wait and try again"
+
+
+class NotSupported(StatusError):
+    default_hint = "With xattrs or collections, enable noop on the connection first"
+
+
+class Busy(StatusError):
+    retriable = True
+    default_hint = "Wait and try again"
+
+
+class TemporaryFailure(StatusError):
+    retriable = True
+    default_hint = "Wait and try again"
+
+
+class UnknownCollection(StatusError):
+    default_hint = "Check the collection's name or id: it may have been dropped"
+
+
+class UnknownScope(StatusError):
+    default_hint = "Check the scope's name or id: it may have been dropped"
+
+
+class ManifestIsAhead(StatusError):
+    retriable = True
+    default_hint = "The vbucket has not seen this collections manifest yet: pause briefly and try again"
+
+
+class StreamIdInvalid(StatusError):
+    default_hint = "Give a sid in every stream request if enable_stream_id is on, and in none if it is off"
+
+
+class DurabilityImpossible(StatusError):
+    default_hint = "There are too few replicas for this durability level"
+
+
+class SyncWriteInProgress(StatusError):
+    retriable = True
+    default_hint = "Another durable write on this key is under way: wait and try again"
+
+
+class SyncWriteAmbiguous(StatusError):
+    default_hint = "Read the document to learn whether the write took place"
+
+
+STATUS_ERRORS: dict[int, type[StatusError]] = {
+    0x01: KeyNotFound,
+    0x02: KeyExists,
+    0x04: InvalidArguments,
+    0x07: NotMyVBucket,
+    0x08: NoBucket,
+    0x09: Locked,
+    0x1F: AuthenticationStale,
+    0x20: AuthenticationFailed,
+    0x22: SeqnoOutOfRange,
+    0x23: RollbackRequired,
+    0x24: AccessDenied,
+    0x81: UnknownCommand,
+    0x82: OutOfMemory,
+    0x83: NotSupported,
+    0x85: Busy,
+    0x86: TemporaryFailure,
+    0x88: UnknownCollection,
+    0x8B: ManifestIsAhead,
+    0x8C: UnknownScope,
+    0x8D: StreamIdInvalid,
+    0xA1: DurabilityImpossible,
+    0xA2: SyncWriteInProgress,
+    0xA3: SyncWriteAmbiguous,
+}
+
+
+def status_error(status: int, reason: str = "") -> StatusError:
+    """The error for a status; a number that is not in the table is kept in a plain `StatusError`."""
+    return STATUS_ERRORS.get(status, StatusError)(status, reason)

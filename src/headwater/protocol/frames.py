@@ -1,0 +1,214 @@
+"""Frames: the 24-byte header and what its lengths cut the body into.
+
+Every frame of the protocol has this header, big-endian:
+
+    byte  0      magic
+    byte  1      opcode
+    bytes 2-3    key length; in flexible framing byte 2 is the framing-extras length and byte 3 the key length
+    byte  4      extras length
+    byte  5      datatype
+    bytes 6-7    vbucket in a request, status in a response
+    bytes 8-11   body length: framing extras + extras + key + value
+    bytes 12-15  opaque: a request's own, echoed in its response
+    bytes 16-23  CAS
+
+A `Frame` is the body cut up and nothing more; what the parts mean is the message's business (`messages/`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, LocalProtocolError, TruncatedFrame
+from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
+from headwater.protocol.opcodes import Magic, Opcode, ServerOpcode
+
+HEADER = struct.Struct(">BBHBBHIIQ")
+HEADER_BYTES = HEADER.size
+_KNOWN_MAGICS = frozenset(Magic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame, its body cut into parts."""
+
+    magic: Magic
+    opcode: int
+    specific: int = 0
+    """Bytes 6 and 7: the vbucket of a request, the status of a response."""
+    opaque: int = 0
+    cas: int = 0
+    datatype: int = 0
+    framing_extras: bytes = b""
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+
+    @property
+    def body_bytes(self) -> int:
+        return len(self.framing_extras) + len(self.extras) + len(self.key) + len(self.value)
+
+    @property
+    def opcode_name(self) -> str:
+        return opcode_name(self.magic, self.opcode)
+
+    def encode(self) -> bytes:
+        return encode_header(self) + self.framing_extras + self.extras + self.key + self.value
+
+
+def opcode_name(magic: Magic, opcode: int) -> str:
+    """The opcode's name; server-initiated frames number theirs apart."""
+    if magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
+        return ServerOpcode(opcode).name
+    return Opcode(opcode).name
+
+
+def encode_header(frame: Frame) -> bytes:
+    """The frame's header, or a `LocalProtocolError` where a part or a number is too large for its field."""
+    key_bytes = len(frame.key)
+    if frame.magic.is_flexible:
+        if len(frame.framing_extras) > 0xFF or key_bytes > 0xFF:
+            raise LocalProtocolError(
+                f"flexible framing holds 255 bytes of framing extras and 255 of key, not "
+                f"{len(frame.framing_extras)} and {key_bytes}"
+            )
+        lengths = len(frame.framing_extras) << 8 | key_bytes
+    elif frame.framing_extras:
+        raise LocalProtocolError(f"magic {frame.magic.name} has no room for framing extras")
+    elif key_bytes > 0xFFFF:
+        raise LocalProtocolError(f"a key of {key_bytes} bytes does not fit its 16-bit length")
+    else:
+        lengths = key_bytes
+    if len(frame.extras) > 0xFF:
+        raise LocalProtocolError(f"extras of {len(frame.extras)} bytes do not fit their 8-bit length")
+    try:
+        return HEADER.pack(
+            frame.magic, frame.opcode, lengths, len(frame.extras), frame.datatype, frame.specific,
+            frame.body_bytes, frame.opaque, frame.cas,
+        )  # fmt: skip
+    except struct.error as error:
+        raise LocalProtocolError(
+            f"vbucket or status {frame.specific}, opaque {frame.opaque} or CAS {frame.cas} does not fit the header"
+        ) from error
+
+
+def decode_frame(
+    data: bytes | bytearray | memoryview,
+    offset: int = 0,
+    *,
+    body_bytes_max: int = FRAME_BODY_BYTES_MAX,
+    position: int | None = None,
+) -> tuple[Frame, int] | None:
+    """The frame that starts at `offset` and the offset behind it, or None while bytes are missing.
+
+    Faults that the header alone shows are raised as soon as the header is there, before its body is waited for.
+    `position` is what errors give as the place of the frame's first byte; `offset` unless told.
+    """
+    position = offset if position is None else position
+    available = len(data) - offset
+    if available < 1:
+        return None
+    if data[offset] not in _KNOWN_MAGICS:
+        raise BadMagic(f"0x{data[offset]:02x} is not a magic byte", offset=position)
+    if available < HEADER_BYTES:
+        return None
+    magic, opcode, lengths, extras_bytes, datatype, specific, body_bytes, opaque, cas = HEADER.unpack_from(data, offset)
+    magic = Magic(magic)
+    framing_bytes, key_bytes = (lengths >> 8, lengths & 0xFF) if magic.is_flexible else (0, lengths)
+    if body_bytes > body_bytes_max:
+        raise FrameTooLarge(f"a body of {body_bytes} bytes exceeds the limit of {body_bytes_max}", offset=position + 8)
+    if framing_bytes + extras_bytes + key_bytes > body_bytes:
+        raise LengthMismatch(
+            f"framing extras, extras and key take {framing_bytes} + {extras_bytes} + {key_bytes} bytes "
+            f"of a body of {body_bytes}",
+            offset=position + 2,
+        )
+    end = offset + HEADER_BYTES + body_bytes
+    if len(data) < end:
+        return None
+    extras_at = offset + HEADER_BYTES + framing_bytes
+    key_at = extras_at + extras_bytes
+    value_at = key_at + key_bytes
+    frame = Frame(
+        magic=magic,
+        opcode=opcode,
+        specific=specific,
+        opaque=opaque,
+        cas=cas,
+        datatype=datatype,
+        framing_extras=bytes(data[offset + HEADER_BYTES : extras_at]),
+        extras=bytes(data[extras_at:key_at]),
+        key=bytes(data[key_at:value_at]),
+        value=bytes(data[value_at:end]),
+    )
+    return frame, end
+
+
+def decode_frames(data: bytes, *, body_bytes_max: int = FRAME_BODY_BYTES_MAX) -> list[Frame]:
+    """All frames of `data`, which must end where a frame ends."""
+    buffer = FrameBuffer(body_bytes_max=body_bytes_max)
+    buffer.receive_data(data)
+    frames = list(buffer.frames())
+    buffer.receive_end()
+    return frames
+
+
+class FrameBuffer:
+    """Turns received bytes, split anywhere, into frames.
+
+    It holds at most one incomplete frame plus what was received with it: a body above `body_bytes_max` is refused on
+    its header. After an error the buffer stays broken and raises the same error again, since nothing after a bad
+    header can be trusted.
+    """
+
+    def __init__(self, *, body_bytes_max: int = FRAME_BODY_BYTES_MAX) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._data = bytearray()
+        self._start = 0
+        self._position = 0
+        self._error: BadMagic | FrameTooLarge | LengthMismatch | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes received that no frame has taken yet."""
+        return len(self._data) - self._start
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        if self._error is not None:
+            return  # What follows a bad header is never looked at, so it must not pile up either.
+        # Taken frames are cut off here, once a call, and not once a frame: that would be quadratic.
+        if self._start:
+            del self._data[: self._start]
+            self._start = 0
+        self._data += data
+
+    def frames(self) -> Iterator[Frame]:
+        """The frames that are complete by now."""
+        while (frame := self.next_frame()) is not None:
+            yield frame
+
+    def next_frame(self) -> Frame | None:
+        if self._error is not None:
+            raise self._error
+        try:
+            decoded = decode_frame(
+                self._data, self._start, body_bytes_max=self._body_bytes_max, position=self._position
+            )
+        except (BadMagic, FrameTooLarge, LengthMismatch) as error:
+            self._error = error
+            self._data.clear()
+            self._start = 0
+            raise
+        if decoded is None:
+            return None
+        frame, end = decoded
+        self._position += end - self._start
+        self._start = end
+        return frame
+
+    def receive_end(self) -> None:
+        """The peer has closed: a frame that is not complete by now never will be."""
+        if self.buffered_bytes:
+            raise TruncatedFrame(f"the bytes end {self.buffered_bytes} bytes into a frame", offset=self._position)

@@ -1,0 +1,31 @@
+"""A limit on everything that comes from outside. Names end in their unit."""
+
+KEY_BYTES_MAX = 250
+"""A key without its collection id; the LEB128 prefix is counted apart (`kv_engine/docs/DocumentSizeLimits.md`)."""
+
+LEB128_BYTES_MAX = 5
+"""32 bits, seven to a byte."""
+
+VALUE_BYTES_MAX = 20 * 1024 * 1024
+"""A document's value, xattrs included."""
+
+XATTR_SECTION_BYTES_MAX = 1024 * 1024
+XATTR_NAME_BYTES_MAX = 16
+
+CONNECTION_NAME_BYTES_MAX = 200
+
+FRAME_BODY_BYTES_MAX = VALUE_BYTES_MAX + 64 * 1024
+"""A value plus room for key, extras and framing extras. A header that announces more is refused before its body is
+buffered."""
+
+FAILOVER_LOG_ENTRIES_MAX = 25
+"""What a real server keeps (`max_failover_entries`)."""
+
+STREAM_REQUEST_VALUE_BYTES_MAX = 1024 * 1024
+"""Far above any filter: a million bytes name more than fifty thousand collections."""
+
+STREAMS_PER_VBUCKET_MAX = 64
+"""Streams with a `sid` on one vbucket of one connection."""
+
+STREAM_ID_MAX = 0xFFFF
+CONNECTION_BUFFER_BYTES_MAX = 2**32 - 1

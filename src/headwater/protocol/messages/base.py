@@ -1,0 +1,254 @@
+"""What every message shares: header fields, the shape of its parts, and the way to and from a frame.
+
+A message is a frozen dataclass. Its fields say what it may carry: a field `key` that has no default means the message
+must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
+`value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it
+starts with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a
+class lists all layouts and picks one in `layout()`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+from headwater.errors import LocalProtocolError, MalformedMessage
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import NOTHING_NEGOTIATED, Negotiated
+from headwater.protocol.frame_info import (
+    FrameInfo,
+    decode_frame_infos,
+    decode_stream_id,
+    encode_frame_infos,
+)
+from headwater.protocol.frames import HEADER_BYTES, Frame
+from headwater.protocol.leb128 import decode_collection_id, encode_collection_id
+from headwater.protocol.limits import KEY_BYTES_MAX
+from headwater.protocol.messages.layout import NO_FIELDS, Layout
+from headwater.protocol.numbers import Cas, VBucketId
+from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.status import SUCCESSFUL, Status
+
+REQUESTS: dict[int, type[Request]] = {}
+RESPONSES: dict[int, type[Response]] = {}
+SERVER_REQUESTS: dict[int, type[Request]] = {}
+
+M = TypeVar("M", bound="Message")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def message(cls: type[M]) -> type[M]:
+    """Make a class a message and enter it under its opcode."""
+    made: type[M] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    made._learn_shape()
+    if issubclass(made, Request):
+        registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
+        registry[made.opcode] = made
+    elif issubclass(made, Response):
+        for opcode in made.opcodes:
+            RESPONSES[opcode] = made
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A request or a response."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = (NO_FIELDS,)
+    _may_have: ClassVar[frozenset[str]] = frozenset()
+    _must_have: ClassVar[frozenset[str]] = frozenset()
+
+    opaque: int = 0
+    cas: Cas = Cas(0)
+    datatype: Datatype = Datatype.RAW
+    frame_infos: tuple[FrameInfo, ...] = ()
+
+    @classmethod
+    def _learn_shape(cls) -> None:
+        parts = [field for field in fields(cls) if field.name in ("key", "value", "collection_id")]
+        cls._may_have = frozenset(field.name for field in parts)
+        cls._must_have = frozenset(field.name for field in parts if field.default is MISSING)
+
+    def layout(self) -> Layout:
+        """The layout of this message's extras, by the version its fields ask for."""
+        return self.layouts[0]
+
+    def encode_extras(self) -> bytes:
+        return self.layout().pack(self)
+
+    def encode_key(self) -> bytes:
+        key: bytes = getattr(self, "key", b"")
+        collection_id: int | None = getattr(self, "collection_id", None)
+        return key if collection_id is None else encode_collection_id(collection_id) + key
+
+    def encode_value(self) -> bytes:
+        value: bytes = getattr(self, "value", b"")
+        return value
+
+    def to_frame(self) -> Frame:
+        raise NotImplementedError  # pragma: no cover  (Request and Response say how)
+
+    def encode(self) -> bytes:
+        return self.to_frame().encode()
+
+    @classmethod
+    def decode_extras(cls, extras: bytes) -> dict[str, Any]:
+        for layout in cls.layouts:
+            if layout.size_bytes == len(extras):
+                return layout.unpack(extras)
+        expected = " or ".join(str(layout.size_bytes) for layout in cls.layouts)
+        raise MalformedMessage(
+            f"{cls.__name__} must have extras of {expected} bytes, not {len(extras)}", offset=HEADER_BYTES
+        )
+
+    @classmethod
+    def decode_key(cls, key: bytes, negotiated: Negotiated) -> dict[str, Any]:
+        if "key" not in cls._may_have:
+            if key:
+                raise MalformedMessage(f"{cls.__name__} must not have a key", offset=HEADER_BYTES)
+            return {}
+        decoded: dict[str, Any] = {}
+        if "collection_id" in cls._may_have:
+            if negotiated.collections:
+                decoded["collection_id"], at = decode_collection_id(key)
+                key = key[at:]
+            if len(key) > KEY_BYTES_MAX:
+                raise MalformedMessage(f"a key of {len(key)} bytes exceeds {KEY_BYTES_MAX}", offset=HEADER_BYTES)
+        if not key and "key" in cls._must_have:
+            raise MalformedMessage(f"{cls.__name__} must have a key", offset=HEADER_BYTES)
+        return {**decoded, "key": key}
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        """The fields that the value holds. `known` are those decoded before it."""
+        if "value" in cls._may_have:
+            if not value and "value" in cls._must_have:
+                raise MalformedMessage(f"{cls.__name__} must have a value", offset=HEADER_BYTES)
+            return {"value": value}
+        if value:
+            raise MalformedMessage(f"{cls.__name__} must not have a value", offset=HEADER_BYTES)
+        return {}
+
+    def _check_parts(self) -> None:
+        for part in self._must_have - {"collection_id"}:
+            if not getattr(self, part):
+                raise LocalProtocolError(f"{type(self).__name__} must have a {part}")
+
+    @classmethod
+    def _decode_parts(cls, frame: Frame, negotiated: Negotiated, **header: Any) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            **header,
+            "opaque": frame.opaque,
+            "cas": Cas(frame.cas),
+            "datatype": Datatype(frame.datatype),
+            "frame_infos": decode_frame_infos(frame.framing_extras),
+        }
+        known |= cls.decode_extras(frame.extras)
+        known |= cls.decode_key(frame.key, negotiated)
+        known |= cls.decode_value(frame.value, known)
+        return known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Message):
+    """A message that asks or tells. DCP's own data messages are requests that get no response."""
+
+    opcode: ClassVar[int]
+    magic: ClassVar[Magic] = Magic.REQUEST
+
+    vbucket: VBucketId = VBucketId(0)
+
+    @property
+    def stream_id(self) -> int | None:
+        """The `sid` of the stream the message belongs to, where streams have ids."""
+        return decode_stream_id(self.frame_infos)
+
+    def to_frame(self) -> Frame:
+        self._check_parts()
+        if self.frame_infos and self.magic is not Magic.REQUEST:
+            raise LocalProtocolError(f"{type(self).__name__}: server-initiated frames have no frame infos")
+        return Frame(
+            magic=Magic.FLEXIBLE_REQUEST if self.frame_infos else self.magic,
+            opcode=self.opcode,
+            specific=self.vbucket,
+            opaque=self.opaque,
+            cas=self.cas,
+            datatype=self.datatype,
+            framing_extras=encode_frame_infos(self.frame_infos),
+            extras=self.encode_extras(),
+            key=self.encode_key(),
+            value=self.encode_value(),
+        )
+
+    @classmethod
+    def from_frame(cls, frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
+        return cls(**cls._decode_parts(frame, negotiated, vbucket=VBucketId(frame.specific)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response(Message):
+    """The answer to a request, in the form it has when the request succeeded."""
+
+    opcodes: ClassVar[tuple[Opcode, ...]]
+    statuses: ClassVar[frozenset[Status]] = SUCCESSFUL
+    """The statuses under which the response has this form; with any other it is an `ErrorResponse`."""
+
+    opcode: Opcode
+    status: Status = Status.SUCCESS
+
+    def to_frame(self) -> Frame:
+        self._check_parts()
+        return Frame(
+            magic=Magic.FLEXIBLE_RESPONSE if self.frame_infos else Magic.RESPONSE,
+            opcode=self.opcode,
+            specific=self.status,
+            opaque=self.opaque,
+            cas=self.cas,
+            datatype=self.datatype,
+            framing_extras=encode_frame_infos(self.frame_infos),
+            extras=self.encode_extras(),
+            key=self.encode_key(),
+            value=self.encode_value(),
+        )
+
+    @classmethod
+    def from_frame(cls, frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
+        header = {"opcode": Opcode(frame.opcode), "status": Status(frame.specific)}
+        return cls(**cls._decode_parts(frame, negotiated, **header))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpaqueResponse(Response):
+    """A response whose extras, key and value are kept as bytes."""
+
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+
+    def encode_extras(self) -> bytes:
+        return self.extras
+
+    @classmethod
+    def decode_extras(cls, extras: bytes) -> dict[str, Any]:
+        return {"extras": extras}
+
+
+class PlainResponse(OpaqueResponse):
+    """A success that says no more than that, or whose body is the caller's own business."""
+
+
+class ErrorResponse(OpaqueResponse):
+    """A response with an error status."""
+
+    @property
+    def context(self) -> str:
+        """The server's own words: `error.context` of a JSON body, else the body as text."""
+        try:
+            return str(json.loads(self.value)["error"]["context"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return self.value.decode(errors="replace")
+
+
+for _class in (PlainResponse, ErrorResponse):
+    _class._learn_shape()

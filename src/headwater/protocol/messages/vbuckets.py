@@ -1,0 +1,230 @@
+"""Messages about vbuckets as wholes: their states, their seqnos, their persistence; and collections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.errors import MalformedMessage
+from headwater.protocol.frames import HEADER_BYTES
+from headwater.protocol.messages.base import Request, Response, message
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.layout import NO_FIELDS, Layout, u8, u16, u32, u64
+from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId, Vbuuid
+from headwater.protocol.opcodes import Opcode
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+@message
+class SetVBucket(Request):
+    """Give a vbucket a state, making it where it does not exist. Servers before 5.0 took the state as 32 bits."""
+
+    opcode = Opcode.SET_VBUCKET
+    layouts = (Layout(u8("state", VBucketState)), Layout(u32("state", VBucketState)))
+
+    state: VBucketState
+    state_is_wide: bool = False
+    value: bytes = b""
+    """Optional JSON: the replication topology."""
+
+    def layout(self) -> Layout:
+        return self.layouts[1 if self.state_is_wide else 0]
+
+    @classmethod
+    def decode_extras(cls, extras: bytes) -> dict[str, Any]:
+        known = super(SetVBucket, cls).decode_extras(extras)
+        return {**known, "state_is_wide": len(extras) == cls.layouts[1].size_bytes}
+
+
+@message
+class GetVBucket(Request):
+    opcode = Opcode.GET_VBUCKET
+
+
+_STATE = Layout(u32("state", VBucketState))
+
+
+@message
+class GetVBucketResponse(Response):
+    opcodes = (Opcode.GET_VBUCKET,)
+
+    opcode: Opcode = Opcode.GET_VBUCKET
+    state: VBucketState
+
+    def encode_value(self) -> bytes:
+        return _STATE.pack(self)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        if len(value) != _STATE.size_bytes:
+            raise MalformedMessage(f"a vbucket state of {len(value)} bytes, not 4", offset=HEADER_BYTES)
+        return dict(_STATE.unpack(value))
+
+
+@message
+class DeleteVBucket(Request):
+    opcode = Opcode.DEL_VBUCKET
+
+    value: bytes = b""
+    """`async=0` waits until the files are gone."""
+
+
+# --- seqnos -------------------------------------------------------------------------------------------------------
+
+
+@message
+class GetAllVbSeqnos(Request):
+    """The high seqnos of all vbuckets, of those in one state, or of one collection."""
+
+    opcode = Opcode.GET_ALL_VB_SEQNOS
+    layouts = (NO_FIELDS, Layout(u32("state")), Layout(u32("state"), u32("collection")))
+
+    state: int | None = None
+    """A `VBucketState`, or 0 for all that are alive."""
+    collection: CollectionId | None = None
+
+    def layout(self) -> Layout:
+        return self.layouts[(self.state is not None) + (self.collection is not None)]
+
+
+_VB_SEQNO = Layout(u16("vbucket"), u64("seqno"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketSeqno:
+    vbucket: VBucketId
+    seqno: Seqno
+
+
+@message
+class GetAllVbSeqnosResponse(Response):
+    opcodes = (Opcode.GET_ALL_VB_SEQNOS,)
+
+    opcode: Opcode = Opcode.GET_ALL_VB_SEQNOS
+    seqnos: tuple[VBucketSeqno, ...] = ()
+
+    def encode_value(self) -> bytes:
+        return b"".join(_VB_SEQNO.pack(entry) for entry in self.seqnos)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        if len(value) % _VB_SEQNO.size_bytes:
+            raise MalformedMessage("vbucket seqnos are 10 bytes each", offset=HEADER_BYTES)
+        return {
+            "seqnos": tuple(
+                VBucketSeqno(vbucket=VBucketId(entry["vbucket"]), seqno=Seqno(entry["seqno"]))
+                for entry in _VB_SEQNO.repeat(value)
+            )
+        }
+
+
+_VBUUID = Layout(u64("vbuuid"))
+
+
+@message
+class ObserveSeqno(Request):
+    """How far has this vbucket persisted, on the branch of history that I know?"""
+
+    opcode = Opcode.OBSERVE_SEQNO
+
+    vbuuid: Vbuuid
+
+    def encode_value(self) -> bytes:
+        return _VBUUID.pack(self)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        if len(value) != _VBUUID.size_bytes:
+            raise MalformedMessage(f"a vbuuid of {len(value)} bytes, not 8", offset=HEADER_BYTES)
+        return dict(_VBUUID.unpack(value))
+
+
+_OBSERVED = (u8("format"), u16("vbucket"), u64("vbuuid"), u64("persisted_seqno"), u64("current_seqno"))
+_OBSERVED_LAYOUTS = {
+    0: Layout(*_OBSERVED),
+    1: Layout(*_OBSERVED, u64("old_vbuuid"), u64("last_received_seqno")),
+}
+
+
+@message
+class ObserveSeqnoResponse(Response):
+    """After a failover (format 1) it also tells the old branch and how far the new one holds it."""
+
+    opcodes = (Opcode.OBSERVE_SEQNO,)
+
+    opcode: Opcode = Opcode.OBSERVE_SEQNO
+    vbucket: VBucketId
+    vbuuid: Vbuuid
+    persisted_seqno: Seqno
+    current_seqno: Seqno
+    old_vbuuid: Vbuuid | None = None
+    last_received_seqno: Seqno | None = None
+
+    @property
+    def format(self) -> int:
+        return 0 if self.old_vbuuid is None else 1
+
+    def encode_value(self) -> bytes:
+        return _OBSERVED_LAYOUTS[self.format].pack(self)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        layout = _OBSERVED_LAYOUTS.get(value[0]) if value else None
+        if layout is None or len(value) != layout.size_bytes:
+            raise MalformedMessage(f"an observe-seqno answer of {len(value)} bytes", offset=HEADER_BYTES)
+        observed: dict[str, Any] = layout.unpack(value)
+        del observed["format"]
+        return observed
+
+
+@message
+class SeqnoPersistence(Request):
+    """Answer once this seqno is on disk."""
+
+    opcode = Opcode.SEQNO_PERSISTENCE
+    layouts = (Layout(u64("seqno")),)
+
+    seqno: Seqno
+
+
+# --- collections --------------------------------------------------------------------------------------------------
+
+
+@message
+class SetCollectionsManifest(Request):
+    opcode = Opcode.COLLECTIONS_SET_MANIFEST
+
+    value: bytes
+    """The manifest as JSON."""
+
+
+@message
+class GetCollectionsManifest(Request):
+    opcode = Opcode.COLLECTIONS_GET_MANIFEST
+
+
+@message
+class GetCollectionId(Request):
+    """The id of `scope.collection`, named in the value (older clients put it in the key)."""
+
+    opcode = Opcode.COLLECTIONS_GET_ID
+
+    key: bytes = b""
+    value: bytes = b""
+
+
+@message
+class GetScopeId(GetCollectionId):
+    opcode = Opcode.COLLECTIONS_GET_SCOPE_ID
+
+
+@message
+class GetCollectionIdResponse(Response):
+    opcodes = (Opcode.COLLECTIONS_GET_ID, Opcode.COLLECTIONS_GET_SCOPE_ID)
+    layouts = (Layout(u64("manifest_uid"), u32("id")),)
+
+    manifest_uid: ManifestUid
+    id: int
+    """The collection's id, or the scope's."""
+    value: bytes = b""

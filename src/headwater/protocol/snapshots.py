@@ -1,0 +1,98 @@
+"""Offsets, and the tracking of snapshots on the consumer's side.
+
+A stream is a row of snapshots: a marker says which seqnos follow, then the changes come, each seqno higher than the
+one before. A state is consistent only where a snapshot is complete, and it is complete when a change or a
+seqno-advanced reaches its end. In an out-of-order (OSO) snapshot the changes come in any order and the end is marked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headwater.errors import LocalProtocolError, SnapshotViolation
+from headwater.protocol.messages.dcp_snapshot import OsoFlags, SnapshotFlags
+from headwater.protocol.numbers import Seqno, Vbuuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffset:
+    """Where a consumer is in a vbucket: all that is needed to ask for the rest.
+
+    It refuses to exist with a seqno outside its snapshot.
+    """
+
+    vbuuid: Vbuuid = Vbuuid(0)
+    seqno: Seqno = Seqno(0)
+    snapshot_start: Seqno = Seqno(0)
+    snapshot_end: Seqno = Seqno(0)
+
+    def __post_init__(self) -> None:
+        if not self.snapshot_start <= self.seqno <= self.snapshot_end:
+            raise LocalProtocolError(
+                f"seqno {self.seqno} lies outside its snapshot {self.snapshot_start} to {self.snapshot_end}"
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """The whole snapshot is there, so the state at this offset is consistent."""
+        return self.seqno == self.snapshot_end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTracker:
+    """What a consumer knows of the stream's place. Every event makes a new tracker."""
+
+    offset: StreamOffset
+    flags: SnapshotFlags = SnapshotFlags(0)
+    is_open: bool = False
+    """A marker has come and its snapshot is not complete."""
+    oso_high_seqno: Seqno | None = None
+    """Inside an OSO snapshot: the highest seqno seen so far."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Everything received so far makes a consistent state."""
+        return not self.is_open and self.oso_high_seqno is None
+
+    def on_marker(self, *, start: Seqno, end: Seqno, flags: SnapshotFlags) -> SnapshotTracker:
+        """A snapshot begins. The first marker of a stream starts at the seqno we asked from, later ones after it.
+
+        Where we had stopped inside a snapshot we still hold a part of it, so what we hold goes back to its start.
+        """
+        if self.is_open or self.oso_high_seqno is not None:
+            raise SnapshotViolation(f"a snapshot marker {start} to {end} inside an incomplete snapshot")
+        seqno = self.offset.seqno
+        if start > end or end <= seqno:
+            raise SnapshotViolation(f"a snapshot from {start} to {end} after seqno {seqno}")
+        held_from = seqno if self.offset.is_complete else self.offset.snapshot_start
+        offset = replace(self.offset, snapshot_start=Seqno(min(start, held_from)), snapshot_end=end)
+        return replace(self, offset=offset, flags=flags, is_open=True)
+
+    def on_seqno(self, seqno: Seqno) -> SnapshotTracker:
+        """A change has come, or a seqno-advanced in place of changes that are hidden from us."""
+        if self.oso_high_seqno is not None:
+            return replace(self, oso_high_seqno=max(seqno, self.oso_high_seqno))
+        if not self.is_open:
+            raise SnapshotViolation(f"seqno {seqno} outside any snapshot")
+        last, end = self.offset.seqno, self.offset.snapshot_end
+        if not last < seqno <= end:
+            raise SnapshotViolation(f"seqno {seqno} after {last} in a snapshot that ends at {end}")
+        return replace(self, offset=replace(self.offset, seqno=seqno), is_open=seqno < end)
+
+    def on_oso(self, flags: OsoFlags) -> SnapshotTracker:
+        """An OSO snapshot starts or ends.
+
+        Until its end the offset stays where it was: a part of such a snapshot can't be resumed from.
+        """
+        starts = OsoFlags.START in flags
+        if starts == (OsoFlags.END in flags):
+            raise SnapshotViolation("an OSO marker must either start or end a snapshot")
+        if starts:
+            if self.is_open or self.oso_high_seqno is not None:
+                raise SnapshotViolation("an OSO snapshot starts inside another snapshot")
+            return replace(self, oso_high_seqno=self.offset.seqno)
+        if self.oso_high_seqno is None:
+            raise SnapshotViolation("an OSO snapshot ends that never started")
+        high = self.oso_high_seqno
+        offset = replace(self.offset, seqno=high, snapshot_start=high, snapshot_end=high)
+        return replace(self, offset=offset, oso_high_seqno=None)

@@ -1,0 +1,111 @@
+"""Response statuses (bytes 6 and 7 of a response)."""
+
+from __future__ import annotations
+
+from headwater.protocol.numbers import OpenIntEnum
+
+
+class Status(OpenIntEnum):
+    SUCCESS = 0x00
+    KEY_ENOENT = 0x01
+    KEY_EEXISTS = 0x02
+    E2BIG = 0x03
+    EINVAL = 0x04
+    NOT_STORED = 0x05
+    DELTA_BADVAL = 0x06
+    NOT_MY_VBUCKET = 0x07
+    NO_BUCKET = 0x08
+    LOCKED = 0x09
+    CONFIG_ONLY = 0x0D
+    NOT_LOCKED = 0x0E
+    AUTH_STALE = 0x1F
+    AUTH_ERROR = 0x20
+    AUTH_CONTINUE = 0x21
+    ERANGE = 0x22
+    ROLLBACK = 0x23
+    EACCESS = 0x24
+    NOT_INITIALIZED = 0x25
+    UNKNOWN_FRAME_INFO = 0x80
+    UNKNOWN_COMMAND = 0x81
+    ENOMEM = 0x82
+    NOT_SUPPORTED = 0x83
+    EINTERNAL = 0x84
+    EBUSY = 0x85
+    ETMPFAIL = 0x86
+    XATTR_EINVAL = 0x87
+    UNKNOWN_COLLECTION = 0x88
+    NO_COLLECTIONS_MANIFEST = 0x89
+    CANNOT_APPLY_MANIFEST = 0x8A
+    MANIFEST_IS_AHEAD = 0x8B
+    UNKNOWN_SCOPE = 0x8C
+    DCP_STREAMID_INVALID = 0x8D
+    DURABILITY_INVALID_LEVEL = 0xA0
+    DURABILITY_IMPOSSIBLE = 0xA1
+    SYNC_WRITE_IN_PROGRESS = 0xA2
+    SYNC_WRITE_AMBIGUOUS = 0xA3
+    SYNC_WRITE_RE_COMMIT_IN_PROGRESS = 0xA4
+    SUBDOC_PATH_ENOENT = 0xC0
+    SUBDOC_PATH_MISMATCH = 0xC1
+    SUBDOC_PATH_EINVAL = 0xC2
+    SUBDOC_PATH_E2BIG = 0xC3
+    SUBDOC_DOC_E2DEEP = 0xC4
+    SUBDOC_VALUE_CANTINSERT = 0xC5
+    SUBDOC_DOC_NOT_JSON = 0xC6
+    SUBDOC_NUM_ERANGE = 0xC7
+    SUBDOC_DELTA_EINVAL = 0xC8
+    SUBDOC_PATH_EEXISTS = 0xC9
+    SUBDOC_VALUE_ETOODEEP = 0xCA
+    SUBDOC_INVALID_COMBO = 0xCB
+    SUBDOC_MULTI_PATH_FAILURE = 0xCC
+    SUBDOC_SUCCESS_DELETED = 0xCD
+    SUBDOC_XATTR_INVALID_FLAG_COMBO = 0xCE
+    SUBDOC_XATTR_INVALID_KEY_COMBO = 0xCF
+    SUBDOC_XATTR_UNKNOWN_MACRO = 0xD0
+    SUBDOC_XATTR_UNKNOWN_VATTR = 0xD1
+    SUBDOC_XATTR_CANT_MODIFY_VATTR = 0xD2
+    SUBDOC_MULTI_PATH_FAILURE_DELETED = 0xD3
+    SUBDOC_INVALID_XATTR_ORDER = 0xD4
+
+
+SUCCESSFUL = frozenset(
+    {
+        Status.SUCCESS,
+        Status.AUTH_CONTINUE,
+        Status.SUBDOC_SUCCESS_DELETED,
+        Status.SUBDOC_MULTI_PATH_FAILURE,
+        Status.SUBDOC_MULTI_PATH_FAILURE_DELETED,
+    }
+)
+"""Statuses whose response carries the command's own extras and value rather than an error context."""
+
+_WITHOUT_XERROR = {
+    Status.LOCKED: Status.KEY_EEXISTS,
+    Status.SYNC_WRITE_IN_PROGRESS: Status.ETMPFAIL,
+    Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS: Status.ETMPFAIL,
+}
+_NEEDS_COLLECTIONS = frozenset({Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE})
+_NEEDS_XERROR = frozenset(
+    {
+        Status.EACCESS,
+        Status.NO_BUCKET,
+        Status.AUTH_STALE,
+        Status.DURABILITY_INVALID_LEVEL,
+        Status.DURABILITY_IMPOSSIBLE,
+        Status.SYNC_WRITE_AMBIGUOUS,
+        Status.DCP_STREAMID_INVALID,
+    }
+)
+
+
+def status_for_peer(status: Status, *, xerror: bool, collections: bool) -> Status | None:
+    """The status as a peer without extended errors may see it; None where the connection is closed instead.
+
+    A connection that did not ask for XERROR in HELLO was written before these statuses existed.
+    """
+    if xerror:
+        return status
+    if status in _NEEDS_COLLECTIONS:
+        return status if collections else Status.EINVAL
+    if status in _NEEDS_XERROR:
+        return None
+    return _WITHOUT_XERROR.get(status, status)

@@ -1,0 +1,77 @@
+"""Extended attributes: the front of a value whose datatype has the XATTR bit.
+
+4 bytes    length of the section that follows
+repeated:  4 bytes length of a pair, then `name NUL json NUL`
+the rest   the document's body
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+
+from headwater.errors import LocalProtocolError, MalformedXattrs
+from headwater.protocol.limits import XATTR_SECTION_BYTES_MAX
+
+_LENGTH = Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueParts:
+    """A value split into its extended attributes, each still JSON text, and its body."""
+
+    xattrs: Mapping[str, bytes]
+    body: bytes
+
+
+def encode_xattrs(parts: ValueParts) -> bytes:
+    section = bytearray()
+    for name, json_text in parts.xattrs.items():
+        pair = name.encode() + b"\0" + json_text + b"\0"
+        if pair.count(b"\0") != 2:
+            raise LocalProtocolError(f"the extended attribute {name!r} holds a NUL byte")
+        section += _LENGTH.pack(len(pair)) + pair
+    if len(section) > XATTR_SECTION_BYTES_MAX:
+        raise LocalProtocolError(f"{len(section)} bytes of extended attributes exceed {XATTR_SECTION_BYTES_MAX}")
+    return _LENGTH.pack(len(section)) + bytes(section) + parts.body
+
+
+def body_offset(value: bytes) -> int:
+    """Where the body starts behind the section, whose length is checked against the value."""
+    if len(value) < _LENGTH.size:
+        raise MalformedXattrs("the value is too short for the length of its extended attributes")
+    length: int = _LENGTH.unpack_from(value)[0]
+    if length > XATTR_SECTION_BYTES_MAX:
+        raise MalformedXattrs(f"{length} bytes of extended attributes exceed {XATTR_SECTION_BYTES_MAX}")
+    if _LENGTH.size + length > len(value):
+        raise MalformedXattrs(f"the extended attributes claim {length} bytes of a value of {len(value)}")
+    return _LENGTH.size + length
+
+
+def decode_xattrs(value: bytes) -> ValueParts:
+    end = body_offset(value)
+    xattrs: dict[str, bytes] = {}
+    at = _LENGTH.size
+    while at < end:
+        if at + _LENGTH.size > end:
+            raise MalformedXattrs("the length of an extended attribute is cut off", offset=at)
+        pair_end = at + _LENGTH.size + _LENGTH.unpack_from(value, at)[0]
+        if pair_end > end:
+            raise MalformedXattrs("an extended attribute runs beyond its section", offset=at)
+        name, json_text = _decode_pair(value[at + _LENGTH.size : pair_end], offset=at)
+        if name in xattrs:
+            raise MalformedXattrs(f"the extended attribute {name!r} stands twice", offset=at)
+        xattrs[name] = json_text
+        at = pair_end
+    return ValueParts(xattrs, value[end:])
+
+
+def _decode_pair(pair: bytes, *, offset: int) -> tuple[str, bytes]:
+    if pair.count(b"\0") != 2 or not pair.endswith(b"\0"):
+        raise MalformedXattrs("an extended attribute is not `name NUL json NUL`", offset=offset)
+    name, json_text, _ = pair.split(b"\0")
+    try:
+        return name.decode(), json_text
+    except UnicodeDecodeError as error:
+        raise MalformedXattrs("the name of an extended attribute is not UTF-8", offset=offset) from error

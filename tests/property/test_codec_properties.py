@@ -1,0 +1,306 @@
+"""The small codecs: frame infos, LEB128, xattrs, snappy, stream-request values and system events.
+
+Each round trip is taken in both directions where there is only one spelling, and every codec is fed junk.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from documented_errors import only
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from message_strategies import frame_infos, u8, u16, u32, u64
+
+from headwater.errors import (
+    MalformedFrameInfo,
+    MalformedJson,
+    MalformedLeb128,
+    MalformedSnappy,
+    MalformedSystemEvent,
+    MalformedXattrs,
+)
+from headwater.protocol.compression import compress, decompress, decompressed_bytes
+from headwater.protocol.frame_info import (
+    DurabilityLevel,
+    FrameInfo,
+    ResponseInfo,
+    decode_durability,
+    decode_frame_infos,
+    decode_server_duration,
+    decode_stream_id,
+    durability,
+    encode_frame_infos,
+    server_duration,
+    stream_id,
+)
+from headwater.protocol.leb128 import decode_collection_id, encode_collection_id
+from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
+from headwater.protocol.stream_request_value import CacheTransferOptions, StreamRequestValue
+from headwater.protocol.system_events import (
+    FLATBUFFERS_VERSION,
+    CollectionCreated,
+    CollectionDropped,
+    CollectionModified,
+    EncodedEvent,
+    Event,
+    ScopeCreated,
+    ScopeDropped,
+    decode_event,
+    encode_event,
+)
+from headwater.protocol.xattrs import ValueParts, body_offset, decode_xattrs, encode_xattrs
+
+# --- frame infos --------------------------------------------------------------------------------------------------
+
+
+@given(frame_infos)
+def test_frame_infos_round_trip(infos: tuple[FrameInfo, ...]) -> None:
+    assert decode_frame_infos(encode_frame_infos(infos)) == infos
+
+
+@given(st.binary(max_size=60))
+def test_frame_infos_have_one_spelling_or_are_refused(data: bytes) -> None:
+    with only(MalformedFrameInfo, within_bytes=len(data)):
+        assert encode_frame_infos(decode_frame_infos(data)) == data
+
+
+@given(sid=u16, others=st.lists(st.builds(FrameInfo, id=st.integers(3, 270), data=st.binary(max_size=8))))
+def test_stream_id_is_found_among_others(sid: int, others: list[FrameInfo]) -> None:
+    assert decode_stream_id((*others, stream_id(sid))) == sid
+    assert decode_stream_id(tuple(others)) is None
+
+
+@given(level=u8.map(DurabilityLevel), timeout_ms=st.none() | u16)
+def test_durability_round_trip(level: DurabilityLevel, timeout_ms: int | None) -> None:
+    assert decode_durability((durability(level, timeout_ms=timeout_ms),)) == (level, timeout_ms)
+
+
+@given(u16)
+def test_every_encoded_server_duration_is_its_own_image(encoded: int) -> None:
+    info = FrameInfo(ResponseInfo.SERVER_DURATION, encoded.to_bytes(2))
+    duration_us = decode_server_duration((info,))
+    assert duration_us is not None
+    assert server_duration(duration_us) == info
+
+
+# --- LEB128 -------------------------------------------------------------------------------------------------------
+
+
+@given(collection_id=u32, before=st.binary(max_size=8), after=st.binary(max_size=8))
+@example(0, b"", b"")
+@example(2**32 - 1, b"", b"\xff")
+def test_collection_id_round_trip(collection_id: int, before: bytes, after: bytes) -> None:
+    encoded = encode_collection_id(collection_id)
+    data = before + encoded + after
+    assert decode_collection_id(data, len(before)) == (collection_id, len(before) + len(encoded))
+    assert len(encoded) == max(1, -(-collection_id.bit_length() // 7))
+
+
+@given(st.binary(max_size=8))
+def test_collection_id_has_one_spelling_or_is_refused(data: bytes) -> None:
+    with only(MalformedLeb128, within_bytes=len(data)):
+        collection_id, end = decode_collection_id(data)
+        assert encode_collection_id(collection_id) == data[:end]
+
+
+# --- xattrs -------------------------------------------------------------------------------------------------------
+
+names = st.text("ab_.$ é漢😀", max_size=12)
+json_texts = st.binary(max_size=30).map(lambda text: text.replace(b"\0", b"0"))
+value_parts = st.builds(ValueParts, xattrs=st.dictionaries(names, json_texts, max_size=5), body=st.binary(max_size=40))
+
+
+@given(value_parts)
+def test_xattrs_round_trip(parts: ValueParts) -> None:
+    encoded = encode_xattrs(parts)
+    assert decode_xattrs(encoded) == parts
+    assert encoded[body_offset(encoded) :] == parts.body
+    assert list(decode_xattrs(encoded).xattrs) == list(parts.xattrs)
+
+
+@given(st.binary(max_size=60))
+@example(b"\0\0\0\x05\0\0\0\x01\0")
+def test_xattrs_have_one_spelling_or_are_refused(value: bytes) -> None:
+    with only(MalformedXattrs, within_bytes=len(value)):
+        assert encode_xattrs(decode_xattrs(value)) == value
+
+
+@given(parts=value_parts, data=st.data())
+def test_truncated_xattrs_are_refused_or_lose_only_their_body(parts: ValueParts, data: st.DataObject) -> None:
+    encoded = encode_xattrs(parts)
+    kept = data.draw(st.integers(0, len(encoded)))
+    if kept < len(encoded) - len(parts.body):
+        with pytest.raises(MalformedXattrs):
+            decode_xattrs(encoded[:kept])
+    else:
+        assert decode_xattrs(encoded[:kept]).xattrs == parts.xattrs
+
+
+# --- snappy -------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=300) | st.builds(lambda text, n: text * n, st.binary(max_size=20), st.integers(1, 500)))
+def test_snappy_round_trip(value: bytes) -> None:
+    compressed = compress(value)
+    assert decompressed_bytes(compressed) == len(value)
+    assert decompress(compressed, bytes_max=len(value)) == value
+    if value:
+        with pytest.raises(MalformedSnappy, match="above the limit"):
+            decompress(compressed, bytes_max=len(value) - 1)
+
+
+@given(st.binary(max_size=60))
+def test_junk_snappy_raises_only_malformed_snappy(compressed: bytes) -> None:
+    with only(MalformedSnappy, within_bytes=len(compressed)):
+        assert len(decompress(compressed, bytes_max=2**16)) <= 2**16
+
+
+@given(value=st.binary(min_size=1, max_size=100), data=st.data())
+def test_damaged_snappy_raises_only_malformed_snappy(value: bytes, data: st.DataObject) -> None:
+    compressed = bytearray(compress(value))
+    compressed[data.draw(st.integers(0, len(compressed) - 1))] ^= data.draw(st.integers(1, 255))
+    with only(MalformedSnappy, within_bytes=len(compressed)):
+        decompress(bytes(compressed))
+
+
+# --- stream-request values ----------------------------------------------------------------------------------------
+
+stream_request_values = st.tuples(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "uid": u64,
+            "sid": u16,
+            "purge_seqno": u64,
+            "cache_transfer": st.builds(CacheTransferOptions, free_memory_bytes=u64, all_keys=st.booleans()),
+        },
+    ),
+    st.one_of(
+        st.just({}),
+        st.fixed_dictionaries({"scope": u32}),
+        st.fixed_dictionaries({"collections": st.lists(u32, min_size=1, max_size=5).map(tuple)}),
+    ),
+).map(lambda parts: StreamRequestValue(**parts[0], **parts[1]))
+
+
+@given(stream_request_values)
+def test_stream_request_value_round_trip(value: StreamRequestValue) -> None:
+    assert StreamRequestValue.decode(value.encode()) == value
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text('08af-é\\"\ud800', max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+members = st.dictionaries(
+    st.sampled_from(["uid", "sid", "collections", "scope", "purge_seqno", "cts", "free_memory", "new"]),
+    json_values,
+    max_size=4,
+)
+
+
+@settings(max_examples=300)
+@given(members)
+def test_json_of_any_form_is_taken_or_refused_as_malformed_json(value: dict[str, Any]) -> None:
+    text = json.dumps(value).encode()
+    with only(MalformedJson, within_bytes=len(text)):
+        decoded = StreamRequestValue.decode(text)
+        assert StreamRequestValue.decode(decoded.encode()) == decoded
+
+
+@given(st.binary(max_size=60))
+@example(b"[" * 100_000)
+@example(b'{"sid":' + b"9" * 10_000 + b"}")
+@example(b'{"uid":"\\ud800"}')
+@example(b"\xff\xfe{")
+def test_junk_stream_request_values_raise_only_malformed_json(value: bytes) -> None:
+    with only(MalformedJson, within_bytes=len(value)):
+        StreamRequestValue.decode(value)
+
+
+# --- system events ------------------------------------------------------------------------------------------------
+
+texts = st.text("ab_\0é漢😀", max_size=20)
+collection = {"manifest_uid": u64, "scope_id": u32, "collection_id": u32}
+packed_events = st.one_of(
+    st.builds(ScopeCreated, manifest_uid=u64, scope_id=u32, name=texts),
+    st.builds(ScopeDropped, manifest_uid=u64, scope_id=u32),
+    st.builds(CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32),
+    st.builds(CollectionDropped, **collection),
+)
+flatbuffers_only = {"history": st.booleans(), "metered": st.booleans(), "flush_uid": u64}
+flatbuffers_events = st.one_of(
+    packed_events,
+    st.builds(CollectionCreated, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
+    st.builds(CollectionModified, **collection, name=texts, max_ttl_s=st.none() | u32, **flatbuffers_only),
+    st.builds(CollectionDropped, **collection, is_system=st.booleans()),
+    st.builds(ScopeDropped, manifest_uid=u64, scope_id=u32, is_system=st.booleans()),
+)
+
+
+def as_message(encoded: EncodedEvent, *, value: bytes | None = None) -> SystemEvent:
+    return SystemEvent(
+        seqno=1,
+        event=encoded.event,
+        version=encoded.version,
+        key=encoded.key,
+        value=encoded.value if value is None else value,
+    )
+
+
+@given(packed_events)
+def test_packed_event_round_trip(event: Event) -> None:
+    encoded = encode_event(event)
+    assert encoded.version < FLATBUFFERS_VERSION
+    assert decode_event(as_message(encoded)) == event
+
+
+@given(flatbuffers_events)
+def test_flatbuffers_event_round_trip(event: Event) -> None:
+    encoded = encode_event(event, as_flatbuffers=True)
+    assert encoded.version == FLATBUFFERS_VERSION
+    assert decode_event(as_message(encoded)) == event
+
+
+@given(event=packed_events, data=st.data())
+def test_packed_event_of_another_length_is_refused(event: Event, data: st.DataObject) -> None:
+    encoded = encode_event(event)
+    length = data.draw(st.integers(0, 40).filter(lambda length: length != len(encoded.value)))
+    with pytest.raises(MalformedSystemEvent):
+        decode_event(as_message(encoded, value=encoded.value.ljust(length, b"\0")[:length]))
+
+
+def decode_or_refuse(message: SystemEvent) -> None:
+    """The only error is the documented one, and no name is longer than the value it was read from."""
+    with only(MalformedSystemEvent, within_bytes=len(message.value)):
+        name: str = getattr(decode_event(message), "name", "")
+        assert len(name.encode()) <= max(len(message.key), len(message.value))
+
+
+@given(event=flatbuffers_events, data=st.data())
+def test_truncated_flatbuffers_raise_only_malformed_system_event(event: Event, data: st.DataObject) -> None:
+    encoded = encode_event(event, as_flatbuffers=True)
+    kept = data.draw(st.integers(0, len(encoded.value)))
+    decode_or_refuse(as_message(encoded, value=encoded.value[:kept]))
+
+
+@settings(max_examples=400)
+@given(event=flatbuffers_events, data=st.data())
+def test_mutated_flatbuffers_raise_only_malformed_system_event(event: Event, data: st.DataObject) -> None:
+    encoded = encode_event(event, as_flatbuffers=True)
+    value = bytearray(encoded.value)
+    for _ in range(data.draw(st.integers(1, 4))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(u8)
+    decode_or_refuse(as_message(encoded, value=bytes(value)))
+
+
+@given(event=st.integers(0, 7).map(SystemEventId), version=st.integers(0, 3), value=st.binary(max_size=80))
+@example(SystemEventId.COLLECTION_CREATED, FLATBUFFERS_VERSION, b"")
+@example(SystemEventId.COLLECTION_CREATED, FLATBUFFERS_VERSION, b"\xff" * 64)
+@example(SystemEventId.COLLECTION_CREATED, FLATBUFFERS_VERSION, b"\0" * 64)
+def test_junk_events_raise_only_malformed_system_event(event: SystemEventId, version: int, value: bytes) -> None:
+    decode_or_refuse(SystemEvent(seqno=1, event=event, version=version, key=b"\xff", value=value))

@@ -1,0 +1,148 @@
+"""The error tree: its families, what each error keeps, and that every message says what to do next."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from headwater import errors
+from headwater.errors import (
+    STATUS_ERRORS,
+    BadMagic,
+    FrameTooLarge,
+    HeadwaterError,
+    LocalProtocolError,
+    MalformedMessage,
+    RemoteProtocolError,
+    StatusError,
+    UnknownOpcode,
+    status_error,
+)
+from headwater.protocol.status import SUCCESSFUL, Status
+
+ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
+FAMILIES = (RemoteProtocolError, LocalProtocolError, StatusError)
+
+
+def make(cls: type[HeadwaterError]) -> HeadwaterError:
+    if issubclass(cls, UnknownOpcode | StatusError):
+        return cls(0x5A)
+    return cls("something is wrong")
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ALL_ERRORS if cls is not HeadwaterError])
+def test_every_error_belongs_to_one_family(cls: type[HeadwaterError]) -> None:
+    assert sum(issubclass(cls, family) for family in FAMILIES) == 1
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ALL_ERRORS if issubclass(cls, RemoteProtocolError | StatusError)])
+def test_every_message_ends_in_what_to_do_next(cls: type[HeadwaterError]) -> None:
+    error = make(cls)
+    assert error.hint
+    assert str(error) == f"{error.reason}. {error.hint}"
+    assert not error.hint.endswith(".")
+
+
+def test_an_error_without_a_hint_is_its_reason_alone() -> None:
+    assert str(LocalProtocolError("no such thing")) == "no such thing"
+    assert str(LocalProtocolError("no such thing", hint="Ask again")) == "no such thing. Ask again"
+
+
+def test_a_given_hint_replaces_the_default() -> None:
+    assert BadMagic("bad", hint="Look closer").hint == "Look closer"
+    assert StatusError(0x04, hint="Look closer").hint == "Look closer"
+
+
+def test_a_remote_error_keeps_its_offset_and_names_it() -> None:
+    error = FrameTooLarge("too large", offset=1234)
+    assert error.offset == 1234
+    assert error.reason == "too large (at byte 1234)"
+
+
+def test_an_unknown_opcode_is_kept() -> None:
+    error = UnknownOpcode(0xEE)
+    assert (error.opcode, error.offset) == (0xEE, 1)
+    assert "0xee" in str(error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["FrameInfo", "Leb128", "Xattrs", "Snappy", "Json", "SystemEvent"],
+)
+def test_a_malformed_part_makes_a_malformed_message(name: str) -> None:
+    """So that one `except MalformedMessage` is enough to answer EINVAL."""
+    assert issubclass(getattr(errors, f"Malformed{name}"), MalformedMessage)
+
+
+# --- statuses -----------------------------------------------------------------------------------------------------
+
+EXPECTED_STATUS_ERRORS = {
+    Status.KEY_ENOENT: errors.KeyNotFound,
+    Status.KEY_EEXISTS: errors.KeyExists,
+    Status.EINVAL: errors.InvalidArguments,
+    Status.NOT_MY_VBUCKET: errors.NotMyVBucket,
+    Status.NO_BUCKET: errors.NoBucket,
+    Status.LOCKED: errors.Locked,
+    Status.AUTH_STALE: errors.AuthenticationStale,
+    Status.AUTH_ERROR: errors.AuthenticationFailed,
+    Status.ERANGE: errors.SeqnoOutOfRange,
+    Status.ROLLBACK: errors.RollbackRequired,
+    Status.EACCESS: errors.AccessDenied,
+    Status.UNKNOWN_COMMAND: errors.UnknownCommand,
+    Status.ENOMEM: errors.OutOfMemory,
+    Status.NOT_SUPPORTED: errors.NotSupported,
+    Status.EBUSY: errors.Busy,
+    Status.ETMPFAIL: errors.TemporaryFailure,
+    Status.UNKNOWN_COLLECTION: errors.UnknownCollection,
+    Status.MANIFEST_IS_AHEAD: errors.ManifestIsAhead,
+    Status.UNKNOWN_SCOPE: errors.UnknownScope,
+    Status.DCP_STREAMID_INVALID: errors.StreamIdInvalid,
+    Status.DURABILITY_IMPOSSIBLE: errors.DurabilityImpossible,
+    Status.SYNC_WRITE_IN_PROGRESS: errors.SyncWriteInProgress,
+    Status.SYNC_WRITE_AMBIGUOUS: errors.SyncWriteAmbiguous,
+}
+
+
+def test_the_table_names_every_status_class_once() -> None:
+    assert STATUS_ERRORS == EXPECTED_STATUS_ERRORS
+    assert {*STATUS_ERRORS.values(), StatusError} == {cls for cls in ALL_ERRORS if issubclass(cls, StatusError)}
+    assert not SUCCESSFUL & STATUS_ERRORS.keys()
+
+
+@pytest.mark.parametrize(("status", "cls"), EXPECTED_STATUS_ERRORS.items(), ids=lambda value: value.__class__.__name__)
+def test_a_status_has_its_class(status: Status, cls: type[StatusError]) -> None:
+    error = status_error(status)
+    assert type(error) is cls
+    assert error.status == status
+    assert f"0x{status:02x}" in str(error)
+
+
+@pytest.mark.parametrize("status", [0x7777, 0x25, Status.EINTERNAL])
+def test_a_status_without_a_class_is_kept(status: int) -> None:
+    error = status_error(status, "the server said so")
+    assert type(error) is StatusError
+    assert error.status == status
+    assert error.reason == "the server said so"
+
+
+def test_retries_are_told_by_the_classes() -> None:
+    retriable = {Status(status).name for status, cls in STATUS_ERRORS.items() if cls.retriable}
+    assert retriable == {
+        "NOT_MY_VBUCKET",
+        "LOCKED",
+        "ENOMEM",
+        "EBUSY",
+        "ETMPFAIL",
+        "MANIFEST_IS_AHEAD",
+        "SYNC_WRITE_IN_PROGRESS",
+    }
+    stale = {Status(status).name for status, cls in STATUS_ERRORS.items() if cls.stale_topology}
+    assert stale == {"NOT_MY_VBUCKET"}
+
+
+@pytest.mark.parametrize("cls", ALL_ERRORS)
+def test_an_error_can_be_raised_and_caught_as_a_headwater_error(cls: type[HeadwaterError]) -> None:
+    with pytest.raises(HeadwaterError) as raised:
+        raise make(cls)
+    assert type(raised.value) is cls

@@ -1,0 +1,220 @@
+"""Recorded sessions with Couchbase 4.6.5 and 7.0.5: what real servers and a client sent, byte for byte.
+
+Every frame must decode to the message its annotation describes and encode back to the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any
+
+import pytest
+from recorded_sessions import RecordedFrame, bytes_literal, hello_features, read_session
+
+from headwater.errors import MalformedMessage
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
+from headwater.protocol.messages import Message, decode_message
+from headwater.protocol.messages.dcp_connection import OpenFlags
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.session import HelloResponse
+from headwater.protocol.numbers import SEQNO_MAX
+from headwater.protocol.opcodes import Magic
+
+FRAME_COUNTS = {"4.6.5": 142, "7.0.5": 313}
+CUT_COUNTS = {"4.6.5": 0, "7.0.5": 0}
+ANNOTATED_FACT_COUNTS = {"4.6.5": 950, "7.0.5": 2373}
+"""How many facts of the annotations are held against the messages: none may be lost unseen."""
+
+BAD_REQUEST = "bad extras length 40"
+OPCODE_NAMES = {"DCP_STREAM_REQ": "DCP_STREAM_REQUEST"}
+"""The recorder's names for opcodes, where they differ from ours."""
+
+SESSIONS = {version: read_session(version) for version in FRAME_COUNTS}
+WHOLE = [frame for session in SESSIONS.values() for frame in session if not frame.is_cut]
+GOOD = [frame for frame in WHOLE if frame.text != BAD_REQUEST]
+BAD = [frame for frame in WHOLE if frame.text == BAD_REQUEST]
+
+
+def decode(recorded: RecordedFrame) -> tuple[Frame, Message]:
+    (frame,) = decode_frames(bytes(recorded.data))
+    return frame, decode_message(frame, WITH_COLLECTIONS if recorded.collections else NOTHING_NEGOTIATED)
+
+
+# --- whole sessions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", SESSIONS)
+def test_no_frame_of_a_session_is_lost(version: str) -> None:
+    session = SESSIONS[version]
+    assert len(session) == FRAME_COUNTS[version]
+    assert sum(frame.is_cut for frame in session) == CUT_COUNTS[version]
+    assert sum(frame.text == BAD_REQUEST for frame in session) == 1
+
+
+@pytest.mark.parametrize("recorded", GOOD, ids=str)
+def test_frame_decodes_to_a_message_and_back(recorded: RecordedFrame) -> None:
+    frame, message = decode(recorded)
+    assert frame.encode() == recorded.data
+    assert message.encode() == recorded.data
+
+
+@pytest.mark.parametrize("recorded", BAD, ids=str)
+def test_bad_request_is_a_sound_frame_and_no_message(recorded: RecordedFrame) -> None:
+    (frame,) = decode_frames(bytes(recorded.data))
+    assert len(frame.extras) == 40
+    assert frame.encode() == recorded.data
+    with pytest.raises(MalformedMessage, match="extras of 48 bytes, not 40"):
+        decode_message(frame)
+
+
+def test_collections_are_negotiated_by_connection() -> None:
+    with_collections = {frame.connection for frame in SESSIONS["7.0.5"] if frame.collections}
+    assert with_collections == {"fe#3", "x#1", "coll#1", "deltimes#1", "expiry#1"}
+
+
+def _one_way(frame: RecordedFrame) -> tuple[str, str, bool]:
+    return frame.version, frame.connection, frame.is_from_server
+
+
+ONE_WAY_STREAMS = {
+    f"{version} {connection} {'S->C' if is_from_server else 'C->S'}": [bytes(frame.data) for frame in frames]
+    for (version, connection, is_from_server), frames in groupby(sorted(WHOLE, key=_one_way), key=_one_way)
+}
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 7, 23, 25, 1000, 2**20])
+@pytest.mark.parametrize("stream", ONE_WAY_STREAMS)
+def test_any_chunks_of_a_connection_give_the_same_frames(stream: str, chunk_bytes: int) -> None:
+    recorded = ONE_WAY_STREAMS[stream]
+    data = b"".join(recorded)
+    buffer = FrameBuffer()
+    frames: list[Frame] = []
+    for at in range(0, len(data), chunk_bytes):
+        buffer.receive_data(data[at : at + chunk_bytes])
+        frames += buffer.frames()
+    buffer.receive_end()
+    assert [frame.encode() for frame in frames] == recorded
+
+
+# --- the annotations ----------------------------------------------------------------------------------------------
+
+Read = Callable[[Frame, Any], object]
+
+SERVER_FIELDS: dict[str, tuple[Callable[[str], object], Read]] = {
+    "magic": (lambda text: int(text, 16), lambda frame, message: frame.magic),
+    "status": (lambda text: int(text, 16), lambda frame, message: message.status),
+    "vb": (int, lambda frame, message: message.vbucket),
+    "opaque": (lambda text: int(text, 16), lambda frame, message: message.opaque),
+    "cas": (lambda text: int(text, 0), lambda frame, message: message.cas),
+    "dt": (int, lambda frame, message: message.datatype),
+    "by_seqno": (int, lambda frame, message: message.seqno),
+    "rev": (int, lambda frame, message: message.rev_seqno),
+    "exp": (int, lambda frame, message: message.expiry),
+    "lock": (int, lambda frame, message: message.lock_time),
+    "nmeta": (int, lambda frame, message: message.nmeta),
+    "nru": (int, lambda frame, message: message.nru),
+    "start": (int, lambda frame, message: message.start_seqno),
+    "end": (int, lambda frame, message: message.end_seqno),
+    "event": (int, lambda frame, message: message.event),
+    "version": (int, lambda frame, message: message.version),
+    "vlen": (int, lambda frame, message: len(message.value)),
+    "extlen": (int, lambda frame, message: len(message.encode_extras())),
+    "key": (bytes_literal, lambda frame, message: message.encode_key()),
+    "rollback_seqno": (int, lambda frame, message: message.rollback_seqno),
+    # The recorder calls the reason of a stream end its flags.
+    "flags": (
+        lambda text: int(text, 0),
+        lambda frame, message: message.reason if hasattr(message, "reason") else message.flags,
+    ),
+    "val": (
+        lambda text: bytes_literal(text) if text.startswith("b") else bytes.fromhex(text),
+        lambda frame, message: message.encode_value(),
+    ),
+    # Behind the seqnos of a deletion: nmeta, or the time and one more byte; of an expiration: the time.
+    "ext_rest": (bytes.fromhex, lambda frame, message: message.encode_extras()[16:]),
+    "failover_log": (
+        lambda text: [(int(uuid, 16), int(seqno)) for uuid, seqno in re.findall(r"uuid=(\w+) seqno=(\w+)", text)],
+        lambda frame, message: [(entry.vbuuid, entry.seqno) for entry in message.failover_log],
+    ),
+}
+
+CLIENT_TEXTS: list[tuple[str, Callable[..., bool]]] = [
+    (r"CONTROL (\w+)=(\w+)", lambda m, key, value: (m.key, m.value) == (key.encode(), value.encode())),
+    (r"OPEN seqno=(\d+)", lambda m, seqno: m.seqno == int(seqno)),
+    (r"OPEN .*flags=(\w+)", lambda m, flags: m.flags == int(flags, 0)),
+    (r"OPEN producer\|INCLUDE_XATTRS", lambda m: m.flags == OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS),
+    (r"SASL PLAIN", lambda m: (m.key, m.value) == (b"PLAIN", b"\0@admin\0password")),
+    (r"SELECT_BUCKET", lambda m: m.key == b"default"),
+    (r"HELLO features (\S+)", lambda m, ids: [*m.features] == [int(number, 16) for number in ids.split(",")]),
+    (r"SET_VBUCKET vb=(\d) active", lambda m, vb: (m.vbucket, m.state) == (int(vb), VBucketState.ACTIVE)),
+    (r"BUFFER_ACK (\d+)", lambda m, acked: m.acked_bytes == int(acked)),
+    (r"(?:SET|DELETE|GET|overwrite) (\w+-\w+|last)", lambda m, key: m.key == key.encode()),
+    (r"SET in collection (\d+)", lambda m, collection: m.collection_id == int(collection)),
+    (r"with expiry (\d+) s", lambda m, seconds: m.expiry == int(seconds)),
+    (r"with expiry (\d+) h", lambda m, hours: m.expiry == int(hours) * 3600),
+    (r"(?:^|\s)vb ?(\d+)", lambda m, vbucket: m.vbucket == int(vbucket)),
+    (r"(?:^|\W)start=(\d+)", lambda m, start: m.start_seqno == int(start)),
+    (r"end=2\^64-1", lambda m: m.end_seqno == SEQNO_MAX),
+    (r"^uuid 0|uuid=0", lambda m: m.vbuuid == 0),
+    (r"(?:right|wrong vb) uuid", lambda m: m.vbuuid != 0),
+    (r"^start>end", lambda m: m.start_seqno > m.end_seqno),
+    (r"snap_start > start", lambda m: m.snapshot_start_seqno > m.start_seqno),
+    (r"snap_end < start", lambda m: m.snapshot_end_seqno < m.start_seqno),
+    (r"start == end == (\d+)", lambda m, seqno: m.start_seqno == m.end_seqno == int(seqno)),
+    (r"(\d+)\.\.(\d+)", lambda m, start, end: (m.start_seqno, m.end_seqno) == (int(start), int(end))),
+    (
+        r"snapshot \[(\d+),(\d+)\]",
+        lambda m, start, end: (m.snapshot_start_seqno, m.snapshot_end_seqno) == (int(start), int(end)),
+    ),
+]
+
+
+def server_facts(recorded: RecordedFrame) -> Iterable[str]:
+    """Holds each named field of a server's frame against the message. A name nobody knows is a failure."""
+    frame, message = decode(recorded)
+    for name, text in recorded.fields.items():
+        expected, read = SERVER_FIELDS[name]
+        assert read(frame, message) == expected(text), f"{recorded}: {name}"
+        yield name
+    if recorded.is_response:
+        assert message.status.name == recorded.text.split()[2]
+        yield "status name"
+
+
+def client_facts(recorded: RecordedFrame) -> Iterable[str]:
+    """Holds what the free text of a client's frame says against the message."""
+    _, message = decode(recorded)
+    for pattern, holds in CLIENT_TEXTS:
+        if match := re.search(pattern, recorded.text):
+            assert holds(message, *match.groups()), f"{recorded}: {recorded.text}"
+            yield pattern
+
+
+def annotated_facts(recorded: RecordedFrame) -> list[str]:
+    frame, _ = decode(recorded)
+    assert frame.opcode_name == OPCODE_NAMES.get(recorded.opcode, recorded.opcode)
+    assert (frame.magic is Magic.RESPONSE) == recorded.is_response
+    facts = server_facts(recorded) if recorded.is_from_server else client_facts(recorded)
+    return ["opcode", "magic", *facts]
+
+
+@pytest.mark.parametrize("recorded", GOOD, ids=str)
+def test_message_says_what_its_annotation_says(recorded: RecordedFrame) -> None:
+    assert len(annotated_facts(recorded)) >= 2
+
+
+@pytest.mark.parametrize(("version", "count"), ANNOTATED_FACT_COUNTS.items())
+def test_no_fact_of_the_annotations_is_lost(version: str, count: int) -> None:
+    assert sum(len(annotated_facts(frame)) for frame in GOOD if frame.version == version) == count
+
+
+@pytest.mark.parametrize(
+    "recorded", [frame for frame in GOOD if frame.opcode == "HELLO" and frame.is_response], ids=str
+)
+def test_hello_response_has_the_annotated_features(recorded: RecordedFrame) -> None:
+    _, message = decode(recorded)
+    assert isinstance(message, HelloResponse)
+    assert list(message.features) == hello_features(recorded)
