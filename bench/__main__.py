@@ -1,0 +1,31 @@
+"""`python -m bench [NAME]…`: run the benchmarks; with no name run them all and write the page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from bench import decoding
+from bench.report import Section, write_page
+
+BENCHMARKS: dict[str, Callable[[], Section]] = {"decoding": decoding.run}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"unknown benchmark {unknown[0]}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    sections = []
+    for name in names or BENCHMARKS:
+        print(f"running {name} …", file=sys.stderr)
+        section = BENCHMARKS[name]()
+        print(section.to_markdown(), end="\n\n", flush=True)
+        sections.append(section)
+    if not names:
+        write_page(sections, "make bench")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,320 @@
+"""The decode kernel: a buffer of received frames to Arrow columns.
+
+Mutations, deletions and expirations become rows. Frames with any other opcode are left where they are and reported
+with the row they stand before, so that the caller can handle snapshot markers, stream ends and the like with the
+typed codec, in order. A frame that is not complete is left over.
+
+The kernel goes over the buffer once to check every length and to count, and once to copy. The first walk touches the
+headers only and costs a fraction of the second; in return the columns have exactly the size they need, and the copying
+has nothing left to check. (Guessing the size instead made results four times too large: pages that are never written
+are not free where the system hands out huge ones.)
+
+It makes no Python object per item and raises nothing: where it meets a fault it stops and says where, and the typed
+codec, which is its oracle, is asked to name the error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.errors import LocalProtocolError
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    copy_bytes,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    u16,
+    u32,
+    u64,
+)
+from headwater.protocol.limits import FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX
+from headwater.protocol.messages import decode_message
+
+CHANGES_SCHEMA = pa.schema(
+    [
+        pa.field("vbucket", pa.uint16(), nullable=False),
+        pa.field("opaque", pa.uint32(), nullable=False),
+        pa.field("stream_id", pa.uint16(), nullable=False),
+        pa.field("opcode", pa.uint8(), nullable=False),
+        pa.field("datatype", pa.uint8(), nullable=False),
+        pa.field("seqno", pa.uint64(), nullable=False),
+        pa.field("rev_seqno", pa.uint64(), nullable=False),
+        pa.field("cas", pa.uint64(), nullable=False),
+        pa.field("flags", pa.uint32(), nullable=False),
+        pa.field("expiry", pa.uint32(), nullable=False),
+        pa.field("delete_time", pa.uint32(), nullable=False),
+        pa.field("collection_id", pa.uint32(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+)
+"""What a message does not have is 0: the stream id without flexible framing, the flags and expiry of a removal, the
+delete time of a mutation or of a removal that does not tell it, the collection id where none were negotiated."""
+
+BUFFER_BYTES_MAX = 2**31 - 1
+"""Arrow's binary columns count in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherFrame:
+    """A frame that is no change: where it lies in the buffer, and before which row it came."""
+
+    start: int
+    end: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedChanges:
+    """What a buffer held."""
+
+    batch: pa.RecordBatch
+    others: tuple[OtherFrame, ...]
+    consumed_bytes: int
+    """Where the frame starts that is not complete yet; the length of the buffer where there is none."""
+    compressed_rows: int
+    """How many values have the SNAPPY bit and are still compressed (`decompress_values`)."""
+
+
+def decode_changes(
+    data: bytes | bytearray | memoryview | Bytes,
+    *,
+    collections: bool,
+    body_bytes_max: int = FRAME_BODY_BYTES_MAX,
+) -> DecodedChanges:
+    """Decode all complete frames of a buffer."""
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    if len(buffer) > BUFFER_BYTES_MAX:
+        raise LocalProtocolError(f"a buffer of {len(buffer)} bytes exceeds {BUFFER_BYTES_MAX}")
+    survey = _survey(buffer, collections, body_bytes_max)
+    rows, other_count, key_bytes, value_bytes, compressed, consumed, faulty = survey
+    if faulty:
+        _raise_fault(buffer.data, consumed, collections=collections, body_bytes_max=body_bytes_max)
+    columns = _Columns(rows, key_bytes, value_bytes)
+    others = np.empty((other_count, 2), dtype=np.int64)
+    _extract(buffer, consumed, collections, others, *columns.arrays)
+    return DecodedChanges(
+        batch=columns.to_batch(rows),
+        others=_others(buffer, others),
+        consumed_bytes=consumed,
+        compressed_rows=compressed,
+    )
+
+
+class _Columns:
+    """Room for the rows, in one block of Arrow's own pool, which gives freed blocks out again while they are warm."""
+
+    def __init__(self, rows: int, key_bytes: int, value_bytes: int) -> None:
+        lengths = [rows * width for width in _FIXED_WIDTHS]
+        lengths += [(rows + 1) * _OFFSET.itemsize, key_bytes, (rows + 1) * _OFFSET.itemsize, value_bytes]
+        starts = np.cumsum([0, *(_aligned(length) for length in lengths)]).tolist()
+        self._block = pa.allocate_buffer(starts[-1])
+        block = np.frombuffer(self._block, dtype=np.uint8)
+        self._spans = list(zip(starts, lengths, strict=False))
+        self.arrays = [
+            block[start : start + length].view(dtype)
+            for (start, length), dtype in zip(self._spans, (*_FIXED_DTYPES, *_BINARY_DTYPES), strict=True)
+        ]
+
+    def to_batch(self, rows: int) -> pa.RecordBatch:
+        buffers = [self._block.slice(start, length) for start, length in self._spans]
+        columns = [
+            pa.Array.from_buffers(type_, rows, [None, buffer])
+            for type_, buffer in zip(_FIXED_TYPES, buffers, strict=False)
+        ]
+        key_offsets, keys, value_offsets, values = buffers[len(_FIXED_TYPES) :]
+        columns.append(pa.Array.from_buffers(pa.binary(), rows, [None, key_offsets, keys]))
+        columns.append(pa.Array.from_buffers(pa.binary(), rows, [None, value_offsets, values]))
+        return pa.RecordBatch.from_arrays(columns, schema=CHANGES_SCHEMA)
+
+
+_ALIGNMENT_BYTES = 64  # what Arrow recommends
+_OFFSET = np.dtype(np.int32)
+_FIXED_TYPES = [field.type for field in CHANGES_SCHEMA if field.type != pa.binary()]
+_FIXED_DTYPES = [np.dtype(type_.to_pandas_dtype()) for type_ in _FIXED_TYPES]
+_FIXED_WIDTHS = [dtype.itemsize for dtype in _FIXED_DTYPES]
+_BINARY_DTYPES = 2 * (_OFFSET, np.dtype(np.uint8))
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _others(buffer: Bytes, rows: Column) -> tuple[OtherFrame, ...]:
+    return tuple(
+        OtherFrame(start=start, end=start + HEADER_BYTES + int.from_bytes(buffer[start + 8 : start + 12]), row=row)
+        for start, row in rows.tolist()
+    )
+
+
+def other_message_frame(data: bytes | memoryview, other: OtherFrame) -> Frame:
+    """The frame of an `OtherFrame`, for the typed codec."""
+    decoded = decode_frame(data[other.start : other.end])
+    assert decoded is not None, "the kernel reports complete frames only"
+    return decoded[0]
+
+
+def _raise_fault(data: memoryview, offset: int, *, collections: bool, body_bytes_max: int) -> None:
+    """Let the typed codec name the fault the kernel has met at `offset`."""
+    decoded = decode_frame(data, offset, body_bytes_max=body_bytes_max)
+    if decoded is not None:
+        decode_message(decoded[0], WITH_COLLECTIONS if collections else NOTHING_NEGOTIATED)
+    raise AssertionError(f"the kernel refuses the frame at byte {offset}, the typed codec takes it")
+
+
+@kernel
+def _is_magic(byte: int) -> bool:
+    return byte == 0x80 or byte == 0x81 or byte == 0x08 or byte == 0x18 or byte == 0x82 or byte == 0x83
+
+
+@kernel
+def _lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
+    """The lengths of framing extras, extras, key and body that the header at `at` states."""
+    magic = data[at]
+    body_bytes = i64(load_u32(data, at + 8))
+    extras_bytes = i64(data[at + 4])
+    if magic == 0x08 or magic == 0x18:
+        return i64(data[at + 2]), extras_bytes, i64(data[at + 3]), body_bytes
+    return i64(0), extras_bytes, i64(load_u16(data, at + 2)), body_bytes
+
+
+@kernel
+def _is_change(data: Bytes, at: int, framing_bytes: int) -> bool:
+    """A lone stream id is the framing that producers send; any other is left to the typed codec."""
+    opcode = data[at + 1]
+    if opcode < 0x57 or opcode > 0x59:
+        return False
+    if framing_bytes == 0:
+        return bool(data[at] == 0x80 or data[at] == 0x08)
+    return bool(data[at] == 0x08 and framing_bytes == 3 and data[at + 24] == 0x22)
+
+
+@kernel
+def _extras_fit(opcode: int, extras_bytes: int) -> bool:
+    if opcode == 0x57:
+        return bool(extras_bytes == 31)
+    return bool(extras_bytes == 18 or extras_bytes == (21 if opcode == 0x58 else 20))
+
+
+@kernel
+def _prefix_bytes(data: Bytes, at: int, end: int) -> int:
+    """The length of the collection id at `at`; 0 where it is cut off, overlong or beyond 32 bits."""
+    for index in range(5):
+        if at + index >= end:
+            return 0
+        byte = data[at + index]
+        if byte < 0x80:
+            overlong = byte == 0 and index > 0
+            too_large = index == 4 and byte > 0x0F
+            return 0 if overlong or too_large else index + 1
+    return 0
+
+
+@kernel
+def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, int, int, int, int, int, bool]:
+    """Check every frame and count. Stops at a fault, which the last value tells, or at an incomplete frame."""
+    end = len(data)
+    at = i64(0)
+    rows = 0
+    others = 0
+    compressed = 0
+    keys_bytes = i64(0)
+    values_bytes = i64(0)
+    while at < end:
+        if not _is_magic(data[at]):
+            return rows, others, keys_bytes, values_bytes, compressed, at, True
+        if end - at < 24:
+            break
+        framing_bytes, extras_bytes, key_bytes, body_bytes = _lengths(data, at)
+        if body_bytes > body_bytes_max or framing_bytes + extras_bytes + key_bytes > body_bytes:
+            return rows, others, keys_bytes, values_bytes, compressed, at, True
+        frame_end = at + 24 + body_bytes
+        if frame_end > end:
+            break
+        if not _is_change(data, at, framing_bytes):
+            others += 1
+            at = frame_end
+            continue
+        key_at = at + 24 + framing_bytes + extras_bytes
+        value_at = key_at + key_bytes
+        if collections:
+            prefix_bytes = _prefix_bytes(data, key_at, value_at)
+            key_bytes = key_bytes - prefix_bytes if prefix_bytes > 0 else i64(-1)
+        if not _extras_fit(data[at + 1], extras_bytes) or key_bytes < 1 or key_bytes > KEY_BYTES_MAX:
+            return rows, others, keys_bytes, values_bytes, compressed, at, True
+        rows += 1
+        keys_bytes += key_bytes
+        values_bytes += frame_end - value_at
+        if data[at + 5] & 0x02:
+            compressed += 1
+        at = frame_end
+    return rows, others, keys_bytes, values_bytes, compressed, at, False
+
+
+@kernel
+def _extract(
+    data: Bytes, end: int, collections: bool, others: Column,
+    vbuckets: Column, opaques: Column, stream_ids: Column, opcodes: Column, datatypes: Column, seqnos: Column,
+    rev_seqnos: Column, cas: Column, flags: Column, expiries: Column, delete_times: Column, collection_ids: Column,
+    key_offsets: Column, keys: Bytes, value_offsets: Column, values: Bytes,
+) -> None:  # fmt: skip
+    """Copy what the survey has found sound, up to `end`."""
+    at = i64(0)
+    row = 0
+    other = 0
+    key_end = i64(0)
+    value_end = i64(0)
+    key_offsets[0] = 0
+    value_offsets[0] = 0
+    while at < end:
+        framing_bytes, extras_bytes, key_bytes, body_bytes = _lengths(data, at)
+        frame_end = at + 24 + body_bytes
+        if not _is_change(data, at, framing_bytes):
+            others[other, 0] = at
+            others[other, 1] = row
+            other += 1
+            at = frame_end
+            continue
+        extras_at = at + 24 + framing_bytes
+        key_at = extras_at + extras_bytes
+        value_at = key_at + key_bytes
+        opcode = data[at + 1]
+        vbuckets[row] = load_u16(data, at + 6)
+        opaques[row] = load_u32(data, at + 12)
+        stream_ids[row] = load_u16(data, at + 25) if framing_bytes else u16(0)
+        opcodes[row] = opcode
+        datatypes[row] = data[at + 5]
+        seqnos[row] = load_u64(data, extras_at)
+        rev_seqnos[row] = load_u64(data, extras_at + 8)
+        cas[row] = load_u64(data, at + 16)
+        is_mutation = opcode == 0x57
+        flags[row] = load_u32(data, extras_at + 16) if is_mutation else u32(0)
+        expiries[row] = load_u32(data, extras_at + 20) if is_mutation else u32(0)
+        delete_times[row] = load_u32(data, extras_at + 16) if not is_mutation and extras_bytes > 18 else u32(0)
+        collection = u64(0)
+        if collections:
+            shift = u64(0)
+            while data[key_at] >= 0x80:
+                collection |= u64(data[key_at] & 0x7F) << shift
+                shift += u64(7)
+                key_at += 1
+            collection |= u64(data[key_at]) << shift
+            key_at += 1
+        collection_ids[row] = collection
+        copy_bytes(keys, key_end, data, key_at, value_at - key_at)
+        copy_bytes(values, value_end, data, value_at, frame_end - value_at)
+        key_end += value_at - key_at
+        value_end += frame_end - value_at
+        row += 1
+        key_offsets[row] = key_end
+        value_offsets[row] = value_end
+        at = frame_end

@@ -1,0 +1,88 @@
+"""What kernels are made of: the compiler switch, big-endian loads and stores, and block copies.
+
+numba has no unaligned loads, no byte swap and no memcpy of its own; each of these is one or two machine
+instructions, so they are given to it as intrinsics. None of them checks a bound: the kernels do, before each use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Column = NDArray[Any]
+
+# Inside a kernel every number has a machine type, and mixing signed with unsigned makes floats: the conversions that
+# prevent it are written out. To the type checker they are plain numbers.
+i64: Any = np.int64
+u16: Any = np.uint16
+u32: Any = np.uint32
+u64: Any = np.uint64
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """Compile a function on first use, keep the machine code on disk, and let other threads run meanwhile."""
+    return cast(F, njit(cache=True, nogil=True)(function))
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    byte_pointer = builder.bitcast(data, ir.IntType(8).as_pointer())
+    return builder.gep(byte_pointer, [offset])
+
+
+def _load_big_endian(bits: int) -> Any:
+    def load(typing_context: Any, array: Any, offset: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address = _address(context, builder, signature.args[0], args[0], args[1])
+            value = builder.load(builder.bitcast(address, ir.IntType(bits).as_pointer()), align=1)
+            return builder.bswap(value)
+
+        return types.Integer.from_bitwidth(bits, signed=False)(array, types.int64), codegen
+
+    return intrinsic(load)
+
+
+def _store_big_endian(bits: int) -> Any:
+    unsigned = types.Integer.from_bitwidth(bits, signed=False)
+
+    def store(typing_context: Any, array: Any, offset: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address = _address(context, builder, signature.args[0], args[0], args[1])
+            pointer = builder.bitcast(address, ir.IntType(bits).as_pointer())
+            builder.store(builder.bswap(args[2]), pointer, align=1)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, unsigned), codegen
+
+    return intrinsic(store)
+
+
+load_u16 = _load_big_endian(16)
+load_u32 = _load_big_endian(32)
+load_u64 = _load_big_endian(64)
+store_u16 = _store_big_endian(16)
+store_u32 = _store_big_endian(32)
+
+
+def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, length: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to = _address(context, builder, signature.args[0], args[0], args[1])
+        origin = _address(context, builder, signature.args[2], args[2], args[3])
+        cgutils.raw_memcpy(builder, to, origin, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64, types.int64), codegen
+
+
+copy_bytes: Any = intrinsic(_copy_bytes)
+"""memcpy between byte arrays: target and where, source and where, length. The ranges must not overlap."""
