@@ -5,21 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import decoding
+from bench import decoding, engines
 from bench.report import Section, write_page
 
 BENCHMARKS: dict[str, Callable[[], Section]] = {"decoding": decoding.run}
+DECISIONS: dict[str, Callable[[], Section]] = {"engines": engines.run}
+"""Benchmarks that back a decision once made; run by name only."""
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in BENCHMARKS]
+    known = BENCHMARKS | DECISIONS
+    unknown = [name for name in names if name not in known]
     if unknown:
-        print(f"unknown benchmark {unknown[0]}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(f"unknown benchmark {unknown[0]}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
     sections = []
     for name in names or BENCHMARKS:
         print(f"running {name} …", file=sys.stderr)
-        section = BENCHMARKS[name]()
+        section = known[name]()
         print(section.to_markdown(), end="\n\n", flush=True)
         sections.append(section)
     if not names:

@@ -1,17 +1,22 @@
 """The whole error tree.
 
-Every error a user can meet is a `HeadwaterError`. Three families:
+Every error a user can meet is a `HeadwaterError`. Its families:
 
 * `RemoteProtocolError`: the peer's bytes are not the protocol. The connection is of no further use.
 * `LocalProtocolError`: our own caller asked for something the protocol does not allow. Nothing was sent.
 * `StatusError`: the peer understood and said no. One class a status, by the table `STATUS_ERRORS`; a status that is
   not in the table still gets a `StatusError` that keeps its number.
+* `StoreError`: the data on disk can't be read or written.
+* `CaptureError`: the input of `headwater decode` is no capture.
+* `InvalidInput`: what the user gave can't be used: a connection string, a key template, a document.
+* `ConnectionFailed`: the peer can't be reached, or the connection to it broke.
 
 Every message ends in what to do next, kept apart as `hint` so that programs can show it their own way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 
@@ -22,6 +27,17 @@ class HeadwaterError(Exception):
         self.reason = reason
         self.hint = hint
         super().__init__(f"{reason}. {hint}" if hint else reason)
+
+    def __reduce__(self) -> tuple[Callable[..., HeadwaterError], tuple[object, ...]]:
+        # Errors travel between Spark's processes. Their constructors take other arguments than they keep.
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(cls: type[HeadwaterError], args: tuple[object, ...], state: dict[str, object]) -> HeadwaterError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 # --- what came from the peer is not the protocol ------------------------------------------------------------------
@@ -115,11 +131,68 @@ class SnapshotViolation(RemoteProtocolError):
     default_hint = "Close the stream and resume from the last complete snapshot"
 
 
+class CaptureError(HeadwaterError):
+    """Input that is no capture, or that cannot be read to its end. What came before it is good."""
+
+
 # --- what our own caller asked for is not the protocol ------------------------------------------------------------
 
 
 class LocalProtocolError(HeadwaterError):
     """A call that the protocol does not allow in this state or with these values."""
+
+
+# --- what the user gave ------------------------------------------------------------------------------------------
+
+
+class InvalidInput(HeadwaterError):
+    """What the user gave can't be used."""
+
+
+class InvalidConnectionString(InvalidInput):
+    """A connection string that is not `couchbase://host[:port][,host…]/bucket`."""
+
+
+class InvalidKeyTemplate(InvalidInput):
+    """A template of keys that can't be read."""
+
+
+class InvalidDocument(InvalidInput):
+    """A document to be written that is not JSON, or that gives no key. What came before it has been written."""
+
+
+# --- the way to the peer ------------------------------------------------------------------------------------------
+
+
+class ConnectionFailed(HeadwaterError):
+    """The peer can't be reached, or the connection to it broke."""
+
+
+class TlsFailed(ConnectionFailed):
+    """The two ends can't agree on TLS, or the peer's certificate is not trusted."""
+
+
+# --- the data on disk ---------------------------------------------------------------------------------------------
+
+
+class StoreError(HeadwaterError):
+    """The data can't be read or written."""
+
+
+class StoreFull(StoreError):
+    """The disk has no room. What was to be written has not been, and nothing else has changed."""
+
+
+class DataInUse(StoreError):
+    """Another process holds the data."""
+
+
+class DataDamaged(StoreError):
+    """The files are not what the engine wrote."""
+
+
+class DataTooNew(StoreError):
+    """The data was written by a newer version of Headwater."""
 
 
 # --- what the peer answered ---------------------------------------------------------------------------------------

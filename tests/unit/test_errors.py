@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -10,19 +11,31 @@ from headwater import errors
 from headwater.errors import (
     STATUS_ERRORS,
     BadMagic,
+    CaptureError,
+    ConnectionFailed,
     FrameTooLarge,
     HeadwaterError,
+    InvalidInput,
     LocalProtocolError,
     MalformedMessage,
     RemoteProtocolError,
     StatusError,
+    StoreError,
     UnknownOpcode,
     status_error,
 )
 from headwater.protocol.status import SUCCESSFUL, Status
 
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
-FAMILIES = (RemoteProtocolError, LocalProtocolError, StatusError)
+FAMILIES = (
+    CaptureError,
+    ConnectionFailed,
+    InvalidInput,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StatusError,
+    StoreError,
+)
 
 
 def make(cls: type[HeadwaterError]) -> HeadwaterError:
@@ -146,3 +159,12 @@ def test_an_error_can_be_raised_and_caught_as_a_headwater_error(cls: type[Headwa
     with pytest.raises(HeadwaterError) as raised:
         raise make(cls)
     assert type(raised.value) is cls
+
+
+@pytest.mark.parametrize("cls", ALL_ERRORS)
+def test_every_error_survives_pickling(cls: type[HeadwaterError]) -> None:
+    error = make(cls)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)

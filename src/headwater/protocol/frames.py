@@ -208,6 +208,15 @@ class FrameBuffer:
         self._start = end
         return frame
 
+    def peek(self) -> memoryview:
+        """The bytes that no frame has taken yet. Release the view before anything else is received."""
+        return memoryview(self._data)[self._start :]
+
+    def skip(self, frame_bytes: int) -> None:
+        """Whole frames at the front of `peek` have been handled elsewhere."""
+        self._start += frame_bytes
+        self._position += frame_bytes
+
     def receive_end(self) -> None:
         """The peer has closed: a frame that is not complete by now never will be."""
         if self.buffered_bytes:

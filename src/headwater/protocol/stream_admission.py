@@ -98,6 +98,8 @@ def _check_noop(case: _Case) -> Refused | None:
 
 
 def _check_state(case: _Case) -> Refused | None:
+    if case.vbucket.state == VBucketState.DEAD:
+        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket is dead")
     if StreamFlags.ACTIVE_ONLY in case.request.flags and case.vbucket.state != VBucketState.ACTIVE:
         return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket is not active")
     return None

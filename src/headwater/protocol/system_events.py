@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import flatbuffers
 from flatbuffers import number_types
@@ -15,13 +16,14 @@ from flatbuffers.table import Table
 
 from headwater.errors import LocalProtocolError, MalformedSystemEvent
 from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
+from headwater.protocol.messages.layout import Layout, u32, u64
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 
 FLATBUFFERS_VERSION = 2
 
-_SCOPE = struct.Struct(">QI")
-_COLLECTION = struct.Struct(">QII")
-_COLLECTION_WITH_TTL = struct.Struct(">QIII")
+SCOPE_VALUE = Layout(u64("manifest_uid"), u32("scope_id"))
+COLLECTION_VALUE = Layout(*SCOPE_VALUE.fields, u32("collection_id"))
+COLLECTION_WITH_TTL_VALUE = Layout(*COLLECTION_VALUE.fields, u32("max_ttl_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,16 @@ class CollectionDropped:
 Event = ScopeCreated | ScopeDropped | CollectionCreated | CollectionModified | CollectionDropped
 
 
+_EVENT_CLASSES: dict[SystemEventId, type[Event]] = {
+    SystemEventId.SCOPE_CREATED: ScopeCreated,
+    SystemEventId.SCOPE_DROPPED: ScopeDropped,
+    SystemEventId.COLLECTION_CREATED: CollectionCreated,
+    SystemEventId.COLLECTION_MODIFIED: CollectionModified,
+    SystemEventId.COLLECTION_DROPPED: CollectionDropped,
+}
+_EVENT_IDS = {cls: event_id for event_id, cls in _EVENT_CLASSES.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedEvent:
     """The parts of a `SystemEvent` message that an event decides."""
@@ -92,32 +104,29 @@ def decode_event(message: SystemEvent) -> Event:
         raise MalformedSystemEvent(f"system event {message.event.name}: {error}") from error
 
 
+PACKED_VALUES: dict[tuple[SystemEventId, int], Layout] = {
+    (SystemEventId.COLLECTION_CREATED, 0): COLLECTION_VALUE,
+    (SystemEventId.COLLECTION_CREATED, 1): COLLECTION_WITH_TTL_VALUE,
+    (SystemEventId.COLLECTION_DROPPED, 0): COLLECTION_VALUE,
+    (SystemEventId.SCOPE_CREATED, 0): SCOPE_VALUE,
+    (SystemEventId.SCOPE_DROPPED, 0): SCOPE_VALUE,
+}
+"""Event and version → the layout of the value."""
+
+
 def _decode_packed(message: SystemEvent) -> Event:
-    event, version, value = message.event, message.version, message.value
-    if event == SystemEventId.COLLECTION_CREATED and version == 1:
-        uid, scope, collection, max_ttl_s = _COLLECTION_WITH_TTL.unpack(value)
-        return CollectionCreated(
-            manifest_uid=uid,
-            scope_id=scope,
-            collection_id=collection,
-            name=message.key.decode(),
-            max_ttl_s=max_ttl_s,
+    layout = PACKED_VALUES.get((message.event, message.version))
+    if layout is None:
+        raise MalformedSystemEvent(f"version {message.version} of system event {message.event.name} is not known")
+    if len(message.value) != layout.size_bytes:
+        raise MalformedSystemEvent(
+            f"system event {message.event.name} must have a value of {layout.size_bytes} bytes, "
+            f"not {len(message.value)}"
         )
-    if version != 0:
-        raise MalformedSystemEvent(f"version {version} of system event {event.name} is not known")
-    if event == SystemEventId.COLLECTION_CREATED:
-        uid, scope, collection = _COLLECTION.unpack(value)
-        return CollectionCreated(manifest_uid=uid, scope_id=scope, collection_id=collection, name=message.key.decode())
-    if event == SystemEventId.COLLECTION_DROPPED:
-        uid, scope, collection = _COLLECTION.unpack(value)
-        return CollectionDropped(manifest_uid=uid, scope_id=scope, collection_id=collection)
-    if event == SystemEventId.SCOPE_CREATED:
-        uid, scope = _SCOPE.unpack(value)
-        return ScopeCreated(manifest_uid=uid, scope_id=scope, name=message.key.decode())
-    if event == SystemEventId.SCOPE_DROPPED:
-        uid, scope = _SCOPE.unpack(value)
-        return ScopeDropped(manifest_uid=uid, scope_id=scope)
-    raise MalformedSystemEvent(f"system event {event} is not known")
+    members: dict[str, Any] = layout.unpack(message.value)
+    if message.event in (SystemEventId.COLLECTION_CREATED, SystemEventId.SCOPE_CREATED):
+        members["name"] = message.key.decode()
+    return _EVENT_CLASSES[message.event](**members)
 
 
 class _TableReader:
@@ -201,21 +210,9 @@ def encode_event(event: Event, *, as_flatbuffers: bool = False) -> EncodedEvent:
     return EncodedEvent(event=event_id, version=version, key=name, value=value)
 
 
-_EVENT_IDS: dict[type[Event], SystemEventId] = {
-    ScopeCreated: SystemEventId.SCOPE_CREATED,
-    ScopeDropped: SystemEventId.SCOPE_DROPPED,
-    CollectionCreated: SystemEventId.COLLECTION_CREATED,
-    CollectionModified: SystemEventId.COLLECTION_MODIFIED,
-    CollectionDropped: SystemEventId.COLLECTION_DROPPED,
-}
-
-
 def _encode_packed(event: Event) -> tuple[int, bytes]:
-    if isinstance(event, ScopeCreated | ScopeDropped):
-        return 0, _SCOPE.pack(event.manifest_uid, event.scope_id)
-    if isinstance(event, CollectionCreated) and event.max_ttl_s is not None:
-        return 1, _COLLECTION_WITH_TTL.pack(event.manifest_uid, event.scope_id, event.collection_id, event.max_ttl_s)
-    return 0, _COLLECTION.pack(event.manifest_uid, event.scope_id, event.collection_id)
+    version = 1 if isinstance(event, CollectionCreated) and event.max_ttl_s is not None else 0
+    return version, PACKED_VALUES[_EVENT_IDS[type(event)], version].pack(event)
 
 
 def _encode_flatbuffers(event: Event) -> bytes:

@@ -14,6 +14,9 @@ from struct import Struct
 from headwater.errors import LocalProtocolError, MalformedXattrs
 from headwater.protocol.limits import XATTR_SECTION_BYTES_MAX
 
+SYSTEM_PREFIX = "_"
+"""Attributes of the system outlive the document in its tombstone."""
+
 _LENGTH = Struct(">I")
 
 
@@ -65,6 +68,12 @@ def decode_xattrs(value: bytes) -> ValueParts:
         xattrs[name] = json_text
         at = pair_end
     return ValueParts(xattrs, value[end:])
+
+
+def keep_system_xattrs(value: bytes) -> bytes:
+    """What is left of a value in the document's tombstone: the attributes of the system, or nothing."""
+    kept = {name: text for name, text in decode_xattrs(value).xattrs.items() if name.startswith(SYSTEM_PREFIX)}
+    return encode_xattrs(ValueParts(kept, b"")) if kept else b""
 
 
 def _decode_pair(pair: bytes, *, offset: int) -> tuple[str, bytes]:

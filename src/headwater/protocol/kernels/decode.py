@@ -23,6 +23,7 @@ import pyarrow as pa
 from headwater.errors import LocalProtocolError
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
+from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -34,7 +35,6 @@ from headwater.protocol.kernels.memory import (
     load_u64,
     u16,
     u32,
-    u64,
 )
 from headwater.protocol.limits import FRAME_BODY_BYTES_MAX, KEY_BYTES_MAX
 from headwater.protocol.messages import decode_message
@@ -206,20 +206,6 @@ def _extras_fit(opcode: int, extras_bytes: int) -> bool:
 
 
 @kernel
-def _prefix_bytes(data: Bytes, at: int, end: int) -> int:
-    """The length of the collection id at `at`; 0 where it is cut off, overlong or beyond 32 bits."""
-    for index in range(5):
-        if at + index >= end:
-            return 0
-        byte = data[at + index]
-        if byte < 0x80:
-            overlong = byte == 0 and index > 0
-            too_large = index == 4 and byte > 0x0F
-            return 0 if overlong or too_large else index + 1
-    return 0
-
-
-@kernel
 def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, int, int, int, int, int, bool]:
     """Check every frame and count. Stops at a fault, which the last value tells, or at an incomplete frame."""
     end = len(data)
@@ -247,8 +233,8 @@ def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, i
         key_at = at + 24 + framing_bytes + extras_bytes
         value_at = key_at + key_bytes
         if collections:
-            prefix_bytes = _prefix_bytes(data, key_at, value_at)
-            key_bytes = key_bytes - prefix_bytes if prefix_bytes > 0 else i64(-1)
+            prefix = prefix_bytes(data, key_at, value_at)
+            key_bytes = key_bytes - prefix if prefix > 0 else i64(-1)
         if not _extras_fit(data[at + 1], extras_bytes) or key_bytes < 1 or key_bytes > KEY_BYTES_MAX:
             return rows, others, keys_bytes, values_bytes, compressed, at, True
         rows += 1
@@ -300,16 +286,10 @@ def _extract(
         flags[row] = load_u32(data, extras_at + 16) if is_mutation else u32(0)
         expiries[row] = load_u32(data, extras_at + 20) if is_mutation else u32(0)
         delete_times[row] = load_u32(data, extras_at + 16) if not is_mutation and extras_bytes > 18 else u32(0)
-        collection = u64(0)
+        collection_ids[row] = 0
         if collections:
-            shift = u64(0)
-            while data[key_at] >= 0x80:
-                collection |= u64(data[key_at] & 0x7F) << shift
-                shift += u64(7)
-                key_at += 1
-            collection |= u64(data[key_at]) << shift
-            key_at += 1
-        collection_ids[row] = collection
+            collection_ids[row] = collection_id(data, key_at)
+            key_at += prefix_bytes(data, key_at, value_at)
         copy_bytes(keys, key_end, data, key_at, value_at - key_at)
         copy_bytes(values, value_end, data, value_at, frame_end - value_at)
         key_end += value_at - key_at

@@ -22,6 +22,7 @@ Column = NDArray[Any]
 # Inside a kernel every number has a machine type, and mixing signed with unsigned makes floats: the conversions that
 # prevent it are written out. To the type checker they are plain numbers.
 i64: Any = np.int64
+u8: Any = np.uint8
 u16: Any = np.uint16
 u32: Any = np.uint32
 u64: Any = np.uint64
@@ -72,6 +73,7 @@ load_u32 = _load_big_endian(32)
 load_u64 = _load_big_endian(64)
 store_u16 = _store_big_endian(16)
 store_u32 = _store_big_endian(32)
+store_u64 = _store_big_endian(64)
 
 
 def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, length: Any) -> Any:

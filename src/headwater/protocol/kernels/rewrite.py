@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from headwater.errors import LengthMismatch, MalformedMessage
+from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -103,25 +104,19 @@ def _rewrite(
         of_document = (0x57 <= opcode <= 0x59) or opcode == 0x60 or opcode == 0x62 or opcode == 0x63
         key_at = at + 24 + extras_bytes
         value_at = key_at + key_bytes
-        prefix_bytes = 0
+        prefix = i64(0)
         if of_document and (filtered or strip_prefix):
-            collection = u64(0)
-            more = True
-            while more:
-                if prefix_bytes >= key_bytes or prefix_bytes >= 5:
-                    return to, frames, last_seqno, at
-                byte = source[key_at + prefix_bytes]
-                collection |= u64(byte & 0x7F) << u64(7 * prefix_bytes)
-                prefix_bytes += 1
-                more = byte >= 0x80
-            if filtered and not _contains(keep, collection):
+            prefix = prefix_bytes(source, key_at, value_at)
+            if prefix == 0:
+                return to, frames, last_seqno, at
+            if filtered and not _contains(keep, collection_id(source, key_at)):
                 at = frame_end
                 continue
         elif strip_prefix:
             at = frame_end
             continue
 
-        strip_bytes = prefix_bytes if strip_prefix else 0
+        strip_bytes = prefix if strip_prefix else i64(0)
         value_bytes = frame_end - value_at
         if values != 0 and of_document:
             value_bytes = 0

@@ -35,7 +35,7 @@ _V2_0_FIELDS = (
     u64("max_visible_seqno"),
     u64("high_completed_seqno"),
 )
-_V2_VALUES = {
+MARKER_V2_VALUES = {
     0: Layout(*_V2_0_FIELDS),
     2: Layout(*_V2_0_FIELDS, u64("high_prepared_seqno"), u64("purge_seqno")),
 }
@@ -75,7 +75,7 @@ class SnapshotMarker(Request):
         version = self.version
         if version is None:
             return b""
-        layout = _V2_VALUES[version]
+        layout = MARKER_V2_VALUES[version]
         missing = [field.name for field in layout.fields if getattr(self, field.name) is None]
         if missing:
             raise LocalProtocolError(f"snapshot marker v2.{version} also needs {', '.join(missing)}")
@@ -86,9 +86,9 @@ class SnapshotMarker(Request):
         if "version" not in known:
             return super(SnapshotMarker, cls).decode_value(value, known)
         version = known.pop("version")
-        if version not in _V2_VALUES:
+        if version not in MARKER_V2_VALUES:
             raise MalformedMessage(f"snapshot marker v2.{version} is not known", offset=HEADER_BYTES)
-        layout = _V2_VALUES[version]
+        layout = MARKER_V2_VALUES[version]
         if len(value) != layout.size_bytes:
             raise MalformedMessage(
                 f"snapshot marker v2.{version} must have a value of {layout.size_bytes} bytes, not {len(value)}",

@@ -101,22 +101,22 @@ class StreamRequest(Request):
     """JSON, see `stream_request_value`."""
 
 
-_FAILOVER_ENTRY = Layout(u64("vbuuid"), u64("seqno"))
-_ROLLBACK = Layout(u64("rollback_seqno"))
+FAILOVER_ENTRY = Layout(u64("vbuuid"), u64("seqno"))
+ROLLBACK_VALUE = Layout(u64("rollback_seqno"))
 
 
 def encode_failover_log(entries: tuple[FailoverEntry, ...]) -> bytes:
-    return b"".join(_FAILOVER_ENTRY.pack(entry) for entry in entries)
+    return b"".join(FAILOVER_ENTRY.pack(entry) for entry in entries)
 
 
 def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
-    if len(value) % _FAILOVER_ENTRY.size_bytes:
+    if len(value) % FAILOVER_ENTRY.size_bytes:
         raise MalformedMessage(
             f"a failover log of {len(value)} bytes is no whole number of 16-byte entries", offset=HEADER_BYTES
         )
     return tuple(
         FailoverEntry(vbuuid=Vbuuid(entry["vbuuid"]), seqno=Seqno(entry["seqno"]))
-        for entry in _FAILOVER_ENTRY.repeat(value)
+        for entry in FAILOVER_ENTRY.repeat(value)
     )
 
 
@@ -134,15 +134,15 @@ class StreamRequestResponse(Response):
     def encode_value(self) -> bytes:
         if (self.status == Status.ROLLBACK) != (self.rollback_seqno is not None):
             raise LocalProtocolError("a rollback seqno belongs to the status ROLLBACK and to no other")
-        return encode_failover_log(self.failover_log) if self.rollback_seqno is None else _ROLLBACK.pack(self)
+        return encode_failover_log(self.failover_log) if self.rollback_seqno is None else ROLLBACK_VALUE.pack(self)
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
         if known["status"] != Status.ROLLBACK:
             return {"failover_log": decode_failover_log(value)}
-        if len(value) != _ROLLBACK.size_bytes:
+        if len(value) != ROLLBACK_VALUE.size_bytes:
             raise MalformedMessage(f"a rollback seqno of {len(value)} bytes, not 8", offset=HEADER_BYTES)
-        return dict(_ROLLBACK.unpack(value))
+        return dict(ROLLBACK_VALUE.unpack(value))
 
 
 @message

@@ -1,0 +1,20 @@
+"""How a captured frame is shown: as annotated text the way the specification draws packets, or as a line of JSON.
+
+`view_dcp_frame` and `view_upr_frame` make a `FrameView` of a frame; `annotate` and `json_line` print one.
+"""
+
+from headwater.cli.frame_view.annotated import ERROR_STYLE, annotate, printable
+from headwater.cli.frame_view.dcp_frames import view_dcp_frame
+from headwater.cli.frame_view.json_line import json_line
+from headwater.cli.frame_view.parts import FrameView
+from headwater.cli.frame_view.upr_frames import view_upr_frame
+
+__all__ = [
+    "ERROR_STYLE",
+    "FrameView",
+    "annotate",
+    "json_line",
+    "printable",
+    "view_dcp_frame",
+    "view_upr_frame",
+]

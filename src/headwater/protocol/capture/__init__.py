@@ -1,0 +1,77 @@
+"""Captures: hex text, raw bytes, pcap and pcapng files, each as the same events, and the frames in them.
+
+`read_capture` turns the bytes of a file into who sent what; `read_frames` cuts that into frames. Neither opens a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from headwater.protocol.capture.captured_frames import CapturedFrame, Fault, read_frames
+from headwater.protocol.capture.events import (
+    UNKNOWN_FLOW,
+    CaptureEvent,
+    Chunk,
+    Direction,
+    Flow,
+    Gap,
+    Opened,
+)
+from headwater.protocol.capture.hex_text import read_hex_text
+from headwater.protocol.capture.packets import is_packet_capture, read_segments
+from headwater.protocol.capture.tcp_streams import reassemble
+from headwater.protocol.opcodes import Magic
+
+__all__ = [
+    "UNKNOWN_FLOW",
+    "CaptureEvent",
+    "CaptureFormat",
+    "CapturedFrame",
+    "Chunk",
+    "Direction",
+    "Fault",
+    "Flow",
+    "Gap",
+    "Opened",
+    "find_format",
+    "read_capture",
+    "read_frames",
+]
+
+_RAW_CHUNK_BYTES = 64 * 1024
+_MAGICS = frozenset(Magic)
+
+
+class CaptureFormat(Enum):
+    HEX = "hex"
+    RAW = "raw"
+    PCAP = "pcap"
+    """pcap or pcapng."""
+
+
+def find_format(data: bytes) -> CaptureFormat:
+    """The format by the first bytes. No magic of the protocol is a character that text begins with."""
+    if is_packet_capture(data):
+        return CaptureFormat.PCAP
+    if data and data[0] in _MAGICS:
+        return CaptureFormat.RAW
+    return CaptureFormat.HEX
+
+
+def read_capture(data: bytes, capture_format: CaptureFormat | None = None) -> Iterator[CaptureEvent]:
+    """The events of a capture, in whatever format it is unless told.
+
+    Raises `CaptureError`, from the iterator, at the place where the input is not of that format.
+    """
+    capture_format = capture_format or find_format(data)
+    if capture_format is CaptureFormat.PCAP:
+        return reassemble(read_segments(data))
+    if capture_format is CaptureFormat.HEX:
+        return read_hex_text(data)
+    return _read_raw(data)
+
+
+def _read_raw(data: bytes) -> Iterator[CaptureEvent]:
+    for at in range(0, len(data), _RAW_CHUNK_BYTES):
+        yield Chunk(data=data[at : at + _RAW_CHUNK_BYTES])

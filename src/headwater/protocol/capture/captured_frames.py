@@ -1,0 +1,241 @@
+"""The frames in a capture: every flow cut into frames, and what its connection had negotiated by then.
+
+A flow is in step while its frames follow each other. Bytes that are no frame stop it: nothing behind them can be
+trusted. Where bytes are missing it searches for the next thing that looks like a frame. Every such place is told as a
+`Fault`; frames of other flows go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from headwater.errors import RemoteProtocolError, TruncatedFrame
+from headwater.protocol.capture.events import CaptureEvent, Chunk, Flow, Gap, Opened
+from headwater.protocol.capture.frame_search import find_frame
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Negotiated
+from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
+from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.session import HelloResponse
+from headwater.protocol.opcodes import Magic, Opcode
+
+SEARCH_BYTES_MAX = HEADER_BYTES + FRAME_BODY_BYTES_MAX
+"""No frame is longer, so one that is there begins within as many bytes."""
+
+_RESPONSES = frozenset({Magic.RESPONSE, Magic.FLEXIBLE_RESPONSE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedFrame:
+    """A frame, and where in the capture it lies."""
+
+    number: int
+    """Counts all frames of the capture from 1."""
+    flow: Flow
+    offset: int
+    """Of the first byte, in the flow."""
+    where: str
+    frame: Frame
+    negotiated: Negotiated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Bytes of a flow that no frame could be made of."""
+
+    flow: Flow
+    where: str
+    error: RemoteProtocolError
+
+
+def read_frames(events: Iterable[CaptureEvent], *, collections: bool | None = None) -> Iterator[CapturedFrame | Fault]:
+    """All frames, in the order in which they were completed.
+
+    Whether keys have collection ids is learnt from the HELLO responses, unless `collections` says so.
+    """
+    reader = _FrameReader(collections)
+    for event in events:
+        yield from reader.receive(event)
+    yield from reader.end()
+
+
+class _FrameReader:
+    def __init__(self, collections: bool | None) -> None:
+        self._forced = {None: None, True: WITH_COLLECTIONS, False: NOTHING_NEGOTIATED}[collections]
+        self._connections: dict[str, _ConnectionState] = {}
+        self._frames = 0
+
+    def receive(self, event: CaptureEvent) -> Iterator[CapturedFrame | Fault]:
+        if isinstance(event, Opened):
+            previous = self._connections.pop(event.connection, None)
+            if previous is not None:
+                yield from previous.end()
+            return
+        connection = self._connections.setdefault(event.flow.connection, _ConnectionState())
+        reader = connection.flows.setdefault(event.flow, _FlowReader(event.flow))
+        if isinstance(event, Gap):
+            yield from reader.skip(event.missing_bytes)
+            return
+        for found in reader.receive(event):
+            if isinstance(found, Fault):
+                yield found
+                continue
+            offset, where, frame = found
+            connection.learn(frame)
+            self._frames += 1
+            yield CapturedFrame(
+                number=self._frames,
+                flow=event.flow,
+                offset=offset,
+                where=where,
+                frame=frame,
+                negotiated=self._forced or connection.negotiated,
+            )
+
+    def end(self) -> Iterator[Fault]:
+        for connection in self._connections.values():
+            yield from connection.end()
+
+
+@dataclass(slots=True)
+class _ConnectionState:
+    negotiated: Negotiated = NOTHING_NEGOTIATED
+    flows: dict[Flow, _FlowReader] = field(default_factory=dict)
+
+    def learn(self, frame: Frame) -> None:
+        if frame.opcode != Opcode.HELLO or frame.magic not in _RESPONSES:
+            return
+        try:
+            message = decode_message(frame)
+        except RemoteProtocolError:
+            return  # whoever shows the frame decodes it again, and tells
+        if isinstance(message, HelloResponse):
+            self.negotiated = Negotiated(frozenset(message.features))
+
+    def end(self) -> Iterator[Fault]:
+        for reader in self.flows.values():
+            yield from reader.end()
+
+
+class _FlowState(Enum):
+    IN_STEP = auto()
+    SEARCHING = auto()
+    STOPPED = auto()
+
+
+class _FlowReader:
+    """One flow's bytes, and how far frames have been made of them."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._state = _FlowState.IN_STEP
+        self._data = bytearray()
+        self._position = 0
+        """The flow's offset of the first byte of `_data`."""
+        self._places: deque[tuple[int, str]] = deque()
+        """Offsets at which chunks began, and where that was."""
+        self._gap_at = 0
+        self._missing_bytes: int | None = 0
+        self._skipped_bytes = 0
+
+    def receive(self, chunk: Chunk) -> Iterator[tuple[int, str, Frame] | Fault]:
+        if chunk.starts_frame:
+            yield from self.end()
+            self._forget_data()
+            self._state = _FlowState.IN_STEP
+        self._places.append((self._position + len(self._data), chunk.where))
+        if self._state is _FlowState.STOPPED:
+            self._position += len(chunk.data)
+            self._places.clear()
+            return
+        self._data += chunk.data
+        if self._state is _FlowState.SEARCHING:
+            yield from self._search()
+        if self._state is _FlowState.IN_STEP:
+            yield from self._cut()
+
+    def skip(self, missing_bytes: int | None) -> Iterator[Fault]:
+        """Bytes are missing here: None where it is not known how many."""
+        if self._state is _FlowState.SEARCHING:
+            yield from self.end()
+        self._gap_at = self._position
+        self._missing_bytes = missing_bytes
+        self._skipped_bytes = len(self._data)
+        self._forget_data()
+        self._position += missing_bytes or 0
+        self._state = _FlowState.SEARCHING
+
+    def end(self) -> Iterator[Fault]:
+        """No more bytes will come: tell what is left over."""
+        if self._state is _FlowState.SEARCHING:
+            self._skipped_bytes += len(self._data)
+            yield from self._tell_gap("no frame was found after that")
+        elif self._state is _FlowState.IN_STEP and self._data:
+            error = TruncatedFrame(f"the bytes end {len(self._data)} bytes into a frame", offset=self._position)
+            yield self._fault(error)
+
+    def _cut(self) -> Iterator[tuple[int, str, Frame] | Fault]:
+        """The frames that are complete by now."""
+        start = 0
+        try:
+            while (decoded := decode_frame(self._data, start, position=self._position + start)) is not None:
+                frame, end = decoded
+                offset = self._position + start
+                yield offset, self._place_of(offset), frame
+                start = end
+        except RemoteProtocolError as error:
+            # A frame may have been cut before: the place is that of the frame that fails.
+            self._drop(start)
+            yield self._fault(error)
+            self._forget_data()
+            self._state = _FlowState.STOPPED
+            return
+        self._drop(start)
+
+    def _search(self) -> Iterator[Fault]:
+        found = find_frame(self._data)
+        # A header may begin in the last bytes and go on in the next chunk.
+        passed = max(0, len(self._data) - HEADER_BYTES + 1) if found is None else found
+        self._skipped_bytes += passed
+        self._drop(passed)
+        if found is not None:
+            self._state = _FlowState.IN_STEP
+            yield from self._tell_gap("decoding goes on at the next frame")
+        elif self._skipped_bytes > SEARCH_BYTES_MAX:
+            self._state = _FlowState.STOPPED
+            yield from self._tell_gap("no frame was found in as many bytes as a frame can have")
+            self._forget_data()
+
+    def _tell_gap(self, outcome: str) -> Iterator[Fault]:
+        if self._missing_bytes is None:
+            if not self._skipped_bytes:
+                return
+            reason = f"the capture does not begin at a frame: {self._skipped_bytes} bytes were skipped; {outcome}"
+            hint = "Capture from the connection's start, and check that the port speaks the protocol without TLS"
+        else:
+            reason = (
+                f"{self._missing_bytes} bytes are missing from the capture and {self._skipped_bytes} around them "
+                f"were skipped; {outcome}"
+            )
+            hint = "Capture again with whole packets and a larger buffer (`tcpdump -s 0 -B 65536`)"
+        yield self._fault(TruncatedFrame(reason, offset=self._gap_at, hint=hint))
+
+    def _fault(self, error: RemoteProtocolError) -> Fault:
+        return Fault(flow=self._flow, where=self._place_of(self._position), error=error)
+
+    def _place_of(self, offset: int) -> str:
+        """Where in the input the flow's byte `offset` was. Asked for rising offsets only."""
+        while len(self._places) > 1 and self._places[1][0] <= offset:
+            self._places.popleft()
+        return self._places[0][1] if self._places else ""
+
+    def _drop(self, length: int) -> None:
+        del self._data[:length]
+        self._position += length
+
+    def _forget_data(self) -> None:
+        self._drop(len(self._data))
+        self._places.clear()

@@ -1,0 +1,240 @@
+"""The collections manifest: scopes and their collections, as JSON and as the system events between two of them.
+
+Ids are base-16 strings with no 0x in the JSON. Id 0 is the default scope and the default collection; the ids below 8
+are reserved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headwater.errors import LocalProtocolError, MalformedJson
+from headwater.protocol.numbers import DEFAULT_COLLECTION, DEFAULT_SCOPE, CollectionId, ManifestUid, ScopeId
+from headwater.protocol.system_events import (
+    CollectionCreated,
+    CollectionDropped,
+    CollectionModified,
+    Event,
+    ScopeCreated,
+    ScopeDropped,
+)
+
+DEFAULT_NAME = "_default"
+FIRST_ID = 8
+NAME_BYTES_MAX = 251
+COLLECTIONS_MAX = 1200
+SCOPES_MAX = 1200
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    id: CollectionId
+    name: str
+    max_ttl_s: int | None = None
+    history: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    id: ScopeId
+    name: str
+    collections: tuple[Collection, ...] = ()
+
+    def collection(self, name: str) -> Collection | None:
+        return next((collection for collection in self.collections if collection.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All scopes and collections of a bucket, at one uid. A change makes a new manifest with a higher one."""
+
+    uid: ManifestUid = ManifestUid(0)
+    scopes: tuple[Scope, ...] = (
+        Scope(id=DEFAULT_SCOPE, name=DEFAULT_NAME, collections=(Collection(id=DEFAULT_COLLECTION, name=DEFAULT_NAME),)),
+    )
+    ids_used: int = FIRST_ID - 1
+    """The highest id ever given out, so that none is given out again."""
+
+    # --- looking up -----------------------------------------------------------------------------------------------
+
+    def scope(self, name: str) -> Scope | None:
+        return next((scope for scope in self.scopes if scope.name == name), None)
+
+    def find(self, scope_name: str, collection_name: str) -> Collection | None:
+        scope = self.scope(scope_name)
+        return scope.collection(collection_name) if scope else None
+
+    def collections(self) -> Iterator[tuple[Scope, Collection]]:
+        for scope in self.scopes:
+            for collection in scope.collections:
+                yield scope, collection
+
+    def collection_by_id(self, collection_id: CollectionId) -> tuple[Scope, Collection] | None:
+        return next((pair for pair in self.collections() if pair[1].id == collection_id), None)
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    def with_scope(self, name: str) -> Manifest:
+        _check_name(name)
+        if self.scope(name):
+            raise LocalProtocolError(f'scope "{name}" exists already')
+        scope = Scope(id=ScopeId(self.ids_used + 1), name=name)
+        return self._next(scopes=(*self.scopes, scope), ids_used=self.ids_used + 1)
+
+    def without_scope(self, name: str) -> Manifest:
+        if name == DEFAULT_NAME or not self.scope(name):
+            raise LocalProtocolError(f'scope "{name}" {"can not be dropped" if name == DEFAULT_NAME else "is unknown"}')
+        return self._next(scopes=tuple(scope for scope in self.scopes if scope.name != name))
+
+    def with_collection(
+        self, scope_name: str, name: str, *, max_ttl_s: int | None = None, history: bool = False
+    ) -> Manifest:
+        _check_name(name)
+        scope = self._scope_or_raise(scope_name)
+        if scope.collection(name):
+            raise LocalProtocolError(f'collection "{scope_name}.{name}" exists already')
+        collection = Collection(id=CollectionId(self.ids_used + 1), name=name, max_ttl_s=max_ttl_s, history=history)
+        changed = replace(scope, collections=(*scope.collections, collection))
+        return self._next(scopes=self._replaced(changed), ids_used=self.ids_used + 1)
+
+    def without_collection(self, scope_name: str, name: str) -> Manifest:
+        scope = self._scope_or_raise(scope_name)
+        if not scope.collection(name):
+            raise LocalProtocolError(f'collection "{scope_name}.{name}" is unknown')
+        kept = tuple(collection for collection in scope.collections if collection.name != name)
+        return self._next(scopes=self._replaced(replace(scope, collections=kept)))
+
+    def _scope_or_raise(self, name: str) -> Scope:
+        scope = self.scope(name)
+        if scope is None:
+            raise LocalProtocolError(f'scope "{name}" is unknown')
+        return scope
+
+    def _replaced(self, changed: Scope) -> tuple[Scope, ...]:
+        return tuple(changed if scope.id == changed.id else scope for scope in self.scopes)
+
+    def _next(self, **changes: Any) -> Manifest:
+        manifest = replace(self, uid=ManifestUid(self.uid + 1), **changes)
+        if len(manifest.scopes) > SCOPES_MAX or sum(1 for _ in manifest.collections()) > COLLECTIONS_MAX:
+            raise LocalProtocolError(f"a bucket has at most {SCOPES_MAX} scopes and {COLLECTIONS_MAX} collections")
+        return manifest
+
+    # --- JSON -----------------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        return json.dumps(self.to_json()).encode()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "uid": f"{self.uid:x}",
+            "scopes": [
+                {
+                    "name": scope.name,
+                    "uid": f"{scope.id:x}",
+                    "collections": [_collection_to_json(collection) for collection in scope.collections],
+                }
+                for scope in self.scopes
+            ],
+        }
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Manifest:
+        try:
+            members = json.loads(bytes(data))
+            scopes = tuple(_scope_from_json(scope) for scope in members["scopes"])
+            uid = ManifestUid(int(members["uid"], 16))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise MalformedJson(f"not a collections manifest: {error!r}") from error
+        ids = [collection.id for scope in scopes for collection in scope.collections]
+        if len(ids) != len(set(ids)) or len(scopes) != len({scope.id for scope in scopes}):
+            raise MalformedJson("a collections manifest gives an id twice")
+        if not any(scope.id == DEFAULT_SCOPE for scope in scopes):
+            raise MalformedJson("a collections manifest has the default scope")
+        highest = max([FIRST_ID - 1, *ids, *(scope.id for scope in scopes)])
+        return cls(uid=uid, scopes=scopes, ids_used=highest)
+
+    # --- what happened between two manifests ----------------------------------------------------------------------
+
+    def events_to(self, newer: Manifest) -> list[Event]:
+        """The system events that lead from here to `newer`.
+
+        Only the last carries the new uid: until then the newer manifest has not been processed as a whole.
+        """
+        events = [
+            *self._dropped_collections(newer),
+            *(ScopeDropped(manifest_uid=self.uid, scope_id=scope.id) for scope in _missing(self, newer)),
+            *(
+                ScopeCreated(manifest_uid=self.uid, scope_id=scope.id, name=scope.name)
+                for scope in _missing(newer, self)
+            ),
+            *self._created_collections(newer),
+        ]
+        if events:
+            events[-1] = replace(events[-1], manifest_uid=newer.uid)
+        return events
+
+    def _dropped_collections(self, newer: Manifest) -> Iterator[Event]:
+        for scope, collection in self.collections():
+            if newer.collection_by_id(collection.id) is None:
+                yield CollectionDropped(manifest_uid=self.uid, scope_id=scope.id, collection_id=collection.id)
+
+    def _created_collections(self, newer: Manifest) -> Iterator[Event]:
+        # Newest id first, the order in which real servers were seen to tell them.
+        for scope, collection in sorted(newer.collections(), key=lambda pair: -pair[1].id):
+            known = self.collection_by_id(collection.id)
+            if known is None or known[1] != collection:
+                kind = CollectionCreated if known is None else CollectionModified
+                yield kind(
+                    manifest_uid=self.uid,
+                    scope_id=scope.id,
+                    collection_id=collection.id,
+                    name=collection.name,
+                    max_ttl_s=collection.max_ttl_s,
+                    history=collection.history,
+                )
+
+
+def _missing(here: Manifest, there: Manifest) -> Iterator[Scope]:
+    known = {scope.id for scope in there.scopes}
+    return (scope for scope in here.scopes if scope.id not in known)
+
+
+def _collection_to_json(collection: Collection) -> dict[str, Any]:
+    members: dict[str, Any] = {"name": collection.name, "uid": f"{collection.id:x}"}
+    if collection.max_ttl_s is not None:
+        members["maxTTL"] = collection.max_ttl_s
+    if collection.history:
+        members["history"] = True
+    return members
+
+
+def _scope_from_json(members: Any) -> Scope:
+    return Scope(
+        id=ScopeId(int(members["uid"], 16)),
+        name=str(members["name"]),
+        collections=tuple(_collection_from_json(collection) for collection in members["collections"]),
+    )
+
+
+def _collection_from_json(members: Any) -> Collection:
+    max_ttl_s = members.get("maxTTL", members.get("max_ttl"))
+    if max_ttl_s is not None and (not isinstance(max_ttl_s, int) or not 0 <= max_ttl_s < 2**31):
+        raise ValueError(f"maxTTL {max_ttl_s}")
+    return Collection(
+        id=CollectionId(int(members["uid"], 16)),
+        name=str(members["name"]),
+        max_ttl_s=max_ttl_s,
+        history=bool(members.get("history", False)),
+    )
+
+
+def _check_name(name: str) -> None:
+    if not name or name[0] in "_%" or len(name) > NAME_BYTES_MAX or not _NAME_CHARACTERS.issuperset(name):
+        raise LocalProtocolError(
+            f'"{name}" is not a name for a scope or collection',
+            hint="Use letters, digits, _ - and %, not beginning with _ or %, up to 251 characters",
+        )

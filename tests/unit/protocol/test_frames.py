@@ -1,0 +1,231 @@
+"""Frames: the header's fields at their places, its faults, and the buffer that cuts a stream into frames."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, LocalProtocolError, TruncatedFrame
+from headwater.protocol.frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameBuffer,
+    decode_frame,
+    decode_frames,
+    encode_header,
+    opcode_name,
+)
+from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
+from headwater.protocol.opcodes import Magic, Opcode
+
+CLASSIC = Frame(
+    magic=Magic.REQUEST,
+    opcode=Opcode.SET,
+    specific=0x0102,
+    opaque=0xDEADBEEF,
+    cas=0x1122334455667788,
+    datatype=0x05,
+    extras=b"eeee",
+    key=b"kk",
+    value=b"vvv",
+)
+CLASSIC_BYTES = bytes.fromhex("80 01 0002 04 05 0102 00000009 deadbeef 1122334455667788") + b"eeeekkvvv"
+
+FLEXIBLE = Frame(
+    magic=Magic.FLEXIBLE_REQUEST,
+    opcode=Opcode.DCP_MUTATION,
+    specific=7,
+    framing_extras=b"\x22\x00\x05",
+    extras=b"e",
+    key=b"kk",
+    value=b"v",
+)
+FLEXIBLE_BYTES = bytes.fromhex("08 57 03 02 01 00 0007 00000007 00000000 0000000000000000 220005") + b"ekkv"
+
+
+@pytest.mark.parametrize(("frame", "encoded"), [(CLASSIC, CLASSIC_BYTES), (FLEXIBLE, FLEXIBLE_BYTES)])
+def test_fields_stand_at_their_places(frame: Frame, encoded: bytes) -> None:
+    assert frame.encode() == encoded
+    assert encode_header(frame) == encoded[:HEADER_BYTES]
+    assert decode_frame(encoded) == (frame, len(encoded))
+    assert frame.body_bytes == len(encoded) - HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("magic", "is_request", "is_flexible"),
+    [
+        (0x80, True, False),
+        (0x81, False, False),
+        (0x08, True, True),
+        (0x18, False, True),
+        (0x82, True, False),
+        (0x83, False, False),
+    ],
+)
+def test_the_six_magics(magic: int, is_request: bool, is_flexible: bool) -> None:
+    assert Magic(magic).is_request == is_request
+    assert Magic(magic).is_flexible == is_flexible
+
+
+def test_there_are_no_other_magics() -> None:
+    assert sorted(Magic) == [0x08, 0x18, 0x80, 0x81, 0x82, 0x83]
+
+
+@pytest.mark.parametrize("magic", sorted(set(range(256)) - set(Magic)))
+def test_any_other_magic_is_refused_on_its_first_byte(magic: int) -> None:
+    with pytest.raises(BadMagic, match=f"0x{magic:02x} is not a magic byte"):
+        decode_frame(bytes([magic]))
+
+
+def test_an_opcode_is_named_by_its_magic() -> None:
+    assert opcode_name(Magic.REQUEST, 0x01) == "SET"
+    assert opcode_name(Magic.SERVER_REQUEST, 0x01) == "CLUSTERMAP_CHANGE_NOTIFICATION"
+    assert opcode_name(Magic.SERVER_RESPONSE, 0x01) == "CLUSTERMAP_CHANGE_NOTIFICATION"
+    assert Frame(magic=Magic.RESPONSE, opcode=0xEE).opcode_name == "UNKNOWN_0xee"
+
+
+# --- faults of a header -------------------------------------------------------------------------------------------
+
+
+def header(*, magic: int = 0x80, lengths: str = "0000", extras: int = 0, body: int = 0) -> bytes:
+    return bytes.fromhex(f"{magic:02x} 57 {lengths} {extras:02x} 00 0000 {body:08x} 00000000 0000000000000000")
+
+
+@pytest.mark.parametrize(
+    ("data", "is_sound"),
+    [
+        (header(lengths="0003", extras=4, body=7), True),
+        (header(lengths="0003", extras=4, body=6), False),
+        (header(lengths="0100", extras=0, body=255), False),
+        (header(extras=1, body=0), False),
+        (header(magic=0x08, lengths="0203", extras=4, body=9), True),
+        (header(magic=0x08, lengths="0203", extras=4, body=8), False),
+        # In flexible framing 0x0203 is 2 and 3, in classic framing it is 515.
+        (header(magic=0x80, lengths="0203", extras=4, body=9), False),
+    ],
+)
+def test_parts_must_fit_the_body(data: bytes, is_sound: bool) -> None:
+    """The fault shows in the header, so it is raised before the body has come."""
+    if is_sound:
+        assert decode_frame(data) is None
+        return
+    with pytest.raises(LengthMismatch) as raised:
+        decode_frame(data)
+    assert raised.value.offset == 2
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_waited_for() -> None:
+    assert decode_frame(header(body=FRAME_BODY_BYTES_MAX)) is None
+    with pytest.raises(FrameTooLarge) as raised:
+        decode_frame(header(body=FRAME_BODY_BYTES_MAX + 1))
+    assert raised.value.offset == 8
+    assert str(FRAME_BODY_BYTES_MAX) in str(raised.value)
+
+
+def test_the_largest_document_fits_the_limit() -> None:
+    """20 MiB of value, a key of 250 bytes behind five of LEB128, the longest extras and framing extras."""
+    assert FRAME_BODY_BYTES_MAX >= 20 * 1024 * 1024 + 250 + 5 + 255 + 255
+
+
+@pytest.mark.parametrize("kept", range(HEADER_BYTES + 9))
+def test_missing_bytes_are_waited_for(kept: int) -> None:
+    assert decode_frame(CLASSIC_BYTES[:kept]) is None
+
+
+# --- what cannot be encoded ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(256)),
+        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, key=bytes(256)),
+        Frame(magic=Magic.REQUEST, opcode=0, framing_extras=b"x"),
+        Frame(magic=Magic.SERVER_REQUEST, opcode=0, framing_extras=b"x"),
+        Frame(magic=Magic.REQUEST, opcode=0, key=bytes(0x10000)),
+        Frame(magic=Magic.REQUEST, opcode=0, extras=bytes(256)),
+        Frame(magic=Magic.REQUEST, opcode=0x100),
+        Frame(magic=Magic.REQUEST, opcode=0, specific=0x10000),
+        Frame(magic=Magic.REQUEST, opcode=0, specific=-1),
+        Frame(magic=Magic.REQUEST, opcode=0, opaque=2**32),
+        Frame(magic=Magic.REQUEST, opcode=0, cas=2**64),
+        Frame(magic=Magic.REQUEST, opcode=0, datatype=0x100),
+    ],
+)
+def test_what_does_not_fit_the_header_is_our_own_fault(frame: Frame) -> None:
+    with pytest.raises(LocalProtocolError):
+        frame.encode()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(255), key=bytes(255), extras=bytes(255)),
+        Frame(magic=Magic.REQUEST, opcode=0xFF, key=bytes(0xFFFF), specific=0xFFFF, opaque=2**32 - 1, cas=2**64 - 1),
+    ],
+)
+def test_the_largest_that_fits_is_taken(frame: Frame) -> None:
+    assert decode_frames(frame.encode()) == [frame]
+
+
+# --- the buffer ---------------------------------------------------------------------------------------------------
+
+
+def test_frames_come_out_as_soon_as_they_are_complete() -> None:
+    buffer = FrameBuffer()
+    for byte in CLASSIC_BYTES[:-1]:
+        buffer.receive_data(bytes([byte]))
+        assert buffer.next_frame() is None
+    buffer.receive_data(CLASSIC_BYTES[-1:] + FLEXIBLE_BYTES + b"\x80")
+    assert list(buffer.frames()) == [CLASSIC, FLEXIBLE]
+    assert buffer.buffered_bytes == 1
+
+
+def test_a_broken_buffer_stays_broken_and_holds_nothing() -> None:
+    buffer = FrameBuffer()
+    buffer.receive_data(CLASSIC_BYTES + b"\x42" + CLASSIC_BYTES)
+    assert buffer.next_frame() == CLASSIC
+    with pytest.raises(BadMagic) as first:
+        buffer.next_frame()
+    assert first.value.offset == len(CLASSIC_BYTES)
+    buffer.receive_data(CLASSIC_BYTES)
+    assert buffer.buffered_bytes == 0
+    with pytest.raises(BadMagic) as second:
+        buffer.next_frame()
+    assert second.value is first.value
+
+
+def test_offsets_count_from_the_first_byte_of_the_connection() -> None:
+    buffer = FrameBuffer()
+    for _ in range(3):
+        buffer.receive_data(CLASSIC_BYTES)
+        assert buffer.next_frame() == CLASSIC
+    buffer.receive_data(2 * CLASSIC_BYTES + header(body=FRAME_BODY_BYTES_MAX + 1))
+    assert [buffer.next_frame(), buffer.next_frame()] == [CLASSIC, CLASSIC]
+    with pytest.raises(FrameTooLarge) as raised:
+        buffer.next_frame()
+    assert raised.value.offset == 5 * len(CLASSIC_BYTES) + 8
+
+
+def test_an_end_inside_a_frame_is_an_error_and_one_between_frames_is_not() -> None:
+    buffer = FrameBuffer()
+    buffer.receive_data(CLASSIC_BYTES)
+    assert buffer.next_frame() == CLASSIC
+    buffer.receive_end()
+    buffer.receive_data(CLASSIC_BYTES[:10])
+    with pytest.raises(TruncatedFrame, match="10 bytes into a frame") as raised:
+        buffer.receive_end()
+    assert raised.value.offset == len(CLASSIC_BYTES)
+
+
+def test_decode_frames_wants_whole_frames() -> None:
+    assert decode_frames(b"") == []
+    assert decode_frames(CLASSIC_BYTES + FLEXIBLE_BYTES) == [CLASSIC, FLEXIBLE]
+    with pytest.raises(TruncatedFrame):
+        decode_frames(CLASSIC_BYTES + FLEXIBLE_BYTES[:-1])
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_frame_owns_its_bytes(kind: type) -> None:
+    """The parts must not change when the buffer they came from does."""
+    frame, _ = decode_frame(kind(bytearray(CLASSIC_BYTES))) or pytest.fail("incomplete")
+    assert [type(part) for part in (frame.extras, frame.key, frame.value, frame.framing_extras)] == [bytes] * 4
