@@ -76,6 +76,13 @@ class Manifest:
     def collection_by_id(self, collection_id: CollectionId) -> tuple[Scope, Collection] | None:
         return next((pair for pair in self.collections() if pair[1].id == collection_id), None)
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether a collection may have been dropped, so that changes of it may still be stored."""
+        given_out = sum(1 for _ in self.collections()) + len(self.scopes) - 2
+        holds_default = self.collection_by_id(DEFAULT_COLLECTION) is not None
+        return not holds_default or self.ids_used - (FIRST_ID - 1) > given_out
+
     # --- changing -------------------------------------------------------------------------------------------------
 
     def with_scope(self, name: str) -> Manifest:
@@ -125,8 +132,10 @@ class Manifest:
 
     # --- JSON -----------------------------------------------------------------------------------------------------
 
-    def encode(self) -> bytes:
-        return json.dumps(self.to_json()).encode()
+    def encode(self, *, with_ids_used: bool = False) -> bytes:
+        """As JSON; the copy that is stored has to remember `ids_used` as well."""
+        members = self.to_json()
+        return json.dumps({**members, "ids_used": self.ids_used} if with_ids_used else members).encode()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -146,15 +155,16 @@ class Manifest:
         try:
             members = json.loads(bytes(data))
             scopes = tuple(_scope_from_json(scope) for scope in members["scopes"])
-            uid = ManifestUid(int(members["uid"], 16))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            uid = ManifestUid(_number(members["uid"], bits=64))
+            ids_used = int(members.get("ids_used", 0))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedJson(f"not a collections manifest: {error!r}") from error
         ids = [collection.id for scope in scopes for collection in scope.collections]
         if len(ids) != len(set(ids)) or len(scopes) != len({scope.id for scope in scopes}):
             raise MalformedJson("a collections manifest gives an id twice")
         if not any(scope.id == DEFAULT_SCOPE for scope in scopes):
             raise MalformedJson("a collections manifest has the default scope")
-        highest = max([FIRST_ID - 1, *ids, *(scope.id for scope in scopes)])
+        highest = max([FIRST_ID - 1, ids_used, *ids, *(scope.id for scope in scopes)])
         return cls(uid=uid, scopes=scopes, ids_used=highest)
 
     # --- what happened between two manifests ----------------------------------------------------------------------
@@ -214,9 +224,9 @@ def _collection_to_json(collection: Collection) -> dict[str, Any]:
 
 def _scope_from_json(members: Any) -> Scope:
     return Scope(
-        id=ScopeId(int(members["uid"], 16)),
+        id=ScopeId(_number(members["uid"], bits=32)),
         name=str(members["name"]),
-        collections=tuple(_collection_from_json(collection) for collection in members["collections"]),
+        collections=tuple(_collection_from_json(collection) for collection in members.get("collections", ())),
     )
 
 
@@ -225,11 +235,18 @@ def _collection_from_json(members: Any) -> Collection:
     if max_ttl_s is not None and (not isinstance(max_ttl_s, int) or not 0 <= max_ttl_s < 2**31):
         raise ValueError(f"maxTTL {max_ttl_s}")
     return Collection(
-        id=CollectionId(int(members["uid"], 16)),
+        id=CollectionId(_number(members["uid"], bits=32)),
         name=str(members["name"]),
         max_ttl_s=max_ttl_s,
         history=bool(members.get("history", False)),
     )
+
+
+def _number(text: str, *, bits: int) -> int:
+    number = int(text, 16)
+    if not 0 <= number < 2**bits:
+        raise ValueError(f"{text} has more than {bits} bits")
+    return number
 
 
 def _check_name(name: str) -> None:

@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from headwater.protocol.kernels.machine_code import KernelCache
+
 Bytes = NDArray[np.uint8]
 Column = NDArray[Any]
 
@@ -32,7 +34,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(function: F) -> F:
     """Compile a function on first use, keep the machine code on disk, and let other threads run meanwhile."""
-    return cast(F, njit(cache=True, nogil=True)(function))
+    dispatcher = njit(nogil=True)(function)
+    dispatcher._cache = KernelCache(function)
+    return cast(F, dispatcher)
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:

@@ -1,0 +1,102 @@
+"""Where compiled kernels are kept, and when they are stale.
+
+numba keeps the machine code of a kernel under the source of that kernel alone. But a kernel holds the code of every
+kernel it calls: change one, and its callers in other files would go on with the old one. So all kernels are kept
+together under one digest of all their sources, and any change makes a new folder. The folder is the user's, not the
+package's, which may be read-only; it is private, because what is loaded from it is run.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numba
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+
+_FOLDERS_KEPT = 4
+_MARK = b"@kernel"
+
+
+@cache
+def sources_digest() -> str:
+    """A digest of every file of the package that has a kernel, of numba's version and of Python's."""
+    digest = sha256(f"{numba.__version__} {sys.version}".encode())
+    root = Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        source = path.read_bytes()
+        if _MARK in source:
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + source + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
+def code_folder() -> Path:
+    """The folder for this state of the sources: the first place that can be made, and is nobody else's."""
+    for parent in _places():
+        folder = parent / sources_digest()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = folder.stat()
+        except OSError:
+            continue
+        is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_private and os.access(folder, os.W_OK):
+            _forget_old(parent)
+            return folder
+    return Path(tempfile.mkdtemp(prefix="headwater-kernels-"))
+
+
+def _places() -> list[Path]:
+    places = []
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        places.append(Path(named) / "headwater")
+    caches = os.environ.get("XDG_CACHE_HOME")
+    places.append((Path(caches) if caches else Path.home() / ".cache") / "headwater" / "kernels")
+    places.append(Path(tempfile.gettempdir()) / f"headwater-kernels-{os.getuid()}")
+    return places
+
+
+def _forget_old(parent: Path) -> None:
+    """Every upgrade leaves a folder behind; the oldest go."""
+    folders = sorted((entry for entry in parent.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime)
+    for folder in folders[:-_FOLDERS_KEPT]:
+        rmtree(folder, ignore_errors=True)
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    """Tells numba the folder, and the digest as the stamp of the source."""
+
+    def __init__(self, function: Any, source_file: str) -> None:
+        where = sha256(source_file.encode()).hexdigest()[:8]
+        self._disambiguator = f"{where}-{function.__code__.co_firstlineno}"
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _Locator:
+        return cls(py_func, py_file)
+
+    def get_cache_path(self) -> str:
+        return str(code_folder())
+
+    def get_source_stamp(self) -> str:
+        return sources_digest()
+
+    def get_disambiguator(self) -> str:
+        return self._disambiguator
+
+
+class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [_Locator]  # noqa: RUF012  (numba's own attribute)
+
+
+class KernelCache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of a function, kept as said above."""
+
+    _impl_class = _CacheImpl

@@ -1,0 +1,98 @@
+"""Commits: the changes that become durable together.
+
+`PendingCommit` collects changes in the order they come. Sealed, it is a `Commit`: the same frames grouped by vbucket,
+which is one row of the journal, one fsync, and the unit that streams and reads see while it is young.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.protocol.kernels.memory import Bytes, Column
+from headwater.store.engine import Change
+from headwater.store.runs import as_run, find_seqno, group_by_vbucket
+
+_FIRST_BYTES = 1024 * 1024
+_FIRST_ITEMS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Changes grouped by vbucket."""
+
+    number: int
+    data: Bytes
+    group_starts: Column
+    extra: tuple[Change, ...] = ()
+    """Facts that become durable with the changes: vbucket states, the manifest."""
+
+    def run(self, vbucket: int) -> Bytes:
+        """The changes of one vbucket."""
+        return self.data[self.group_starts[vbucket] : self.group_starts[vbucket + 1]]
+
+    def vbuckets(self) -> Iterator[int]:
+        """The vbuckets that have changes here."""
+        return iter(np.flatnonzero(np.diff(self.group_starts)).tolist())
+
+
+class PendingCommit:
+    """The commit in the making. Kernels write into its arrays directly; `reserve` makes the room first."""
+
+    def __init__(self, number: int, vbuckets: int) -> None:
+        self.number = number
+        self._vbucket_count = vbuckets
+        self.frames: Bytes = np.empty(_FIRST_BYTES, dtype=np.uint8)
+        self.used_bytes = 0
+        self.vbuckets = np.empty(_FIRST_ITEMS, dtype=np.uint16)
+        self.starts = np.empty(_FIRST_ITEMS, dtype=np.int64)
+        self.count = 0
+        self.extra: list[Change] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return self.count == 0 and not self.extra
+
+    def reserve(self, frame_bytes: int, items: int) -> None:
+        """Make room for this much more."""
+        self.frames = _grown(self.frames, self.used_bytes, self.used_bytes + frame_bytes)
+        self.vbuckets = _grown(self.vbuckets, self.count, self.count + items)
+        self.starts = _grown(self.starts, self.count, self.count + items)
+
+    def append(self, vbucket: int, frame: bytes) -> None:
+        self.reserve(len(frame), 1)
+        self.frames[self.used_bytes : self.used_bytes + len(frame)] = as_run(frame)
+        self.vbuckets[self.count] = vbucket
+        self.starts[self.count] = self.used_bytes
+        self.used_bytes += len(frame)
+        self.count += 1
+
+    def find(self, vbucket: int, seqno: int) -> Bytes | None:
+        """The frame of a change that is pending."""
+        for item in np.flatnonzero(self.vbuckets[: self.count] == vbucket).tolist():
+            end = self.starts[item + 1] if item + 1 < self.count else self.used_bytes
+            frame = self.frames[self.starts[item] : end]
+            start, _ = find_seqno(frame, seqno)
+            if start == 0:
+                return frame
+        return None
+
+    def seal(self) -> Commit:
+        grouped = np.empty(self.used_bytes, dtype=np.uint8)
+        group_starts = np.empty(self._vbucket_count + 1, dtype=np.int64)
+        group_by_vbucket(self.frames, self.vbuckets, self.starts, self.count, self.used_bytes, grouped, group_starts)
+        return Commit(number=self.number, data=grouped, group_starts=group_starts, extra=tuple(self.extra))
+
+    def restart(self, number: int) -> None:
+        """Begin the next commit in the same memory."""
+        self.number, self.used_bytes, self.count, self.extra = number, 0, 0, []
+
+
+def _grown(array: Column, used: int, needed: int) -> Column:
+    if needed <= len(array):
+        return array
+    larger = np.empty(max(needed, 2 * len(array)), dtype=array.dtype)
+    larger[:used] = array[:used]
+    return larger

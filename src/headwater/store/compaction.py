@@ -1,0 +1,331 @@
+"""Compaction: what nobody needs any more leaves the blocks.
+
+A change is needed while it is the newest of its key, or while it is young enough for the history window, which serves
+change streams, exact rollbacks and repeated reads. So is, of a key that has changed inside the window, the version that
+it had when the window began: a rollback may go back to that. A deletion that is the newest of its key is needed until
+it is older than the purge age; the highest one that goes becomes the purge seqno. Changes of a collection that has been
+dropped are not needed at all. One call handles a few blocks of one vbucket, so that the work comes in bounded steps.
+
+A deletion may go only if no older version of its document stays, which would come back to life. So it has to be outside
+the window as well, and the window has one start for all steps over a vbucket, decided by the first: whatever lies
+before a deletion that goes has then been looked at under the same rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headwater.protocol.kernels.collection_prefix import collection_id
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    copy_bytes,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    u32,
+    u64,
+)
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.numbers import Seqno
+from headwater.store.bucket import Bucket
+from headwater.store.data_format import VBucketFacts, block_last_seqno, blocks_of, vbucket_key
+from headwater.store.engine import Change, Delete, Put, Table, View
+from headwater.store.index import BASE, CAPACITY, SEQNO, probe
+from headwater.store.opening import stored_manifest
+from headwater.store.runs import EMPTY_RUN, as_run
+from headwater.store.settling import blocks
+from headwater.store.siphash import siphash128
+
+STEP_BYTES = 16 * 1024 * 1024
+_START = Seqno(0)
+_CHANGE_BYTES_MIN = 24 + 20 + 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept beyond the newest version of each key."""
+
+    history_s: int = 3600
+    history_bytes: int = 16 * 1024 * 1024
+    """Of superseded versions, a vbucket: whichever of the two bounds is reached first."""
+    purge_age_s: int = 3 * 24 * 3600
+    """How long deletions are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a step came to."""
+
+    changes: list[Change]
+    reached_seqno: Seqno | None
+    """Where the next step goes on; None where the vbucket is done."""
+    dropped_bytes: int
+    dropped_superseded: int
+    forgotten_seqnos: Column
+    """Of documents that are gone altogether: purged deletions, and what a dropped collection held."""
+    facts: VBucketFacts | None
+    """What is stored of the vbucket now; None where nothing was dropped."""
+
+
+def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno: Seqno = _START) -> Compacted:
+    """One step: the changes that compact a vbucket's blocks after a seqno.
+
+    Write them, then call `finish_compaction`; nothing of the bucket may be committed or settled in between. This looks
+    at the index, so it runs where the bucket is used and not in a thread beside it.
+    """
+    assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
+    now_s = bucket.outside.now_s()
+    with bucket.engine.view() as view:
+        # What is not durable yet may still be taken back. It must not decide about what is.
+        stored, manifest = view.get(Table.VBUCKETS, vbucket_key(vbucket)), stored_manifest(view)
+        facts = None if stored is None else VBucketFacts.decode(stored)
+        if after_seqno == _START:
+            bucket.vbuckets.window_starts[vbucket] = _window_start(view, vbucket, now_s, retention)
+        part = _read_part(view, vbucket, after_seqno)
+    kept, dropped = _filter_part(bucket, vbucket, part.run, manifest, facts, now_s - retention.purge_age_s)
+    changes: list[Change] = []
+    compacted: VBucketFacts | None = None
+    if facts is not None and len(kept) < len(part.run):
+        compacted = _compacted_facts(bucket, vbucket, facts, purge_seqno=dropped.purge_seqno)
+        changes = [
+            *(Delete(Table.BLOCKS, key) for key in part.keys),
+            *blocks(vbucket, kept),
+            Put(Table.VBUCKETS, vbucket_key(vbucket), compacted.encode()),
+        ]
+    return Compacted(
+        changes=changes,
+        reached_seqno=part.reached_seqno,
+        dropped_bytes=len(part.run) - len(kept),
+        dropped_superseded=dropped.superseded,
+        forgotten_seqnos=dropped.forgotten_seqnos,
+        facts=compacted,
+    )
+
+
+def finish_compaction(bucket: Bucket, vbucket: int, compacted: Compacted) -> None:
+    """The changes are durable: take over what they say."""
+    facts = bucket.vbuckets.facts[vbucket]
+    if compacted.facts is None or facts is None:
+        return
+    # The vbucket may have been given another state meanwhile: only what compaction decides is taken over.
+    facts = replace(
+        facts,
+        purge_seqno=compacted.facts.purge_seqno,
+        history_start_seqno=compacted.facts.history_start_seqno,
+        high_seqno_floor=compacted.facts.high_seqno_floor,
+        max_cas_floor=compacted.facts.max_cas_floor,
+        deleted_rev_floor=compacted.facts.deleted_rev_floor,
+    )
+    key = vbucket_key(vbucket)
+    if any(change.table == Table.VBUCKETS and change.key == key for change in bucket.pending.extra):
+        # Facts that wait to be committed are older than these by now.
+        bucket.set_vbucket_facts(vbucket, facts)
+    else:
+        bucket.vbuckets.set_facts(vbucket, facts)
+    forgotten = bucket.index.forget(vbucket, compacted.forgotten_seqnos)
+    # One that has been written again meanwhile counts its old version as superseded, which is gone as well.
+    rewritten = len(compacted.forgotten_seqnos) - forgotten
+    bucket.vbuckets.superseded[vbucket] -= compacted.dropped_superseded + rewritten
+
+
+def _compacted_facts(bucket: Bucket, vbucket: int, facts: VBucketFacts, *, purge_seqno: int) -> VBucketFacts:
+    numbers = bucket.vbuckets
+    return replace(
+        facts,
+        purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
+        history_start_seqno=Seqno(max(facts.history_start_seqno, int(numbers.window_starts[vbucket]))),
+        high_seqno_floor=Seqno(int(numbers.durable_seqnos[vbucket])),
+        max_cas_floor=int(numbers.max_cas[vbucket]),
+        deleted_rev_floor=int(numbers.deleted_revs[vbucket]),
+    )
+
+
+# --- what a step looks at -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """The blocks that one step looks at."""
+
+    keys: list[bytes]
+    run: Bytes
+    reached_seqno: Seqno | None
+
+
+def _read_part(view: View, vbucket: int, after_seqno: Seqno) -> _Part:
+    keys: list[bytes] = []
+    runs: list[Bytes] = []
+    size = 0
+    is_last = True
+    for key, value in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
+        if size >= STEP_BYTES:
+            is_last = False
+            break
+        keys.append(key)
+        runs.append(as_run(value).copy())
+        size += len(value)
+    return _Part(
+        keys=keys,
+        run=np.concatenate(runs) if runs else EMPTY_RUN,
+        reached_seqno=None if is_last else block_last_seqno(keys[-1]),
+    )
+
+
+def _window_start(view: View, vbucket: int, now_s: int, retention: Retention) -> int:
+    """The seqno after which every version is kept.
+
+    A block of which the first change is too old, or too far from the end, is the last such one where the next is not;
+    so only that one has to be walked.
+    """
+    oldest_cas = u64(max(0, now_s - retention.history_s) * 1_000_000_000)
+    rows = [(block_last_seqno(key), value) for key, value in view.scan(Table.BLOCKS, *blocks_of(vbucket))]
+    window_from = sum(len(value) for _, value in rows) - retention.history_bytes
+    at = start = before = 0
+    for last, value in rows:
+        run = as_run(value)
+        if at < window_from or 0 < _first_cas(run) <= oldest_cas:
+            start = max(before, int(_last_before(run, oldest_cas, i64(window_from - at))))
+        at += len(value)
+        before = last
+    return start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dropped:
+    superseded: int
+    forgotten_seqnos: Column
+    purge_seqno: int
+
+
+def _filter_part(
+    bucket: Bucket, vbucket: int, run: Bytes, manifest: Manifest, facts: VBucketFacts | None, purge_before_s: int
+) -> tuple[Bytes, _Dropped]:
+    """What is kept of a run, and what that drops."""
+    index, numbers = bucket.index, bucket.vbuckets
+    window_start = int(numbers.window_starts[vbucket])
+    history_start = max(window_start, facts.history_start_seqno if facts else 0)
+    collections = np.array(sorted(collection.id for _, collection in manifest.collections()), dtype=np.uint32)
+    kept = np.empty(len(run), dtype=np.uint8)
+    forgotten = np.empty(len(run) // _CHANGE_BYTES_MIN, dtype=np.uint64)
+    bases = np.zeros(int(index.tables[vbucket, CAPACITY]), dtype=np.uint64)
+    _find_bases(run, bases, index.slots, index.tables, vbucket, index.secret, u64(history_start))
+    kept_bytes, forgotten_count, superseded, purge_seqno = _filter(
+        run, kept, forgotten, bases, index.slots, index.tables, vbucket, index.secret, collections,
+        numbers.durable_seqnos[vbucket], u64(history_start), u64(window_start), i64(purge_before_s),
+    )  # fmt: skip
+    dropped = _Dropped(
+        superseded=int(superseded), forgotten_seqnos=forgotten[:forgotten_count], purge_seqno=int(purge_seqno)
+    )
+    return kept[:kept_bytes], dropped
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _first_cas(run: Bytes) -> int:
+    """The CAS of the first change that has one: system events have none."""
+    at = i64(0)
+    cas = u64(0)
+    while at < len(run) and cas == 0:
+        cas = load_u64(run, at + 16)
+        at += 24 + i64(load_u32(run, at + 8))
+    return cas
+
+
+@kernel
+def _last_before(run: Bytes, oldest_cas: int, byte: int) -> int:
+    """The last seqno that is older than a CAS or lies before a byte."""
+    at = i64(0)
+    seqno = u64(0)
+    while at < len(run):
+        cas = load_u64(run, at + 16)
+        if at < byte or (cas != 0 and cas <= oldest_cas):
+            seqno = load_u64(run, at + 24)
+        at += 24 + i64(load_u32(run, at + 8))
+    return seqno
+
+
+@kernel
+def _is_member(ids: Column, wanted: int) -> bool:
+    position = np.searchsorted(ids, wanted)
+    return bool(position < len(ids) and ids[position] == wanted)
+
+
+@kernel
+def _slot_of(run: Bytes, at: int, slots: Column, base: int, capacity: int, secret: Column) -> int:
+    """The slot of the document that the frame at `at` is about, or a negative number."""
+    if capacity == 0:
+        return -1
+    key_at = at + 24 + i64(run[at + 4])
+    high, low = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
+    return probe(slots, base, capacity, high, low)
+
+
+@kernel
+def _find_bases(
+    run: Bytes, bases: Column, slots: Column, tables: Column, vbucket: int, secret: Column, history_start: int
+) -> None:
+    """By slot: the seqno of the version that a document had when the window began, as far as this run has it."""
+    base = tables[vbucket, BASE]
+    capacity = tables[vbucket, CAPACITY]
+    at = i64(0)
+    while at < len(run) and load_u64(run, at + 24) <= history_start:
+        if 0x57 <= run[at + 1] <= 0x59:
+            slot = _slot_of(run, at, slots, base, capacity, secret)
+            if slot >= 0 and slots[slot, SEQNO] > history_start:
+                bases[slot - base] = load_u64(run, at + 24)
+        at += 24 + i64(load_u32(run, at + 8))
+
+
+@kernel
+def _filter(
+    run: Bytes, kept: Bytes, forgotten: Column, bases: Column, slots: Column, tables: Column, vbucket: int,
+    secret: Column, collections: Column, durable_seqno: int, history_start: int, window_start: int,
+    purge_before_s: int,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Copy what is needed.
+
+    Returns its length, how many documents are gone altogether, how many superseded changes were dropped, and the
+    highest seqno of a deletion that was purged.
+    """
+    base = tables[vbucket, BASE]
+    capacity = tables[vbucket, CAPACITY]
+    at = i64(0)
+    to = i64(0)
+    gone = 0
+    superseded = 0
+    purge_seqno = u64(0)
+    while at < len(run):
+        end = at + 24 + i64(load_u32(run, at + 8))
+        opcode = run[at + 1]
+        seqno = load_u64(run, at + 24)
+        keep = True
+        if 0x57 <= opcode <= 0x59:
+            slot = _slot_of(run, at, slots, base, capacity, secret)
+            is_newest = slot >= 0 and slots[slot, SEQNO] == seqno
+            # A version that is not durable yet does not supersede one that is.
+            is_needed = is_newest or (slot >= 0 and slots[slot, SEQNO] > durable_seqno)
+            is_old_removal = opcode != 0x57 and i64(load_u32(run, at + 40)) < purge_before_s
+            if not _is_member(collections, u32(collection_id(run, at + 24 + i64(run[at + 4])))):
+                keep = False
+            elif not is_needed:
+                keep = seqno > history_start or (slot >= 0 and bases[slot - base] == seqno)
+            elif is_newest and is_old_removal and seqno <= window_start:
+                keep = False
+                purge_seqno = seqno
+            if not keep and is_newest:
+                forgotten[gone] = seqno
+                gone += 1
+            elif not keep:
+                superseded += 1
+        if keep:
+            copy_bytes(kept, to, run, at, end - at)
+            to += end - at
+        at = end
+    return to, gone, superseded, purge_seqno

@@ -1,0 +1,183 @@
+"""Keys and values of the tables, and the version of it all.
+
+Bump `FORMAT_VERSION` whenever data written by this program could be misread by an older one.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
+
+from headwater.errors import DataDamaged, DataTooNew, HeadwaterError
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+
+FORMAT_VERSION = 1
+VBUCKETS_MAX = 1024
+
+BUCKET_FACTS = b"facts"
+CLEAN_STOP = b"clean-stop"
+"""There while the bucket is closed, and only after it was closed in order."""
+MANIFEST = b"manifest"
+
+_COMMIT_KEY = struct.Struct(">Q")
+_BLOCK_KEY = struct.Struct(">HQ")
+_VBUCKET_KEY = struct.Struct(">H")
+
+
+def commit_key(number: int) -> bytes:
+    return _COMMIT_KEY.pack(number)
+
+
+def commit_number(key: bytes) -> int:
+    return _number_in(key, _COMMIT_KEY)
+
+
+def block_key(vbucket: int, last_seqno: int) -> bytes:
+    return _BLOCK_KEY.pack(vbucket, last_seqno)
+
+
+def block_last_seqno(key: bytes) -> Seqno:
+    return Seqno(_number_in(key, _BLOCK_KEY))
+
+
+def vbucket_key(vbucket: int) -> bytes:
+    return _VBUCKET_KEY.pack(vbucket)
+
+
+def vbucket_of_key(key: bytes) -> VBucketId:
+    return VBucketId(_number_in(key, _VBUCKET_KEY))
+
+
+def _number_in(key: bytes, layout: struct.Struct) -> int:
+    """The last number of a key."""
+    if len(key) != layout.size:
+        raise DataDamaged(f"a row has a key of {len(key)} bytes, not {layout.size}", hint="Restore the data")
+    number: int = layout.unpack(key)[-1]
+    return number
+
+
+def blocks_of(vbucket: int, *, from_seqno: int = 0) -> tuple[bytes, bytes]:
+    """The range of a vbucket's blocks, from the one that holds `from_seqno` on."""
+    return block_key(vbucket, from_seqno), block_key(vbucket, 2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFacts:
+    """What a bucket is, from its creation on."""
+
+    name: str
+    uuid: str
+    vbuckets: int
+    version: int = FORMAT_VERSION
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {"version": self.version, "name": self.name, "uuid": self.uuid, "vbuckets": self.vbuckets}
+        ).encode()
+
+    @classmethod
+    def decode(cls, value: bytes | memoryview) -> BucketFacts:
+        facts = _members(value)
+        version = facts.get("version")
+        if not _is_number(version) or version < 1:
+            raise DataDamaged("the bucket's facts have no version", hint="Restore the data from a backup")
+        if version > FORMAT_VERSION:
+            raise DataTooNew(
+                f"the data has format {version}, this program reads up to {FORMAT_VERSION}",
+                hint="Use the version of Headwater that wrote it, or a newer one",
+            )
+        name, uuid, vbuckets = facts.get("name"), facts.get("uuid"), facts.get("vbuckets")
+        if not (isinstance(name, str) and isinstance(uuid, str) and _is_number(vbuckets)) or (
+            not 1 <= vbuckets <= VBUCKETS_MAX
+        ):
+            raise DataDamaged("the bucket's facts are damaged", hint="Restore the data from a backup")
+        return cls(name=name, uuid=uuid, vbuckets=vbuckets, version=version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketFacts:
+    """What is stored of a vbucket beside its changes."""
+
+    state: VBucketState
+    failover_log: FailoverLog
+    purge_seqno: Seqno = Seqno(0)
+    history_start_seqno: Seqno = Seqno(0)
+    """Every version after this seqno is still there, so a rollback to it or later is exact."""
+    snapshot_start_seqno: Seqno = Seqno(0)
+    snapshot_end_seqno: Seqno = Seqno(0)
+    """The snapshot a replica was receiving; meaningful in a replica only."""
+    high_seqno_floor: Seqno = Seqno(0)
+    """A high seqno that the changes alone would not show, because the last ones were purged."""
+    max_cas_floor: int = 0
+    deleted_rev_floor: int = 0
+    """The highest revision of a deleted document, which purged ones no longer show."""
+    topology: tuple[Any, ...] | None = field(default=None)
+
+    def with_state(self, state: VBucketState) -> VBucketFacts:
+        return replace(self, state=state)
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "state": int(self.state),
+                "failover_log": [[entry.vbuuid, entry.seqno] for entry in self.failover_log.entries],
+                "purge_seqno": self.purge_seqno,
+                "history_start_seqno": self.history_start_seqno,
+                "snapshot": [self.snapshot_start_seqno, self.snapshot_end_seqno],
+                "high_seqno_floor": self.high_seqno_floor,
+                "max_cas_floor": self.max_cas_floor,
+                "deleted_rev_floor": self.deleted_rev_floor,
+                "topology": self.topology,
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, value: bytes | memoryview) -> VBucketFacts:
+        members = _members(value)
+        try:
+            entries = [
+                FailoverEntry(vbuuid=Vbuuid(_u64(vbuuid)), seqno=Seqno(_u64(seqno)))
+                for vbuuid, seqno in members["failover_log"]
+            ]
+            snapshot_start, snapshot_end = members["snapshot"]
+            state, topology = VBucketState(_u64(members["state"])), members["topology"]
+            if not state.is_known:
+                raise ValueError(f"{state} is not a state")
+            return cls(
+                state=state,
+                failover_log=FailoverLog.of(entries),
+                purge_seqno=Seqno(_u64(members["purge_seqno"])),
+                history_start_seqno=Seqno(_u64(members["history_start_seqno"])),
+                snapshot_start_seqno=Seqno(_u64(snapshot_start)),
+                snapshot_end_seqno=Seqno(_u64(snapshot_end)),
+                high_seqno_floor=Seqno(_u64(members["high_seqno_floor"])),
+                max_cas_floor=_u64(members["max_cas_floor"]),
+                deleted_rev_floor=_u64(members["deleted_rev_floor"]),
+                topology=None if topology is None else tuple(topology),
+            )
+        except (KeyError, TypeError, ValueError, HeadwaterError) as error:
+            raise DataDamaged(f"the facts of a vbucket are damaged: {error!r}", hint="Restore the data") from error
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _u64(value: object) -> int:
+    if not _is_number(value) or not 0 <= value < 2**64:
+        raise ValueError(f"{value!r} is not a number of 64 bits")
+    return value
+
+
+def _members(value: bytes | memoryview) -> dict[str, Any]:
+    try:
+        members = json.loads(bytes(value))
+    except (ValueError, RecursionError) as error:
+        raise DataDamaged(f"a stored fact is not JSON: {error}", hint="Restore the data from a backup") from error
+    if not isinstance(members, dict):
+        raise DataDamaged("a stored fact is not an object", hint="Restore the data from a backup")
+    return members

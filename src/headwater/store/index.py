@@ -1,0 +1,349 @@
+"""The index: what is known of every document, by its key, in memory.
+
+One open-addressing table a vbucket, all in one arena of slots, so that a compiled loop can serve a batch that touches
+every vbucket. A slot has six words:
+
+    0, 1  the 128-bit hash of the key with its collection id (`siphash`)
+    2     seqno of the newest change; 0 marks an empty slot
+    3     CAS
+    4     revision << 8 | flags
+    5     expiry << 32 | the low half of the number of the commit that holds the change
+
+There is no location: a change is found by its seqno, in the commit while that is young and in the vbucket's blocks
+later. So neither settling nor compaction has to touch the index. Deleted documents stay in it, for their revision,
+until they are purged. It is rebuilt from the stored frames when a bucket is opened.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.errors import HeadwaterError
+from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.numbers import Cas, Seqno
+from headwater.store.siphash import siphash128
+
+HASH_HIGH, HASH_LOW, SEQNO, CAS, REVISION, PLACE = range(6)
+SLOT_WORDS = 6
+_SLOT_BYTES = 8 * SLOT_WORDS
+DELETED = 0x01
+LOCKED = 0x02
+HAS_XATTRS = 0x04
+
+TABLE_SLOTS_MIN = 64
+_LOAD_NUMERATOR, _LOAD_DENOMINATOR = 4, 5
+_ARENA_BYTES = 64 * 2**30
+_ARENA_BYTES_MIN = 2**28
+_MAP_NORESERVE = 0x4000
+
+BASE, CAPACITY, COUNT = range(3)
+"""Columns of `tables`: the first slot, the number of slots and those in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the index knows of a document."""
+
+    seqno: Seqno
+    cas: Cas
+    rev_seqno: int
+    expiry: int
+    commit: int
+    """The low 32 bits of the commit's number."""
+    is_deleted: bool
+    is_locked: bool = False
+    has_xattrs: bool = False
+
+
+class Index:
+    """The documents of all vbuckets of a bucket."""
+
+    def __init__(self, vbuckets: int, *, secret: tuple[int, int]) -> None:
+        self.secret = np.array(secret, dtype=np.uint64)
+        self.tables = np.zeros((vbuckets, 3), dtype=np.int64)
+        self._arena = _reserve_arena()
+        words = np.frombuffer(self._arena, dtype=np.uint64)
+        self.slots = words[: len(words) // SLOT_WORDS * SLOT_WORDS].reshape(-1, SLOT_WORDS)
+        self._next_slot = 0
+        self._free: dict[int, list[int]] = {}
+
+    def find(self, vbucket: int, key: Bytes) -> Entry | None:
+        """The entry of a key, which starts with its collection id."""
+        slot = _find(self.slots, self.tables, vbucket, self.secret, key, 0, len(key))
+        return None if slot < 0 else _entry(self.slots[slot])
+
+    def expired(self, vbucket: int, *, now_s: int, entries_max: int) -> list[Entry]:
+        """Documents whose expiry has passed."""
+        found = np.empty(entries_max, dtype=np.int64)
+        count = _expired_slots(self.slots, self.tables, vbucket, now_s, found)
+        return [_entry(self.slots[slot]) for slot in found[:count].tolist()]
+
+    def put(self, vbucket: int, key: Bytes, entry: Entry) -> None:
+        self.make_room(vbucket, 1)
+        flags = DELETED * entry.is_deleted | LOCKED * entry.is_locked | HAS_XATTRS * entry.has_xattrs
+        _put(
+            self.slots, self.tables, vbucket, self.secret, key, 0, len(key),
+            u64(entry.seqno), u64(entry.cas), u64(entry.rev_seqno << 8 | flags), u64(entry.expiry << 32 | entry.commit),
+        )  # fmt: skip
+
+    def live_documents(self) -> int:
+        """How many documents there are, without the deleted."""
+        return int(_count_live(self.slots, self.tables))
+
+    def make_room(self, vbucket: int, documents: int) -> None:
+        """Grow the table of a vbucket so that this many more documents fit."""
+        _, capacity, count = self.tables[vbucket].tolist()
+        needed = (count + documents) * _LOAD_DENOMINATOR // _LOAD_NUMERATOR + 1
+        if needed > capacity:
+            grown = max(TABLE_SLOTS_MIN, needed, capacity * 3 // 2)
+            self._resize(vbucket, -(-grown // TABLE_SLOTS_MIN) * TABLE_SLOTS_MIN)
+
+    def forget(self, vbucket: int, seqnos: Column) -> int:
+        """Drop the documents whose newest changes have these seqnos, since they are not stored any more.
+
+        Returns how many were still there.
+        """
+        capacity = int(self.tables[vbucket, CAPACITY])
+        forgotten = _clear_seqnos(self.slots, self.tables, vbucket, np.sort(seqnos))
+        # Free slots in the middle would hide the entries behind them, so the rest is entered anew.
+        if forgotten:
+            self._resize(vbucket, capacity)
+        return int(forgotten)
+
+    def locked(self, vbucket: int) -> Column:
+        """The slots of documents that are locked."""
+        base, capacity, _ = self.tables[vbucket].tolist()
+        slots = self.slots[base : base + capacity]
+        locked: Column = slots[(slots[:, SEQNO] != 0) & (slots[:, REVISION] & np.uint64(LOCKED) != 0)]
+        return locked
+
+    def lock_again(self, vbucket: int, locked: Column) -> None:
+        """Mark documents that were locked before the table was made anew, if they are what they were."""
+        base, capacity, _ = self.tables[vbucket].tolist()
+        for high, low, seqno in locked[:, : SEQNO + 1]:
+            slot = probe(self.slots, base, capacity, high, low) if capacity else -1
+            if slot >= 0 and self.slots[slot, SEQNO] == seqno:
+                self.slots[slot, REVISION] |= np.uint64(LOCKED)
+
+    def clear(self, vbucket: int) -> None:
+        base, capacity, _ = self.tables[vbucket].tolist()
+        self._release(base, capacity)
+        self.tables[vbucket] = 0
+
+    def _resize(self, vbucket: int, capacity: int) -> None:
+        old_base, old_capacity, count = self.tables[vbucket].tolist()
+        base = self._allocate(capacity)
+        _rehash(self.slots, old_base, old_capacity, base, capacity)
+        self.tables[vbucket] = (base, capacity, count)
+        self._release(old_base, old_capacity)
+
+    def _allocate(self, capacity: int) -> int:
+        """Slots that are all empty."""
+        free = self._free.get(capacity)
+        if free:
+            return free.pop()
+        base = self._next_slot
+        if base + capacity > len(self.slots):
+            raise HeadwaterError(
+                f"the index is full at {base} slots",
+                hint="Spread the bucket over more nodes, or give this one more memory",
+            )
+        self._next_slot += capacity
+        return base
+
+    def _release(self, base: int, capacity: int) -> None:
+        """Empty the slots and give their memory back: a table that has grown leaves as much behind as it has."""
+        if capacity == 0:
+            return
+        self.slots[base : base + capacity] = 0
+        first, last = base * _SLOT_BYTES, (base + capacity) * _SLOT_BYTES
+        whole_pages = range(-(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE)
+        if whole_pages:
+            self._arena.madvise(mmap.MADV_DONTNEED, whole_pages.start, len(whole_pages))
+        self._free.setdefault(capacity, []).append(base)
+
+
+def _reserve_arena() -> mmap.mmap:
+    """Address space for the slots. Pages become memory when they are first written, and start as zeros."""
+    size = _ARENA_BYTES
+    while True:
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            return mmap.mmap(-1, size, flags=flags)
+        except OSError:
+            if size <= _ARENA_BYTES_MIN:
+                raise
+            size //= 2
+
+
+def _entry(slot: Column) -> Entry:
+    _, _, seqno, cas, revision, place = slot.tolist()
+    return Entry(
+        seqno=Seqno(seqno),
+        cas=Cas(cas),
+        rev_seqno=revision >> 8,
+        expiry=place >> 32,
+        commit=place & 0xFFFFFFFF,
+        is_deleted=bool(revision & DELETED),
+        is_locked=bool(revision & LOCKED),
+        has_xattrs=bool(revision & HAS_XATTRS),
+    )
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def probe(slots: Column, base: int, capacity: int, high: int, low: int) -> int:
+    """The slot of a hash, or, where it has none, ~slot of the free one it would take. The table is never full."""
+    # The upper half of the hash, scaled to the table: any number of slots will do.
+    at = i64(((high >> u64(32)) * u64(capacity)) >> u64(32))
+    while True:
+        slot = base + at
+        if slots[slot, SEQNO] == 0:
+            return ~slot
+        if slots[slot, HASH_HIGH] == high and slots[slot, HASH_LOW] == low:
+            return slot
+        at = at + 1 if at + 1 < capacity else i64(0)
+
+
+@kernel
+def _find(slots: Column, tables: Column, vbucket: int, secret: Column, key: Bytes, key_at: int, key_bytes: int) -> int:
+    capacity = tables[vbucket, CAPACITY]
+    if capacity == 0:
+        return -1
+    high, low = siphash128(key, key_at, key_bytes, secret[0], secret[1])
+    return probe(slots, tables[vbucket, BASE], capacity, high, low)
+
+
+@kernel
+def _put(
+    slots: Column, tables: Column, vbucket: int, secret: Column, key: Bytes, key_at: int, key_bytes: int,
+    seqno: int, cas: int, revision: int, place: int,
+) -> None:  # fmt: skip
+    """Set a key's entry. The caller has made room."""
+    high, low = siphash128(key, key_at, key_bytes, secret[0], secret[1])
+    slot = probe(slots, tables[vbucket, BASE], tables[vbucket, CAPACITY], high, low)
+    if slot < 0:
+        slot = ~slot
+        slots[slot, HASH_HIGH] = high
+        slots[slot, HASH_LOW] = low
+        tables[vbucket, COUNT] += 1
+    slots[slot, SEQNO] = seqno
+    slots[slot, CAS] = cas
+    slots[slot, REVISION] = revision
+    slots[slot, PLACE] = place
+
+
+@kernel
+def _count_live(slots: Column, tables: Column) -> int:
+    live = 0
+    for vbucket in range(len(tables)):
+        base = tables[vbucket, BASE]
+        for slot in range(base, base + tables[vbucket, CAPACITY]):
+            if slots[slot, SEQNO] != 0 and not slots[slot, REVISION] & u64(DELETED):
+                live += 1
+    return live
+
+
+@kernel
+def _clear_seqnos(slots: Column, tables: Column, vbucket: int, seqnos: Column) -> int:
+    cleared = 0
+    base = tables[vbucket, BASE]
+    for slot in range(base, base + tables[vbucket, CAPACITY]):
+        seqno = slots[slot, SEQNO]
+        if seqno == 0:
+            continue
+        position = np.searchsorted(seqnos, seqno)
+        if position < len(seqnos) and seqnos[position] == seqno:
+            slots[slot, SEQNO] = 0
+            tables[vbucket, COUNT] -= 1
+            cleared += 1
+    return cleared
+
+
+@kernel
+def _rehash(slots: Column, old_base: int, old_capacity: int, base: int, capacity: int) -> None:
+    for old in range(old_base, old_base + old_capacity):
+        if slots[old, SEQNO] != 0:
+            slot = ~probe(slots, base, capacity, slots[old, HASH_HIGH], slots[old, HASH_LOW])
+            for word in range(SLOT_WORDS):
+                slots[slot, word] = slots[old, word]
+
+
+@kernel
+def _expired_slots(slots: Column, tables: Column, vbucket: int, now_s: int, found: Column) -> int:
+    """The slots of documents whose expiry has passed, as many as `found` holds. Returns how many."""
+    count = 0
+    base = tables[vbucket, BASE]
+    for slot in range(base, base + tables[vbucket, CAPACITY]):
+        expiry = slots[slot, PLACE] >> u64(32)
+        if slots[slot, SEQNO] == 0 or expiry == 0 or expiry > u64(now_s) or slots[slot, REVISION] & u64(DELETED):
+            continue
+        if count == len(found):
+            break
+        found[count] = slot
+        count += 1
+    return count
+
+
+@kernel
+def count_documents(run: Bytes) -> int:
+    """How many frames of a stored run are about a document."""
+    at = i64(0)
+    documents = 0
+    while at < len(run):
+        opcode = run[at + 1]
+        if 0x57 <= opcode <= 0x59:
+            documents += 1
+        at += 24 + i64(load_u32(run, at + 8))
+    return documents
+
+
+@kernel
+def index_run(
+    slots: Column, tables: Column, vbucket: int, secret: Column, run: Bytes, commit: int
+) -> tuple[int, int, int]:
+    """Enter the frames of a stored run, oldest first.
+
+    Returns how many superseded an older one, the highest CAS, and the highest revision of a deleted document.
+    """
+    at = i64(0)
+    superseded = 0
+    cas_max = u64(0)
+    deleted_rev = u64(0)
+    base = tables[vbucket, BASE]
+    capacity = tables[vbucket, CAPACITY]
+    while at < len(run):
+        opcode = run[at + 1]
+        frame_end = at + 24 + i64(load_u32(run, at + 8))
+        if 0x57 <= opcode <= 0x59:
+            key_at = at + 24 + i64(run[at + 4])
+            high, low = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
+            slot = probe(slots, base, capacity, high, low)
+            if slot < 0:
+                slot = ~slot
+                slots[slot, HASH_HIGH] = high
+                slots[slot, HASH_LOW] = low
+                tables[vbucket, COUNT] += 1
+            else:
+                superseded += 1
+            is_mutation = opcode == 0x57
+            cas = load_u64(run, at + 16)
+            cas_max = max(cas_max, cas)
+            expiry = u64(load_u32(run, at + 44)) if is_mutation else u64(0)
+            slots[slot, SEQNO] = load_u64(run, at + 24)
+            slots[slot, CAS] = cas
+            rev = load_u64(run, at + 32)
+            if not is_mutation:
+                deleted_rev = max(deleted_rev, rev + u64(1) if opcode == 0x59 else rev)
+            flags = u64(0) if is_mutation else u64(DELETED)
+            if run[at + 5] & 0x04:
+                flags |= u64(HAS_XATTRS)
+            slots[slot, REVISION] = (rev << u64(8)) | flags
+            slots[slot, PLACE] = (expiry << u64(32)) | u64(commit)
+        at = frame_end
+    return superseded, cas_max, deleted_rev

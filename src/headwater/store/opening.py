@@ -1,0 +1,166 @@
+"""Making, opening and closing buckets.
+
+Opening reads the facts, takes what the journal still holds, and rebuilds the index from the stored changes. A bucket
+that was not closed in order gets a new branch in the failover log of every active vbucket: what it had promised to
+somebody just before it died can't be known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from headwater.errors import DataDamaged, MalformedJson
+from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import Seqno
+from headwater.store.bucket import Bucket, Outside
+from headwater.store.commits import Commit
+from headwater.store.data_format import (
+    BUCKET_FACTS,
+    CLEAN_STOP,
+    MANIFEST,
+    BucketFacts,
+    VBucketFacts,
+    block_last_seqno,
+    blocks_of,
+    commit_number,
+    vbucket_key,
+    vbucket_of_key,
+)
+from headwater.store.engine import Change, Delete, Engine, Put, Table, View
+from headwater.store.index import Index, count_documents, index_run
+from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
+
+_FIRST, _LAST = b"", b"\xff" * 16
+
+
+def create_bucket(engine: Engine, facts: BucketFacts, *, outside: Outside, secret: tuple[int, int]) -> Bucket:
+    """A new bucket with no vbuckets."""
+    engine.write([Put(Table.BUCKET, BUCKET_FACTS, facts.encode()), Put(Table.BUCKET, MANIFEST, Manifest().encode())])
+    return _bare_bucket(engine, facts, Manifest(), outside=outside, secret=secret, next_commit=1)
+
+
+def stored_facts(engine: Engine) -> BucketFacts | None:
+    """The facts of the bucket that an engine holds, or None where it holds none."""
+    with engine.view() as view:
+        encoded = view.get(Table.BUCKET, BUCKET_FACTS)
+        return None if encoded is None else BucketFacts.decode(encoded)
+
+
+def open_bucket(engine: Engine, *, outside: Outside, secret: tuple[int, int]) -> Bucket:
+    """The bucket that an engine holds, as it was when it was last durable."""
+    with engine.view() as view:
+        encoded = view.get(Table.BUCKET, BUCKET_FACTS)
+        if encoded is None:
+            raise DataDamaged("the data holds no bucket", hint="Create the bucket first, or restore the data")
+        facts = BucketFacts.decode(encoded)
+        manifest = stored_manifest(view)
+        was_clean = view.get(Table.BUCKET, CLEAN_STOP) is not None
+        commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, _FIRST, _LAST)]
+        next_commit = commits[-1].number + 1 if commits else 1
+        bucket = _bare_bucket(engine, facts, manifest, outside=outside, secret=secret, next_commit=next_commit)
+        bucket.young = {commit.number: commit for commit in commits}
+        for key, value in view.scan(Table.VBUCKETS, _FIRST, _LAST):
+            vbucket = vbucket_of_key(key)
+            if vbucket >= facts.vbuckets:
+                raise _damaged(f"vbucket {vbucket} is beyond the bucket's {facts.vbuckets}")
+            bucket.vbuckets.set_facts(vbucket, VBucketFacts.decode(value))
+            load_vbucket(bucket, view, vbucket)
+    _mark_open(bucket, was_clean=was_clean)
+    return bucket
+
+
+def stored_manifest(view: View) -> Manifest:
+    encoded = view.get(Table.BUCKET, MANIFEST)
+    if encoded is None:
+        raise _damaged("the bucket's manifest is gone")
+    try:
+        return Manifest.decode(encoded)
+    except MalformedJson as error:
+        raise _damaged(f"the bucket's manifest is damaged: {error.reason}") from error
+
+
+def _damaged(reason: str) -> DataDamaged:
+    return DataDamaged(reason, hint="Restore the data from a backup or a replica")
+
+
+def close_bucket(bucket: Bucket) -> None:
+    """Commit what is pending and leave the mark of a clean stop. The engine stays open."""
+    bucket.commit_now()
+    bucket.engine.write([Put(Table.BUCKET, CLEAN_STOP, b"1")])
+
+
+def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
+    """Rebuild the index and the numbers of a vbucket from its stored changes."""
+    bucket.index.clear(vbucket)
+    bucket.vbuckets.reset_numbers(vbucket)
+    reached = 0
+    for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
+        last = block_last_seqno(key)
+        if not is_sound(as_run(block), vbucket, reached, last):
+            raise _damaged(f"the changes of vbucket {vbucket} from {reached + 1} to {last} are damaged")
+        _load_run(bucket, vbucket, as_run(block), commit=0)
+        reached = last
+    for number, commit in sorted(bucket.young.items()):
+        run = commit.run(vbucket)
+        # A crash between settling and clearing the journal leaves changes in both.
+        fresh = run[split_after(run, reached) :]
+        if len(fresh):
+            _load_run(bucket, vbucket, fresh, commit=number)
+    facts = bucket.vbuckets.facts[vbucket]
+    assert facts is not None
+    numbers = bucket.vbuckets
+    numbers.high_seqnos[vbucket] = max(int(numbers.high_seqnos[vbucket]), reached, facts.high_seqno_floor)
+    numbers.durable_seqnos[vbucket] = numbers.high_seqnos[vbucket]
+    numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), facts.max_cas_floor)
+    numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), facts.deleted_rev_floor)
+
+
+def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
+    index, numbers = bucket.index, bucket.vbuckets
+    index.make_room(vbucket, count_documents(run))
+    superseded, cas_max, deleted_rev = index_run(
+        index.slots, index.tables, vbucket, index.secret, run, commit & 0xFFFFFFFF
+    )
+    numbers.superseded[vbucket] += superseded
+    numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
+    numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
+    starts = np.array([0, len(run)], dtype=np.int64)
+    last_seqnos(run, starts, numbers.high_seqnos[vbucket : vbucket + 1])
+
+
+def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> Commit:
+    data = as_run(value).copy()
+    group_starts = np.empty(vbuckets + 1, dtype=np.int64)
+    if not group_starts_of(data, group_starts):
+        raise _damaged(f"commit {commit_number(key)} in the journal is damaged")
+    return Commit(number=commit_number(key), data=data, group_starts=group_starts)
+
+
+def _bare_bucket(
+    engine: Engine,
+    facts: BucketFacts,
+    manifest: Manifest,
+    *,
+    outside: Outside,
+    secret: tuple[int, int],
+    next_commit: int,
+) -> Bucket:
+    index = Index(facts.vbuckets, secret=secret)
+    return Bucket(engine, facts, index=index, manifest=manifest, outside=outside, next_commit=next_commit)
+
+
+def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
+    changes: list[Change] = [Delete(Table.BUCKET, CLEAN_STOP)]
+    for vbucket, facts in enumerate(bucket.vbuckets.facts):
+        if was_clean or facts is None or facts.state != VBucketState.ACTIVE:
+            continue
+        high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
+        log = facts.failover_log.branch(bucket.outside.new_vbuuid(), at_seqno=high)
+        branched = replace(facts, failover_log=log)
+        bucket.vbuckets.set_facts(vbucket, branched)
+        changes.append(Put(Table.VBUCKETS, vbucket_key(vbucket), branched.encode()))
+    bucket.engine.write(changes)

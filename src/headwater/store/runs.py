@@ -1,0 +1,179 @@
+"""Runs: stored changes as they lie in commits and blocks, whole frames one behind the other.
+
+The frames are DCP's own, as a collection-aware consumer gets them: mutations, deletions (version 2), expirations and
+system events, with opaque 0. The kernels here walk runs; what they are given was written by the store or checked when
+it was received or opened (`is_sound`, `group_starts_of`), so the others trust the lengths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.protocol.kernels.collection_prefix import prefix_bytes
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    copy_bytes,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    u64,
+)
+
+EMPTY_RUN: Bytes = np.empty(0, dtype=np.uint8)
+
+
+def as_run(data: bytes | bytearray | memoryview) -> Bytes:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+@kernel
+def frame_seqno(run: Bytes, at: int) -> int:
+    """The seqno of the frame at `at`: always the first number of its extras."""
+    return load_u64(run, at + 24)
+
+
+@kernel
+def find_seqno(run: Bytes, seqno: int) -> tuple[int, int]:
+    """Where the frame of a seqno starts and ends; (-1, -1) where it is not in the run."""
+    at = i64(0)
+    while at < len(run):
+        end = at + 24 + i64(load_u32(run, at + 8))
+        found = load_u64(run, at + 24)
+        if found == u64(seqno):
+            return at, end
+        if found > u64(seqno):
+            break
+        at = end
+    return -1, -1
+
+
+@kernel
+def split_after(run: Bytes, seqno: int) -> int:
+    """Where the first frame with a higher seqno starts; the run's length where there is none."""
+    at = i64(0)
+    while at < len(run) and load_u64(run, at + 24) <= u64(seqno):
+        at += 24 + i64(load_u32(run, at + 8))
+    return at
+
+
+@kernel
+def split_before(run: Bytes, size_bytes: int) -> int:
+    """Where to cut so that the front has at most this size, or one frame where that is larger."""
+    at = i64(0)
+    while at < len(run):
+        end = at + 24 + i64(load_u32(run, at + 8))
+        if end > size_bytes and at > 0:
+            break
+        at = end
+    return at
+
+
+@kernel
+def last_seqno(run: Bytes) -> int:
+    """The highest seqno of a run, 0 for an empty one."""
+    at = i64(0)
+    seqno = u64(0)
+    while at < len(run):
+        seqno = load_u64(run, at + 24)
+        at += 24 + i64(load_u32(run, at + 8))
+    return seqno
+
+
+@kernel
+def last_seqnos(grouped: Bytes, group_starts: Column, seqnos: Column) -> None:
+    """Set the seqno of every vbucket that has changes in grouped frames to that of its last."""
+    for vbucket in range(len(group_starts) - 1):
+        at = group_starts[vbucket]
+        while at < group_starts[vbucket + 1]:
+            seqnos[vbucket] = load_u64(grouped, at + 24)
+            at += 24 + i64(load_u32(grouped, at + 8))
+
+
+@kernel
+def group_by_vbucket(
+    frames: Bytes, vbuckets: Column, starts: Column, count: int, used: int, grouped: Bytes, group_starts: Column
+) -> None:
+    """Sort frames by vbucket, keeping the order within each. `group_starts` gets one entry a vbucket and an end."""
+    group_starts[:] = 0
+    for item in range(count):
+        end = starts[item + 1] if item + 1 < count else used
+        group_starts[i64(vbuckets[item]) + 1] += end - starts[item]
+    for vbucket in range(len(group_starts) - 1):
+        group_starts[vbucket + 1] += group_starts[vbucket]
+    cursors = group_starts.copy()
+    for item in range(count):
+        end = starts[item + 1] if item + 1 < count else used
+        vbucket = i64(vbuckets[item])
+        copy_bytes(grouped, cursors[vbucket], frames, starts[item], end - starts[item])
+        cursors[vbucket] += end - starts[item]
+
+
+@kernel
+def frame_end(run: Bytes, at: int) -> int:
+    """Where the frame at `at` ends, or -1 where there is none that the store could have written."""
+    if len(run) - at < 24:
+        return -1
+    opcode = run[at + 1]
+    if opcode == 0x57:
+        extras_bytes = i64(31)
+    elif opcode == 0x58:
+        extras_bytes = i64(21)
+    elif opcode == 0x59:
+        extras_bytes = i64(20)
+    elif opcode == 0x5F:
+        extras_bytes = i64(13)
+    else:
+        return -1
+    key_bytes = i64(load_u16(run, at + 2))
+    end = at + 24 + i64(load_u32(run, at + 8))
+    key_at = at + 24 + extras_bytes
+    if run[at] != 0x80 or run[at + 4] != extras_bytes or end > len(run) or key_at + key_bytes > end:
+        return -1
+    if opcode != 0x5F:
+        prefix = prefix_bytes(run, key_at, key_at + key_bytes)
+        if prefix == 0 or key_bytes == prefix:
+            return -1
+    return end
+
+
+@kernel
+def is_sound(run: Bytes, vbucket: int, after_seqno: int, last_seqno: int) -> bool:
+    """Whether these are frames of one vbucket, with rising seqnos that lie behind one and end at another."""
+    at = i64(0)
+    reached = u64(after_seqno)
+    while at < len(run):
+        end = frame_end(run, at)
+        if end < 0 or i64(load_u16(run, at + 6)) != vbucket or load_u64(run, at + 24) <= reached:
+            return False
+        reached = load_u64(run, at + 24)
+        at = end
+    return reached == u64(last_seqno)
+
+
+@kernel
+def group_starts_of(grouped: Bytes, group_starts: Column) -> bool:
+    """Where each vbucket's run starts in frames that are grouped already; False where they are not sound."""
+    group_starts[:] = 0
+    at = i64(0)
+    previous = i64(-1)
+    reached = u64(0)
+    while at < len(grouped):
+        end = frame_end(grouped, at)
+        if end < 0:
+            return False
+        vbucket = i64(load_u16(grouped, at + 6))
+        if vbucket < previous or vbucket >= len(group_starts) - 1:
+            return False
+        seqno = load_u64(grouped, at + 24)
+        if seqno == 0 or (vbucket == previous and seqno <= reached):
+            return False
+        group_starts[vbucket + 1] += end - at
+        previous = vbucket
+        reached = seqno
+        at = end
+    for vbucket in range(len(group_starts) - 1):
+        group_starts[vbucket + 1] += group_starts[vbucket]
+    return True

@@ -1,0 +1,96 @@
+"""Settling: young commits become blocks of the vbuckets they touch.
+
+A commit holds a little of many vbuckets, a block much of one. Settling takes the commits there are, gathers what they
+hold of each vbucket and appends it to the vbucket's last block until that is large enough, then begins another. It goes
+in steps of a few vbuckets, each one durable write, so that no writer waits long; the journal is cleared after the
+last. A crash in between leaves changes both in blocks and in the journal, which opening sees by their seqnos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from headwater.protocol.kernels.memory import Bytes
+from headwater.store.bucket import Bucket
+from headwater.store.commits import Commit
+from headwater.store.data_format import block_key, block_last_seqno, blocks_of, commit_key
+from headwater.store.engine import Change, Delete, Put, Table, View
+from headwater.store.runs import as_run, last_seqno, split_after, split_before
+
+BLOCK_BYTES_TARGET = 256 * 1024
+YOUNG_BYTES_MAX = 32 * 1024 * 1024
+"""When to settle: what is young is held in memory."""
+YOUNG_COMMITS_MAX = 2048
+STEP_BYTES = 4 * 1024 * 1024
+
+
+def is_due(bucket: Bucket) -> bool:
+    young = bucket.young.values()
+    return len(young) >= YOUNG_COMMITS_MAX or sum(len(commit.data) for commit in young) >= YOUNG_BYTES_MAX
+
+
+class Settling:
+    """One round over all vbuckets. `steps` are to be written one after the other, then `finish` is called."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._commits = [commit for _, commit in sorted(bucket.young.items())]
+
+    def steps(self) -> Iterator[list[Change]]:
+        """Changes for the engine, a step at a time; each must be written before the next is asked for."""
+        changes: list[Change] = []
+        size = 0
+        for vbucket in self._touched():
+            with self._bucket.engine.view() as view:
+                settled = settle_vbucket(view, vbucket, self._commits)
+            changes += settled
+            size += sum(len(change.value) for change in settled if isinstance(change, Put))
+            if size >= STEP_BYTES:
+                yield changes
+                changes, size = [], 0
+        yield [*changes, *(Delete(Table.JOURNAL, commit_key(commit.number)) for commit in self._commits)]
+
+    def finish(self) -> None:
+        """All steps are durable: let go of the commits."""
+        for commit in self._commits:
+            del self._bucket.young[commit.number]
+
+    def _touched(self) -> list[int]:
+        sizes = np.zeros(len(self._bucket.vbuckets), dtype=np.int64)
+        for commit in self._commits:
+            sizes += np.diff(commit.group_starts)
+        return [int(vbucket) for vbucket in np.flatnonzero(sizes)]
+
+
+def settle_now(bucket: Bucket) -> None:
+    """Settle everything at once, for callers that can wait."""
+    settling = Settling(bucket)
+    for changes in settling.steps():
+        bucket.engine.write(changes)
+    settling.finish()
+
+
+def settle_vbucket(view: View, vbucket: int, commits: list[Commit]) -> list[Change]:
+    """The changes that bring a vbucket's part of the commits into its blocks."""
+    start, end = blocks_of(vbucket)
+    last = view.last_before(Table.BLOCKS, end)
+    reached, gathered, changes = 0, [], []
+    if last is not None and last[0] >= start:
+        reached = block_last_seqno(last[0])
+        if len(last[1]) < BLOCK_BYTES_TARGET:
+            gathered.append(as_run(last[1]))
+            changes.append(Delete(Table.BLOCKS, last[0]))
+    fresh = [run[split_after(run, reached) :] for run in (commit.run(vbucket) for commit in commits)]
+    if not any(len(run) for run in fresh):
+        return []
+    return [*changes, *blocks(vbucket, np.concatenate([*gathered, *fresh]))]
+
+
+def blocks(vbucket: int, run: Bytes) -> Iterator[Put]:
+    """A run cut into blocks of about the target size."""
+    while len(run):
+        cut = split_before(run, BLOCK_BYTES_TARGET)
+        yield Put(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].tobytes())
+        run = run[cut:]
