@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import decoding, engines
+from bench import decoding, engines, key_value
 from bench.report import Section, write_page
 
-BENCHMARKS: dict[str, Callable[[], Section]] = {"decoding": decoding.run}
+BENCHMARKS: dict[str, Callable[[], Section]] = {
+    "decoding": decoding.run,
+    "sets": key_value.run_sets,
+    "load": key_value.run_load,
+}
 DECISIONS: dict[str, Callable[[], Section]] = {"engines": engines.run}
 """Benchmarks that back a decision once made; run by name only."""
 

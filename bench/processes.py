@@ -1,0 +1,100 @@
+"""Servers and commands as processes of their own, as users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.kv_driver import Login
+
+HEADWATER = [sys.executable, "-m", "headwater"]
+LOGIN = Login(user="bench", password="bench-password", bucket="default")
+_CREDENTIALS = ["--user", LOGIN.user, "--password", LOGIN.password]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProcess:
+    process: subprocess.Popen[bytes]
+    url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def memory_bytes(self) -> int:
+        """The memory that is the process's own. Mapped pages of the data files are the system's to take back."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"RssAnon:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found.group(1)) * 1024
+
+
+@contextmanager
+def data_folder() -> Iterator[Path]:
+    """A folder on the disk that the project lies on: a temporary folder may be memory, where nothing is durable."""
+    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir="."))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def node(folder: Path) -> Iterator[NodeProcess]:
+    command = [*HEADWATER, "serve", "--data", str(folder), "--port", "0", "--http-port", "0", "--json", *_CREDENTIALS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        yield NodeProcess(process, ready["ready"])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def memcached() -> Iterator[int | None]:
+    """A memcached on a free port, or None where it is not installed."""
+    if shutil.which("memcached") is None:
+        yield None
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    as_user = ["-u", "nobody"] if os.getuid() == 0 else []
+    process = subprocess.Popen(["memcached", *as_user, "-l", "127.0.0.1", "-p", str(port), "-m", "2048", "-t", "4"])
+    try:
+        _wait_for(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def load(url: str, *options: str) -> dict[str, Any]:
+    """Run `headwater load` and return what it reports."""
+    command = [*HEADWATER, "load", f"{url}/{LOGIN.bucket}", *options, "--json", *_CREDENTIALS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError("memcached did not start")

@@ -1,0 +1,231 @@
+"""`headwater collections`: list, create and drop the scopes and collections of a bucket."""
+
+from __future__ import annotations
+
+import functools
+import http
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
+from headwater.cli.frame_view import printable
+from headwater.cli.management_api import PORT_MAX, Answer, Management, ManagementUrl, find_management
+from headwater.client.kv_connection import TlsSettings
+from headwater.errors import HeadwaterError
+
+MAX_TTL_S_MAX = 2**31 - 1
+_BUCKETS_OWN_TTL, _NO_TTL = 0, -1
+_WAIT_MS = 30_000
+_CAN_T_WAIT = frozenset({http.HTTPStatus.FORBIDDEN, http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED})
+"""What servers say that have no way to wait for a manifest, or not for this user."""
+
+
+@click.group()
+def collections() -> None:
+    """List, create and drop scopes and collections.
+
+    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS, of a Couchbase or a Headwater node; the node is
+    asked for its management port. http://host:port/bucket names that port itself. Without TLS, who listens on the way
+    can read the password.
+
+    \b
+    Examples:
+      export HEADWATER_USER=admin HEADWATER_PASSWORD=…
+      headwater collections list couchbase://127.0.0.1/default
+      headwater collections create couchbase://127.0.0.1/default shop
+      headwater collections create couchbase://127.0.0.1/default shop.orders
+    """
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------
+
+
+class _Bucket:
+    """The scopes of a bucket, on the management side of its node."""
+
+    def __init__(self, name: str, find: Callable[[], Management]) -> None:
+        self._name = name
+        self._find = functools.cache(find)
+
+    def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        return self._find().ask(method, "pools", "default", "buckets", self._name, "scopes", *path, form=form)
+
+    def wait_for(self, changed: Answer) -> str:
+        """The uid of the manifest that a change has made, once every node has it."""
+        content = changed.accepted()
+        uid = content.get("uid") if isinstance(content, dict) else None
+        if not isinstance(uid, str):
+            raise HeadwaterError(
+                "the answer has no manifest uid", hint="Check that it is a Couchbase or Headwater node"
+            )
+        waited = self.ask("POST", "@ensureManifest", uid, form={"timeout": str(_WAIT_MS)})
+        if waited.status not in _CAN_T_WAIT:
+            waited.accepted()
+        return uid
+
+
+def _on_bucket(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the bucket of its URL, and all options that it takes to get there."""
+
+    @click.argument("url", metavar="URL")
+    @connection_options
+    @click.option(
+        "--http-port",
+        type=click.IntRange(1, PORT_MAX),
+        metavar="PORT",
+        help="The management port. The node is asked for it unless told.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+    @errors_told
+    @functools.wraps(command)
+    def wrapped(
+        url: str,
+        user: str | None,
+        password: str | None,
+        tls_ca: Path | None,
+        tls_skip_verify: bool,
+        http_port: int | None,
+        **rest: Any,
+    ) -> None:
+        where = ManagementUrl.parse(url)
+
+        def find() -> Management:
+            credentials = needed_credentials(where, user, password)
+            tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
+            address = find_management(where, credentials=credentials, tls=tls, http_port=http_port)
+            return Management(address=address, credentials=credentials, tls=tls)
+
+        command(_Bucket(where.bucket, find), **rest)
+
+    return wrapped
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A scope, or a collection in a scope."""
+
+    scope: str
+    collection: str | None = None
+
+    def __str__(self) -> str:
+        return self.scope if self.collection is None else f"{self.scope}.{self.collection}"
+
+
+def _parse_name(context: click.Context, parameter: click.Parameter, value: str) -> _Name:
+    scope, dot, collection = value.partition(".")
+    if not scope or (dot and not collection) or "." in collection:
+        raise click.BadParameter(f"{value!r} is not a scope, nor a scope and a collection.")
+    return _Name(scope, collection or None)
+
+
+_name_argument = click.argument("name", metavar="SCOPE[.COLLECTION]", callback=_parse_name)
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@collections.command("list")
+@_on_bucket
+def list_collections(bucket: _Bucket, as_json: bool) -> None:
+    """List the scopes and collections of a bucket.
+
+    \b
+    Example:
+      headwater collections list couchbase://127.0.0.1/default
+    """
+    manifest = bucket.ask("GET").accepted()
+    try:
+        rows = [("COLLECTION", "ID", "MAX TTL", "HISTORY"), *_rows(manifest)]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise HeadwaterError(
+            "the answer is no list of collections", hint="Check that it is a Couchbase or Headwater node"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(manifest))
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@collections.command("create")
+@_on_bucket
+@_name_argument
+@click.option(
+    "--max-ttl",
+    type=click.IntRange(_NO_TTL, MAX_TTL_S_MAX),
+    metavar="S",
+    help="How long documents of the collection live at most, in seconds; -1 for ever, 0 as the bucket has it.",
+)
+@click.option("--history", is_flag=True, help="Keep every version of the collection's documents for change streams.")
+def create_collection(bucket: _Bucket, name: _Name, max_ttl: int | None, history: bool, as_json: bool) -> None:
+    """Create a scope, or a collection in a scope that exists.
+
+    When the command returns, every node knows it.
+
+    \b
+    Examples:
+      headwater collections create couchbase://127.0.0.1/default shop
+      headwater collections create http://127.0.0.1:8091/default shop.carts \\
+        --max-ttl 86400
+    """
+    if name.collection is None:
+        if max_ttl is not None or history:
+            raise click.UsageError("A scope has neither --max-ttl nor --history: name a collection of it.")
+        answer = bucket.ask("POST", form={"name": name.scope})
+    else:
+        form = {"name": name.collection}
+        if max_ttl is not None:
+            form["maxTTL"] = str(max_ttl)
+        if history:
+            form["history"] = "true"
+        answer = bucket.ask("POST", name.scope, "collections", form=form)
+    _tell("created", name, bucket.wait_for(answer), as_json=as_json)
+
+
+@collections.command("drop")
+@_on_bucket
+@_name_argument
+def drop_collection(bucket: _Bucket, name: _Name, as_json: bool) -> None:
+    """Drop a scope or a collection, with all documents in it.
+
+    There is no way back. When the command returns, every node knows it.
+
+    \b
+    Examples:
+      headwater collections drop couchbase://127.0.0.1/default shop.carts
+      headwater collections drop couchbase://127.0.0.1/default shop
+    """
+    path = (name.scope,) if name.collection is None else (name.scope, "collections", name.collection)
+    _tell("dropped", name, bucket.wait_for(bucket.ask("DELETE", *path)), as_json=as_json)
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+def _tell(what: str, name: _Name, uid: str, *, as_json: bool) -> None:
+    click.echo(json.dumps({"uid": uid}) if as_json else f"{what} {name} (manifest {printable(uid)})")
+
+
+def _rows(manifest: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for scope in manifest["scopes"]:
+        for collection in scope["collections"]:
+            yield (
+                printable(f"{scope['name']}.{collection['name']}"),
+                printable(str(collection["uid"])),
+                _ttl(collection.get("maxTTL", _BUCKETS_OWN_TTL)),
+                "yes" if collection.get("history") else "",
+            )
+        if not scope["collections"]:
+            yield printable(str(scope["name"])), "", "", ""
+
+
+def _ttl(max_ttl: Any) -> str:
+    if max_ttl == _BUCKETS_OWN_TTL:
+        return ""
+    return "none" if max_ttl == _NO_TTL else printable(f"{max_ttl} s")

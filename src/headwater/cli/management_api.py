@@ -1,0 +1,213 @@
+"""The management side of a node, Couchbase's or Headwater's: where it is, and requests to it over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+from headwater.client.connection_string import Address, ConnectionString, parse_address
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import KvConnection, Login
+from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, TlsFailed
+
+HTTP_PORT = 8091
+HTTP_TLS_PORT = 18091
+PORT_MAX = 0xFFFF
+
+CONNECT_S = 10.0
+ANSWER_S = 40.0
+"""Above what a node may take to answer, which is 30 s where it waits for others."""
+
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+_MESSAGE_CHARS_MAX = 300
+_AS_THEY_ARE = "surrogateescape"
+_SCHEMES = {"http": False, "https": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementUrl:
+    """A URL, read: a connection string, or the HTTP address itself."""
+
+    addresses: tuple[Address, ...]
+    tls: bool
+    is_http: bool
+    """The port is the management port. Otherwise it is a key-value port, to be asked for that one."""
+    bucket: str
+    user: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ManagementUrl:
+        if text.partition("://")[0].lower() in _SCHEMES:
+            return cls._parse_http(text)
+        string = ConnectionString.parse(text)
+        if string.bucket is None:
+            raise _no_bucket()
+        return cls(addresses=string.addresses, tls=string.tls, is_http=False, bucket=string.bucket, user=string.user)
+
+    @classmethod
+    def _parse_http(cls, text: str) -> ManagementUrl:
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise InvalidConnectionString(f"the URL is not valid: {error}") from error
+        user, _, host = parts.netloc.rpartition("@")
+        if ":" in user:
+            # The URL itself is not repeated: it has a password in it.
+            raise InvalidConnectionString(
+                "the URL has a password in it, which others could read",
+                hint="Give the password by --password or HEADWATER_PASSWORD",
+            )
+        tls = _SCHEMES[parts.scheme]
+        bucket = unquote(parts.path).strip("/")
+        if not bucket or "/" in bucket:
+            raise _no_bucket()
+        address = parse_address(host, default_port=HTTP_TLS_PORT if tls else HTTP_PORT)
+        return cls(addresses=(address,), tls=tls, is_http=True, bucket=bucket, user=unquote(user) or None)
+
+
+def _no_bucket() -> InvalidConnectionString:
+    return InvalidConnectionString(
+        "the URL names no bucket", hint="Write couchbase://host/bucket, or http://host:8091/bucket"
+    )
+
+
+# --- where it is --------------------------------------------------------------------------------------------------
+
+
+def find_management(
+    url: ManagementUrl, *, credentials: Credentials, tls: ssl.SSLContext | None, http_port: int | None = None
+) -> Address:
+    """The management port of the first node that answers. A key-value port is asked for it, as every SDK does."""
+    first = url.addresses[0]
+    if http_port is not None:
+        return Address(first.host, http_port)
+    if url.is_http:
+        return first
+    login = Login(credentials=credentials, bucket=None, tls=tls)
+    failure: ConnectionFailed | None = None
+    for address in url.addresses:
+        try:
+            with KvConnection.open(address, login) as connection:
+                config = connection.outcome.cluster_config
+        except ConnectionFailed as error:
+            failure = failure or error
+        else:
+            return Address(address.host, _management_port(config, tls=url.tls))
+    assert failure is not None
+    raise failure
+
+
+def _management_port(config: bytes | None, *, tls: bool) -> int:
+    try:
+        node = next(node for node in json.loads(config or b"{}")["nodesExt"] if node.get("thisNode"))
+        port = int(node["services"]["mgmtSSL" if tls else "mgmt"])
+        if not 0 < port <= PORT_MAX:
+            raise ValueError(port)
+    except (StopIteration, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise HeadwaterError(
+            f"the node does not tell its management port{' with TLS' if tls else ''}", hint="Give it with --http-port"
+        ) from error
+    return port
+
+
+def _failed(address: Address, error: OSError) -> ConnectionFailed:
+    if isinstance(error, ssl.SSLError):
+        return TlsFailed(
+            f"no TLS with {address}: {error.reason or error}",
+            hint="Trust its certificate with --tls-ca, or check that the port has TLS",
+        )
+    return ConnectionFailed(
+        f"{address} can't be reached: {error.strerror or error}",
+        hint="Check that the node runs; --http-port tells its management port",
+    )
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, and the JSON that came with it; what is not JSON is kept as text."""
+
+    status: int
+    content: Any
+
+    def accepted(self) -> Any:
+        """The content of a success; of anything else the error for it."""
+        if self.status == http.HTTPStatus.OK:
+            return self.content
+        reason, hint = _REFUSALS.get(self.status, (f"the node answered with status {self.status}", ""))
+        raise HeadwaterError(self._words() or reason, hint=hint)
+
+    def _words(self) -> str:
+        """What the node itself says, in one line."""
+        members = self.content if isinstance(self.content, dict) else {}
+        errors = members.get("errors", members.get("message", ""))
+        if isinstance(errors, dict):
+            errors = [text if name == "_" else f"{name}: {text}" for name, text in errors.items()]
+        words = "; ".join(str(text) for text in (errors if isinstance(errors, list) else [errors]))
+        return " ".join(words.split()).rstrip(".")[:_MESSAGE_CHARS_MAX]
+
+
+_REFUSALS: dict[int, tuple[str, str]] = {
+    http.HTTPStatus.UNAUTHORIZED: ("the user name or the password is wrong", "Check --user and --password"),
+    http.HTTPStatus.FORBIDDEN: ("the user may not do this", "Give the user the role admin on the bucket"),
+    http.HTTPStatus.NOT_FOUND: ("there is no such bucket", "Check the names: upper and lower case differ"),
+    http.HTTPStatus.GATEWAY_TIMEOUT: (
+        "the nodes take long",
+        "Look again in a minute with `headwater collections list`",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """The management side of a node."""
+
+    address: Address
+    credentials: Credentials = field(repr=False)
+    tls: ssl.SSLContext | None = None
+
+    def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        # Bytes of the command line that are not UTF-8 are sent as they are, for the node to refuse.
+        target = "/" + "/".join(quote(part, safe="@", errors=_AS_THEY_ARE) for part in path)
+        login = f"{self.credentials.user}:{self.credentials.password}".encode(errors=_AS_THEY_ARE)
+        headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}", "Accept": "application/json"}
+        if form is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        body = None if form is None else urlencode(form, errors=_AS_THEY_ARE)
+        connection = self._connection()
+        try:
+            connection.connect()
+            connection.sock.settimeout(ANSWER_S)
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            answer = response.read(ANSWER_BYTES_MAX + 1)
+        except http.client.HTTPException as error:
+            raise HeadwaterError(
+                f"{self.address} does not speak HTTP", hint="Give the management port with --http-port"
+            ) from error
+        except OSError as error:
+            raise _failed(self.address, error) from error
+        finally:
+            connection.close()
+        return Answer(response.status, self._decode(answer))
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self.address.host, self.address.port
+        if self.tls is None:
+            return http.client.HTTPConnection(host, port, timeout=CONNECT_S)
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=self.tls)
+
+    def _decode(self, body: bytes) -> Any:
+        if len(body) > ANSWER_BYTES_MAX:
+            raise HeadwaterError(f"the answer of {self.address} has more than {ANSWER_BYTES_MAX} bytes")
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            return body.decode(errors="replace")

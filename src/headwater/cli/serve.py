@@ -1,0 +1,150 @@
+"""`headwater serve`: run a node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import rich_click as click
+import uvloop
+
+from headwater.errors import HeadwaterError
+from headwater.node.limits import ServerLimits
+from headwater.node.node import Node, Started
+from headwater.node.options import VBUCKETS, NodeOptions
+from headwater.store.compaction import Retention
+
+
+def default_data_folder() -> Path:
+    return Path(click.get_app_dir("headwater")) / "data"
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the data lies.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--advertise-host", help="The name clients reach the node by, where it differs from --host.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Key-value port; 0 for a free one. [default: 11210]")
+@click.option("--http-port", type=click.IntRange(0, 65535), help="HTTP port; 0 for a free one. [default: 8091]")
+@click.option("--bucket", "buckets", multiple=True, help="A bucket to serve; repeat for more. [default: default]")
+@click.option("--vbuckets", default=VBUCKETS, show_default=True, help="Vbuckets of a new bucket, a power of two.")
+@click.option("--bare", is_flag=True, help="Start with no vbuckets: they come by set-vbucket.")
+@click.option("--user", envvar="HEADWATER_USER", help="A user with all rights, made or given a new password.")
+@click.option("--password", envvar="HEADWATER_PASSWORD", help="Its password.")
+@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Certificate, PEM.")
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Its key, PEM.")
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback without TLS.")
+@click.option(
+    "--durability",
+    type=click.Choice(["disk", "memory"]),
+    default="disk",
+    show_default=True,
+    help="When a write is answered: once it is on disk, or at once.",
+)
+@click.option("--history-seconds", default=Retention().history_s, show_default=True, help="Keep superseded versions.")
+@click.option("--history-bytes", default=Retention().history_bytes, show_default=True, help="… up to this, a vbucket.")
+@click.option("--purge-age-seconds", default=Retention().purge_age_s, show_default=True, help="Keep deletions.")
+@click.option("--expiry-interval", default=60.0, show_default=True, help="Seconds between looks for expired documents.")
+@click.option("--compact-interval", default=10.0, show_default=True, help="Seconds between looks for compaction.")
+@click.option("--connections-max", default=ServerLimits().connections_max, show_default=True)
+@click.option("--auth-seconds", default=ServerLimits().auth_s, show_default=True, help="Time to log in.")
+@click.option("--idle-seconds", default=ServerLimits().idle_s, show_default=True, help="Time to be silent.")
+@click.option("--unsent-bytes-max", default=ServerLimits().unsent_bytes_max, show_default=True)
+@click.option("--stalled-seconds", default=ServerLimits().stalled_s, show_default=True, help="Time not to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
+def serve(
+    data: Path | None,
+    host: str,
+    advertise_host: str | None,
+    port: int | None,
+    http_port: int | None,
+    buckets: tuple[str, ...],
+    vbuckets: int,
+    bare: bool,
+    user: str | None,
+    password: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure: bool,
+    durability: str,
+    history_seconds: int,
+    history_bytes: int,
+    purge_age_seconds: int,
+    expiry_interval: float,
+    compact_interval: float,
+    connections_max: int,
+    auth_seconds: float,
+    idle_seconds: float,
+    unsent_bytes_max: int,
+    stalled_seconds: float,
+    as_json: bool,
+) -> None:
+    """Run a node that Couchbase applications can write to.
+
+    With no options it listens on loopback, serves one bucket `default`, keeps its data in your data folder and makes
+    a password, which it shows once.
+
+    Example: headwater serve --data /tmp/demo --bucket travel --user me --password secret
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        options = NodeOptions(
+            data=data or default_data_folder(),
+            host=host,
+            advertise_host=advertise_host,
+            port=port,
+            http_port=http_port,
+            buckets=buckets or ("default",),
+            vbuckets=vbuckets,
+            bare=bare,
+            user=user,
+            password=password,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            insecure=insecure,
+            ack_when_durable=durability == "disk",
+            retention=Retention(history_s=history_seconds, history_bytes=history_bytes, purge_age_s=purge_age_seconds),
+            expiry_every_s=expiry_interval,
+            compact_every_s=compact_interval,
+            limits=ServerLimits(
+                connections_max=connections_max,
+                auth_s=auth_seconds,
+                idle_s=idle_seconds,
+                unsent_bytes_max=unsent_bytes_max,
+                stalled_s=stalled_seconds,
+            ),
+        )
+        uvloop.run(_run(options, as_json=as_json))
+    except HeadwaterError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _run(options: NodeOptions, *, as_json: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(options)
+    _announce(await node.start(), options, as_json=as_json)
+    await stop.wait()
+    await node.stop()
+
+
+def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
+    """The one line that says the node is ready, and, once, the password that was made."""
+    if as_json:
+        line = {"ready": started.url, "http": started.http_url, "user": started.user, "data": str(options.data)}
+        if started.generated_password is not None:
+            line["password"] = started.generated_password
+        click.echo(json.dumps(line))
+        return
+    if started.generated_password is not None:
+        click.echo(
+            f"user {started.user}, password {started.generated_password} (kept in {options.data / 'password'})",
+            err=True,
+        )
+    click.echo(f"ready {started.url}")

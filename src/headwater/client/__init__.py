@@ -1,0 +1,1 @@
+"""The client: reads and writes any server that speaks the Couchbase protocol."""

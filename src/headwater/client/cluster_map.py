@@ -1,0 +1,249 @@
+"""The cluster map: which node has which vbucket, read from the cluster config that a server gives as JSON.
+
+The parts of a config that matter here:
+
+* `vBucketServerMap.serverList` lists the nodes of the bucket, and `vBucketMap` has a row for every vbucket: the index
+  of its active node in that list, then those of its replicas, -1 where there is none;
+* `nodesExt` lists the same nodes in the same order (and after them nodes that the bucket is not on) with the ports of
+  every service, TLS ones included, and with the addresses they have for others (`alternateAddresses`);
+* a host that is missing, or is `$HOST`, is the one the config was asked of: a node may not know its own name.
+
+Which vbucket a key belongs to is no one's choice: every client and server takes it from the CRC32 of the key.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from headwater.client.connection_string import Address, parse_address
+from headwater.errors import InvalidConnectionString, MalformedJson, NotMyVBucket
+from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, u32
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.status import Status
+
+VBUCKETS_MAX = 0x10000
+"""What the 16 bits of a request's header can name. A bucket has 1024 in Couchbase."""
+
+_HINT = "Check that the server is a Couchbase or Headwater node; if it is, this config is a fault of it"
+_HOST_PLACEHOLDER = "$HOST"
+
+
+class Network(StrEnum):
+    """Which of its addresses to reach a node by."""
+
+    AUTO = "auto"
+    """The one that the connection string has used."""
+    DEFAULT = "default"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterMap:
+    """The nodes of a bucket, and what each has. A newer config makes a new map."""
+
+    epoch: int
+    revision: int
+    bucket: str
+    uuid: str
+    nodes: tuple[Address, ...]
+    """The key-value addresses."""
+    vbucket_nodes: tuple[tuple[int, ...], ...]
+    """For every vbucket the active node and the replicas, as indices of `nodes`; -1 is nobody."""
+
+    @property
+    def vbuckets(self) -> int:
+        return len(self.vbucket_nodes)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Maps with a higher one are newer."""
+        return self.epoch, self.revision
+
+    def active_node(self, vbucket: int) -> int:
+        """The index of the node that has the vbucket, or -1."""
+        return self.vbucket_nodes[vbucket][0]
+
+    def address_of(self, vbucket: VBucketId) -> Address:
+        """The node that has the vbucket; `NotMyVBucket` while nobody has it."""
+        node = self.active_node(vbucket)
+        if node < 0:
+            raise NotMyVBucket(
+                Status.NOT_MY_VBUCKET,
+                f"vbucket {vbucket} has no active node",
+                hint="Wait for the failover or the rebalance to end, and read the cluster map again",
+            )
+        return self.nodes[node]
+
+    @classmethod
+    def decode(cls, config: bytes, *, asked: Address, tls: bool = False, network: Network = Network.AUTO) -> ClusterMap:
+        """Read the JSON that the node at `asked` has given."""
+        root = _parse(config)
+        vbucket_map = _get(root, "vBucketServerMap", dict)
+        server_list = _get(vbucket_map, "serverList", list)
+        vbucket_nodes = _decode_vbucket_map(_get(vbucket_map, "vBucketMap", list), nodes=len(server_list))
+        if "nodesExt" in root:
+            extended = _decode_nodes_ext(_get(root, "nodesExt", list), count=len(server_list), asked=asked, tls=tls)
+            nodes = _choose_network(extended, asked=asked, network=network)
+        else:
+            nodes = tuple(_decode_server(server, asked=asked) for server in server_list)
+        return cls(
+            epoch=_get(root, "revEpoch", int, 0),
+            revision=_get(root, "rev", int, 0),
+            bucket=_get(root, "name", str, ""),
+            uuid=_get(root, "uuid", str, ""),
+            nodes=nodes,
+            vbucket_nodes=vbucket_nodes,
+        )
+
+
+# --- reading the config -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    default: Address
+    external: Address | None
+
+
+def _malformed(reason: str) -> MalformedJson:
+    return MalformedJson(f"the cluster config can't be read: {reason}", hint=_HINT)
+
+
+def _parse(config: bytes) -> dict[str, Any]:
+    try:
+        root = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise _malformed("it is not JSON") from error
+    if not isinstance(root, dict):
+        raise _malformed("it is not an object")
+    if "vBucketServerMap" not in root:
+        raise _malformed("it has no vBucketServerMap, so it is the cluster's and not a bucket's")
+    return root
+
+
+def _get(parent: dict[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    value = parent.get(name, default)
+    # True is an int to Python, and no number to anybody else.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _malformed(f"{name} is missing or not what it should be")
+    return value
+
+
+def _decode_vbucket_map(rows: list[Any], *, nodes: int) -> tuple[tuple[int, ...], ...]:
+    if not 0 < len(rows) <= VBUCKETS_MAX:
+        raise _malformed(f"a bucket has 1 to {VBUCKETS_MAX} vbuckets, not {len(rows)}")
+    for vbucket, row in enumerate(rows):
+        if not (isinstance(row, list) and row and all(type(node) is int and -1 <= node < nodes for node in row)):
+            raise _malformed(f"vbucket {vbucket} is at {row!r}, while there are {nodes} nodes")
+    return tuple(tuple(row) for row in rows)
+
+
+def _decode_nodes_ext(nodes: list[Any], *, count: int, asked: Address, tls: bool) -> list[_Node]:
+    if len(nodes) < count:
+        raise _malformed(f"nodesExt has {len(nodes)} nodes of the {count} in serverList")
+    return [_decode_node(node, asked=asked, tls=tls) for node in nodes[:count]]
+
+
+def _decode_node(node: Any, *, asked: Address, tls: bool) -> _Node:
+    if not isinstance(node, dict):
+        raise _malformed("a node in nodesExt is not an object")
+    service = "kvSSL" if tls else "kv"
+    port = _decode_port(_get(node, "services", dict), service)
+    if port is None:
+        raise _malformed(f"a node of the bucket has no service {service}")
+    default = Address(_decode_host(node.get("hostname"), asked), port)
+    alternates = _get(node, "alternateAddresses", dict, {})
+    if "external" not in alternates:
+        return _Node(default=default, external=None)
+    external = _get(alternates, "external", dict)
+    # Without ports of its own the other address has the node's own ports; with some, only those are reachable.
+    other_port = _decode_port(_get(external, "ports", dict), service) if "ports" in external else port
+    if other_port is None:
+        return _Node(default=default, external=None)
+    return _Node(default=default, external=Address(_decode_host(external.get("hostname"), asked), other_port))
+
+
+def _decode_port(services: dict[str, Any], service: str) -> int | None:
+    port = services.get(service)
+    if port is not None and not (type(port) is int and 0 < port <= 0xFFFF):
+        raise _malformed(f"{port!r} is not a port")
+    return port
+
+
+def _decode_host(host: Any, asked: Address) -> str:
+    if host is None or host == _HOST_PLACEHOLDER:
+        return asked.host
+    if not isinstance(host, str) or not host:
+        raise _malformed(f"{host!r} is not a host name")
+    return host.removeprefix("[").removesuffix("]")
+
+
+def _decode_server(server: Any, *, asked: Address) -> Address:
+    """An entry of serverList, for servers so old that they have no nodesExt."""
+    if not isinstance(server, str):
+        raise _malformed(f"{server!r} in serverList is not a host and a port")
+    host = f"[{asked.host}]" if ":" in asked.host else asked.host
+    try:
+        return parse_address(server.replace(_HOST_PLACEHOLDER, host), default_port=asked.port)
+    except InvalidConnectionString as error:
+        raise _malformed(f"{server!r} in serverList is not a host and a port") from error
+
+
+def _choose_network(nodes: list[_Node], *, asked: Address, network: Network) -> tuple[Address, ...]:
+    """The addresses to use. What the connection string names decides, unless the caller does.
+
+    A client outside can't reach the addresses that nodes have among themselves, and it can only know those of outside.
+    """
+    if network is Network.AUTO:
+        known = asked in (node.default for node in nodes)
+        outside = asked in (node.external for node in nodes)
+        network = Network.EXTERNAL if outside and not known else Network.DEFAULT
+    if network is Network.DEFAULT:
+        return tuple(node.default for node in nodes)
+    if any(node.external is None for node in nodes):
+        raise _malformed("a node has no external address for key-value, and the external network was asked for")
+    return tuple(node.external for node in nodes if node.external is not None)
+
+
+# --- keys to vbuckets ---------------------------------------------------------------------------------------------
+
+
+def vbucket_of(key: bytes, vbuckets: int) -> VBucketId:
+    """The vbucket of a key, given without its collection id."""
+    return VBucketId((zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets)
+
+
+def _crc32_table() -> Column:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ 0xEDB88320, table >> 1).astype(np.uint32)
+    return table
+
+
+CRC32_TABLE = _crc32_table()
+
+
+def vbuckets_of(keys: Bytes, ends: Column, vbuckets: int) -> Column:
+    """The vbuckets of many keys that lie one behind the other, each up to its end."""
+    if not 0 < vbuckets <= VBUCKETS_MAX:
+        raise ValueError(f"{vbuckets} vbuckets")
+    found = np.empty(len(ends), dtype=np.uint16)
+    _hash_keys(keys, ends, vbuckets, CRC32_TABLE, found)
+    return found
+
+
+@kernel
+def _hash_keys(keys: Bytes, ends: Column, vbuckets: int, table: Column, found: Column) -> None:
+    at = i64(0)
+    for item in range(len(ends)):
+        crc = u32(0xFFFFFFFF)
+        while at < ends[item]:
+            crc = table[(crc ^ keys[at]) & u32(0xFF)] ^ (crc >> u32(8))
+            at += 1
+        found[item] = (i64(~crc) >> 16 & 0x7FFF) % vbuckets

@@ -1,0 +1,358 @@
+"""The client's handshake on a key-value connection, sans-IO: HELLO, log-in, bucket, cluster config.
+
+What is sent, and what has to be waited for:
+
+    HELLO, SASL_LIST_MECHS              together: neither depends on the other
+    SASL_AUTH                           when the mechanisms are known
+    SASL_STEP                           when the server has sent its challenge (SCRAM only)
+    SELECT_BUCKET, GET_CLUSTER_CONFIG   together with the last message of the log-in
+
+A server answers a connection's requests in their order, so the answer that is due is always known, and the state says
+which. What does not apply is skipped by an event of its own: a handshake with no credentials skips the log-in, one
+with no bucket the selection. The first refusal ends the handshake, whatever else is still on its way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from headwater.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    HeadwaterError,
+    KeyNotFound,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StatusError,
+    UnexpectedMessage,
+    status_error,
+)
+from headwater.protocol.compression import decompress
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Negotiated
+from headwater.protocol.frames import Frame, FrameBuffer
+from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
+from headwater.protocol.messages.session import (
+    GetClusterConfig,
+    Hello,
+    HelloResponse,
+    SaslAuth,
+    SaslListMechanisms,
+    SaslStep,
+    SelectBucket,
+)
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.sasl import Mechanism, PlainLogin, ScramClient, best_mechanism
+from headwater.protocol.state_machine import Table, transition
+from headwater.protocol.status import Status
+
+ANSWER_BYTES_MAX = 8 * 1024 * 1024
+"""The largest answer is the config; that of a hundred nodes is far below a megabyte."""
+
+_NO_CONFIG = frozenset({Status.KEY_ENOENT, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.NO_BUCKET})
+"""What servers outside a cluster say when asked for the config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who logs in. The password is shown in no repr."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandshakeOutcome:
+    """What the connection is, once it is ready."""
+
+    negotiated: Negotiated
+    mechanism: Mechanism | None
+    """How the log-in was made; None without one."""
+    cluster_config: bytes | None
+    """As JSON; None where the server is in no cluster."""
+
+
+# --- the states ---------------------------------------------------------------------------------------------------
+
+
+class HandshakeState(Enum):
+    """Named by the answer that is due."""
+
+    HELLO = auto()
+    MECHANISMS = auto()
+    LOGIN = auto()
+    PROOF = auto()
+    BUCKET = auto()
+    CONFIG = auto()
+    READY = auto()
+    FAILED = auto()
+
+
+class HelloAnswered:
+    """The server has said which features it agrees to."""
+
+
+class MechanismsListed:
+    """The server has said how it lets one log in."""
+
+
+class Challenged:
+    """The server wants a proof that we know the password."""
+
+
+class LoggedIn:
+    """The server has let us in, and with SCRAM has shown that it knows the password, too."""
+
+
+class LoginSkipped:
+    """There are no credentials."""
+
+
+class BucketSelected:
+    """The connection has its bucket."""
+
+
+class BucketSkipped:
+    """There is no bucket to select."""
+
+
+class ConfigAnswered:
+    """The cluster config has come, or the server has said that it has none."""
+
+
+class HandshakeFailed:
+    """A refusal, nonsense, or the end of the connection."""
+
+
+_FAILURE: dict[type[Any], HandshakeState] = {HandshakeFailed: HandshakeState.FAILED}
+
+HANDSHAKE: Table[HandshakeState] = {
+    HandshakeState.HELLO: {HelloAnswered: HandshakeState.MECHANISMS, **_FAILURE},
+    HandshakeState.MECHANISMS: {
+        MechanismsListed: HandshakeState.LOGIN,
+        LoginSkipped: HandshakeState.BUCKET,
+        **_FAILURE,
+    },
+    HandshakeState.LOGIN: {Challenged: HandshakeState.PROOF, LoggedIn: HandshakeState.BUCKET, **_FAILURE},
+    HandshakeState.PROOF: {LoggedIn: HandshakeState.BUCKET, **_FAILURE},
+    HandshakeState.BUCKET: {
+        BucketSelected: HandshakeState.CONFIG,
+        BucketSkipped: HandshakeState.CONFIG,
+        **_FAILURE,
+    },
+    HandshakeState.CONFIG: {ConfigAnswered: HandshakeState.READY, **_FAILURE},
+    HandshakeState.READY: _FAILURE,
+    HandshakeState.FAILED: {},
+}
+
+
+# --- the handshake ------------------------------------------------------------------------------------------------
+
+
+class ClientHandshake:
+    """One handshake: send what `data_to_send` gives and pass in what comes, until there is an `outcome` or an error.
+
+    `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be a new one every time. `plain_allowed` says that nobody
+    can listen: the connection is encrypted, or does not leave the machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        credentials: Credentials | None,
+        bucket: str | None,
+        nonce: bytes,
+        features: tuple[Feature, ...] = (),
+        agent: str = "headwater",
+        plain_allowed: bool = False,
+    ) -> None:
+        self.state = HandshakeState.HELLO
+        self.outcome: HandshakeOutcome | None = None
+        self._credentials = credentials
+        self._bucket = bucket
+        self._nonce = nonce
+        self._plain_allowed = plain_allowed
+        self._frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
+        self._to_send = bytearray()
+        self._due: deque[Request] = deque()
+        self._opaque = 0
+        self._negotiated = NOTHING_NEGOTIATED
+        self._mechanism: Mechanism | None = None
+        self._scram: ScramClient | None = None
+        self._send(Hello, key=agent.encode(), features=features)
+        if credentials is None:
+            self._send_last()
+        else:
+            self._send(SaslListMechanisms)
+
+    def data_to_send(self) -> bytes:
+        data = bytes(self._to_send)
+        self._to_send.clear()
+        return data
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what the server has sent. Raises a `StatusError` for a refusal, `RemoteProtocolError` for nonsense."""
+        self._check_under_way()
+        self._frames.receive_data(data)
+        try:
+            for frame in self._frames.frames():
+                self._take(frame)
+        except HeadwaterError:
+            self._fail()
+            raise
+
+    def receive_end(self) -> None:
+        """The server has closed the connection, which is too soon."""
+        self._check_under_way()
+        self._fail()
+        raise RemoteProtocolError(
+            f"the server closed the connection when {self._due[0].__class__.__name__} was to be answered",
+            hint="Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither",
+        )
+
+    def _check_under_way(self) -> None:
+        if self.state in (HandshakeState.READY, HandshakeState.FAILED):
+            raise LocalProtocolError("the handshake is over", hint="Read on with what the connection is for")
+
+    def _fail(self) -> None:
+        self._move(HandshakeFailed)
+        self.outcome = None
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: type[Request], **parts: Any) -> None:
+        request = message(opaque=self._opaque, **parts)
+        self._opaque += 1
+        self._due.append(request)
+        self._to_send += request.encode()
+
+    def _send_last(self) -> None:
+        if self._bucket is not None:
+            self._send(SelectBucket, key=self._bucket.encode())
+        self._send(GetClusterConfig)
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        if not self._due:
+            raise UnexpectedMessage(f"{frame.opcode_name} when every request was answered")
+        due = self._due.popleft()
+        if frame.magic.is_request or frame.opcode != due.opcode or frame.opaque != due.opaque:
+            raise UnexpectedMessage(
+                f"{frame.magic.name} {frame.opcode_name} with opaque {frame.opaque}, where the answer to "
+                f"{due.__class__.__name__} with opaque {due.opaque} was due"
+            )
+        answer = decode_message(frame)
+        assert isinstance(answer, Response)
+        _ANSWERED[Opcode(due.opcode)](self, answer)
+
+    def _move(self, event: type[Any]) -> None:
+        self.state = transition(HANDSHAKE, self.state, event)
+
+    def _on_hello(self, answer: Response) -> None:
+        if not isinstance(answer, HelloResponse):
+            raise _refused(answer, "the server refused HELLO")
+        self._negotiated = Negotiated(frozenset(answer.features))
+        self._move(HelloAnswered)
+        if self._credentials is None:
+            self._move(LoginSkipped)
+            self._skip_bucket_if_none()
+
+    def _on_mechanisms(self, answer: Response) -> None:
+        offered = _value(answer, "the server does not say how to log in")
+        assert self._credentials is not None
+        self._mechanism = best_mechanism(offered, plain_allowed=self._plain_allowed)
+        self._move(MechanismsListed)
+        user, password = self._credentials.user, self._credentials.password
+        if self._mechanism is Mechanism.PLAIN:
+            self._send(SaslAuth, key=self._mechanism.encode(), value=PlainLogin(user, password).encode())
+            self._send_last()
+        else:
+            self._scram = ScramClient(self._mechanism, user, password, self._nonce)
+            self._send(SaslAuth, key=self._mechanism.encode(), value=self._scram.first())
+
+    def _on_login(self, answer: Response) -> None:
+        value = _login_value(answer)
+        if self._scram is None:
+            if answer.status != Status.SUCCESS:
+                raise UnexpectedMessage(f"{answer.status.name} as the answer to SASL PLAIN")
+            self._logged_in()
+            return
+        # A server that lets us in without a proof does not know the password, and may be a false one.
+        if answer.status != Status.AUTH_CONTINUE:
+            raise UnexpectedMessage(f"{answer.status.name} as the answer to the first SCRAM message")
+        self._move(Challenged)
+        assert self._mechanism is not None
+        self._send(SaslStep, key=self._mechanism.encode(), value=self._scram.final(value))
+        self._send_last()
+
+    def _on_proof(self, answer: Response) -> None:
+        value = _login_value(answer)
+        assert self._scram is not None
+        if answer.status != Status.SUCCESS:
+            raise UnexpectedMessage(f"{answer.status.name} as the answer to the last SCRAM message")
+        self._scram.verify(value)
+        self._logged_in()
+
+    def _logged_in(self) -> None:
+        self._move(LoggedIn)
+        self._skip_bucket_if_none()
+
+    def _skip_bucket_if_none(self) -> None:
+        if self._bucket is None:
+            self._move(BucketSkipped)
+
+    def _on_bucket(self, answer: Response) -> None:
+        if answer.status == Status.KEY_ENOENT:
+            raise KeyNotFound(
+                answer.status, f"there is no bucket {self._bucket!r}", hint="Check the name in the connection string"
+            )
+        if answer.status == Status.EACCESS:
+            raise AccessDenied(
+                answer.status,
+                f"the user may not use bucket {self._bucket!r}",
+                hint="Check the bucket's name, and give the user a role on it",
+            )
+        _value(answer, f"bucket {self._bucket!r} can't be used")
+        self._move(BucketSelected)
+
+    def _on_config(self, answer: Response) -> None:
+        config: bytes | None = None
+        if answer.status not in _NO_CONFIG:
+            config = _value(answer, "the server does not give the cluster config") or None
+            if config and Datatype.SNAPPY in answer.datatype:
+                config = decompress(config)
+        self._move(ConfigAnswered)
+        self.outcome = HandshakeOutcome(negotiated=self._negotiated, mechanism=self._mechanism, cluster_config=config)
+
+
+_ANSWERED = {
+    Opcode.HELLO: ClientHandshake._on_hello,
+    Opcode.SASL_LIST_MECHS: ClientHandshake._on_mechanisms,
+    Opcode.SASL_AUTH: ClientHandshake._on_login,
+    Opcode.SASL_STEP: ClientHandshake._on_proof,
+    Opcode.SELECT_BUCKET: ClientHandshake._on_bucket,
+    Opcode.GET_CLUSTER_CONFIG: ClientHandshake._on_config,
+}
+
+
+def _refused(answer: Response, what: str) -> StatusError:
+    context = answer.context if isinstance(answer, ErrorResponse) else ""
+    return status_error(answer.status, f"{what}: {answer.status.name}{f' ({context})' if context else ''}")
+
+
+def _value(answer: Response, what: str) -> bytes:
+    """The value of a success; of anything else the error for it."""
+    if isinstance(answer, ErrorResponse):
+        raise _refused(answer, what)
+    value: bytes = getattr(answer, "value", b"")
+    return value
+
+
+def _login_value(answer: Response) -> bytes:
+    if answer.status == Status.AUTH_ERROR:
+        raise AuthenticationFailed(answer.status, "the server refused the log-in: the user or the password is wrong")
+    return _value(answer, "the server refused the log-in")

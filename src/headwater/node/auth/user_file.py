@@ -1,0 +1,215 @@
+"""The users on disk: one versioned JSON file, readable by its owner only.
+
+    {"version": 1, "iterations": 15000, "decoy_secret": BASE64, "users": [
+      {"name": "ann", "grants": [{"role": "writer", "bucket": "*"}],
+       "credentials": {"SCRAM-SHA512": {"salt": BASE64, "stored_key": BASE64, "server_key": BASE64}, …}}, …]}
+
+There is no password in it, but with the keys one can try passwords out as fast as a machine can, which is why others
+must not read it. A file is replaced as a whole: whoever reads it, at any moment, finds the old users or the new ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, StoreError, StoreFull
+from headwater.node.auth.users import Grant, Role, User, Users
+from headwater.protocol.sasl import SCRAM_MECHANISMS, SCRAM_SALT_BYTES, Mechanism, ScramCredentials, digest_bytes
+
+VERSION = 1
+USER_FILE_BYTES_MAX = 64 * 1024 * 1024
+"""Above what the limits on users and grants can fill in earnest."""
+
+_OWNER_ONLY = 0o600
+_OTHERS = 0o077
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+T = TypeVar("T")
+
+
+# --- storing ------------------------------------------------------------------------------------------------------
+
+
+def store_users(path: Path, users: Users) -> None:
+    """Replaces the file. It is on disk when this returns; if this fails, the old file is as it was."""
+    text = json.dumps(_encode(users), indent=1).encode() + b"\n"
+    try:
+        _replace_file(path, text)
+    except OSError as error:
+        kind = StoreFull if error.errno in _NO_ROOM else StoreError
+        raise kind(
+            f"the user file {path} cannot be written: {error.strerror}",
+            hint="Check the folder's permissions and free space; the users are as they were",
+        ) from error
+
+
+def _replace_file(path: Path, text: bytes) -> None:
+    # A name of its own for every writer: two that share one could rename each other's half of a file.
+    file_number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(file_number, "wb") as file:
+            os.fchmod(file.fileno(), _OWNER_ONLY)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is on disk once the folder is."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _encode(users: Users) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "iterations": users.iterations,
+        "decoy_secret": _encode_bytes(users.decoy_secret),
+        "users": [_encode_user(user) for user in users.by_name.values()],
+    }
+
+
+def _encode_user(user: User) -> dict[str, Any]:
+    grants = sorted((grant.bucket, grant.role) for grant in user.grants)
+    return {
+        "name": user.name,
+        "grants": [{"role": role, "bucket": bucket} for bucket, role in grants],
+        "credentials": {
+            mechanism: {
+                "salt": _encode_bytes(credentials.salt),
+                "stored_key": _encode_bytes(credentials.stored_key),
+                "server_key": _encode_bytes(credentials.server_key),
+            }
+            for mechanism, credentials in user.credentials.items()
+        },
+    }
+
+
+def _encode_bytes(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+# --- loading ------------------------------------------------------------------------------------------------------
+
+
+def load_users(path: Path) -> Users | None:
+    """The users in the file, or None where there is no file.
+
+    Every fault is a `StoreError`: `DataTooNew` for a newer version, `DataDamaged` for what is not a user file.
+    """
+    try:
+        text = _read_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(
+            f"the user file {path} cannot be read: {error.strerror}",
+            hint="Check that it belongs to the user who runs the node",
+        ) from error
+    try:
+        return _decode(text, path)
+    except (_Fault, LocalProtocolError) as error:
+        raise DataDamaged(
+            f"the user file {path} is damaged: {error}",
+            hint="Bring it back from a backup, or remove it and make the users anew",
+        ) from error
+
+
+def _read_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        # The open file is asked, not the path: the two could differ by now.
+        status = os.fstat(file.fileno())
+        if status.st_mode & _OTHERS:
+            raise StoreError(
+                f"the user file {path} is open to others, with mode {stat.S_IMODE(status.st_mode):04o}",
+                hint=f"Run chmod 600 {path}, and change the passwords if others may have read it",
+            )
+        if status.st_size > USER_FILE_BYTES_MAX:
+            raise StoreError(
+                f"the user file {path} has more than {USER_FILE_BYTES_MAX} bytes", hint="Check that it is the right one"
+            )
+        return file.read()
+
+
+class _Fault(Exception):
+    """What is wrong in the file. `load_users` makes a sentence of it."""
+
+
+def _decode(text: bytes, path: Path) -> Users:
+    try:
+        top = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Fault("it is not JSON") from error
+    version = _member(top, "version", int)
+    if version > VERSION:
+        raise DataTooNew(
+            f"the user file {path} has version {version}, and this program knows versions up to {VERSION}",
+            hint="Run the version of Headwater that wrote it, or a newer one",
+        )
+    if version != VERSION:
+        raise _Fault(f"there is no version {version}")
+    iterations = _member(top, "iterations", int)
+    decoded = [_decode_user(user, iterations) for user in _member(top, "users", list)]
+    by_name = {user.name: user for user in decoded}
+    if len(by_name) != len(decoded):
+        raise _Fault("a user is there twice")
+    return Users(iterations=iterations, decoy_secret=_bytes_member(top, "decoy_secret"), by_name=by_name)
+
+
+def _decode_user(members: object, iterations: int) -> User:
+    name = _member(members, "name", str)
+    all_credentials = _member(members, "credentials", dict)
+    return User(
+        name=name,
+        grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
+        credentials={
+            mechanism: _decode_credentials(mechanism, _member(all_credentials, mechanism, dict), iterations)
+            for mechanism in SCRAM_MECHANISMS
+        },
+    )
+
+
+def _decode_grant(members: object) -> Grant:
+    role = _member(members, "role", str)
+    if role not in tuple(Role):
+        raise _Fault(f"there is no role {role!r}")
+    return Grant(Role(role), _member(members, "bucket", str))
+
+
+def _decode_credentials(mechanism: Mechanism, members: Mapping[str, object], iterations: int) -> ScramCredentials:
+    salt = _bytes_member(members, "salt")
+    stored_key, server_key = _bytes_member(members, "stored_key"), _bytes_member(members, "server_key")
+    if len(salt) != SCRAM_SALT_BYTES or {len(stored_key), len(server_key)} != {digest_bytes(mechanism)}:
+        raise _Fault(f"credentials for {mechanism} have the wrong length")
+    return ScramCredentials(salt=salt, iterations=iterations, stored_key=stored_key, server_key=server_key)
+
+
+def _member(members: object, name: str, kind: type[T]) -> T:
+    value = members.get(name) if isinstance(members, dict) else None
+    # JSON's true is no number, though Python's is.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _Fault(f"{name} is missing or of the wrong type")
+    return value
+
+
+def _bytes_member(members: object, name: str) -> bytes:
+    try:
+        return base64.b64decode(_member(members, name, str), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _Fault(f"{name} is not base64") from error

@@ -1,0 +1,195 @@
+"""Users: who they are, how they prove it, and what they may do on which bucket.
+
+No password is kept. For each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN
+is checked against those of SCRAM-SHA512. Salts come in as arguments, because randomness is drawn at the edge.
+
+Whether a user exists stays a secret: one that does not has decoys instead (`headwater.protocol.sasl`), which is why
+all users of a collection, the decoys included, have the same number of iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum, auto
+
+from headwater.errors import LocalProtocolError
+from headwater.protocol.sasl import (
+    SCRAM_ITERATIONS,
+    SCRAM_ITERATIONS_MAX,
+    SCRAM_ITERATIONS_MIN,
+    SCRAM_MECHANISMS,
+    SCRAM_SALT_BYTES,
+    USER_CHARS_MAX,
+    Mechanism,
+    ScramCredentials,
+    decoy_credentials,
+    derive_credentials,
+    password_matches,
+)
+
+USERS_MAX = 10_000
+GRANTS_PER_USER_MAX = 1_000
+PASSWORD_BYTES_MAX = 1_024
+DECOY_SECRET_BYTES = 32
+
+SALTS_BYTES = SCRAM_SALT_BYTES * len(SCRAM_MECHANISMS)
+"""Random bytes that a new password needs: a salt for each mechanism."""
+
+ALL_BUCKETS = "*"
+
+
+class Action(Enum):
+    READ = auto()
+    WRITE = auto()
+    STREAM = auto()
+    ADMIN = auto()
+
+
+class Role(StrEnum):
+    READER = "reader"
+    WRITER = "writer"
+    ADMIN = "admin"
+
+
+ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
+    Role.READER: frozenset({Action.READ, Action.STREAM}),
+    Role.WRITER: frozenset({Action.READ, Action.STREAM, Action.WRITE}),
+    Role.ADMIN: frozenset(Action),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role on one bucket, or on all of them."""
+
+    role: Role
+    bucket: str = ALL_BUCKETS
+
+    def allows(self, action: Action, bucket: str | None) -> bool:
+        """`bucket` is None for what concerns the whole node: a grant on all buckets is needed for that."""
+        return action in ROLE_ACTIONS[self.role] and self.bucket in (ALL_BUCKETS, bucket)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A user with its grants, and with its credentials for every SCRAM mechanism."""
+
+    name: str
+    grants: frozenset[Grant]
+    credentials: Mapping[Mechanism, ScramCredentials] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        _check_grants(self.grants)
+        if self.credentials.keys() != frozenset(SCRAM_MECHANISMS):
+            raise LocalProtocolError(f"user {self.name!r} needs credentials for {', '.join(SCRAM_MECHANISMS)}")
+
+    def may(self, action: Action, bucket: str | None) -> bool:
+        return any(grant.allows(action, bucket) for grant in self.grants)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """All users of a node. A collection is a value: `add` and `remove` give another one.
+
+    So what is stored and what is in force can be told apart: store the new collection first, then put it in force.
+    """
+
+    decoy_secret: bytes = field(repr=False)
+    iterations: int = SCRAM_ITERATIONS
+    by_name: Mapping[str, User] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.decoy_secret) != DECOY_SECRET_BYTES:
+            raise LocalProtocolError(f"the decoy secret has {DECOY_SECRET_BYTES} bytes, drawn once for a node")
+        if not SCRAM_ITERATIONS_MIN <= self.iterations <= SCRAM_ITERATIONS_MAX:
+            raise LocalProtocolError(
+                f"passwords are hashed with {SCRAM_ITERATIONS_MIN} to {SCRAM_ITERATIONS_MAX} iterations",
+                hint="Clients refuse fewer because they protect too little, and more because they take too long",
+            )
+        if len(self.by_name) > USERS_MAX:
+            raise LocalProtocolError(f"a node has at most {USERS_MAX} users", hint="Remove one first")
+
+    # --- changes
+
+    def new_user(self, name: str, password: str, grants: Iterable[Grant], *, salts: bytes) -> User:
+        """A user for this collection, to be added. Takes tens of milliseconds, by design."""
+        return User(
+            name=name,
+            grants=frozenset(grants),
+            credentials=hash_password(password, salts=salts, iterations=self.iterations),
+        )
+
+    def add(self, user: User) -> Users:
+        """The collection with one more user."""
+        if user.name in self.by_name:
+            raise LocalProtocolError(f"user {user.name!r} exists already", hint="Remove it first, or take another name")
+        if any(credentials.iterations != self.iterations for credentials in user.credentials.values()):
+            raise LocalProtocolError(
+                f"the password of {user.name!r} was not hashed with {self.iterations} iterations",
+                hint="Make the user with new_user of this collection: another number would show that the user exists",
+            )
+        return replace(self, by_name={**self.by_name, user.name: user})
+
+    def remove(self, name: str) -> Users:
+        """The collection without this user."""
+        if name not in self.by_name:
+            raise LocalProtocolError(f"there is no user {name!r}", hint="Check the name: upper and lower case differ")
+        return replace(self, by_name={other: user for other, user in self.by_name.items() if other != name})
+
+    # --- questions
+
+    def credentials(self, mechanism: Mechanism, name: str) -> ScramCredentials:
+        """What a `ScramServer` looks up: the user's credentials, or decoys where there is no such user."""
+        # The decoys are made in both cases, because the time they take would show that the user does not exist.
+        decoys = decoy_credentials(mechanism, name, secret=self.decoy_secret, iterations=self.iterations)
+        user = self.by_name.get(name)
+        return decoys if user is None else user.credentials[mechanism]
+
+    def check_password(self, name: str, password: str) -> bool:
+        """Whether the user exists and has this password. Takes about ten milliseconds in both cases, by design."""
+        credentials = self.credentials(Mechanism.SCRAM_SHA512, name)
+        return password_matches(Mechanism.SCRAM_SHA512, password, credentials)
+
+    def may(self, name: str, action: Action, bucket: str | None) -> bool:
+        """Whether the user may do this on the bucket, or on the node where `bucket` is None."""
+        user = self.by_name.get(name)
+        return user is not None and user.may(action, bucket)
+
+
+def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[Mechanism, ScramCredentials]:
+    """What is kept of a password: credentials for every mechanism, each with a salt of its own."""
+    _check_password(password)
+    if len(salts) != SALTS_BYTES:
+        raise LocalProtocolError(f"a password needs {SALTS_BYTES} random bytes as salts")
+    return {
+        mechanism: derive_credentials(
+            mechanism,
+            password,
+            salt=salts[index * SCRAM_SALT_BYTES : (index + 1) * SCRAM_SALT_BYTES],
+            iterations=iterations,
+        )
+        for index, mechanism in enumerate(SCRAM_MECHANISMS)
+    }
+
+
+def _check_name(name: str) -> None:
+    # HTTP's basic authentication ends a name at the first colon. Not printable includes what is not UTF-8.
+    if not 0 < len(name) <= USER_CHARS_MAX or ":" in name or not name.isprintable():
+        raise LocalProtocolError(
+            f"{name[:USER_CHARS_MAX]!r} cannot be a user name",
+            hint=f"A name has 1 to {USER_CHARS_MAX} printable characters and no colon",
+        )
+
+
+def _check_grants(grants: frozenset[Grant]) -> None:
+    if len(grants) > GRANTS_PER_USER_MAX:
+        raise LocalProtocolError(f"a user has at most {GRANTS_PER_USER_MAX} grants", hint="Grant on all buckets with *")
+    if any(not grant.bucket for grant in grants):
+        raise LocalProtocolError("a grant needs the name of a bucket", hint="Grant on all buckets with *")
+
+
+def _check_password(password: str) -> None:
+    if "\0" in password or not 0 < len(password.encode(errors="replace")) <= PASSWORD_BYTES_MAX:
+        raise LocalProtocolError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, none of them NUL")

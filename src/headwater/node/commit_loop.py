@@ -1,0 +1,182 @@
+"""The commit loop: makes what a bucket has pending durable, one commit after the other, and keeps house in between.
+
+All writing to a bucket's engine happens in one thread of its own, so commits and house-keeping never meet, and the
+event loop never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from headwater.errors import StoreError
+from headwater.node.kv.service import BucketService
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import Seqno
+from headwater.store.bucket import Bucket
+from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.engine import Change
+from headwater.store.expiring import expire_documents
+from headwater.store.rewinding import abandon
+from headwater.store.settling import YOUNG_BYTES_MAX, Settling, is_due
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETRY_S = 0.5
+"""How long to wait after a commit could not be written."""
+SUPERSEDED_SHARE = 0.25
+"""Compact a vbucket when this share of its changes is superseded."""
+
+
+class CommitLoop:
+    """Runs one bucket."""
+
+    def __init__(
+        self,
+        service: BucketService,
+        *,
+        retention: Retention,
+        expiry_every_s: float,
+        compact_every_s: float,
+        on_durable: Callable[[], None],
+        on_void: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._bucket: Bucket = service.bucket
+        self._retention = retention
+        self._expiry_every_s = expiry_every_s
+        self._compact_every_s = compact_every_s
+        self._on_durable = on_durable
+        self._on_void = on_void
+        self._dirty = asyncio.Event()
+        self._resting = asyncio.Lock()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{service.name}")
+        self._tasks: list[asyncio.Task[None]] = []
+        service.on_change = self._dirty.set
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._commit_forever()),
+            asyncio.create_task(self._expire_forever()),
+            asyncio.create_task(self._compact_forever()),
+        ]
+
+    async def stop(self) -> None:
+        """Stop after everything taken so far is durable."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with self._resting:
+            await self._commit_all()
+        self._disk.shutdown()
+
+    async def at_rest(self, action: Callable[[], T]) -> T:
+        """Run something that must not meet a commit, such as a rollback."""
+        async with self._resting:
+            await self._commit_all()
+            result = await self._in_disk_thread(action)
+        self._on_durable()
+        return result
+
+    async def _in_disk_thread(self, action: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, action)
+
+    # --- committing -----------------------------------------------------------------------------------------------
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            async with self._resting:
+                # One at a time: while clients keep writing there is always a next one, and house-keeping has its turn.
+                if await self._commit_next():
+                    self._dirty.set()
+                if is_due(self._bucket):
+                    await self._settle()
+
+    async def _commit_all(self) -> None:
+        while await self._commit_next():
+            pass
+
+    async def _commit_next(self) -> bool:
+        """Make what is pending durable. Returns whether there may be more by now."""
+        commit = self._bucket.seal()
+        if commit is None:
+            return False
+        try:
+            await self._in_disk_thread(partial(self._bucket.persist, commit))
+        except StoreError as error:
+            logger.error("bucket %s: a commit could not be written: %s", self._service.name, error)
+            abandon(self._bucket)
+            self._on_void()
+            await asyncio.sleep(RETRY_S)
+            return False
+        self._bucket.publish(commit)
+        self._on_durable()
+        return True
+
+    # --- house-keeping --------------------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        settling = Settling(self._bucket)
+        steps = settling.steps()
+        written = 0
+        try:
+            while await self._in_disk_thread(lambda: self._write_next(steps)):
+                written += 1
+                # Writers go in between, the more seldom the further they are ahead: what is young is held in memory.
+                if written % self._settlings_behind() == 0:
+                    await self._commit_next()
+        except StoreError as error:
+            logger.error("bucket %s: commits could not be settled: %s", self._service.name, error)
+            return
+        settling.finish()
+
+    def _settlings_behind(self) -> int:
+        young_bytes = sum(len(commit.data) for commit in self._bucket.young.values())
+        return max(1, young_bytes // YOUNG_BYTES_MAX)
+
+    def _write_next(self, steps: Iterator[list[Change]]) -> bool:
+        changes = next(steps, None)
+        if changes is None:
+            return False
+        self._bucket.engine.write(changes)
+        return True
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._expiry_every_s)
+            for vbucket in np.flatnonzero(self._bucket.vbuckets.states == VBucketState.ACTIVE).tolist():
+                if expire_documents(self._bucket, vbucket):
+                    self._dirty.set()
+                await asyncio.sleep(0)
+
+    async def _compact_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._compact_every_s)
+            for vbucket in self._worth_compacting():
+                async with self._resting:
+                    await self._compact(vbucket)
+
+    def _worth_compacting(self) -> list[int]:
+        numbers, documents = self._bucket.vbuckets, self._bucket.index.tables[:, 2]
+        return np.flatnonzero(numbers.superseded > SUPERSEDED_SHARE * documents + 1).tolist()
+
+    async def _compact(self, vbucket: int) -> None:
+        after: Seqno | None = Seqno(0)
+        while after is not None and self._bucket.vbuckets.facts[vbucket] is not None:
+            compacted = compact_vbucket(self._bucket, vbucket, self._retention, after_seqno=after)
+            try:
+                await self._in_disk_thread(partial(self._bucket.engine.write, compacted.changes))
+            except StoreError as error:
+                logger.error("bucket %s: vbucket %d could not be compacted: %s", self._service.name, vbucket, error)
+                return
+            finish_compaction(self._bucket, vbucket, compacted)
+            after = compacted.reached_seqno

@@ -1,0 +1,200 @@
+"""The application: the table of routes, and what every request has to pass before its handler.
+
+In this order: the head's size, the path, the method, the origin, the log-in, the right, the bucket. A user who may not
+use a bucket does not learn whether there is one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headwater.errors import LocalProtocolError, StoreError
+from headwater.node.auth.users import Action
+from headwater.node.http import collections, pools
+from headwater.node.http.answers import Json, Refusal, forbidden, no_bucket
+from headwater.node.http.call import Call, body_too_long
+from headwater.node.http.config_streams import ConfigStreams
+from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from headwater.node.http.logins import Logins
+from headwater.node.http.node_view import NodeView
+
+_LOGIN_KEY_BYTES = 32
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A handler, and the right that it needs on the bucket of the path; every user may use what needs none."""
+
+    handle: Handler
+    needs: Action | None = None
+
+
+_BUCKET = "/pools/default/buckets/{bucket}"
+
+ROUTES: dict[str, dict[str, Endpoint]] = {
+    "/pools": {"GET": Endpoint(pools.show_pools)},
+    "/pools/default": {"GET": Endpoint(pools.show_pool)},
+    "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool)},
+    "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services)},
+    "/pools/default/buckets": {"GET": Endpoint(pools.show_buckets)},
+    _BUCKET: {"GET": Endpoint(pools.show_bucket, Action.READ)},
+    "/pools/default/bucketsStreaming/{bucket}": {"GET": Endpoint(pools.stream_bucket, Action.READ)},
+    "/pools/default/b/{bucket}": {"GET": Endpoint(pools.show_config, Action.READ)},
+    "/pools/default/bs/{bucket}": {"GET": Endpoint(pools.stream_config, Action.READ)},
+    "/whoami": {"GET": Endpoint(pools.show_user)},
+    f"{_BUCKET}/scopes": {
+        "GET": Endpoint(collections.show_manifest, Action.READ),
+        "POST": Endpoint(collections.create_scope, Action.ADMIN),
+    },
+    f"{_BUCKET}/scopes/@ensureManifest/{{uid}}": {
+        "GET": Endpoint(collections.ensure_manifest, Action.READ),
+        "POST": Endpoint(collections.ensure_manifest, Action.READ),
+    },
+    f"{_BUCKET}/scopes/{{scope}}": {"DELETE": Endpoint(collections.drop_scope, Action.ADMIN)},
+    f"{_BUCKET}/scopes/{{scope}}/collections": {"POST": Endpoint(collections.create_collection, Action.ADMIN)},
+    f"{_BUCKET}/scopes/{{scope}}/collections/{{collection}}": {
+        "DELETE": Endpoint(collections.drop_collection, Action.ADMIN)
+    },
+}
+
+_PERMISSIONS = {
+    Action.READ: "cluster.bucket[{bucket}].settings!read",
+    Action.ADMIN: "cluster.collection[{bucket}:.:.].collections!write",
+}
+
+
+def http_app(node: NodeView) -> Starlette:
+    """The HTTP side of a node. `app.state.streams` is to be closed before the server waits for requests to end."""
+    logins = Logins(node, key=secrets.token_bytes(_LOGIN_KEY_BYTES))
+    streams = ConfigStreams(node)
+
+    def route(path: str, endpoints: dict[str, Endpoint]) -> Route:
+        async def handle(request: Request) -> Response:
+            # Starlette lets HEAD in wherever GET is.
+            endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
+            _check_origin(request)
+            user = await logins.user_of(request)
+            call = Call(node=node, streams=streams, request=request, user=user)
+            _check_right(call, endpoint.needs)
+            return await endpoint.handle(call)
+
+        return Route(path, handle, methods=list(endpoints))
+
+    app = Starlette(
+        routes=[*_open_routes(node), *(route(path, endpoints) for path, endpoints in ROUTES.items())],
+        middleware=[Middleware(_HeadLimit)],
+        exception_handlers={
+            Refusal: _refuse,
+            HTTPException: _refuse_route,
+            LocalProtocolError: _refuse_change,
+            StoreError: _refuse_for_now,
+            Exception: _own_up,
+        },
+    )
+    app.state.streams = streams
+    return app
+
+
+def _open_routes(node: NodeView) -> list[Route]:
+    """What needs no log-in, and tells nothing that is worth one."""
+
+    async def root(request: Request) -> Response:
+        # gocbcore sees by this that the node is alive.
+        return Json({"name": "headwater", "uri": "/pools"})
+
+    async def health(request: Request) -> Response:
+        return Json({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        return Json({"status": "ready"}) if node.is_ready else Json({"status": "starting"}, 503)
+
+    return [Route("/", root), Route("/health", health), Route("/ready", ready)]
+
+
+# --- before the handler -------------------------------------------------------------------------------------------
+
+
+class _HeadLimit:
+    """Refuses what is too long before anything looks at it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = _size_refusal(scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+
+def _size_refusal(scope: Scope) -> Refusal | None:
+    head_bytes = len(scope["path"].encode(errors="replace")) + len(scope["query_string"])
+    head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
+    if head_bytes > HEAD_BYTES_MAX:
+        return Refusal.message(431, f"Path and headers have at most {HEAD_BYTES_MAX} bytes", Connection="close")
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    # The parser has made sure that it is a number.
+    return body_too_long() if int(announced) > BODY_BYTES_MAX else None
+
+
+def _check_origin(request: Request) -> None:
+    """A page of another site must not use the log-in that a browser remembers."""
+    origin = request.headers.get("origin")
+    if origin is None or request.method in ("GET", "HEAD"):
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise Refusal.message(403, "Pages of other sites may not change anything here")
+
+
+def _check_right(call: Call, needs: Action | None) -> None:
+    bucket = call.request.path_params.get("bucket")
+    if needs is None or bucket is None:
+        return
+    if not call.node.users.may(call.user, needs, bucket):
+        call.node.log(f"{call.user!r} may not {call.request.method} {call.request.url.path!r}")
+        raise forbidden(_PERMISSIONS[needs].format(bucket=bucket))
+    if call.node.bucket(bucket) is None:
+        raise no_bucket(bucket)
+
+
+# --- what was raised ----------------------------------------------------------------------------------------------
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return error.response()
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{request.method} is not allowed here, but {allowed} is"
+    else:
+        message = "There is nothing here: begin at /pools" if error.status_code == 404 else error.detail
+    return Json({"message": message}, error.status_code, headers=error.headers)
+
+
+async def _refuse_change(request: Request, error: Exception) -> Response:
+    """The manifest does not allow the change, such as one collection too many."""
+    return Refusal.errors(400, str(error)).response()
+
+
+async def _refuse_for_now(request: Request, error: Exception) -> Response:
+    return Refusal.errors(503, str(error)).response()
+
+
+async def _own_up(request: Request, error: Exception) -> Response:
+    """The error itself goes on to the server, which logs it."""
+    return Json({"message": "The node has met an error of its own: its log has more"}, 500)

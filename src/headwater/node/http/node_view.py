@@ -1,0 +1,88 @@
+"""What the HTTP side needs of a node. Whoever runs the node implements `NodeView`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.users import Users
+from headwater.node.http.changes import Changes
+from headwater.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketView:
+    """A bucket as it is now."""
+
+    name: str
+    uuid: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketUsage:
+    """What a bucket holds and takes."""
+
+    items: int
+    disk_bytes: int
+    memory_bytes: int
+    memory_quota_bytes: int
+
+
+class NodeView(Protocol):
+    """The node as the routes see it. Everything is called in the event loop that runs the HTTP side."""
+
+    @property
+    def users(self) -> Users: ...
+
+    @property
+    def throttle(self) -> LoginThrottle:
+        """The one that the key-value side uses, too: guesses count wherever they are made."""
+        ...
+
+    @property
+    def server_version(self) -> str:
+        """Such as `7.6.0-0-headwater`. Clients decide by its first three numbers what they may use."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every bucket is open and served."""
+        ...
+
+    @property
+    def config_changes(self) -> Changes:
+        """To be notified when a cluster config has changed."""
+        ...
+
+    def now_s(self) -> float:
+        """The throttle's clock, which never goes back."""
+        ...
+
+    def uptime_s(self) -> float: ...
+
+    def log(self, message: str) -> None: ...
+
+    def bucket_names(self) -> Iterable[str]: ...
+
+    def bucket(self, name: str) -> BucketView | None: ...
+
+    def usage(self, bucket: str) -> BucketUsage: ...
+
+    def cluster_config(self, bucket: str | None) -> bytes:
+        """The cluster config for a bucket, or for the node, as the key-value side gives it (`cluster_config`)."""
+        ...
+
+    async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Put what `change` makes of the manifest into force, and return it once it is durable.
+
+        `change` is called once, and nothing else happens between that and the new manifest being in force. What it
+        raises is raised here; a `StoreError` says that the manifest is as it was.
+        """
+        ...
+
+    async def wait_for_manifest(self, bucket: str, uid: int) -> None:
+        """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled."""
+        ...

@@ -1,0 +1,202 @@
+"""Handlers for what clients read: the pool, its buckets and their configs, and who they are.
+
+All of it is made from the cluster config, so that every way to bootstrap leads to the same nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from typing import Any
+
+from starlette.responses import Response
+
+from headwater.node.auth.users import Action, Grant, Role
+from headwater.node.cluster_config import bucket_uri, join_host_port
+from headwater.node.http.answers import Json
+from headwater.node.http.call import Call
+from headwater.node.http.node_view import BucketView
+from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
+
+_ROLE_NAMES: dict[Role, tuple[str, ...]] = {
+    Role.READER: ("data_reader", "data_dcp_reader"),
+    Role.WRITER: ("data_reader", "data_dcp_reader", "data_writer"),
+    Role.ADMIN: ("bucket_admin", "data_reader", "data_dcp_reader", "data_writer"),
+}
+"""Couchbase's roles that come closest to ours."""
+
+_SYSTEM = f"{platform.machine()}-{sys.platform}"
+
+
+async def show_pools(call: Call) -> Response:
+    node, uuid = call.node, _node_config(call).get("clusterUUID", "")
+    return Json(
+        {
+            "isAdminCreds": node.users.may(call.user, Action.ADMIN, None),
+            "isROAdminCreds": False,
+            "isEnterprise": False,
+            "allowedServices": ["kv"],
+            "pools": [
+                {
+                    "name": "default",
+                    "uri": f"/pools/default?uuid={uuid}",
+                    "streamingUri": f"/poolsStreaming/default?uuid={uuid}",
+                }
+            ],
+            "uuid": uuid,
+            "implementationVersion": node.server_version,
+            "componentsVersion": {"ns_server": node.server_version},
+        }
+    )
+
+
+async def show_pool(call: Call) -> Response:
+    return Json(_pool(call))
+
+
+async def stream_pool(call: Call) -> Response:
+    return call.streams.stream(call.request, lambda: json.dumps(_pool(call)).encode())
+
+
+async def show_node_services(call: Call) -> Response:
+    return Json(call.node.cluster_config(None))
+
+
+async def show_buckets(call: Call) -> Response:
+    return Json([_bucket(call, bucket) for bucket in _readable_buckets(call)])
+
+
+async def show_bucket(call: Call) -> Response:
+    return Json(_bucket(call, call.bucket))
+
+
+async def stream_bucket(call: Call) -> Response:
+    return call.streams.stream(call.request, lambda: json.dumps(_bucket(call, call.bucket)).encode())
+
+
+async def show_config(call: Call) -> Response:
+    return Json(call.node.cluster_config(call.bucket.name))
+
+
+async def stream_config(call: Call) -> Response:
+    return call.streams.stream(call.request, lambda: call.node.cluster_config(call.bucket.name))
+
+
+async def show_user(call: Call) -> Response:
+    user = call.node.users.by_name[call.user]
+    is_admin = user.may(Action.ADMIN, None)
+    roles = [{"role": "admin"}] if is_admin else [role for grant in user.grants for role in _roles(grant)]
+    roles.sort(key=lambda role: (role["role"], role.get("bucket_name", "")))
+    return Json({"id": user.name, "domain": "admin" if is_admin else "local", "roles": roles})
+
+
+def _roles(grant: Grant) -> list[dict[str, str]]:
+    return [{"role": role, "bucket_name": grant.bucket} for role in _ROLE_NAMES[grant.role]]
+
+
+# --- what they are made of ----------------------------------------------------------------------------------------
+
+
+def _node_config(call: Call) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(call.node.cluster_config(None))
+    return config
+
+
+def _readable_buckets(call: Call) -> list[BucketView]:
+    names = (name for name in call.node.bucket_names() if call.node.users.may(call.user, Action.READ, name))
+    return [bucket for name in sorted(names) if (bucket := call.node.bucket(name)) is not None]
+
+
+def _pool(call: Call) -> dict[str, Any]:
+    config = _node_config(call)
+    uuid = config.get("clusterUUID", "")
+    return {
+        "name": "default",
+        "clusterName": config.get("clusterName", ""),
+        "nodes": _nodes(call, config),
+        "buckets": {
+            "uri": f"/pools/default/buckets?uuid={uuid}",
+            "terseBucketsBase": "/pools/default/b/",
+            "terseStreamingBucketsBase": "/pools/default/bs/",
+        },
+        "bucketNames": [{"bucketName": bucket.name, "uuid": bucket.uuid} for bucket in _readable_buckets(call)],
+        "nodeServicesUri": "/pools/default/nodeServices",
+        "maxCollectionCount": COLLECTIONS_MAX,
+        "maxScopeCount": SCOPES_MAX,
+        "balanced": True,
+        "rebalanceStatus": "none",
+    }
+
+
+def _bucket(call: Call, bucket: BucketView) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(call.node.cluster_config(bucket.name))
+    usage = call.node.usage(bucket.name)
+    server_map = config.get("vBucketServerMap", {})
+    return {
+        "name": bucket.name,
+        "uuid": bucket.uuid,
+        "nodeLocator": "vbucket",
+        "bucketType": "membase",
+        "storageBackend": "couchstore",
+        "authType": "sasl",
+        "uri": bucket_uri("buckets", bucket.name, bucket.uuid),
+        "streamingUri": bucket_uri("bucketsStreaming", bucket.name, bucket.uuid),
+        "numVBuckets": len(server_map.get("vBucketMap", ())),
+        "bucketCapabilitiesVer": "",
+        "bucketCapabilities": config.get("bucketCapabilities", []),
+        "collectionsManifestUid": f"{bucket.manifest.uid:x}",
+        "vBucketServerMap": server_map,
+        "nodes": _nodes(call, config),
+        "controllers": {},
+        "replicaNumber": server_map.get("numReplicas", 0),
+        "replicaIndex": False,
+        "maxTTL": 0,
+        "compressionMode": "passive",
+        "conflictResolutionType": "seqno",
+        "durabilityMinLevel": "none",
+        # Keys are always in memory, values need not be.
+        "evictionPolicy": "valueOnly",
+        "quota": {"ram": usage.memory_quota_bytes, "rawRAM": usage.memory_quota_bytes},
+        "basicStats": {
+            "itemCount": usage.items,
+            "diskUsed": usage.disk_bytes,
+            "dataUsed": usage.disk_bytes,
+            "memUsed": usage.memory_bytes,
+            "quotaPercentUsed": 100 * usage.memory_bytes / max(1, usage.memory_quota_bytes),
+        },
+    }
+
+
+def _nodes(call: Call, config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [_node(call, members) for members in config.get("nodesExt", ())]
+
+
+def _node(call: Call, members: dict[str, Any]) -> dict[str, Any]:
+    services: dict[str, int] = members.get("services", {})
+    # A config that was set from outside may leave the host out: it is the one that the client has asked.
+    host = members.get("hostname") or call.request.url.hostname or ""
+    ports = {"direct": services.get("kv") or services.get("kvSSL"), "httpsMgmt": services.get("mgmtSSL")}
+    node = {
+        "hostname": join_host_port(host, services.get("mgmt") or services.get("mgmtSSL")),
+        # The C++ client ends the whole process where this, the system or the version is missing.
+        "otpNode": f"ns_1@{host}",
+        "os": _SYSTEM,
+        "ports": {name: port for name, port in ports.items() if port is not None},
+        "services": ["kv"],
+        "version": call.node.server_version,
+        "clusterCompatibility": _compatibility(call.node.server_version),
+        "clusterMembership": "active",
+        "recoveryType": "none",
+        "status": "healthy" if call.node.is_ready else "warmup",
+    }
+    if members.get("thisNode"):
+        # A number as a string, as in Couchbase: gocbcore can't read it otherwise.
+        node |= {"thisNode": True, "uptime": str(int(call.node.uptime_s()))}
+    return node
+
+
+def _compatibility(version: str) -> int:
+    """Major and minor in one number, 16 bits for each of them."""
+    major, minor, *_ = version.split(".")
+    return int(major) << 16 | int(minor)

@@ -1,0 +1,1 @@
+"""The key-value front end: what each command does, sans-IO."""

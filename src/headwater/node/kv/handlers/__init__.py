@@ -1,0 +1,114 @@
+"""One function a message. `HANDLERS` is the table of what the node serves on a key-value connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headwater.node.kv.handlers import (
+    collections,
+    connection,
+    counting,
+    locking,
+    reading,
+    statistics,
+    subdocument,
+    vbuckets,
+    writing,
+)
+from headwater.protocol.messages import documents, session
+from headwater.protocol.messages import subdocument as subdocument_messages
+from headwater.protocol.messages import vbuckets as vbucket_messages
+from headwater.protocol.messages.base import Request, Response
+
+Handler = Callable[[Any, Any], Response | Sequence[Response] | None]
+
+_CONNECTION: dict[type[Request], Handler] = {
+    session.Hello: connection.hello,
+    session.SaslListMechanisms: connection.sasl_list,
+    session.SaslAuth: connection.sasl_auth,
+    session.SaslStep: connection.sasl_step,
+    session.SelectBucket: connection.select_bucket,
+    session.GetClusterConfig: connection.get_cluster_config,
+    session.GetErrorMap: connection.get_error_map,
+    session.Noop: connection.noop,
+    session.Version: connection.version,
+    session.Verbosity: connection.verbosity,
+    session.Quit: connection.quit_connection,
+    session.QuitQuiet: connection.quit_connection,
+    session.Stat: statistics.stat,
+}
+
+_DOCUMENTS: dict[type[Request], Handler] = {
+    documents.Get: reading.get,
+    documents.GetQuiet: reading.get,
+    documents.GetWithKey: reading.get_with_key,
+    documents.GetWithKeyQuiet: reading.get_with_key,
+    documents.GetReplica: reading.get_replica,
+    documents.GetMeta: reading.get_meta,
+    documents.GetMetaQuiet: reading.get_meta,
+    documents.Set: writing.set_document,
+    documents.SetQuiet: writing.set_document,
+    documents.Add: writing.add,
+    documents.AddQuiet: writing.add,
+    documents.Replace: writing.replace,
+    documents.ReplaceQuiet: writing.replace,
+    documents.Delete: writing.delete,
+    documents.DeleteQuiet: writing.delete,
+    documents.Append: writing.append,
+    documents.AppendQuiet: writing.append,
+    documents.Prepend: writing.prepend,
+    documents.PrependQuiet: writing.prepend,
+    documents.Touch: writing.touch,
+    documents.GetAndTouch: writing.get_and_touch,
+    documents.GetAndTouchQuiet: writing.get_and_touch,
+    documents.Increment: counting.increment,
+    documents.IncrementQuiet: counting.increment,
+    documents.Decrement: counting.decrement,
+    documents.DecrementQuiet: counting.decrement,
+    documents.GetLocked: locking.get_locked,
+    documents.Unlock: locking.unlock,
+}
+
+_SUBDOCUMENTS: dict[type[Request], Handler] = {
+    subdocument_messages.SubdocGet: subdocument.look_up_one,
+    subdocument_messages.SubdocExists: subdocument.look_up_one,
+    subdocument_messages.SubdocGetCount: subdocument.look_up_one,
+    subdocument_messages.SubdocDictAdd: subdocument.mutate_one,
+    subdocument_messages.SubdocDictUpsert: subdocument.mutate_one,
+    subdocument_messages.SubdocDelete: subdocument.mutate_one,
+    subdocument_messages.SubdocReplace: subdocument.mutate_one,
+    subdocument_messages.SubdocArrayPushLast: subdocument.mutate_one,
+    subdocument_messages.SubdocArrayPushFirst: subdocument.mutate_one,
+    subdocument_messages.SubdocArrayInsert: subdocument.mutate_one,
+    subdocument_messages.SubdocArrayAddUnique: subdocument.mutate_one,
+    subdocument_messages.SubdocCounter: subdocument.mutate_one,
+    subdocument_messages.MultiLookup: subdocument.look_up,
+    subdocument_messages.MultiMutation: subdocument.mutate,
+}
+
+_VBUCKETS: dict[type[Request], Handler] = {
+    vbucket_messages.SetVBucket: vbuckets.set_vbucket,
+    vbucket_messages.GetVBucket: vbuckets.get_vbucket,
+    vbucket_messages.DeleteVBucket: vbuckets.delete_vbucket,
+    vbucket_messages.GetAllVbSeqnos: vbuckets.get_all_vb_seqnos,
+    vbucket_messages.SeqnoPersistence: vbuckets.seqno_persistence,
+    vbucket_messages.ObserveSeqno: reading.observe_seqno,
+    session.Flush: vbuckets.flush,
+    session.FlushQuiet: vbuckets.flush,
+}
+
+_COLLECTIONS: dict[type[Request], Handler] = {
+    vbucket_messages.GetCollectionsManifest: collections.get_manifest,
+    vbucket_messages.SetCollectionsManifest: collections.set_manifest,
+    vbucket_messages.GetCollectionId: collections.get_collection_id,
+    vbucket_messages.GetScopeId: collections.get_scope_id,
+}
+
+HANDLERS: dict[type[Request], Handler] = {
+    **_CONNECTION,
+    **_DOCUMENTS,
+    **_SUBDOCUMENTS,
+    **_VBUCKETS,
+    **_COLLECTIONS,
+}

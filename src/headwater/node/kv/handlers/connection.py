@@ -1,0 +1,179 @@
+"""Handlers for what sets a connection up: HELLO, SASL, bucket, config; and the small change."""
+
+from __future__ import annotations
+
+from headwater.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
+from headwater.node.auth.users import Action
+from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.error_map import ERROR_MAP_VERSION, error_map
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import Feature, Negotiated
+from headwater.protocol.messages.base import PlainResponse
+from headwater.protocol.messages.session import (
+    GetClusterConfig,
+    GetErrorMap,
+    Hello,
+    HelloResponse,
+    Noop,
+    Quit,
+    SaslAuth,
+    SaslListMechanisms,
+    SaslStep,
+    SelectBucket,
+    Verbosity,
+    Version,
+)
+from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, encode_nonce
+from headwater.protocol.status import Status
+
+SERVED_FEATURES = frozenset(
+    {
+        Feature.TCP_NODELAY,
+        Feature.MUTATION_SEQNO,
+        Feature.XATTR,
+        Feature.XERROR,
+        Feature.SELECT_BUCKET,
+        Feature.SNAPPY,
+        Feature.JSON,
+        Feature.UNORDERED_EXECUTION,
+        Feature.ALT_REQUEST,
+        Feature.SYNC_REPLICATION,
+        Feature.COLLECTIONS,
+        Feature.PRESERVE_TTL,
+        Feature.VATTR,
+        Feature.SUBDOC_CREATE_AS_DELETED,
+        Feature.SUBDOC_DOCUMENT_MACROS,
+        Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
+    }
+)
+"""Unordered execution is a permission to the server, which this one makes no use of."""
+
+_NONCE_BYTES = 18
+
+
+def hello(context: Context, request: Hello) -> HelloResponse:
+    agreed = tuple(dict.fromkeys(sorted(feature for feature in request.features if feature in SERVED_FEATURES)))
+    context.session.agent = request.key.decode(errors="replace")
+    context.session.negotiated = Negotiated(frozenset(agreed))
+    return HelloResponse(opaque=request.opaque, features=agreed)
+
+
+# --- log-in -------------------------------------------------------------------------------------------------------
+
+
+def sasl_list(context: Context, request: SaslListMechanisms) -> PlainResponse:
+    offered = [mechanism for mechanism in Mechanism if mechanism is not Mechanism.PLAIN or context.session.allows_plain]
+    return context.ok(" ".join(offered).encode())
+
+
+def sasl_auth(context: Context, request: SaslAuth) -> PlainResponse:
+    session = context.session
+    session.user, session.scram = None, None
+    try:
+        mechanism = Mechanism.decode(request.key)
+        if mechanism is Mechanism.PLAIN:
+            return _plain(context, PlainLogin.decode(request.value))
+        nonce = encode_nonce(context.service.random_bytes(_NONCE_BYTES))
+        session.scram = ScramServer(mechanism, context.service.users.credentials, nonce)
+        challenge = session.scram.start(request.value)
+    except (AuthenticationFailed, RemoteProtocolError, LocalProtocolError) as error:
+        raise Refused(Status.AUTH_ERROR) from error
+    return context.ok(challenge, status=Status.AUTH_CONTINUE)
+
+
+def sasl_step(context: Context, request: SaslStep) -> PlainResponse:
+    scram, context.session.scram = context.session.scram, None
+    if scram is None:
+        raise Refused(Status.AUTH_ERROR)
+    # Asked here and not at the start, or connections side by side would have free guesses.
+    _check_throttle(context, scram.user)
+    try:
+        signature = scram.finish(request.value)
+    except (AuthenticationFailed, RemoteProtocolError, LocalProtocolError) as error:
+        raise _login_failed(context, scram.user) from error
+    _logged_in(context, scram.user)
+    return context.ok(signature)
+
+
+def _plain(context: Context, login: PlainLogin) -> PlainResponse:
+    if not context.session.allows_plain:
+        raise Refused(Status.AUTH_ERROR)
+    _check_throttle(context, login.user)
+    if not context.service.users.check_password(login.user, login.password):
+        raise _login_failed(context, login.user)
+    _logged_in(context, login.user)
+    return context.ok()
+
+
+def _check_throttle(context: Context, user: str) -> None:
+    service, peer = context.service, context.session.peer
+    if service.throttle.wait_s(peer, user, now_s=service.now_s()) > 0:
+        service.log(f"log-in of {user!r} from {peer} refused: too many failures before it")
+        raise Refused(Status.AUTH_ERROR)
+
+
+def _login_failed(context: Context, user: str) -> Refused:
+    service, peer = context.service, context.session.peer
+    service.throttle.failed(peer, user, now_s=service.now_s())
+    service.log(f"log-in of {user!r} from {peer} failed")
+    return Refused(Status.AUTH_ERROR)
+
+
+def _logged_in(context: Context, user: str) -> None:
+    context.service.throttle.succeeded(context.session.peer, user)
+    context.session.user = user
+
+
+# --- bucket and config --------------------------------------------------------------------------------------------
+
+
+def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
+    session = context.session
+    session.flush()
+    if not request.key:
+        session.bucket = None
+        return context.ok()
+    name = request.key.decode(errors="replace")
+    bucket = context.service.buckets.get(name)
+    if session.user is None or not context.service.users.may(session.user, Action.READ, name):
+        context.service.log(f"{session.user!r} from {session.peer} may not use bucket {name!r}")
+        raise Refused(Status.EACCESS)
+    if bucket is None:
+        raise Refused(Status.KEY_ENOENT)
+    session.bucket = bucket
+    return context.ok()
+
+
+def get_cluster_config(context: Context, request: GetClusterConfig) -> PlainResponse:
+    session = context.session
+    if session.user is None:
+        raise Refused(Status.EACCESS)
+    config = context.service.cluster_config(session.bucket.name if session.bucket else None)
+    return context.ok(config, datatype=Datatype.JSON if session.understands_json else Datatype.RAW)
+
+
+def get_error_map(context: Context, request: GetErrorMap) -> PlainResponse:
+    if request.version < 1:
+        raise Refused(Status.EINVAL, "error maps are numbered from 1")
+    datatype = Datatype.JSON if context.session.understands_json else Datatype.RAW
+    return context.ok(error_map(min(request.version, ERROR_MAP_VERSION)), datatype=datatype)
+
+
+# --- small change -------------------------------------------------------------------------------------------------
+
+
+def noop(context: Context, request: Noop) -> PlainResponse:
+    return context.ok()
+
+
+def version(context: Context, request: Version) -> PlainResponse:
+    return context.ok(context.service.server_version.encode())
+
+
+def verbosity(context: Context, request: Verbosity) -> PlainResponse:
+    return context.ok()
+
+
+def quit_connection(context: Context, request: Quit) -> PlainResponse:
+    context.session.is_quitting = True
+    return context.ok()

@@ -1,0 +1,143 @@
+"""The handler of `stat`: groups of statistics, one response a statistic and an empty one at the end.
+
+Names are Couchbase's where it has the same thing. Seqnos are durable ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from headwater.node.kv.access import refuse_vbucket
+from headwater.node.kv.context import Context, Refused
+from headwater.protocol.messages.base import PlainResponse
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.session import Stat
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket
+from headwater.store.data_format import VBucketFacts
+from headwater.store.index import BASE, CAPACITY, DELETED, REVISION, SEQNO
+
+Statistics = Iterator[tuple[str, object]]
+
+_NANOSECONDS = 10**9
+
+
+def stat(context: Context, request: Stat) -> list[PlainResponse]:
+    """The statistics of the group that the key names; behind it may stand the vbucket they are wanted of."""
+    name, _, argument = request.key.decode(errors="replace").partition(" ")
+    bucket = context.bucket_service.bucket
+    statistics: Statistics
+    if name in _BY_VBUCKET:
+        statistics = _of_vbuckets(context, bucket, _BY_VBUCKET[name], argument)
+    elif name in _GROUPS and not argument:
+        statistics = _GROUPS[name](context, bucket)
+    else:
+        raise Refused(Status.KEY_ENOENT)
+    responses = [context.ok(str(value).encode(), key=key.encode()) for key, value in statistics]
+    return [*responses, context.ok()]
+
+
+# --- of the bucket ------------------------------------------------------------------------------------------------
+
+
+def _general(context: Context, bucket: Bucket) -> Statistics:
+    service = context.service
+    existing = [(VBucketId(vbucket), facts.state) for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts]
+    documents = {vbucket: _documents(bucket, vbucket)[0] for vbucket, _ in existing}
+    yield "version", service.server_version
+    yield "time", bucket.outside.now_s()
+    yield "uptime", (service.now_ns() - service.started_ns) // _NANOSECONDS
+    yield "curr_items", sum(documents[vbucket] for vbucket, state in existing if state == VBucketState.ACTIVE)
+    yield "curr_items_tot", sum(documents.values())
+    for wanted in VBucketState:
+        yield f"vb_{wanted.name.lower()}_num", sum(1 for _, state in existing if state == wanted)
+    yield "ep_bucket_uuid", bucket.facts.uuid
+    yield "ep_max_vbuckets", len(bucket.vbuckets)
+    yield "ep_queue_size", bucket.pending.count
+    yield "ep_durable_commit", bucket.durable_commit
+    yield "ep_unsettled_commits", len(bucket.young)
+    yield "ep_locked_items", len(context.bucket_service.locks)
+
+
+def _uuid(context: Context, bucket: Bucket) -> Statistics:
+    yield "uuid", bucket.facts.uuid
+
+
+def _collections(context: Context, bucket: Bucket) -> Statistics:
+    manifest = bucket.manifest
+    yield "manifest_uid", f"{manifest.uid:x}"
+    for scope in manifest.scopes:
+        yield f"0x{scope.id:x}:name", scope.name
+        for collection in scope.collections:
+            prefix = f"0x{scope.id:x}:0x{collection.id:x}"
+            yield f"{prefix}:name", collection.name
+            yield f"{prefix}:scope_name", scope.name
+            if collection.max_ttl_s is not None:
+                yield f"{prefix}:maxTTL", collection.max_ttl_s
+
+
+_GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
+    "": _general,
+    "uuid": _uuid,
+    "collections": _collections,
+}
+
+# --- by vbucket ---------------------------------------------------------------------------------------------------
+
+
+def _of_vbuckets(
+    context: Context, bucket: Bucket, group: Callable[[Bucket, VBucketId, VBucketFacts], Statistics], wanted: str
+) -> Statistics:
+    if wanted and not (wanted.isdecimal() and bucket.vbuckets.exists(int(wanted))):
+        refuse_vbucket(context)
+    return (
+        statistic
+        for vbucket, facts in enumerate(bucket.vbuckets.facts)
+        if facts is not None and (not wanted or vbucket == int(wanted))
+        for statistic in group(bucket, VBucketId(vbucket), facts)
+    )
+
+
+def _state(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
+    yield f"vb_{vbucket}", facts.state.name.lower()
+
+
+def _details(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
+    documents, tombstones = _documents(bucket, vbucket)
+    yield from _state(bucket, vbucket, facts)
+    yield f"vb_{vbucket}:num_items", documents
+    yield f"vb_{vbucket}:num_tombstones", tombstones
+    yield f"vb_{vbucket}:high_seqno", bucket.vbuckets.durable_seqnos[vbucket]
+    yield f"vb_{vbucket}:purge_seqno", facts.purge_seqno
+    yield f"vb_{vbucket}:uuid", facts.failover_log.newest.vbuuid
+    yield f"vb_{vbucket}:max_cas", bucket.vbuckets.max_cas[vbucket]
+
+
+def _seqnos(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
+    durable = bucket.vbuckets.durable_seqnos[vbucket]
+    is_replica = facts.state == VBucketState.REPLICA
+    for name in ("high_seqno", "abs_high_seqno", "last_persisted_seqno"):
+        yield f"vb_{vbucket}:{name}", durable
+    yield f"vb_{vbucket}:purge_seqno", facts.purge_seqno
+    yield f"vb_{vbucket}:uuid", facts.failover_log.newest.vbuuid
+    yield f"vb_{vbucket}:last_persisted_snap_start", facts.snapshot_start_seqno if is_replica else durable
+    yield f"vb_{vbucket}:last_persisted_snap_end", facts.snapshot_end_seqno if is_replica else durable
+
+
+_BY_VBUCKET: dict[str, Callable[[Bucket, VBucketId, VBucketFacts], Statistics]] = {
+    "vbucket": _state,
+    "vbucket-details": _details,
+    "vbucket-seqno": _seqnos,
+}
+
+
+def _documents(bucket: Bucket, vbucket: VBucketId) -> tuple[int, int]:
+    """How many documents and how many tombstones a vbucket has."""
+    base, capacity = bucket.index.tables[vbucket, [BASE, CAPACITY]].tolist()
+    slots = bucket.index.slots[base : base + capacity]
+    used = slots[:, SEQNO] != 0
+    deleted = used & (slots[:, REVISION] & np.uint64(DELETED) != 0)
+    return int(used.sum()) - int(deleted.sum()), int(deleted.sum())

@@ -1,0 +1,179 @@
+"""Handlers for parts of documents: they bring the document to the sub-document engine and write what comes out."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headwater.node.kv import subdocument as engine
+from headwater.node.kv.access import DocumentRequest, Place, newest, place_of
+from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.expiry import expiry_time, preserves_ttl
+from headwater.node.kv.locks import check_cas, shown_cas
+from headwater.node.kv.storing import mutation_token, remove, store
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.subdocument import (
+    DocFlags,
+    LookupSpec,
+    MultiLookup,
+    MultiLookupResponse,
+    MultiMutation,
+    MultiMutationResponse,
+    MutationSpec,
+    SubdocGet,
+    SubdocResponse,
+)
+from headwater.protocol.numbers import Cas, Seqno
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+from headwater.store.bucket import Written
+from headwater.store.index import Entry
+
+_NO_FLAGS = DocFlags(0)
+_NANOSECONDS = 10**9
+
+# --- look-ups -----------------------------------------------------------------------------------------------------
+
+
+def look_up_one(context: Context, request: SubdocGet) -> SubdocResponse:
+    if request.new_value or request.expiry is not None:
+        raise Refused(Status.EINVAL, "a look-up has neither a value nor an expiry")
+    spec = LookupSpec(opcode=Opcode(request.opcode), flags=request.flags, path=request.path)
+    doc_flags = request.doc_flags or _NO_FLAGS
+    document = _document_to_read(context, request, doc_flags)
+    outcome = engine.lookup_one(document, spec, doc_flags)
+    if isinstance(outcome, engine.Refused):
+        raise Refused(outcome.status, outcome.reason)
+    assert document is not None, "without a document there is nothing to look up"
+    return context.reply(SubdocResponse, status=outcome.status, cas=document.cas, value=outcome.value)
+
+
+def look_up(context: Context, request: MultiLookup) -> MultiLookupResponse:
+    doc_flags = request.doc_flags or _NO_FLAGS
+    document = _document_to_read(context, request, doc_flags)
+    outcome = engine.lookup_in(document, request.specs, doc_flags)
+    if isinstance(outcome, engine.Refused):
+        raise Refused(outcome.status, outcome.reason)
+    assert document is not None, "without a document there is nothing to look up"
+    return context.reply(MultiLookupResponse, status=outcome.status, cas=document.cas, results=outcome.results)
+
+
+def _document_to_read(context: Context, request: DocumentRequest, doc_flags: DocFlags) -> engine.Document | None:
+    _check_datatype(context)
+    state = VBucketState.REPLICA if doc_flags & DocFlags.REPLICA_READ else VBucketState.ACTIVE
+    place = place_of(context, request, state=state)
+    entry = newest(context, place)
+    return None if entry is None else _for_engine(place, entry)
+
+
+# --- mutations ----------------------------------------------------------------------------------------------------
+
+
+def mutate_one(context: Context, request: SubdocGet) -> SubdocResponse:
+    spec = MutationSpec(opcode=Opcode(request.opcode), flags=request.flags, path=request.path, value=request.new_value)
+    doc_flags = request.doc_flags or _NO_FLAGS
+    place, entry = _place_to_write(context, request, doc_flags)
+    document = None if entry is None else _for_engine(place, entry)
+    outcome = engine.mutate_one(document, spec, doc_flags)
+    if isinstance(outcome, engine.Refused):
+        raise Refused(outcome.status, outcome.reason)
+    written = _write(context, request, place, outcome, over=document)
+    return context.reply(
+        SubdocResponse,
+        status=outcome.status,
+        cas=written.cas,
+        value=outcome.results[0].value if outcome.results else b"",
+        **mutation_token(context, place, written),
+    )
+
+
+def mutate(context: Context, request: MultiMutation) -> MultiMutationResponse:
+    doc_flags = request.doc_flags or _NO_FLAGS
+    place, entry = _place_to_write(context, request, doc_flags)
+    document = None if entry is None else _for_engine(place, entry)
+    outcome = engine.mutate_in(document, request.specs, doc_flags)
+    if isinstance(outcome, engine.Refused):
+        raise Refused(outcome.status, outcome.reason)
+    if isinstance(outcome, engine.PathFailed):
+        return context.reply(MultiMutationResponse, status=outcome.status, results=outcome.results)
+    written = _write(context, request, place, outcome, over=document)
+    return context.reply(
+        MultiMutationResponse,
+        status=outcome.status,
+        cas=written.cas,
+        results=outcome.results,
+        **mutation_token(context, place, written),
+    )
+
+
+def _place_to_write(
+    context: Context, request: SubdocGet | MultiMutation, doc_flags: DocFlags
+) -> tuple[Place, Entry | None]:
+    """Where to write, and the newest version there, which the request's CAS allows to replace."""
+    _check_datatype(context)
+    if doc_flags & DocFlags.ADD and request.cas:
+        raise Refused(Status.EINVAL, "a document that is to be added has no CAS yet")
+    place = place_of(context, request)
+    entry = newest(context, place)
+    if entry is not None and (not entry.is_deleted or doc_flags & DocFlags.ACCESS_DELETED):
+        if not doc_flags & DocFlags.ADD:
+            check_cas(place, entry, request.cas)
+    elif request.cas:
+        raise Refused(Status.KEY_ENOENT)
+    return place, entry
+
+
+def _write(
+    context: Context,
+    request: SubdocGet | MultiMutation,
+    place: Place,
+    outcome: engine.Mutated,
+    *,
+    over: engine.Document | None,
+) -> Written:
+    value = partial(_filled, outcome.value)
+    if outcome.deleted:
+        return remove(context, place, value=value, datatype=outcome.value.datatype)
+    # What is left of a document that was deleted has no say in the one that takes its place.
+    lasting = None if over is None or over.deleted else over
+    now_s = place.bucket.outside.now_s()
+    expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=place.collection.max_ttl_s)
+    return store(
+        context,
+        place,
+        value=value,
+        datatype=outcome.value.datatype,
+        flags=lasting.flags if lasting else 0,
+        expiry=lasting.expiry if lasting and preserves_ttl(request) else expiry,
+    )
+
+
+def _filled(value: engine.NewValue, cas: Cas, seqno: Seqno) -> bytes:
+    return value.fill(cas=cas, seqno=seqno)
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def _check_datatype(context: Context) -> None:
+    if context.request.datatype not in (Datatype.RAW, Datatype.JSON):
+        raise Refused(Status.EINVAL, "the value of a sub-document command is neither compressed nor has it attributes")
+
+
+def _for_engine(place: Place, entry: Entry) -> engine.Document:
+    document, bucket = place.read(entry), place.bucket
+    facts = bucket.vbuckets.facts[place.vbucket]
+    assert facts is not None, "only documents of vbuckets that exist are read"
+    clock_ns = max(bucket.outside.now_ns(), int(bucket.vbuckets.max_cas[place.vbucket]))
+    return engine.Document(
+        value=document.value,
+        datatype=document.datatype,
+        cas=shown_cas(place, entry),
+        seqno=document.seqno,
+        vbuuid=facts.failover_log.newest.vbuuid,
+        rev=document.rev_seqno,
+        flags=document.flags,
+        expiry=document.expiry,
+        deleted=document.is_deleted,
+        hlc_now_s=clock_ns // _NANOSECONDS,
+    )

@@ -1,0 +1,160 @@
+"""Handlers about vbuckets as wholes: their states, their seqnos, their durability; and the flush of them all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from headwater.node.kv.access import collection_by_id, refuse_vbucket
+from headwater.node.kv.collection_seqnos import collection_high_seqnos
+from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.locks import forget_vbuckets
+from headwater.protocol.messages.base import PlainResponse
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.session import Flush
+from headwater.protocol.messages.vbuckets import (
+    DeleteVBucket,
+    GetAllVbSeqnos,
+    GetAllVbSeqnosResponse,
+    GetVBucket,
+    GetVBucketResponse,
+    SeqnoPersistence,
+    SetVBucket,
+    VBucketSeqno,
+)
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.status import Status
+from headwater.store import rewinding
+from headwater.store.bucket import Bucket
+
+_ANY_ALIVE = 0
+_ALIVE = frozenset({VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING})
+_CHAINS_MAX = 2
+_COPIES_MAX = 4
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
+    """Give a vbucket a state, making it where it does not exist."""
+    service = context.bucket_service
+    bucket = service.bucket
+    if not VBucketState(request.state).is_known:
+        raise Refused(Status.EINVAL, f"{request.state} is not the state of a vbucket")
+    if request.vbucket >= len(bucket.vbuckets):
+        raise Refused(Status.ERANGE, f"the bucket has {len(bucket.vbuckets)} vbuckets")
+    topology = _topology(request) if request.value else None
+    commit = bucket.set_vbucket_state(request.vbucket, request.state)
+    facts = bucket.vbuckets.facts[request.vbucket]
+    assert facts is not None, "it has just been given a state"
+    if facts.topology != topology:
+        commit = bucket.set_vbucket_facts(request.vbucket, replace(facts, topology=topology))
+    service.on_change()
+    context.wait_for(commit)
+    return context.ok()
+
+
+def _topology(request: SetVBucket) -> tuple[Any, ...] | None:
+    """The replication topology: chains of node names, the active one first. Only an active vbucket has one."""
+    try:
+        chains = json.loads(request.value)["topology"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Refused(Status.EINVAL, "the value is not JSON with a topology") from error
+    if chains is None:
+        return None
+    if request.state != VBucketState.ACTIVE or not _is_topology(chains):
+        raise Refused(Status.EINVAL, "a topology is a list of chains of node names, for an active vbucket")
+    return tuple(chains)
+
+
+def _is_topology(chains: Any) -> bool:
+    return (
+        isinstance(chains, list)
+        and 0 < len(chains) <= _CHAINS_MAX
+        and all(isinstance(chain, list) and 0 < len(chain) <= _COPIES_MAX for chain in chains)
+        and all(node is None or isinstance(node, str) for chain in chains for node in chain)
+    )
+
+
+def get_vbucket(context: Context, request: GetVBucket) -> GetVBucketResponse:
+    state = context.bucket_service.bucket.vbuckets.state(request.vbucket)
+    if state is None:
+        refuse_vbucket(context)
+    return context.reply(GetVBucketResponse, state=state)
+
+
+def delete_vbucket(context: Context, request: DeleteVBucket) -> PlainResponse:
+    """Remove a vbucket with all its data."""
+    service = context.bucket_service
+    if not service.bucket.vbuckets.exists(request.vbucket):
+        refuse_vbucket(context)
+    _check_at_rest(context)
+    rewinding.remove_vbucket(service.bucket, request.vbucket)
+    forget_vbuckets(service, {request.vbucket})
+    return context.ok()
+
+
+def flush(context: Context, request: Flush) -> PlainResponse:
+    """Drop all documents of the bucket."""
+    if request.delay_s:
+        raise Refused(Status.NOT_SUPPORTED, "a flush can't be delayed")
+    service = context.bucket_service
+    _check_at_rest(context)
+    rewinding.flush(service.bucket)
+    service.locks.clear()
+    return context.ok()
+
+
+def _check_at_rest(context: Context) -> None:
+    """What a commit or house-keeping is writing at this moment can't be taken away under its hands."""
+    service = context.bucket_service
+    if service.bucket.in_flight is not None or not service.is_at_rest():
+        raise Refused(Status.ETMPFAIL, "changes are being written at this moment; try again")
+
+
+# --- seqnos -------------------------------------------------------------------------------------------------------
+
+
+def get_all_vb_seqnos(context: Context, request: GetAllVbSeqnos) -> GetAllVbSeqnosResponse:
+    """The durable high seqnos of vbuckets, of one collection in them where that is asked for."""
+    bucket = context.bucket_service.bucket
+    vbuckets = _in_state(bucket, request.state or _ANY_ALIVE)
+    if request.collection is None:
+        seqnos = [int(bucket.vbuckets.durable_seqnos[vbucket]) for vbucket in vbuckets]
+    else:
+        if not context.session.negotiated.collections:
+            raise Refused(Status.EINVAL, "a client that asks for a collection negotiates collections first")
+        collection = collection_by_id(context, request.collection)
+        seqnos = collection_high_seqnos(bucket, vbuckets, collection.id)
+    entries = (
+        VBucketSeqno(vbucket=vbucket, seqno=Seqno(seqno)) for vbucket, seqno in zip(vbuckets, seqnos, strict=True)
+    )
+    return context.reply(GetAllVbSeqnosResponse, seqnos=tuple(entries))
+
+
+def _in_state(bucket: Bucket, wanted: int) -> list[VBucketId]:
+    if wanted != _ANY_ALIVE and not VBucketState(wanted).is_known:
+        raise Refused(Status.EINVAL, f"{wanted} is not the state of a vbucket")
+    states = _ALIVE if wanted == _ANY_ALIVE else {wanted}
+    return [
+        VBucketId(vbucket) for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts and facts.state in states
+    ]
+
+
+def seqno_persistence(context: Context, request: SeqnoPersistence) -> PlainResponse:
+    """Answer once a seqno is durable."""
+    bucket = context.bucket_service.bucket
+    if not bucket.vbuckets.exists(request.vbucket):
+        refuse_vbucket(context)
+    if request.seqno > bucket.vbuckets.high_seqnos[request.vbucket]:
+        raise Refused(Status.ETMPFAIL, "no change has this seqno yet")
+    if request.seqno > bucket.vbuckets.durable_seqnos[request.vbucket]:
+        context.wait_for(_commit_of_seqno(bucket, request.vbucket, request.seqno))
+    return context.ok()
+
+
+def _commit_of_seqno(bucket: Bucket, vbucket: VBucketId, seqno: Seqno) -> int:
+    if bucket.pending.find(vbucket, seqno) is None and bucket.in_flight is not None:
+        return bucket.in_flight.number
+    return bucket.pending.number

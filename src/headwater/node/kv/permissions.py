@@ -1,0 +1,66 @@
+"""Which message needs which right. What is not named needs to read."""
+
+from __future__ import annotations
+
+from headwater.node.auth.users import Action
+from headwater.protocol.messages import documents, session, subdocument, vbuckets
+from headwater.protocol.messages.base import Request
+
+NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
+    {
+        session.Hello,
+        session.SaslListMechanisms,
+        session.SaslAuth,
+        session.SaslStep,
+        session.GetErrorMap,
+        session.Noop,
+        session.Version,
+        session.Quit,
+        session.QuitQuiet,
+        session.SelectBucket,
+        session.GetClusterConfig,
+    }
+)
+"""The last two check for themselves: the one names the bucket it is about, the other may be about none."""
+
+_WRITES = (
+    documents.Set,
+    documents.Delete,
+    documents.Increment,
+    documents.Append,
+    documents.Touch,
+    documents.GetLocked,
+    documents.Unlock,
+    subdocument.SubdocDictAdd,
+    subdocument.SubdocDictUpsert,
+    subdocument.SubdocDelete,
+    subdocument.SubdocReplace,
+    subdocument.SubdocArrayPushLast,
+    subdocument.SubdocArrayPushFirst,
+    subdocument.SubdocArrayInsert,
+    subdocument.SubdocArrayAddUnique,
+    subdocument.SubdocCounter,
+    subdocument.MultiMutation,
+)
+_ADMINISTERS = (
+    session.SetClusterConfig,
+    session.Flush,
+    session.Verbosity,
+    vbuckets.SetVBucket,
+    vbuckets.DeleteVBucket,
+    vbuckets.SetCollectionsManifest,
+)
+
+
+def _with_subclasses(classes: tuple[type[Request], ...]) -> set[type[Request]]:
+    """A quiet request is a subclass of the one it is the quiet form of, and needs the same right."""
+    found = set(classes)
+    for cls in classes:
+        found |= _with_subclasses(tuple(cls.__subclasses__()))
+    return found
+
+
+NEEDED: dict[type[Request], Action] = {
+    **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
+    **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
+}

@@ -1,0 +1,73 @@
+"""What key-value sessions share: the buckets of the node, its users, and its limits.
+
+Sans-IO: the time and random bytes come in as functions, and whoever runs the sessions commits the buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.users import Users
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.numbers import Cas, CollectionId
+from headwater.store.bucket import Bucket
+
+LOCK_S_DEFAULT = 15
+LOCK_S_MAX = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """A document that is locked: the CAS that opens it, and when it opens by itself."""
+
+    cas: Cas
+    until_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BucketService:
+    """A bucket as sessions see it."""
+
+    bucket: Bucket
+    ack_when_durable: bool = True
+    """False answers a write at once; a crash may then lose what was answered."""
+    locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
+    manifest_commit: int = 0
+    """The commit that makes the newest manifest durable."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when there is something to commit."""
+    is_at_rest: Callable[[], bool] = lambda: True
+    """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+
+    @property
+    def name(self) -> str:
+        return self.bucket.facts.name
+
+    def set_manifest(self, manifest: Manifest) -> int:
+        """Take a newer manifest. Returns the commit that makes it durable."""
+        self.manifest_commit = self.bucket.set_manifest(manifest)
+        self.on_change()
+        return self.manifest_commit
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """The node as sessions see it."""
+
+    buckets: dict[str, BucketService]
+    users: Users
+    throttle: LoginThrottle
+    now_ns: Callable[[], int]
+    now_s: Callable[[], float]
+    """A clock that never goes back, for the throttle."""
+    random_bytes: Callable[[int], bytes]
+    cluster_config: Callable[[str | None], bytes]
+    """The cluster config for a bucket, or for the node."""
+    server_version: str
+    log: Callable[[str], None] = lambda message: None
+    started_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_ns = self.now_ns()

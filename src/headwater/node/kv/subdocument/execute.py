@@ -1,0 +1,261 @@
+"""A whole sub-document request against one document: its paths in their order, all of them or none.
+
+Everything known comes in as values and everything decided goes out as an outcome; the store applies it. A mutation
+that fails leaves nothing behind, because it only ever worked on a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwater.errors import LocalProtocolError
+from headwater.node.kv.subdocument.commands import COMMANDS, Scope
+from headwater.node.kv.subdocument.document import Document, NewValue
+from headwater.node.kv.subdocument.draft import Draft
+from headwater.node.kv.subdocument.failure import (
+    CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
+    DELETED_DOCUMENT_CANT_HAVE_VALUE,
+    SubdocFailure,
+)
+from headwater.node.kv.subdocument.lookup import LOOKUPS
+from headwater.node.kv.subdocument.macros import MacroExpansion
+from headwater.node.kv.subdocument.request_checks import check_many, check_one, spec_path
+from headwater.node.kv.subdocument.texts import DocumentTexts
+from headwater.node.kv.subdocument.virtual_xattrs import PREFIX, virtual_xattr_text
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.limits import VALUE_BYTES_MAX
+from headwater.protocol.messages.subdocument import (
+    DocFlags,
+    LookupResult,
+    LookupSpec,
+    MutationResult,
+    MutationSpec,
+    PathFlags,
+)
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+from headwater.protocol.xattrs import encode_xattrs
+
+_NO_FLAGS = DocFlags(0)
+_EMPTY = Document(value=b"", datatype=Datatype.RAW)
+_ARRAY_COMMANDS = frozenset(
+    {Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_PUSH_FIRST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The request as a whole ends in this status; there are no results by path."""
+
+    status: Status
+    reason: str = ""
+    """For the error context of the response, where there is more to say than the status does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedUp:
+    """One result a path, in the order of the request."""
+
+    status: Status
+    results: tuple[LookupResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFailed:
+    """The first path that failed. The document stays as it was."""
+
+    index: int
+    path_status: Status
+
+    @property
+    def status(self) -> Status:
+        return Status.SUBDOC_MULTI_PATH_FAILURE
+
+    @property
+    def results(self) -> tuple[MutationResult, ...]:
+        return (MutationResult(index=self.index, status=self.path_status),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutated:
+    """The document is to be written: as a live one, or as a tombstone whose value is empty or system attributes."""
+
+    status: Status
+    results: tuple[MutationResult, ...]
+    value: NewValue
+    deleted: bool
+    created: bool
+    """No document was visible: the write must fail if there is one by then."""
+
+
+# --- lookups --------------------------------------------------------------------------------------------------------
+
+
+def lookup_in(
+    document: Document | None, specs: Sequence[LookupSpec], doc_flags: DocFlags = _NO_FLAGS
+) -> LookedUp | Refused:
+    """Looks up all paths of a request. `document` is None where there is none, and may be a tombstone."""
+    try:
+        check_many(specs, doc_flags, mutates=False)
+        texts = _readable(document, doc_flags)
+    except SubdocFailure as failure:
+        return Refused(status=failure.status, reason=failure.reason)
+    results = tuple(_result(texts, spec) for spec in specs)
+    is_tombstone = texts.document.deleted
+    if all(result.status == Status.SUCCESS for result in results):
+        status = _success(is_tombstone=is_tombstone)
+    else:
+        status = Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if is_tombstone else Status.SUBDOC_MULTI_PATH_FAILURE
+    return LookedUp(status=status, results=results)
+
+
+def lookup_one(document: Document | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS) -> LookupResult | Refused:
+    """Looks up the path of a single-path request. The status of the result is that of the response."""
+    try:
+        check_one(spec, doc_flags, mutates=False)
+        texts = _readable(document, doc_flags)
+        value = _look_up(texts, spec)
+    except SubdocFailure as failure:
+        return Refused(status=failure.status, reason=failure.reason)
+    return LookupResult(status=_success(is_tombstone=texts.document.deleted), value=value)
+
+
+def _readable(document: Document | None, doc_flags: DocFlags) -> DocumentTexts:
+    visible = _visible(document, doc_flags)
+    if visible is None:
+        raise SubdocFailure(Status.KEY_ENOENT)
+    return _sound_texts(visible)
+
+
+def _result(texts: DocumentTexts, spec: LookupSpec) -> LookupResult:
+    try:
+        return LookupResult(status=Status.SUCCESS, value=_look_up(texts, spec))
+    except SubdocFailure as failure:
+        return LookupResult(status=failure.status)
+
+
+def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
+    if spec.opcode == Opcode.GET:
+        if not texts.parts.body:
+            raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+        return texts.parts.body
+    path = spec_path(spec)
+    if not spec.flags & PathFlags.XATTR:
+        text = texts.body
+    elif spec.path.startswith(PREFIX.encode()):
+        text = virtual_xattr_text(texts.document, path)
+    else:
+        text = texts.xattrs
+    return LOOKUPS[spec.opcode](text, path).encode()
+
+
+# --- mutations ------------------------------------------------------------------------------------------------------
+
+
+def mutate_in(
+    document: Document | None, specs: Sequence[MutationSpec], doc_flags: DocFlags = _NO_FLAGS
+) -> Mutated | PathFailed | Refused:
+    """Applies all mutations of a request, or none. `document` is None where there is none, and may be a tombstone."""
+    try:
+        check_many(specs, doc_flags, mutates=True)
+        return _mutate(document, specs, doc_flags)
+    except SubdocFailure as failure:
+        return Refused(status=failure.status, reason=failure.reason)
+
+
+def mutate_one(document: Document | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS) -> Mutated | Refused:
+    """Applies the mutation of a single-path request. Where it fails, its status is that of the response."""
+    try:
+        check_one(spec, doc_flags, mutates=True)
+        outcome = _mutate(document, (spec,), doc_flags)
+    except SubdocFailure as failure:
+        return Refused(status=failure.status, reason=failure.reason)
+    return Refused(status=outcome.path_status) if isinstance(outcome, PathFailed) else outcome
+
+
+def _mutate(document: Document | None, specs: Sequence[MutationSpec], doc_flags: DocFlags) -> Mutated | PathFailed:
+    current = _visible(document, doc_flags)
+    _check_existence(current, doc_flags)
+    before = _blank(specs, doc_flags) if current is None else current
+    draft = Draft(_sound_texts(before))
+    # What macros say of a document that does not exist, they say of an empty one.
+    macros = MacroExpansion(specs, _EMPTY if current is None else current)
+    creating = bool(doc_flags & (DocFlags.MKDOC | DocFlags.ADD))
+    results = []
+    for index, spec in enumerate(specs):
+        create_parents = creating or bool(spec.flags & PathFlags.MKDIR_P)
+        try:
+            result = draft.apply(spec, macros.value(spec), create_parents=create_parents)
+        except SubdocFailure as failure:
+            return PathFailed(index=index, path_status=failure.status)
+        if result is not None:
+            results.append(MutationResult(index=index, status=Status.SUCCESS, value=result.encode()))
+    is_tombstone = before.deleted and not doc_flags & DocFlags.REVIVE_DOCUMENT
+    return Mutated(
+        status=_success(is_tombstone=is_tombstone),
+        results=tuple(results),
+        value=_encode(draft, macros, is_tombstone=is_tombstone),
+        deleted=is_tombstone or draft.is_deleted,
+        created=current is None,
+    )
+
+
+def _check_existence(current: Document | None, doc_flags: DocFlags) -> None:
+    if current is None:
+        if not doc_flags & (DocFlags.MKDOC | DocFlags.ADD):
+            raise SubdocFailure(Status.KEY_ENOENT)
+    elif doc_flags & DocFlags.ADD:
+        raise SubdocFailure(Status.KEY_EEXISTS)
+    elif doc_flags & DocFlags.REVIVE_DOCUMENT and not current.deleted:
+        raise SubdocFailure(CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
+
+
+def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> Document:
+    """What a new document starts as: the first path tells whether an object or an array will have it."""
+    if doc_flags & DocFlags.CREATE_AS_DELETED:
+        return Document(value=b"", datatype=Datatype.RAW, deleted=True)
+    by_path = [spec for spec in specs if COMMANDS[spec.opcode].scope is Scope.PATH]
+    if not by_path:
+        return _EMPTY
+    first = by_path[0]
+    is_array = first.path.startswith(b"[") or (not first.path and first.opcode in _ARRAY_COMMANDS)
+    return Document(value=b"[]" if is_array else b"{}", datatype=Datatype.JSON)
+
+
+def _encode(draft: Draft, macros: MacroExpansion, *, is_tombstone: bool) -> NewValue:
+    parts = draft.parts()
+    if is_tombstone and parts.body:
+        raise SubdocFailure(DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document cannot have a body")
+    datatype = Datatype.JSON if draft.is_json else Datatype.RAW
+    encoded = parts.body
+    if parts.xattrs:
+        datatype |= Datatype.XATTR
+        try:
+            encoded = encode_xattrs(parts)
+        except LocalProtocolError as error:
+            raise SubdocFailure(Status.E2BIG, error.reason) from error
+    if len(encoded) > VALUE_BYTES_MAX:
+        raise SubdocFailure(Status.E2BIG, f"a document has at most {VALUE_BYTES_MAX} bytes")
+    encoded = macros.with_checksum(encoded, body=parts.body)
+    return NewValue(template=encoded, datatype=datatype, macros=macros.places(encoded))
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+def _visible(document: Document | None, doc_flags: DocFlags) -> Document | None:
+    if document is None or (document.deleted and not doc_flags & DocFlags.ACCESS_DELETED):
+        return None
+    return document
+
+
+def _sound_texts(document: Document) -> DocumentTexts:
+    """The texts of a document whose parts can be told apart; a damaged one refuses the request as a whole."""
+    texts = DocumentTexts(document)
+    _ = texts.parts
+    return texts
+
+
+def _success(*, is_tombstone: bool) -> Status:
+    return Status.SUBDOC_SUCCESS_DELETED if is_tombstone else Status.SUCCESS

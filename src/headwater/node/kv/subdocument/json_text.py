@@ -1,0 +1,198 @@
+"""JSON as text with positions: where its parts stand, so that a change leaves every other byte as it was.
+
+Python's own JSON scanner walks over the values, so nothing here parses character by character, and numbers are never
+turned into Python numbers: their text is their meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+from headwater.node.kv.subdocument.failure import SubdocFailure
+from headwater.protocol.status import Status
+
+LEVELS_MAX = 32
+"""Levels of a document. The root is one, and so is a number or a string inside the innermost array."""
+
+_WHITESPACE = " \t\n\r"
+_S = rf"[{_WHITESPACE}]*+"
+# Possessive throughout: JSON never needs a second try, and remembering one would cost memory for every escape.
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_STRINGS = re.compile(_STRING)
+_SPACE = re.compile(_S)
+_NAME = re.compile(rf"({_STRING}){_S}:{_S}")
+_SEPARATOR = re.compile(rf"{_S},?+{_S}")
+_WITHOUT_SPACE = re.compile(rf'{_STRING}|[^"{_WHITESPACE}]++')
+
+_SEPARATORS = f"{_WHITESPACE},:".encode()
+_BRACKETS = {"[": "[", "{": "[", "]": "]", "}": "]"}
+_TO_SKELETON = bytes(ord(_BRACKETS.get(chr(code), "x")) for code in range(256))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_scan = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse_constant).raw_decode
+
+
+class Span(NamedTuple):
+    """The text of one value, or of one member with its name."""
+
+    start: int
+    end: int
+
+
+class Member(NamedTuple):
+    """One `"name": value` of an object."""
+
+    name: str
+    item: Span
+    value: Span
+
+
+# --- is it JSON, and how deep ---------------------------------------------------------------------------------------
+
+
+def is_json(data: bytes) -> bool:
+    """Whether the bytes are one JSON value of any kind. What Python cannot nest counts as no JSON."""
+    try:
+        return _is_one_value(data.decode())
+    except (UnicodeDecodeError, RecursionError):
+        return False
+
+
+def document_text(data: bytes) -> str:
+    """The text of a document that paths can point into."""
+    try:
+        text = data.decode()
+        start = _skip_space(text, 0)
+        # Couchbase's parser takes no primitive as a document of its own.
+        if text[start : start + 1] not in ("{", "[") or not _is_one_value(text):
+            raise SubdocFailure(Status.SUBDOC_DOC_NOT_JSON)
+    except UnicodeDecodeError as error:
+        raise SubdocFailure(Status.SUBDOC_DOC_NOT_JSON) from error
+    except RecursionError as error:
+        raise SubdocFailure(Status.SUBDOC_DOC_E2DEEP) from error
+    if _is_deeper(text, levels=LEVELS_MAX):
+        raise SubdocFailure(Status.SUBDOC_DOC_E2DEEP)
+    return text
+
+
+def value_text(value: bytes, *, levels: int) -> str:
+    """The text of one new value, which may have so many levels."""
+    text = _new_text(value)
+    _check_new(text, levels=levels)
+    return text
+
+
+def values_text(value: bytes, *, levels: int) -> str:
+    """The text of one or more new values as they stand between the brackets of an array, each of so many levels."""
+    text = _new_text(value)
+    _check_new(f"[{text}]", levels=levels + 1)
+    return text
+
+
+def _new_text(value: bytes) -> str:
+    try:
+        text = value.decode().strip(_WHITESPACE)
+    except UnicodeDecodeError as error:
+        raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT) from error
+    if not text:
+        raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
+    return text
+
+
+def _check_new(text: str, *, levels: int) -> None:
+    try:
+        if not _is_one_value(text):
+            raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
+    except RecursionError as error:
+        raise SubdocFailure(Status.SUBDOC_VALUE_ETOODEEP) from error
+    if _is_deeper(text, levels=levels):
+        raise SubdocFailure(Status.SUBDOC_VALUE_ETOODEEP)
+
+
+def _is_one_value(text: str) -> bool:
+    try:
+        end = _scan(text, _skip_space(text, 0))[1]
+    except ValueError:
+        return False
+    return _skip_space(text, end) == len(text)
+
+
+def _is_deeper(text: str, *, levels: int) -> bool:
+    """Whether valid JSON has more levels than that. Each round peels off the innermost level of the whole text."""
+    if text.count("[") + text.count("{") < levels:
+        return False
+    skeleton = _STRINGS.sub("x", text).encode().translate(_TO_SKELETON, _SEPARATORS)
+    for _ in range(levels):
+        if not skeleton:
+            return False
+        # Primitives are a level themselves: they go in the first round, together with the empty containers.
+        skeleton = skeleton.replace(b"[]", b"").replace(b"x", b"")
+    return bool(skeleton)
+
+
+# --- walking over checked text --------------------------------------------------------------------------------------
+
+
+def root(text: str) -> Span:
+    return Span(_skip_space(text, 0), len(text.rstrip(_WHITESPACE)))
+
+
+def members(text: str, start: int) -> Iterator[Member]:
+    """The members of the object that starts there, in their order."""
+    at = _skip_space(text, start + 1)
+    while text[at] != "}":
+        found = _NAME.match(text, at)
+        assert found is not None, "the text was checked to be JSON"
+        name = found[1]
+        value = Span(found.end(), _scan(text, found.end())[1])
+        yield Member(json.loads(name) if "\\" in name else name[1:-1], Span(at, value.end), value)
+        at = _next_item(text, value.end)
+
+
+def elements(text: str, start: int) -> Iterator[Span]:
+    """The elements of the array that starts there, in their order."""
+    at = _skip_space(text, start + 1)
+    while text[at] != "]":
+        end = _scan(text, at)[1]
+        yield Span(at, end)
+        at = _next_item(text, end)
+
+
+def count(text: str, container: Span) -> int:
+    """The elements of an array, or the different names of an object."""
+    return len(_scan(text, container.start)[0])
+
+
+def is_empty(text: str, container: Span) -> bool:
+    return _skip_space(text, container.start + 1) == container.end - 1
+
+
+def _next_item(text: str, item_end: int) -> int:
+    found = _SEPARATOR.match(text, item_end)
+    assert found is not None, "the pattern matches nothing, too"
+    return found.end()
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "the pattern matches nothing, too"
+    return found.end()
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def quote(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def compact(text: str) -> str:
+    """The same JSON without the space between its tokens."""
+    return "".join(_WITHOUT_SPACE.findall(text))

@@ -1,0 +1,268 @@
+"""The mutations: what each makes of a document's text.
+
+A mutation cuts the text at one place and puts its own there; the rest of the document stays as it was written. The
+checks stand in Couchbase's order, because the order decides which status a request with several faults gets: first
+the value, then the way along the path, then what is at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from headwater.node.kv.subdocument.failure import SubdocFailure
+from headwater.node.kv.subdocument.json_text import (
+    LEVELS_MAX,
+    Span,
+    count,
+    elements,
+    is_empty,
+    members,
+    quote,
+    value_text,
+    values_text,
+)
+from headwater.node.kv.subdocument.locate import Place, locate
+from headwater.node.kv.subdocument.path import LAST, Path
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT64_CHARACTERS_MAX = len(str(_INT64_MIN))
+_DELTA = re.compile(rb"-?[1-9][0-9]*")
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+class Edit(NamedTuple):
+    """What a mutation leaves."""
+
+    text: str
+    result: str | None = None
+    """What the client gets back; only a counter has something to say."""
+
+
+class Mutation(Protocol):
+    """`create_parents` is the flag MKDIR_P: objects that are missing on the path are made."""
+
+    def __call__(self, text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit: ...
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+
+def dict_add(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new, place = _prepare_store(text, path, value)
+    _require_name(path)
+    if place.value is not None:
+        raise SubdocFailure(Status.SUBDOC_PATH_EEXISTS)
+    return Edit(_add_member(text, place, path, new, create_parents=create_parents))
+
+
+def dict_upsert(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new, place = _prepare_store(text, path, value)
+    _require_name(path)
+    if place.value is not None:
+        return Edit(_splice(text, place.value, new))
+    return Edit(_add_member(text, place, path, new, create_parents=create_parents))
+
+
+def replace(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new, place = _prepare_store(text, path, value)
+    if place.value is None:
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    return Edit(_splice(text, place.value, new))
+
+
+def remove(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    _require_below_root(path)
+    place = locate(text, path)
+    if place.value is None:
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    start, last = place.container.start, path[-1]
+    if isinstance(last, str):
+        # A name that stands twice must be gone afterwards.
+        return Edit(_without(text, ((member.item, member.name == last) for member in members(text, start))))
+    neighbours = islice(elements(text, start), None if last == LAST else last + 2)
+    return Edit(_without(text, ((element, element == place.value) for element in neighbours)))
+
+
+def _prepare_store(text: str, path: Path, value: bytes) -> tuple[str, Place]:
+    _require_below_root(path)
+    return value_text(value, levels=LEVELS_MAX - len(path)), locate(text, path)
+
+
+def _require_below_root(path: Path) -> None:
+    if not path:
+        raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
+
+
+def _require_name(path: Path) -> None:
+    if not isinstance(path[-1], str):
+        raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
+
+
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def array_push_last(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new = values_text(value, levels=LEVELS_MAX - len(path) - 1)
+    place = locate(text, path)
+    if place.value is None:
+        return Edit(_add_array(text, place, path, new, create_parents=create_parents))
+    return Edit(_append(text, _require_array(text, place.value), new))
+
+
+def array_push_first(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new = values_text(value, levels=LEVELS_MAX - len(path) - 1)
+    place = locate(text, path)
+    if place.value is None:
+        return Edit(_add_array(text, place, path, new, create_parents=create_parents))
+    array = _require_array(text, place.value)
+    first = array.start + 1
+    return Edit(_splice(text, Span(first, first), new if is_empty(text, array) else f"{new},"))
+
+
+def array_insert(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new = values_text(value, levels=LEVELS_MAX - len(path))
+    index = path[-1] if path else None
+    if not isinstance(index, int) or index == LAST:
+        raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
+    place = locate(text, path)
+    if place.value is not None:
+        start = place.value.start
+        return Edit(_splice(text, Span(start, start), f"{new},"))
+    if place.components_found == len(path) - 1 and index == count(text, place.container):
+        return Edit(_append(text, place.container, new))
+    raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+
+
+def array_add_unique(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    new = value_text(value, levels=LEVELS_MAX - len(path) - 1)
+    if new[0] in "{[":
+        raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
+    place = locate(text, path)
+    if place.value is None:
+        return Edit(_add_array(text, place, path, new, create_parents=create_parents))
+    array = _require_array(text, place.value)
+    for start, end in elements(text, array.start):
+        if text[start] in "{[":
+            raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
+        # Couchbase compares the text: 1.0 is not 1.
+        if text[start:end] == new:
+            raise SubdocFailure(Status.SUBDOC_PATH_EEXISTS)
+    return Edit(_append(text, array, new))
+
+
+def _require_array(text: str, value: Span) -> Span:
+    if text[value.start] != "[":
+        raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
+    return value
+
+
+def _add_array(text: str, place: Place, path: Path, new: str, *, create_parents: bool) -> str:
+    if not create_parents:
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    return _add_member(text, place, path, f"[{new}]", create_parents=True)
+
+
+# --- counters -------------------------------------------------------------------------------------------------------
+
+
+def counter(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
+    delta = _delta(value)
+    place = locate(text, path)
+    if place.value is None:
+        return _new_counter(text, place, path, delta, create_parents=create_parents)
+    number = _int64(text[place.value.start : place.value.end]) + delta
+    if not _INT64_MIN <= number <= _INT64_MAX:
+        raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
+    return Edit(_splice(text, place.value, str(number)), str(number))
+
+
+def _new_counter(text: str, place: Place, path: Path, delta: int, *, create_parents: bool) -> Edit:
+    parent_is_missing = place.components_found < len(path) - 1
+    if (parent_is_missing and not create_parents) or text[place.container.start] != "{":
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    _require_name(path)
+    return Edit(_add_member(text, place, path, str(delta), create_parents=True), str(delta))
+
+
+def _delta(value: bytes) -> int:
+    if _DELTA.fullmatch(value) and len(value) <= _INT64_CHARACTERS_MAX:
+        delta = int(value)
+        if _INT64_MIN <= delta <= _INT64_MAX:
+            return delta
+    raise SubdocFailure(Status.SUBDOC_DELTA_EINVAL)
+
+
+def _int64(number: str) -> int:
+    if not _INTEGER.fullmatch(number):
+        raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
+    if len(number) <= _INT64_CHARACTERS_MAX and _INT64_MIN <= int(number) <= _INT64_MAX:
+        return int(number)
+    raise SubdocFailure(Status.SUBDOC_NUM_ERANGE)
+
+
+# --- cutting and pasting --------------------------------------------------------------------------------------------
+
+
+def _splice(text: str, span: Span, new: str) -> str:
+    return text[: span.start] + new + text[span.end :]
+
+
+def _append(text: str, container: Span, item: str) -> str:
+    closing = container.end - 1
+    return _splice(text, Span(closing, closing), item if is_empty(text, container) else f",{item}")
+
+
+def _add_member(text: str, place: Place, path: Path, new: str, *, create_parents: bool) -> str:
+    """Puts the new value under what is missing of its path. Only objects are made on the way, never elements."""
+    missing = path[place.components_found :]
+    if len(missing) > 1 and not create_parents:
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    names = [component for component in missing if isinstance(component, str)]
+    if len(names) < len(missing):
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    for name in reversed(names[1:]):
+        new = f"{{{quote(name)}:{new}}}"
+    return _append(text, place.container, f"{quote(names[0])}:{new}")
+
+
+def _without(text: str, items: Iterable[tuple[Span, bool]]) -> str:
+    """The text without the items of a container that are marked.
+
+    An item goes together with the comma before it. Where nothing is kept before it, the first item that is kept moves
+    up to the front.
+    """
+    cuts: list[Span] = []
+    front: int | None = None
+    previous_end = 0
+    has_kept = False
+    for item, is_doomed in items:
+        front = item.start if front is None else front
+        if is_doomed and has_kept:
+            cuts.append(Span(previous_end, item.end))
+        elif not is_doomed and not has_kept:
+            cuts.append(Span(front, item.start))
+            has_kept = True
+        previous_end = item.end
+    if front is not None and not has_kept:
+        cuts.append(Span(front, previous_end))
+    starts = [0, *(cut.end for cut in cuts)]
+    ends = [*(cut.start for cut in cuts), len(text)]
+    return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
+
+
+MUTATIONS: Mapping[Opcode, Mutation] = {
+    Opcode.SUBDOC_DICT_ADD: dict_add,
+    Opcode.SUBDOC_DICT_UPSERT: dict_upsert,
+    Opcode.SUBDOC_DELETE: remove,
+    Opcode.SUBDOC_REPLACE: replace,
+    Opcode.SUBDOC_ARRAY_PUSH_LAST: array_push_last,
+    Opcode.SUBDOC_ARRAY_PUSH_FIRST: array_push_first,
+    Opcode.SUBDOC_ARRAY_INSERT: array_insert,
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: array_add_unique,
+    Opcode.SUBDOC_COUNTER: counter,
+}

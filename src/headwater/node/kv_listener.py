@@ -1,0 +1,225 @@
+"""The key-value side over asyncio: sockets to sessions and back, within the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import cast
+
+from headwater.errors import RemoteProtocolError
+from headwater.node.kv.permissions import NEEDS_NO_LOGIN
+from headwater.node.kv.service import Service
+from headwater.node.kv.session import CloseConnection, KvSession, Outgoing
+from headwater.node.limits import ServerLimits
+from headwater.protocol.frames import decode_frames
+from headwater.protocol.messages.base import ErrorResponse
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+
+logger = logging.getLogger(__name__)
+
+_SESSION_OPCODES = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
+STRANGER_BYTES_MAX = 16 * 1024
+"""What a peer that has not logged in may have sent of one request. Real servers allow as much."""
+_TICK_S = 1.0
+_LOOPBACK = ("127.", "::1", "::ffff:127.")
+
+
+class KvListener:
+    """All key-value connections of a node."""
+
+    def __init__(self, service: Service, limits: ServerLimits) -> None:
+        self.service = service
+        self.limits = limits
+        self.connections: set[KvConnection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._watch: asyncio.Task[None] | None = None
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen, and return the port: the one asked for, or a free one for 0."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: KvConnection(self, is_tls=tls is not None),
+            host,
+            port,
+            ssl=tls,
+            # The handshake comes before there is a connection that could be watched.
+            ssl_handshake_timeout=None if tls is None else self.limits.auth_s,
+        )
+        self._servers.append(server)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_connections())
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self._watch is not None:
+            self._watch.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        # One turn of the loop lets the transports send what they hold and close.
+        await asyncio.sleep(0)
+
+    def send_durable(self) -> None:
+        """A commit is durable: answers that waited for it go out."""
+        for connection in [connection for connection in self.connections if connection.session.outgoing]:
+            connection.send_ready()
+
+    def fail_waiting(self) -> None:
+        """A commit could not be written: what waited for it has not happened."""
+        for connection in [connection for connection in self.connections if connection.session.outgoing]:
+            connection.fail_waiting()
+
+    async def _watch_connections(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for connection in list(self.connections):
+                connection.check_times(loop.time())
+
+
+class KvConnection(asyncio.Protocol):
+    """One connection: its socket, its session, and what it may still take."""
+
+    def __init__(self, listener: KvListener, *, is_tls: bool) -> None:
+        self._listener = listener
+        self._limits = listener.limits
+        self._is_tls = is_tls
+        self._transport: asyncio.Transport | None = None
+        self._peer_reads = True
+        self._started_s = self._heard_s = self._sent_s = asyncio.get_running_loop().time()
+        self.session: KvSession
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are asyncio's in all but their ancestry.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = str((transport.get_extra_info("peername") or ("",))[0])
+        allows_plain = self._is_tls or peer.startswith(_LOOPBACK)
+        self.session = KvSession(
+            self._listener.service,
+            peer=peer,
+            allows_plain=allows_plain,
+            unsent_bytes_max=self._limits.unsent_bytes_max,
+        )
+        if len(self._listener.connections) >= self._limits.connections_max:
+            logger.warning("connection from %s refused: %d are open", peer, self._limits.connections_max)
+            self._transport.abort()
+            return
+        self._listener.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._handle(data):
+            return
+        if self.session.user is None and self.session.unhandled_bytes > STRANGER_BYTES_MAX:
+            self._drop("it sends much before it has logged in")
+            return
+        self.send_ready()
+
+    def _handle(self, data: bytes) -> bool:
+        """Let the session handle what has come. False where that was the end of the connection."""
+        session, requests = self.session, self.session.requests
+        try:
+            session.receive_data(data)
+        except CloseConnection:
+            self.close()
+            return False
+        except RemoteProtocolError as error:
+            logger.info("connection from %s closed: %s", session.peer, error)
+            self.close()
+            return False
+        # Bytes that trickle in do not count, only requests that have come to their end.
+        if session.requests != requests:
+            self._heard_s = asyncio.get_running_loop().time()
+        return True
+
+    def pause_writing(self) -> None:
+        self._peer_reads = False
+
+    def resume_writing(self) -> None:
+        self._peer_reads = True
+        self._sent_s = asyncio.get_running_loop().time()
+        self.send_ready()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._listener.connections.discard(self)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send_ready(self) -> None:
+        """Send the answers whose commits are durable, in order, as long as the peer reads."""
+        if self._transport is None:
+            return
+        self._send(self._transport)
+        while self.session.is_held_back and self._unsent_bytes() <= self._limits.unsent_bytes_max:
+            if not self._handle(b""):
+                return
+            self._send(self._transport)
+        self._hold_or_take(self._transport)
+        if self.session.is_quitting and not self.session.outgoing:
+            self._transport.close()
+
+    def _send(self, transport: asyncio.Transport) -> None:
+        outgoing = self.session.outgoing
+        while outgoing and self._peer_reads and outgoing[0].may_be_sent:
+            transport.write(outgoing.popleft().data)
+            self._sent_s = asyncio.get_running_loop().time()
+
+    def _unsent_bytes(self) -> int:
+        return sum(len(piece.data) for piece in self.session.outgoing)
+
+    def _hold_or_take(self, transport: asyncio.Transport) -> None:
+        """No more requests while too many answers wait."""
+        if transport.is_closing():
+            return
+        if self.session.is_held_back or self._unsent_bytes() > self._limits.unsent_bytes_max:
+            transport.pause_reading()
+        elif not transport.is_reading():
+            transport.resume_reading()
+
+    def fail_waiting(self) -> None:
+        """Turn the answers that wait for a commit into temporary failures."""
+        outgoing = self.session.outgoing
+        for at, piece in enumerate(outgoing):
+            if not piece.may_be_sent or piece.commit:
+                outgoing[at] = Outgoing(_failed(piece.data), 0, None)
+        self.send_ready()
+
+    # --- ending ---------------------------------------------------------------------------------------------------
+
+    def check_times(self, now_s: float) -> None:
+        """Drop a peer that does not log in, says nothing, or does not read."""
+        limits = self._limits
+        if self.session.user is None and now_s - self._started_s > limits.auth_s:
+            self._drop("it did not log in")
+        elif now_s - self._heard_s > limits.idle_s:
+            self._drop("it was silent")
+        elif not self._peer_reads and now_s - self._sent_s > limits.stalled_s:
+            self._drop("it does not read its answers")
+
+    def _drop(self, reason: str) -> None:
+        logger.info("connection from %s dropped: %s", self.session.peer, reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close after what may be sent has been."""
+        if self._transport is None:
+            return
+        self._send(self._transport)
+        self._transport.close()
+
+
+def _failed(data: bytes) -> bytes:
+    """The same answers as temporary failures, but for those that are about the connection and not about data."""
+    failed = bytearray()
+    for frame in decode_frames(data):
+        if frame.opcode in _SESSION_OPCODES:
+            failed += frame.encode()
+        else:
+            failed += ErrorResponse(opcode=Opcode(frame.opcode), opaque=frame.opaque, status=Status.ETMPFAIL).encode()
+    return bytes(failed)

@@ -1,0 +1,354 @@
+"""A node: buckets, users, the key-value side and the HTTP side, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater import __version__
+from headwater.errors import HeadwaterError, LocalProtocolError, StoreError
+from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.user_file import load_users, store_users
+from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
+from headwater.node.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.http.changes import Changes
+from headwater.node.http.node_view import BucketUsage, BucketView
+from headwater.node.http.server import HttpServer
+from headwater.node.kv.service import BucketService, Service
+from headwater.node.kv_listener import KvListener
+from headwater.node.options import HTTP_PORT, HTTP_TLS_PORT, KV_PORT, KV_TLS_PORT, LOOPBACK_HOSTS, NodeOptions
+from headwater.node.warm_up import warm_up
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import Vbuuid
+from headwater.store.bucket import Bucket, Outside
+from headwater.store.data_format import BucketFacts
+from headwater.store.engine import Engine
+from headwater.store.index import CAPACITY, SLOT_WORDS
+from headwater.store.lmdb_engine import LmdbEngine
+from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
+
+logger = logging.getLogger(__name__)
+
+SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
+"""Clients decide by the first three numbers what they may use."""
+ADMIN = "Administrator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Where a started node is to be found."""
+
+    url: str
+    http_url: str
+    user: str
+    generated_password: str | None
+    """Shown once, when it was made."""
+
+
+def _new_vbuuid() -> Vbuuid:
+    return Vbuuid(secrets.randbits(48) | 1)  # real servers use 48 bits, too
+
+
+class Node:
+    """See the module. `start`, then `stop`."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self.config_changes = Changes()
+        self.throttle = LoginThrottle()
+        self.is_ready = False
+        self._started_s = time.monotonic()
+        self._users: Users
+        self._outside = Outside(now_ns=time.time_ns, new_vbuuid=_new_vbuuid)
+        self._engines: dict[str, Engine] = {}
+        self._services: dict[str, BucketService] = {}
+        self._loops: dict[str, CommitLoop] = {}
+        self._durable = Changes()
+        # Clients take a config only if its revision is higher, and they may know one of before the last start.
+        self._revision = int(time.time())
+        self._known_states: dict[str, bytes] = {}
+        self._address: NodeAddress
+        self._listener: KvListener
+        self._http = HttpServer(self)
+
+    # --- starting and stopping ------------------------------------------------------------------------------------
+
+    async def start(self) -> Started:
+        options = self.options
+        options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        generated = self._open_users()
+        warm_up()
+        try:
+            for name in dict.fromkeys((*options.buckets, *_stored_buckets(options.data))):
+                self._open_bucket(name)
+            self._start_loops()
+            await self._listen()
+        except BaseException:
+            await self.stop()
+            raise
+        self.is_ready = True
+        return Started(
+            url=f"couchbase{'s' if options.tls_cert else ''}://{self._address.kv_address}",
+            http_url=f"http{'s' if options.tls_cert else ''}://{self._address.http_address}",
+            user=options.user or ADMIN,
+            generated_password=generated,
+        )
+
+    async def stop(self) -> None:
+        """A clean stop: everything taken is durable, and the next start adds no branch to any failover log."""
+        self.is_ready = False
+        await self._http.stop()
+        if hasattr(self, "_listener"):
+            await self._listener.stop()
+        for loop in self._loops.values():
+            await loop.stop()
+        for name, service in self._services.items():
+            try:
+                close_bucket(service.bucket)
+            except StoreError as error:
+                logger.error("bucket %s was not closed in order: %s", name, error)
+        for engine in self._engines.values():
+            engine.close()
+
+    def _open_users(self) -> str | None:
+        """Load the users, or make the first one. Returns the password that was made for it."""
+        path = self.options.data / "users.json"
+        users = load_users(path)
+        generated = None
+        if users is None:
+            users = Users(decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES))
+            if self.options.user is None:
+                generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
+                users = _with_admin(users, ADMIN, generated)
+                _store_password(self.options.data / "password", generated)
+        if self.options.user is not None and self.options.password is not None:
+            users = _with_admin(users, self.options.user, self.options.password)
+        store_users(path, users)
+        self._users = users
+        return generated
+
+    def _open_bucket(self, name: str) -> None:
+        options = self.options
+        engine = LmdbEngine(options.data / "buckets" / name)
+        self._engines[name] = engine
+        secret = (secrets.randbits(64), secrets.randbits(64))
+        facts = stored_facts(engine)
+        if facts is None:
+            facts = BucketFacts(name=name, uuid=secrets.token_hex(16), vbuckets=options.vbuckets)
+            bucket = create_bucket(engine, facts, outside=self._outside, secret=secret)
+        else:
+            bucket = open_bucket(engine, outside=self._outside, secret=secret)
+        if not options.bare and not any(bucket.vbuckets.facts):
+            # A new bucket, or one whose making was cut short.
+            for vbucket in range(facts.vbuckets):
+                bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
+            bucket.commit_now()
+        self._services[name] = BucketService(bucket=bucket, ack_when_durable=options.ack_when_durable)
+
+    def _start_loops(self) -> None:
+        service = Service(
+            buckets=self._services,
+            users=self._users,
+            throttle=self.throttle,
+            now_ns=time.time_ns,
+            now_s=self.now_s,
+            random_bytes=secrets.token_bytes,
+            cluster_config=self.cluster_config,
+            server_version=SERVER_VERSION,
+            log=self.log,
+        )
+        self._listener = KvListener(service, self.options.limits)
+        for name, bucket_service in self._services.items():
+            loop = CommitLoop(
+                bucket_service,
+                retention=self.options.retention,
+                expiry_every_s=self.options.expiry_every_s,
+                compact_every_s=self.options.compact_every_s,
+                on_durable=self._on_durable,
+                on_void=self._on_void,
+            )
+            loop.start()
+            self._loops[name] = loop
+
+    async def _listen(self) -> None:
+        options = self.options
+        tls = _tls_context(options)
+        usual = KV_PORT if tls is None else KV_TLS_PORT
+        kv_port = await _usual_or_free(options.port, usual, lambda port: self._listener.listen(options.host, port, tls))
+        http_port = await _usual_or_free(
+            options.http_port, HTTP_PORT if tls is None else HTTP_TLS_PORT, lambda port: self._listen_http(port, tls)
+        )
+        host = options.advertise_host or ("127.0.0.1" if options.host in LOOPBACK_HOSTS else options.host)
+        self._address = NodeAddress(
+            host=host,
+            kv_port=None if tls else kv_port,
+            kv_tls_port=kv_port if tls else None,
+            http_port=None if tls else http_port,
+            http_tls_port=http_port if tls else None,
+        )
+
+    async def _listen_http(self, port: int, tls: ssl.SSLContext | None) -> int:
+        bound = await _bound_socket(self.options.host, port)
+        await self._http.listen(bound, tls=tls)
+        chosen: int = bound.getsockname()[1]
+        return chosen
+
+    def _on_durable(self) -> None:
+        self._listener.send_durable()
+        self._durable.notify()
+
+    def _on_void(self) -> None:
+        self._listener.fail_waiting()
+        self._durable.notify()
+
+    # --- what the HTTP side sees ----------------------------------------------------------------------------------
+
+    @property
+    def users(self) -> Users:
+        return self._users
+
+    @property
+    def server_version(self) -> str:
+        return SERVER_VERSION
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def log(self, message: str) -> None:
+        logger.warning("%s", message)
+
+    def bucket_names(self) -> Iterable[str]:
+        return self._services
+
+    def bucket(self, name: str) -> BucketView | None:
+        service = self._services.get(name)
+        if service is None:
+            return None
+        facts = service.bucket.facts
+        return BucketView(name=name, uuid=facts.uuid, manifest=service.bucket.manifest)
+
+    def usage(self, bucket: str) -> BucketUsage:
+        opened = self._services[bucket].bucket
+        folder = self.options.data / "buckets" / bucket
+        return BucketUsage(
+            items=opened.index.live_documents(),
+            disk_bytes=sum(file.stat().st_blocks * 512 for file in folder.iterdir()),
+            memory_bytes=_memory_bytes(opened),
+            memory_quota_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        )
+
+    def cluster_config(self, bucket: str | None) -> bytes:
+        self._notice_state_changes()
+        cluster = Cluster(nodes=(self._address,), revision=self._revision, uuid=self._cluster_uuid())
+        service = self._services.get(bucket) if bucket else None
+        if service is None:
+            return node_config(cluster)
+        facts = service.bucket.facts
+        states = service.bucket.vbuckets.states.tolist()
+        owners = [[0 if state == VBucketState.ACTIVE else -1] for state in states]
+        return bucket_config(cluster, BucketMap(name=facts.name, uuid=facts.uuid, vbucket_map=owners))
+
+    def _notice_state_changes(self) -> None:
+        """A vbucket that has another state makes another config."""
+        states = {name: service.bucket.vbuckets.states.tobytes() for name, service in self._services.items()}
+        if states != self._known_states:
+            self._known_states = states
+            self._revision += 1
+            self.config_changes.notify()
+
+    def _cluster_uuid(self) -> str:
+        return next(iter(self._services.values())).bucket.facts.uuid if self._services else "0" * 32
+
+    async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
+        service = self._services[bucket]
+        manifest = change(service.bucket.manifest)
+        commit = service.set_manifest(manifest)
+        while service.bucket.durable_commit < commit:
+            await self._durable.after(self._durable.count)
+        if service.bucket.manifest.uid < manifest.uid:
+            raise StoreError("the manifest could not be stored", hint="Free disk space and try again")
+        return manifest
+
+    async def wait_for_manifest(self, bucket: str, uid: int) -> None:
+        service = self._services[bucket]
+        while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
+            await self._durable.after(self._durable.count)
+
+
+def _stored_buckets(data: Path) -> list[str]:
+    folder = data / "buckets"
+    return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+
+
+def _with_admin(users: Users, name: str, password: str) -> Users:
+    if name in users.by_name:
+        users = users.remove(name)
+    user = users.new_user(name, password, [Grant(Role.ADMIN)], salts=secrets.token_bytes(SALTS_BYTES))
+    return users.add(user)
+
+
+def _store_password(path: Path, password: str) -> None:
+    """Keep the generated password where its owner, and nobody else, can read it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(password + "\n")
+
+
+def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise HeadwaterError(
+            f"the TLS certificate or key can't be used: {error}", hint="Give PEM files that belong together"
+        ) from error
+    return context
+
+
+async def _usual_or_free(asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
+    """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
+    try:
+        return await listen(usual if asked is None else asked)
+    except OSError as error:
+        if asked is not None or error.errno != errno.EADDRINUSE:
+            raise LocalProtocolError(
+                f"can't listen on port {usual if asked is None else asked}: {error.strerror or error}",
+                hint="Choose another port, or 0 for a free one",
+            ) from error
+        return await listen(0)
+
+
+async def _bound_socket(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    bound = socket.socket(family, kind)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _memory_bytes(bucket: Bucket) -> int:
+    slot_bytes = int(bucket.index.tables[:, CAPACITY].sum()) * SLOT_WORDS * 8
+    return slot_bytes + sum(len(commit.data) for commit in bucket.young.values()) + len(bucket.pending.frames)

@@ -1,0 +1,57 @@
+"""What a node is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headwater.errors import LocalProtocolError
+from headwater.node.limits import ServerLimits
+from headwater.store.compaction import Retention
+
+KV_PORT = 11210
+KV_TLS_PORT = 11207
+HTTP_PORT = 8091
+HTTP_TLS_PORT = 18091
+VBUCKETS = 1024
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """Every option of `headwater serve`. A port that is None takes the usual one, or a free one where that is taken."""
+
+    data: Path
+    host: str = "127.0.0.1"
+    advertise_host: str | None = None
+    """The name that clients know the node by; the host it listens on where that is one."""
+    port: int | None = None
+    http_port: int | None = None
+    buckets: tuple[str, ...] = ("default",)
+    vbuckets: int = VBUCKETS
+    bare: bool = False
+    """No vbuckets: they come by set-vbucket, as on a bare kv_engine."""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+    """Listen beyond loopback without TLS."""
+    ack_when_durable: bool = True
+    retention: Retention = field(default_factory=Retention)
+    expiry_every_s: float = 60.0
+    compact_every_s: float = 10.0
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+    def __post_init__(self) -> None:
+        if self.vbuckets < 1 or self.vbuckets > 1024 or self.vbuckets & (self.vbuckets - 1):
+            raise LocalProtocolError(f"{self.vbuckets} vbuckets: take a power of two, from 1 to 1024")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise LocalProtocolError("TLS needs both the certificate and its key")
+        if self.host not in LOOPBACK_HOSTS and self.tls_cert is None and not self.insecure:
+            raise LocalProtocolError(
+                f"listening on {self.host} without TLS would send passwords and data in the clear",
+                hint="Give --tls-cert and --tls-key, or --insecure where the network is your own",
+            )
+        if (self.user is None) != (self.password is None):
+            raise LocalProtocolError("a user comes with a password, and a password with a user")

@@ -1,0 +1,79 @@
+"""Compile the kernels before the first client needs them.
+
+numba compiles a kernel when it is first called and keeps the machine code on disk. On a machine where that has not
+happened yet it takes some seconds, during which a node would answer nobody; so it is done before the node says that it
+is ready. Later starts load what was kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.node.kv.service import BucketService
+from headwater.node.kv.set_run import apply_set_run
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.store.bucket import Bucket, Outside
+from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.data_format import BucketFacts
+from headwater.store.engine import Engine
+from headwater.store.expiring import expire_documents
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.opening import close_bucket, create_bucket, open_bucket
+from headwater.store.rewinding import roll_back
+from headwater.store.settling import settle_now
+
+_NOW_NS = 1_700_000_000_000_000_000
+_OUTSIDE = Outside(now_ns=lambda: _NOW_NS, new_vbuuid=lambda: Vbuuid(1))
+_SECRET = (1, 2)
+
+
+def warm_up() -> None:
+    """Call everything that is compiled once, on a bucket of its own."""
+    engine = MemoryEngine()
+    facts = BucketFacts(name="warm-up", uuid="0", vbuckets=1)
+    bucket = create_bucket(engine, facts, outside=_OUTSIDE, secret=_SECRET)
+    bucket.set_vbucket_state(0, VBucketState.ACTIVE)
+    _write(bucket)
+    _keep_house(bucket, engine)
+
+
+def _write(bucket: Bucket) -> None:
+    service = BucketService(bucket=bucket)
+    request = Set(key=b"k", value=b"{}", expiry=1).encode()
+    with memoryview(bytearray(request + request)) as received:
+        for collections in (False, True):
+            apply_set_run(
+                service,
+                np.frombuffer(received, dtype=np.uint8),
+                collections=collections,
+                mutation_tokens=True,
+                now_ns=_NOW_NS,
+            )
+    for key in (b"a", b"b"):
+        bucket.put_mutation(0, collection_id=DEFAULT_COLLECTION, key=key, value=b"1", datatype=Datatype.JSON)
+    entry = bucket.find(0, DEFAULT_COLLECTION, b"a")
+    assert entry is not None
+    bucket.read(0, entry)
+    bucket.put_removal(0, collection_id=DEFAULT_COLLECTION, key=b"a")
+    bucket.commit_now()
+    bucket.read(0, entry)
+
+
+def _keep_house(bucket: Bucket, engine: Engine) -> None:
+    settle_now(bucket)
+    expire_documents(bucket, 0)
+    bucket.index.live_documents()
+    for _ in bucket.runs(0, after_seqno=1):
+        pass
+    compacted = compact_vbucket(bucket, 0, Retention(history_s=0, history_bytes=0, purge_age_s=-1))
+    engine.write(compacted.changes)
+    finish_compaction(bucket, 0, compacted)
+    close_bucket(bucket)
+    reopened = open_bucket(engine, outside=_OUTSIDE, secret=_SECRET)
+    entry = reopened.find(0, DEFAULT_COLLECTION, b"b")
+    assert entry is not None
+    reopened.read(0, entry)
+    roll_back(reopened, 0, Seqno(1))

@@ -1,0 +1,113 @@
+"""Connection strings: what is read out of them, and what is said about those that are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.client.connection_string import HOSTS_MAX, Address, ConnectionString, parse_address
+from headwater.errors import InvalidConnectionString
+
+
+def parse(text: str) -> ConnectionString:
+    return ConnectionString.parse(text)
+
+
+def test_the_shortest_form_has_the_default_port() -> None:
+    parsed = parse("couchbase://localhost")
+    assert parsed == ConnectionString(addresses=(Address("localhost", 11210),))
+    assert (parsed.tls, parsed.user, parsed.bucket) == (False, None, None)
+
+
+def test_all_parts_at_once() -> None:
+    parsed = parse("couchbases://ada%40home@db1.example.com,db2:21207,[::1]:999/my%20bucket?network=external&x=%26")
+    assert parsed == ConnectionString(
+        addresses=(Address("db1.example.com", 11207), Address("db2", 21207), Address("::1", 999)),
+        tls=True,
+        user="ada@home",
+        bucket="my bucket",
+        options=(("network", "external"), ("x", "&")),
+    )
+    assert parsed.option("network") == "external"
+    assert parsed.option("missing", "otherwise") == "otherwise"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("couchbase://127.0.0.1", Address("127.0.0.1", 11210)),
+        ("couchbase://127.0.0.1:1", Address("127.0.0.1", 1)),
+        ("COUCHBASE://Host", Address("Host", 11210)),
+        ("couchbases://host", Address("host", 11207)),
+        ("couchbase://[::1]", Address("::1", 11210)),
+        ("couchbases://[FE80:0::1]:65535/b", Address("fe80::1", 65535)),
+        ("couchbase://my_node-1.svc.", Address("my_node-1.svc.", 11210)),
+        ("couchbase://user@host/", Address("host", 11210)),
+    ],
+)
+def test_hosts_and_ports(text: str, address: Address) -> None:
+    assert parse(text).addresses == (address,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "couchbase://localhost:11210",
+        "couchbases://a:1,b:2,[::1]:3/bucket",
+        "couchbase://ada%40home@host:11210/a%2Fb?network=default&empty=",
+    ],
+)
+def test_the_text_form_reads_back_as_the_same(text: str) -> None:
+    assert str(parse(text)) == text
+    assert parse(str(parse(text))) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "hint"),
+    [
+        ("localhost/bucket", "does not start with couchbase://", "couchbase://host"),
+        ("http://localhost:8091", "does not start with couchbase://", "couchbases:// for TLS"),
+        ("", "does not start with", "couchbase://host"),
+        ("couchbase://", "names no host", "couchbase://host"),
+        ("couchbase:///bucket", "names no host", "couchbase://host"),
+        ("couchbase://a,,b", "a host is empty", "couchbase://host"),
+        ("couchbase://a:b", "'b' is not a port", "1 to 65535"),
+        ("couchbase://a:", "'' is not a port", "1 to 65535"),
+        ("couchbase://a:0", "'0' is not a port", "1 to 65535"),
+        ("couchbase://a:65536", "'65536' is not a port", "1 to 65535"),
+        ("couchbase://a:٣", "'٣' is not a port", "1 to 65535"),
+        ("couchbase://a:8091", "cluster manager", "11210"),
+        ("couchbases://a:18091", "cluster manager", "11207"),
+        ("couchbase://::1", "is not a host", "in brackets: [::1]"),
+        ("couchbase://[::1", "is not a host and a port", "couchbase://host"),
+        ("couchbase://[1.2.3.4]", "is not an IPv6 address", "couchbase://host"),
+        ("couchbase://a%2fb", "is not a host name", "couchbase://host"),
+        ("couchbase://-a", "is not a host name", "couchbase://host"),
+        ("couchbase://@host", "no user before the @", "couchbase://host"),
+        ("couchbase://host/a/b", "more than a bucket", "options of their own"),
+        ("couchbase://host/%ff", "not UTF-8", "couchbase://host"),
+        ("couchbase://host?flag", "not a list of options", "?name=value"),
+        ("couchbase://host?a=1&a=2", "given twice", "Give it once"),
+        ("couchbase://my host", "spaces", "%20"),
+        ("couchbase://host\n", "spaces or control", "%20"),
+        ("couchbase://" + "h" * 5000, "more than 4096 characters", "couchbase://host"),
+        ("couchbase://" + ",".join("h" for _ in range(HOSTS_MAX + 1)), "more than 64 hosts", "A few are enough"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, reason: str, hint: str) -> None:
+    with pytest.raises(InvalidConnectionString) as raised:
+        parse(text)
+    assert reason in raised.value.reason
+    assert hint in raised.value.hint
+
+
+def test_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidConnectionString) as raised:
+        parse("couchbase://ada:secret@host/bucket")
+    assert "HEADWATER_PASSWORD" in raised.value.hint
+    assert "secret" not in str(raised.value)
+
+
+def test_an_address_alone() -> None:
+    assert parse_address("[::1]", default_port=7) == Address("::1", 7)
+    assert str(Address("::1", 7)) == "[::1]:7"
+    assert str(Address("host", 7)) == "host:7"

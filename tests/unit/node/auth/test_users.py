@@ -1,0 +1,203 @@
+"""Users: what each role may do, log-ins over every mechanism, and that nothing shows who exists."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.errors import AuthenticationFailed, LocalProtocolError
+from headwater.node.auth import users as users_module
+from headwater.node.auth.users import (
+    ALL_BUCKETS,
+    GRANTS_PER_USER_MAX,
+    PASSWORD_BYTES_MAX,
+    ROLE_ACTIONS,
+    SALTS_BYTES,
+    Action,
+    Grant,
+    Role,
+    User,
+    Users,
+    hash_password,
+)
+from headwater.protocol.sasl import (
+    SCRAM_ITERATIONS_MAX,
+    SCRAM_MECHANISMS,
+    SCRAM_SALT_BYTES,
+    USER_CHARS_MAX,
+    Mechanism,
+    ScramClient,
+    ScramServer,
+)
+
+SALTS = bytes(range(SALTS_BYTES))
+EMPTY = Users(decoy_secret=bytes(32), iterations=4096)
+
+
+def with_user(name: str = "ann", password: str = "pencil", *grants: Grant) -> Users:
+    return EMPTY.add(EMPTY.new_user(name, password, grants, salts=SALTS))
+
+
+# --- what they may do ---------------------------------------------------------------------------------------------
+
+MAY = {
+    Role.READER: {Action.READ, Action.STREAM},
+    Role.WRITER: {Action.READ, Action.STREAM, Action.WRITE},
+    Role.ADMIN: {Action.READ, Action.STREAM, Action.WRITE, Action.ADMIN},
+}
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("action", Action)
+def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
+    users = with_user("ann", "pencil", Grant(role, "beer"))
+    assert users.may("ann", action, "beer") == (action in MAY[role])
+    assert not users.may("ann", action, "wine")
+    assert not users.may("ann", action, None)
+    assert not users.may("bob", action, "beer")
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("action", Action)
+def test_a_grant_on_all_buckets_holds_for_each_and_for_the_node(role: Role, action: Action) -> None:
+    users = with_user("ann", "pencil", Grant(role))
+    assert users.may("ann", action, "beer") == users.may("ann", action, None) == (action in MAY[role])
+
+
+def test_grants_add_up() -> None:
+    users = with_user("ann", "pencil", Grant(Role.READER), Grant(Role.WRITER, "beer"))
+    assert users.may("ann", Action.WRITE, "beer")
+    assert users.may("ann", Action.READ, "wine")
+    assert not users.may("ann", Action.WRITE, "wine")
+
+
+def test_a_user_without_grants_may_log_in_and_do_nothing() -> None:
+    users = with_user()
+    assert users.check_password("ann", "pencil")
+    assert not any(users.may("ann", action, bucket) for action in Action for bucket in ("beer", ALL_BUCKETS, None))
+
+
+def test_every_role_has_its_row() -> None:
+    assert ROLE_ACTIONS.keys() == set(Role)
+
+
+# --- how they prove who they are ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
+@pytest.mark.parametrize("name", ["ann", "bob"])
+@pytest.mark.parametrize("password", ["pencil", "crayon"])
+def test_scram_against_the_users(mechanism: Mechanism, name: str, password: str) -> None:
+    server = ScramServer(mechanism, with_user().credentials, b"server")
+    client = ScramClient(mechanism, name, password, b"client")
+    final = client.final(server.start(client.first()))
+    if (name, password) == ("ann", "pencil"):
+        client.verify(server.finish(final))
+    else:
+        with pytest.raises(AuthenticationFailed, match="the user name or the password is wrong"):
+            server.finish(final)
+
+
+def test_plain_is_checked_against_what_scram_keeps() -> None:
+    users = with_user()
+    assert users.check_password("ann", "pencil")
+    assert not users.check_password("ann", "Pencil")
+    assert not users.check_password("ann", "")
+    assert not users.check_password("bob", "pencil")
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
+def test_nothing_shows_that_a_user_does_not_exist(mechanism: Mechanism) -> None:
+    users = with_user()
+    real, decoy = users.credentials(mechanism, "ann"), users.credentials(mechanism, "bob")
+    assert decoy == users.credentials(mechanism, "bob")
+    assert decoy.iterations == real.iterations
+    assert [len(decoy.salt), len(decoy.stored_key), len(decoy.server_key)] == [
+        len(real.salt),
+        len(real.stored_key),
+        len(real.server_key),
+    ]
+    assert decoy == users.add(users.new_user("cid", "pencil", (), salts=SALTS)).credentials(mechanism, "bob")
+
+
+def test_every_mechanism_has_a_salt_of_its_own() -> None:
+    salts = [credentials.salt for credentials in hash_password("pencil", salts=SALTS, iterations=4096).values()]
+    assert b"".join(salts) == SALTS
+    assert {len(salt) for salt in salts} == {SCRAM_SALT_BYTES}
+
+
+def test_no_password_and_no_key_is_in_a_repr() -> None:
+    users = with_user()
+    text = repr(users)
+    assert "ann" in text
+    assert "pencil" not in text
+    assert "key" not in text
+    assert "secret" not in text
+
+
+# --- the collection -----------------------------------------------------------------------------------------------
+
+
+def test_add_and_remove_give_new_collections() -> None:
+    users = with_user()
+    assert set(users.by_name) == {"ann"}
+    assert not EMPTY.by_name
+    assert users.remove("ann") == EMPTY
+    assert set(users.by_name) == {"ann"}
+
+
+def test_a_name_is_there_once() -> None:
+    users = with_user()
+    with pytest.raises(LocalProtocolError, match="'ann' exists already"):
+        users.add(users.by_name["ann"])
+    with pytest.raises(LocalProtocolError, match="there is no user 'Ann'"):
+        users.remove("Ann")
+
+
+def test_all_users_have_the_same_number_of_iterations() -> None:
+    other = Users(decoy_secret=bytes(32), iterations=5000)
+    with pytest.raises(LocalProtocolError, match="not hashed with 5000 iterations"):
+        other.add(with_user().by_name["ann"])
+
+
+def test_the_number_of_users_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_module, "USERS_MAX", 1)
+    users = with_user()
+    with pytest.raises(LocalProtocolError, match="at most 1 users"):
+        users.add(users.new_user("bob", "pencil", (), salts=SALTS))
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "a\0b", "\udcff", "u" * (USER_CHARS_MAX + 1)])
+def test_impossible_names(name: str) -> None:
+    with pytest.raises(LocalProtocolError, match="cannot be a user name"):
+        with_user(name)
+
+
+@pytest.mark.parametrize("name", ["@admin", "a,b=c", "Zoë 漢", "u" * USER_CHARS_MAX])
+def test_possible_names(name: str) -> None:
+    assert with_user(name).check_password(name, "pencil")
+
+
+@pytest.mark.parametrize("password", ["", "a\0b", "x" * (PASSWORD_BYTES_MAX + 1), "\udcff"])
+def test_impossible_passwords(password: str) -> None:
+    with pytest.raises(LocalProtocolError, match="password") as error:
+        with_user("ann", password)
+    assert not password or password not in str(error.value)
+
+
+def test_other_impossible_values() -> None:
+    with pytest.raises(LocalProtocolError, match="random bytes as salts"):
+        hash_password("pencil", salts=b"", iterations=4096)
+    with pytest.raises(LocalProtocolError, match="needs the name of a bucket"):
+        with_user("ann", "pencil", Grant(Role.READER, ""))
+    with pytest.raises(LocalProtocolError, match="grants"):
+        with_user("ann", "pencil", *(Grant(Role.READER, str(n)) for n in range(GRANTS_PER_USER_MAX + 1)))
+    with pytest.raises(LocalProtocolError, match="needs credentials for"):
+        User(name="ann", grants=frozenset(), credentials={})
+    with pytest.raises(LocalProtocolError, match="decoy secret"):
+        Users(decoy_secret=b"")
+
+
+@pytest.mark.parametrize("iterations", [0, 1, SCRAM_ITERATIONS_MAX + 1])
+def test_iterations_that_clients_refuse(iterations: int) -> None:
+    with pytest.raises(LocalProtocolError, match="iterations"):
+        Users(decoy_secret=bytes(32), iterations=iterations)

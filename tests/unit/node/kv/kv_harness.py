@@ -1,0 +1,180 @@
+"""A node with one bucket on a real engine, a clock that stands still, and clients that speak bytes with its sessions.
+
+Nothing is committed unless `call` does it or a test says so: what a session holds back until then, a client does not
+get to see.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
+from headwater.node.kv.service import BucketService, Service
+from headwater.node.kv.session import KvSession
+from headwater.protocol.features import Feature, Negotiated
+from headwater.protocol.frames import decode_frames
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import ErrorResponse, Request, Response
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
+from headwater.protocol.numbers import Vbuuid
+from headwater.protocol.sasl import PlainLogin
+from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket, Outside
+from headwater.store.data_format import BucketFacts
+from headwater.store.lmdb_engine import LmdbEngine
+from headwater.store.opening import close_bucket, create_bucket, open_bucket
+
+R = TypeVar("R", bound=Response)
+
+START_S = 1_800_000_000
+PASSWORD = "pencil"
+FEATURES = (
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.XATTR,
+    Feature.JSON,
+    Feature.SNAPPY,
+    Feature.MUTATION_SEQNO,
+    Feature.ALT_REQUEST,
+    Feature.SYNC_REPLICATION,
+    Feature.PRESERVE_TTL,
+)
+WITH_COLLECTIONS = (*FEATURES, Feature.COLLECTIONS)
+SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
+
+
+@cache
+def users() -> Users:
+    """One user a role, named after it. Made once, because hashing passwords is slow by design."""
+    made = Users(decoy_secret=bytes(32), iterations=4096)
+    for role in Role:
+        made = made.add(made.new_user(role.value, PASSWORD, [Grant(role)], salts=bytes(SALTS_BYTES)))
+    return made
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = START_S * 1_000_000_000
+
+    def advance(self, seconds: float) -> None:
+        self.ns += int(seconds * 1_000_000_000)
+
+    def now_s(self) -> int:
+        return self.ns // 1_000_000_000
+
+
+class Node:
+    """One node with the bucket `default`."""
+
+    def __init__(self, folder: Path, *, vbuckets: int = 8, ack_when_durable: bool = True) -> None:
+        self.clock = Clock()
+        self.changes = 0
+        self.logged: list[str] = []
+        self._folder = folder
+        self._vbuuids = 0
+        self._ack_when_durable = ack_when_durable
+        facts = BucketFacts(name="default", uuid="0123456789abcdef", vbuckets=vbuckets)
+        bucket = create_bucket(LmdbEngine(folder), facts, outside=self._outside(), secret=SECRET)
+        for vbucket in range(vbuckets):
+            bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
+        bucket.commit_now()
+        self._serve(bucket)
+
+    def _outside(self) -> Outside:
+        return Outside(now_ns=lambda: self.clock.ns, new_vbuuid=self._new_vbuuid)
+
+    def _new_vbuuid(self) -> Vbuuid:
+        self._vbuuids += 1
+        return Vbuuid(0xB0_0000_0000 + self._vbuuids)
+
+    def _serve(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.bucket_service = BucketService(
+            bucket=bucket, ack_when_durable=self._ack_when_durable, on_change=self._on_change
+        )
+        self.service = Service(
+            buckets={"default": self.bucket_service},
+            users=users(),
+            throttle=LoginThrottle(),
+            now_ns=lambda: self.clock.ns,
+            now_s=lambda: self.clock.ns / 1e9,
+            random_bytes=lambda count: bytes(range(count)),
+            cluster_config=lambda name: b'{"rev":1,"name":"%s"}' % (name or "").encode(),
+            server_version="1.2.3",
+            log=self.logged.append,
+        )
+
+    def _on_change(self) -> None:
+        self.changes += 1
+
+    def commit(self) -> None:
+        self.bucket.commit_now()
+
+    def reopen(self, *, in_order: bool = True) -> None:
+        """Close the bucket and open it again; what is not durable is lost unless it is closed in order."""
+        if in_order:
+            close_bucket(self.bucket)
+        self.close()
+        self._serve(open_bucket(LmdbEngine(self._folder), outside=self._outside(), secret=SECRET))
+
+    def close(self) -> None:
+        self.bucket.engine.close()
+
+    def set_manifest(self, manifest: Manifest) -> None:
+        self.bucket_service.set_manifest(manifest)
+        self.commit()
+
+    def client(self, *, user: str = "admin", features: tuple[Feature, ...] = FEATURES) -> Client:
+        """A client that has logged in and selected the bucket."""
+        client = Client(self)
+        client.succeed(Hello(key=b"test", features=features))
+        client.negotiated = Negotiated(frozenset(features))
+        client.succeed(SaslAuth(key=b"PLAIN", value=PlainLogin(user=user, password=PASSWORD).encode()))
+        client.succeed(SelectBucket(key=b"default"))
+        return client
+
+
+class Client:
+    """The far end of one session."""
+
+    def __init__(self, node: Node, *, allows_plain: bool = True) -> None:
+        self.node = node
+        self.negotiated = Negotiated()
+        self.session = KvSession(node.service, peer="127.0.0.1", allows_plain=allows_plain)
+
+    def send(self, *requests: Request | bytes) -> None:
+        """Send requests in one write."""
+        self.session.receive_data(b"".join(r if isinstance(r, bytes) else r.encode() for r in requests))
+
+    def received(self) -> list[Response]:
+        """The answers that need not wait any longer."""
+        data = b""
+        while self.session.outgoing and self.session.outgoing[0].commit <= self.node.bucket.durable_commit:
+            data += self.session.outgoing.popleft().data
+        messages = [decode_message(frame, self.negotiated) for frame in decode_frames(data)]
+        return [message for message in messages if isinstance(message, Response)]
+
+    def call_all(self, *requests: Request | bytes) -> list[Response]:
+        self.send(*requests)
+        self.node.commit()
+        return self.received()
+
+    def call(self, request: Request | bytes) -> Response:
+        """Send a request, commit, and take its one answer."""
+        (response,) = self.call_all(request)
+        return response
+
+    def succeed(self, request: Request) -> Any:
+        response = self.call(request)
+        assert not isinstance(response, ErrorResponse), (response.status.name, response.context)
+        return response
+
+    def refused(self, request: Request | bytes) -> Status:
+        response = self.call(request)
+        assert isinstance(response, ErrorResponse), response
+        return response.status

@@ -1,0 +1,392 @@
+"""The session: log-in, rights, faults that a connection survives, and the order of answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from struct import pack
+
+import pytest
+from kv_harness import FEATURES, PASSWORD, Client, Node
+
+from headwater.errors import BadMagic, FrameTooLarge
+from headwater.node.auth.users import Action
+from headwater.node.kv.handlers import HANDLERS
+from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
+from headwater.node.kv.session import CloseConnection
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import Feature
+from headwater.protocol.frame_info import FrameInfo, RequestInfo
+from headwater.protocol.frames import Frame, decode_frames
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
+from headwater.protocol.messages.dcp_connection import DcpNoop
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.documents import Get, GetLocked, GetMeta, GetQuiet, Set, SetQuiet
+from headwater.protocol.messages.session import (
+    Flush,
+    GetClusterConfig,
+    GetErrorMap,
+    Hello,
+    HelloResponse,
+    Noop,
+    Quit,
+    QuitQuiet,
+    SaslAuth,
+    SaslListMechanisms,
+    SaslStep,
+    SelectBucket,
+    Stat,
+    Verbosity,
+    Version,
+)
+from headwater.protocol.messages.subdocument import MultiLookup, MultiMutation
+from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
+from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
+from headwater.protocol.status import Status
+
+PLAIN = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password=PASSWORD).encode())
+WRONG = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password="wrong").encode())
+
+
+@pytest.fixture
+def stranger(node: Node) -> Client:
+    """A client that has said HELLO and nothing else."""
+    client = Client(node)
+    client.succeed(Hello(key=b"test", features=FEATURES))
+    return client
+
+
+# --- HELLO --------------------------------------------------------------------------------------------------------
+
+
+def test_hello_agrees_to_what_is_served(node: Node) -> None:
+    client = Client(node)
+    response = client.succeed(
+        Hello(key=b"agent", features=(Feature.XERROR, Feature.TLS, Feature(0x7777), Feature.JSON))
+    )
+    assert isinstance(response, HelloResponse)
+    assert response.features == (Feature.XERROR, Feature.JSON)
+    assert client.session.agent == "agent"
+
+
+# --- log-in -------------------------------------------------------------------------------------------------------
+
+
+def test_log_in_with_plain(stranger: Client) -> None:
+    stranger.succeed(PLAIN)
+    assert stranger.session.user == "admin"
+
+
+def test_plain_is_not_for_open_ways(node: Node) -> None:
+    client = Client(node, allows_plain=False)
+    assert b"PLAIN" not in client.succeed(SaslListMechanisms()).value
+    assert client.refused(PLAIN) == Status.AUTH_ERROR
+    assert client.session.user is None
+    assert b"PLAIN" in Client(node).succeed(SaslListMechanisms()).value
+
+
+@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
+def test_log_in_with_scram(stranger: Client, mechanism: Mechanism) -> None:
+    scram = ScramClient(mechanism, user="writer", password=PASSWORD, client_nonce=b"a nonce")
+    challenge = stranger.call(SaslAuth(key=mechanism.encode(), value=scram.first()))
+    assert isinstance(challenge, PlainResponse)
+    assert challenge.status == Status.AUTH_CONTINUE
+    assert stranger.session.user is None
+    done = stranger.succeed(SaslStep(key=mechanism.encode(), value=scram.final(challenge.value)))
+    scram.verify(done.value)
+    assert stranger.session.user == "writer"
+
+
+def test_a_wrong_password(node: Node, stranger: Client) -> None:
+    assert stranger.refused(WRONG) == Status.AUTH_ERROR
+    assert stranger.session.user is None
+    assert "failed" in node.logged[-1]
+    scram = ScramClient(Mechanism.SCRAM_SHA1, user="admin", password="wrong", client_nonce=b"nonce")
+    challenge = stranger.call(SaslAuth(key=b"SCRAM-SHA1", value=scram.first()))
+    assert isinstance(challenge, PlainResponse)
+    assert stranger.refused(SaslStep(key=b"SCRAM-SHA1", value=scram.final(challenge.value))) == Status.AUTH_ERROR
+
+
+def test_a_log_in_that_fails_ends_the_one_before(stranger: Client) -> None:
+    stranger.succeed(PLAIN)
+    assert stranger.refused(WRONG) == Status.AUTH_ERROR
+    assert stranger.refused(Stat()) == Status.EACCESS
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [SaslStep(key=b"PLAIN", value=b"x"), SaslAuth(key=b"NONSENSE"), SaslAuth(key=b"PLAIN", value=b"no NULs")],
+)
+def test_log_ins_that_make_no_sense(stranger: Client, request_: Request) -> None:
+    assert stranger.refused(request_) == Status.AUTH_ERROR
+
+
+def test_guessing_is_slowed_down(node: Node, stranger: Client) -> None:
+    for _ in range(6):
+        assert stranger.refused(WRONG) == Status.AUTH_ERROR
+    assert stranger.refused(PLAIN) == Status.AUTH_ERROR
+    assert "too many" in node.logged[-1]
+    node.clock.advance(120)
+    stranger.succeed(PLAIN)
+
+
+# --- rights -------------------------------------------------------------------------------------------------------
+
+NEEDS = {
+    Action.READ: [Get(key=b"k"), GetMeta(key=b"k"), Stat(), MultiLookup(key=b"k", specs=())],
+    Action.WRITE: [Set(key=b"k", value=b"v"), GetLocked(key=b"k"), MultiMutation(key=b"k", specs=())],
+    Action.ADMIN: [SetVBucket(state=VBucketState.ACTIVE), DeleteVBucket(), Flush(), Verbosity(level=1)],
+}
+MAY = {
+    "reader": {Action.READ},
+    "writer": {Action.READ, Action.WRITE},
+    "admin": {Action.READ, Action.WRITE, Action.ADMIN},
+}
+
+
+@pytest.mark.parametrize("user", MAY)
+@pytest.mark.parametrize("action", NEEDS)
+def test_a_role_may_do_what_it_may(node: Node, user: str, action: Action) -> None:
+    client = node.client(user=user)
+    for request in NEEDS[action]:
+        statuses = {response.status for response in client.call_all(request)}
+        assert (statuses == {Status.EACCESS}) == (action not in MAY[user]), request
+
+
+def test_runs_of_sets_need_the_right_to_write(node: Node) -> None:
+    client = node.client(user="reader")
+    answers = client.call_all(*[SetQuiet(key=b"k", value=b"v")] * 3)
+    assert [answer.status for answer in answers] == [Status.EACCESS] * 3
+    assert client.refused(Get(key=b"k")) == Status.KEY_ENOENT
+
+
+def test_without_a_log_in_nothing_but_the_bootstrap(stranger: Client) -> None:
+    for handled in set(HANDLERS) - NEEDS_NO_LOGIN:
+        frame = Frame(magic=Magic.REQUEST, opcode=handled.opcode)
+        (answer,) = stranger.call_all(frame.encode())
+        assert answer.status in (Status.EACCESS, Status.EINVAL), handled
+    for request in (SelectBucket(key=b"default"), GetClusterConfig(), Get(key=b"k"), Set(key=b"k", value=b"v")):
+        assert stranger.refused(request) == Status.EACCESS
+    for allowed in (Noop(), Version(), SaslListMechanisms(), GetErrorMap(version=2)):
+        stranger.succeed(allowed)
+
+
+def test_what_is_asked_for_a_right_is_served() -> None:
+    assert {cls.__name__ for cls in NEEDED} - {cls.__name__ for cls in HANDLERS} <= {"SetClusterConfig"}
+    assert set(HANDLERS) >= NEEDS_NO_LOGIN
+
+
+def test_a_bucket_must_be_selected(stranger: Client) -> None:
+    stranger.succeed(PLAIN)
+    assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
+    assert stranger.refused(SelectBucket(key=b"none")) == Status.KEY_ENOENT
+    stranger.succeed(SelectBucket(key=b"default"))
+    assert stranger.refused(Get(key=b"k")) == Status.KEY_ENOENT
+    stranger.succeed(SelectBucket())
+    assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
+
+
+# --- small change -------------------------------------------------------------------------------------------------
+
+
+def test_the_config_is_that_of_the_bucket_or_of_the_node(stranger: Client) -> None:
+    stranger.succeed(PLAIN)
+    assert json.loads(stranger.succeed(GetClusterConfig()).value)["name"] == ""
+    stranger.succeed(SelectBucket(key=b"default"))
+    response = stranger.succeed(GetClusterConfig())
+    assert (json.loads(response.value)["name"], response.datatype) == ("default", Datatype.JSON)
+
+
+def test_the_error_map(client: Client) -> None:
+    assert json.loads(client.succeed(GetErrorMap(version=1)).value)["version"] == 1
+    assert json.loads(client.succeed(GetErrorMap(version=99)).value)["version"] == 2
+    assert client.refused(GetErrorMap(version=0)) == Status.EINVAL
+
+
+def test_version_verbosity_and_noop(client: Client) -> None:
+    assert client.succeed(Version()).value == b"1.2.3"
+    client.succeed(Verbosity(level=2))
+    client.succeed(Noop())
+
+
+def test_quit(client: Client) -> None:
+    client.succeed(Quit())
+    assert client.session.is_quitting
+
+
+def test_quiet_quit(client: Client) -> None:
+    assert client.call_all(QuitQuiet()) == []
+    assert client.session.is_quitting
+
+
+# --- faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opcode", [0x99, 0xFF, Opcode.OBSERVE])
+def test_opcodes_nobody_knows(client: Client, opcode: int) -> None:
+    client.send(Frame(magic=Magic.REQUEST, opcode=opcode, opaque=7).encode())
+    (frame,) = decode_frames(client.session.outgoing.popleft().data)
+    assert (frame.opcode, frame.specific, frame.opaque) == (opcode, Status.UNKNOWN_COMMAND, 7)
+    client.succeed(Noop())
+
+
+def test_a_message_that_is_known_and_not_served(client: Client) -> None:
+    assert client.refused(DcpNoop()) == Status.UNKNOWN_COMMAND
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, extras=b"x", key=b"k"),
+        Frame(magic=Magic.REQUEST, opcode=Opcode.GET),
+        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k", value=b"v"),
+        Frame(magic=Magic.REQUEST, opcode=Opcode.GET, key=b"k" * 251),
+        Frame(magic=Magic.REQUEST, opcode=Opcode.SET, key=b"k", value=b"v"),
+        Frame(magic=Magic.REQUEST, opcode=Opcode.SUBDOC_MULTI_LOOKUP, key=b"k", value=b"\xc5\0\0\x05a"),
+        Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=Opcode.GET, key=b"k", framing_extras=b"\x1f"),
+    ],
+)
+def test_malformed_requests_are_answered_and_the_connection_lives(client: Client, frame: Frame) -> None:
+    response = client.call(replace(frame, opaque=7).encode())
+    assert isinstance(response, ErrorResponse)
+    assert (response.status, response.opaque, response.opcode) == (Status.EINVAL, 7, frame.opcode)
+    assert response.context
+    client.succeed(Noop())
+
+
+def test_a_frame_info_that_is_not_served(client: Client) -> None:
+    request = Get(key=b"k", frame_infos=(FrameInfo(RequestInfo.IMPERSONATE, b"bob"),))
+    assert client.refused(request) == Status.UNKNOWN_FRAME_INFO
+
+
+def test_what_is_not_the_protocol_ends_the_connection_and_keeps_the_answers_before_it(client: Client) -> None:
+    with pytest.raises(BadMagic):
+        client.send(Noop(opaque=5), b"GET / HTTP/1.1\r\n\r\n")
+    assert [answer.opaque for answer in client.received()] == [5]
+
+
+def test_a_body_that_is_too_large_ends_the_connection_before_it_comes(client: Client) -> None:
+    with pytest.raises(FrameTooLarge):
+        client.send(pack(">BBHBBHIIQ", 0x80, 0x01, 1, 8, 0, 0, 2**31, 0, 0))
+
+
+def test_answers_to_nothing_are_not_answered(client: Client) -> None:
+    assert client.call_all(Frame(magic=Magic.RESPONSE, opcode=Opcode.NOOP).encode()) == []
+
+
+# --- statuses for older clients -----------------------------------------------------------------------------------
+
+
+def test_an_older_client_is_cut_off_where_it_would_not_understand(node: Node) -> None:
+    client = Client(node)
+    client.send(Noop(opaque=5))
+    with pytest.raises(CloseConnection):
+        client.send(Get(key=b"k"))
+    assert [answer.opaque for answer in client.received()] == [5]
+
+
+def test_an_older_client_without_a_bucket_is_cut_off(node: Node) -> None:
+    client = Client(node)
+    client.succeed(PLAIN)
+    with pytest.raises(CloseConnection):
+        client.send(Get(key=b"k"))
+
+
+def test_an_older_client_gets_the_statuses_of_its_time(node: Node) -> None:
+    client = node.client(features=(Feature.SELECT_BUCKET,))
+    client.succeed(Set(key=b"k", value=b"v"))
+    client.succeed(GetLocked(key=b"k"))
+    assert client.refused(Set(key=b"k", value=b"w")) == Status.KEY_EEXISTS
+    response = client.call(Get(key=b"k", vbucket=99))  # type: ignore[arg-type]
+    assert (response.status, response.datatype) == (Status.NOT_MY_VBUCKET, Datatype.RAW)
+
+
+# --- order --------------------------------------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_the_requests(client: Client) -> None:
+    requests = [
+        Noop(opaque=0),
+        Set(key=b"k", value=b"1", opaque=1),
+        Get(key=b"k", opaque=2),
+        Get(key=b"none", opaque=3),
+        Set(key=b"k", value=b"2", opaque=4),
+        GetQuiet(key=b"none", opaque=5),
+        Get(key=b"k", opaque=6),
+    ]
+    assert [answer.opaque for answer in client.call_all(*requests)] == [0, 1, 2, 3, 4, 6]
+
+
+def test_an_answer_that_waits_holds_back_those_behind_it(node: Node, client: Client) -> None:
+    client.send(Set(key=b"k", value=b"1", opaque=1))
+    client.send(Noop(opaque=2))
+    assert client.received() == []
+    node.commit()
+    assert [answer.opaque for answer in client.received()] == [1, 2]
+
+
+def test_a_quiet_write_is_waited_for_by_the_answer_behind_it(node: Node, client: Client) -> None:
+    client.send(SetQuiet(key=b"k", value=b"1"))
+    client.send(Noop(opaque=2))
+    assert client.received() == []
+    node.commit()
+    assert [answer.opaque for answer in client.received()] == [2]
+
+
+def test_a_quiet_write_is_waited_for_in_its_own_bucket(node: Node, client: Client) -> None:
+    client.send(SetQuiet(key=b"k", value=b"1"))
+    client.send(SelectBucket(opaque=2))
+    waiting, selected = client.session.outgoing
+    assert (waiting.data, waiting.bucket, waiting.may_be_sent) == (b"", node.bucket_service, False)
+    assert (selected.commit, selected.bucket) == (0, None)
+
+
+def test_bytes_may_come_in_any_pieces(node: Node, client: Client) -> None:
+    data = b"".join(
+        request.encode() for request in (Set(key=b"k", value=b"1", opaque=1), Get(key=b"k", opaque=2), Noop(opaque=3))
+    )
+    for at in range(len(data)):
+        client.send(data[at : at + 1])
+    node.commit()
+    assert [answer.opaque for answer in client.received()] == [1, 2, 3]
+
+
+def test_a_bootstrap_in_one_write(node: Node) -> None:
+    client = Client(node)
+    client.send(
+        Hello(key=b"gocbcore", features=FEATURES, opaque=1),
+        GetErrorMap(version=2, opaque=2),
+        SaslListMechanisms(opaque=3),
+        replace(PLAIN, opaque=4),
+        SelectBucket(key=b"default", opaque=5),
+        GetClusterConfig(opaque=6),
+        Set(key=b"k", value=b"v", opaque=7),
+        Get(key=b"k", opaque=8),
+    )
+    node.commit()
+    data = b"".join(outgoing.data for outgoing in client.session.outgoing)
+    answers = [decode_message(frame) for frame in decode_frames(data)]
+    assert [(answer.opaque, answer.status) for answer in answers] == [  # type: ignore[attr-defined]
+        (number, Status.SUCCESS) for number in range(1, 9)
+    ]
+
+
+def test_a_bootstrap_in_one_write_that_fails_on_the_way(node: Node) -> None:
+    client = Client(node)
+    answers = client.call_all(
+        Hello(key=b"gocbcore", features=FEATURES), WRONG, SelectBucket(key=b"default"), GetClusterConfig()
+    )
+    assert [answer.status for answer in answers] == [
+        Status.SUCCESS,
+        Status.AUTH_ERROR,
+        Status.EACCESS,
+        Status.EACCESS,
+    ]
+
+
+def test_every_request_is_counted(client: Client) -> None:
+    before = client.session.requests
+    client.call_all(Noop(), Set(key=b"a", value=b"1"), Set(key=b"b", value=b"1"), Noop())
+    assert client.session.requests == before + 4

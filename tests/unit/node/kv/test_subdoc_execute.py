@@ -1,0 +1,705 @@
+"""Whole sub-document requests: which are refused, what they answer, and what they leave to be written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from headwater.node.kv.subdocument import (
+    Document,
+    LookedUp,
+    Mutated,
+    NewValue,
+    PathFailed,
+    Refused,
+    WriteMacro,
+    lookup_in,
+    lookup_one,
+    mutate_in,
+    mutate_one,
+)
+from headwater.node.kv.subdocument.commands import COMMANDS
+from headwater.node.kv.subdocument.crc32c import crc32c
+from headwater.node.kv.subdocument.failure import (
+    CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
+    DELETED_DOCUMENT_CANT_HAVE_VALUE,
+    XATTR_UNKNOWN_VATTR_MACRO,
+)
+from headwater.node.kv.subdocument.lookup import LOOKUPS
+from headwater.node.kv.subdocument.mutation import MUTATIONS
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.limits import VALUE_BYTES_MAX, XATTR_SECTION_BYTES_MAX
+from headwater.protocol.messages.subdocument import (
+    SPECS_MAX,
+    DocFlags,
+    LookupResult,
+    LookupSpec,
+    MutationResult,
+    MutationSpec,
+    PathFlags,
+)
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
+
+XATTR, MKDIR_P, MACROS = PathFlags.XATTR, PathFlags.MKDIR_P, PathFlags.EXPAND_MACROS
+NONE, NO_DOC_FLAGS = PathFlags(0), DocFlags(0)
+GET, EXISTS, COUNT = Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT
+ADD, UPSERT, REMOVE, REPLACE = (
+    Opcode.SUBDOC_DICT_ADD,
+    Opcode.SUBDOC_DICT_UPSERT,
+    Opcode.SUBDOC_DELETE,
+    Opcode.SUBDOC_REPLACE,
+)
+PUSH, INSERT, UNIQUE, COUNTER = (
+    Opcode.SUBDOC_ARRAY_PUSH_LAST,
+    Opcode.SUBDOC_ARRAY_INSERT,
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE,
+    Opcode.SUBDOC_COUNTER,
+)
+XATTR_TO_BODY = Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR
+
+CAS = 0x17_8A_01_02_03_04_05_06
+
+
+def document(body: str = "{}", xattrs: dict[str, str] | None = None, **fields: object) -> Document:
+    datatype = Datatype.JSON if body else Datatype.RAW
+    value = body.encode()
+    if xattrs:
+        value = encode_xattrs(ValueParts({name: text.encode() for name, text in xattrs.items()}, value))
+        datatype |= Datatype.XATTR
+    return Document(**{"value": value, "datatype": datatype, "cas": CAS, "seqno": 7, **fields})  # type: ignore[arg-type]
+
+
+def look(opcode: Opcode, path: str = "", flags: PathFlags = NONE) -> LookupSpec:
+    return LookupSpec(opcode=opcode, flags=flags, path=path.encode())
+
+
+def change(opcode: Opcode, path: str = "", value: str = "", flags: PathFlags = NONE) -> MutationSpec:
+    return MutationSpec(opcode=opcode, flags=flags, path=path.encode(), value=value.encode())
+
+
+def parts(value: NewValue) -> tuple[str, dict[str, str]]:
+    filled = value.fill(cas=CAS, seqno=8)
+    if not value.datatype & Datatype.XATTR:
+        return filled.decode(), {}
+    decoded = decode_xattrs(filled)
+    return decoded.body.decode(), {name: text.decode() for name, text in decoded.xattrs.items()}
+
+
+def mutated(
+    before: Document | None, specs: Sequence[MutationSpec], flags: DocFlags = NO_DOC_FLAGS
+) -> tuple[str, dict[str, str]]:
+    outcome = mutate_in(before, specs, flags)
+    assert isinstance(outcome, Mutated), outcome
+    return parts(outcome.value)
+
+
+# --- lookups --------------------------------------------------------------------------------------------------------
+
+PERSON = document('{"name":"Ada","tags":["x","y"],"age":36}', {"meta": '{"by":"me","n":[1,2]}', "_sys": "1"})
+
+
+def test_lookup_in_gives_one_result_a_path() -> None:
+    specs = [
+        look(GET, "meta.by", XATTR),
+        look(COUNT, "meta.n", XATTR),
+        look(GET, "name"),
+        look(EXISTS, "age"),
+        look(COUNT, "tags"),
+        look(GET, "tags[-1]"),
+        look(Opcode.GET),
+    ]
+    outcome = lookup_in(PERSON, specs)
+    assert isinstance(outcome, LookedUp)
+    assert outcome.status == Status.SUCCESS
+    values = [b'"me"', b"2", b'"Ada"', b"", b"2", b'"y"', b'{"name":"Ada","tags":["x","y"],"age":36}']
+    assert outcome.results == tuple(LookupResult(status=Status.SUCCESS, value=value) for value in values)
+
+
+def test_lookup_in_goes_on_after_a_path_that_fails() -> None:
+    specs = [look(GET, "nope", XATTR), look(GET, "name"), look(EXISTS, "nope"), look(GET, "a..b"), look(GET, "age.x")]
+    outcome = lookup_in(PERSON, specs)
+    assert isinstance(outcome, LookedUp)
+    assert outcome.status == Status.SUBDOC_MULTI_PATH_FAILURE
+    assert [result.status for result in outcome.results] == [
+        Status.SUBDOC_PATH_ENOENT,
+        Status.SUCCESS,
+        Status.SUBDOC_PATH_ENOENT,
+        Status.SUBDOC_PATH_EINVAL,
+        Status.SUBDOC_PATH_MISMATCH,
+    ]
+
+
+def test_lookup_in_on_a_document_that_is_not_json() -> None:
+    binary = Document(value=b"\xff\x00", datatype=Datatype.RAW)
+    outcome = lookup_in(binary, [look(GET, "$document.value_bytes", XATTR), look(GET, "a"), look(Opcode.GET)])
+    assert isinstance(outcome, LookedUp)
+    assert [result.status for result in outcome.results] == [
+        Status.SUCCESS,
+        Status.SUBDOC_DOC_NOT_JSON,
+        Status.SUCCESS,
+    ]
+    assert outcome.results[2].value == b"\xff\x00"
+
+
+def test_lookup_in_on_a_document_that_is_called_json_and_is_not() -> None:
+    outcome = lookup_one(Document(value=b"{]", datatype=Datatype.JSON), look(GET, "a"))
+    assert outcome == Refused(status=Status.SUBDOC_DOC_NOT_JSON)
+
+
+def test_lookup_in_of_nothing() -> None:
+    assert lookup_in(None, [look(GET, "a")]) == Refused(status=Status.KEY_ENOENT)
+    assert lookup_one(None, look(GET, "a")) == Refused(status=Status.KEY_ENOENT)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (look(GET, "name"), LookupResult(status=Status.SUCCESS, value=b'"Ada"')),
+        (look(GET, "meta.by", XATTR), LookupResult(status=Status.SUCCESS, value=b'"me"')),
+        (look(EXISTS, "name"), LookupResult(status=Status.SUCCESS)),
+        (look(EXISTS, "nope"), Refused(status=Status.SUBDOC_PATH_ENOENT)),
+        (look(COUNT, ""), LookupResult(status=Status.SUCCESS, value=b"3")),
+    ],
+)
+def test_lookup_one(spec: LookupSpec, expected: LookupResult | Refused) -> None:
+    assert lookup_one(PERSON, spec) == expected
+
+
+TOMBSTONE = document("", {"_sync": '{"rev":1}'}, deleted=True)
+
+
+def test_a_tombstone_is_seen_only_with_access_deleted() -> None:
+    spec = look(GET, "_sync.rev", XATTR)
+    assert lookup_in(TOMBSTONE, [spec]) == Refused(status=Status.KEY_ENOENT)
+    result = LookupResult(status=Status.SUCCESS, value=b"1")
+    assert lookup_in(TOMBSTONE, [spec], DocFlags.ACCESS_DELETED) == LookedUp(
+        status=Status.SUBDOC_SUCCESS_DELETED, results=(result,)
+    )
+    assert lookup_one(TOMBSTONE, spec, DocFlags.ACCESS_DELETED) == LookupResult(
+        status=Status.SUBDOC_SUCCESS_DELETED, value=b"1"
+    )
+
+
+def test_a_failed_path_of_a_tombstone() -> None:
+    outcome = lookup_in(TOMBSTONE, [look(GET, "_sync.rev", XATTR), look(Opcode.GET)], DocFlags.ACCESS_DELETED)
+    assert isinstance(outcome, LookedUp)
+    assert outcome.status == Status.SUBDOC_MULTI_PATH_FAILURE_DELETED
+    assert [result.status for result in outcome.results] == [Status.SUCCESS, Status.SUBDOC_PATH_ENOENT]
+
+
+# --- virtual attributes ---------------------------------------------------------------------------------------------
+
+BODY_CRC32C = crc32c(b'{"a":1}')
+FACTS = Document(
+    value=document('{"a":1}', {"meta": "1", "_sys": "2"}).value,
+    datatype=Datatype.JSON | Datatype.XATTR | Datatype.SNAPPY,
+    cas=1_700_000_000_123_456_789,
+    seqno=0x2A,
+    vbuuid=0xDEADBEEF,
+    rev=3,
+    flags=0x02000006,
+    expiry=1_800_000_000,
+    hlc_now_s=1_700_000_001,
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("$document.CAS", f'"0x{1_700_000_000_123_456_789:016x}"'),
+        ("$document.vbucket_uuid", '"0x00000000deadbeef"'),
+        ("$document.seqno", '"0x000000000000002a"'),
+        ("$document.revid", '"3"'),
+        ("$document.exptime", "1800000000"),
+        ("$document.flags", "33554438"),
+        ("$document.value_bytes", "7"),
+        ("$document.value_crc32c", f'"0x{BODY_CRC32C:08x}"'),
+        ("$document.datatype", '["snappy","json","xattr"]'),
+        ("$document.datatype[-1]", '"xattr"'),
+        ("$document.deleted", "false"),
+        ("$document.last_modified", '"1700000000"'),
+        ("$XTOC", '["meta","_sys"]'),
+        ("$XTOC[1]", '"_sys"'),
+        ("$vbucket", '{"HLC":{"mode":"real","now":"1700000001"}}'),
+        ("$vbucket.HLC.now", '"1700000001"'),
+        ("$document.nope", Status.SUBDOC_PATH_ENOENT),
+        ("$document[0]", Status.SUBDOC_PATH_MISMATCH),
+        ("$document.CAS.x", Status.SUBDOC_PATH_MISMATCH),
+        ("$nope", Status.SUBDOC_XATTR_UNKNOWN_VATTR),
+        ("$nope.x", Status.SUBDOC_XATTR_UNKNOWN_VATTR),
+    ],
+)
+def test_virtual_attribute(path: str, expected: str | Status) -> None:
+    outcome = lookup_one(FACTS, look(GET, path, XATTR))
+    if isinstance(expected, Status):
+        assert outcome == Refused(status=expected)
+    else:
+        assert outcome == LookupResult(status=Status.SUCCESS, value=expected.encode())
+
+
+def test_the_whole_document_attribute() -> None:
+    outcome = lookup_one(FACTS, look(GET, "$document", XATTR))
+    assert isinstance(outcome, LookupResult)
+    names = "CAS datatype deleted exptime flags last_modified revid seqno value_bytes value_crc32c vbucket_uuid"
+    assert list(json.loads(outcome.value)) == names.split()
+    assert lookup_one(FACTS, look(COUNT, "$document", XATTR)) == LookupResult(status=Status.SUCCESS, value=b"11")
+
+
+def test_virtual_attributes_of_plain_documents() -> None:
+    raw = Document(value=b"", datatype=Datatype.RAW, deleted=True)
+    specs = [look(GET, "$document.datatype", XATTR), look(GET, "$document.deleted", XATTR), look(GET, "$XTOC", XATTR)]
+    outcome = lookup_in(raw, specs, DocFlags.ACCESS_DELETED)
+    assert isinstance(outcome, LookedUp)
+    assert [result.value for result in outcome.results] == [b'["raw"]', b"true", b"[]"]
+    assert lookup_one(document(), look(GET, "$vbucket", XATTR)) == Refused(status=Status.SUBDOC_XATTR_UNKNOWN_VATTR)
+
+
+def test_one_real_attribute_and_virtual_ones_go_together() -> None:
+    """What `get` with an expiry and a projection asks for, and an attribute."""
+    specs = [look(GET, "$document.exptime", XATTR), look(GET, "meta", XATTR), look(GET, "$document.flags", XATTR)]
+    outcome = lookup_in(FACTS, [*specs, look(Opcode.GET)])
+    assert isinstance(outcome, LookedUp)
+    assert [result.value for result in outcome.results] == [b"1800000000", b"1", b"33554438", b'{"a":1}']
+
+
+# --- mutations ------------------------------------------------------------------------------------------------------
+
+
+def test_mutate_in_applies_all_paths_in_their_order() -> None:
+    specs = [
+        change(UPSERT, "meta.by", '"you"', XATTR),
+        change(COUNTER, "meta.edits", "2", XATTR | MKDIR_P),
+        change(UPSERT, "age", "37"),
+        change(PUSH, "tags", '"z"'),
+        change(COUNTER, "age", "1"),
+        change(REMOVE, "name"),
+    ]
+    outcome = mutate_in(PERSON, specs)
+    assert isinstance(outcome, Mutated)
+    assert outcome.status == Status.SUCCESS
+    assert not outcome.deleted
+    assert not outcome.created
+    assert outcome.results == (
+        MutationResult(index=1, status=Status.SUCCESS, value=b"2"),
+        MutationResult(index=4, status=Status.SUCCESS, value=b"38"),
+    )
+    assert outcome.value.datatype == Datatype.JSON | Datatype.XATTR
+    assert parts(outcome.value) == (
+        '{"tags":["x","y","z"],"age":38}',
+        {"meta": '{"by":"you","n":[1,2],"edits":2}', "_sys": "1"},
+    )
+
+
+def test_a_path_that_fails_undoes_all() -> None:
+    specs = [change(UPSERT, "a", "1"), change(REPLACE, "nope", "1"), change(UPSERT, "b", "broken")]
+    outcome = mutate_in(PERSON, specs)
+    assert outcome == PathFailed(index=1, path_status=Status.SUBDOC_PATH_ENOENT)
+    assert outcome.status == Status.SUBDOC_MULTI_PATH_FAILURE
+    assert outcome.results == (MutationResult(index=1, status=Status.SUBDOC_PATH_ENOENT),)
+
+
+def test_mutate_one() -> None:
+    outcome = mutate_one(document('{"n":1}'), change(COUNTER, "n", "1"))
+    assert isinstance(outcome, Mutated)
+    assert outcome.results == (MutationResult(index=0, status=Status.SUCCESS, value=b"2"),)
+    assert mutate_one(document(), change(REMOVE, "n")) == Refused(status=Status.SUBDOC_PATH_ENOENT)
+    assert mutate_one(None, change(UPSERT, "n", "1")) == Refused(status=Status.KEY_ENOENT)
+
+
+@pytest.mark.parametrize(
+    ("before", "specs", "flags", "expected"),
+    [
+        # A document that does not exist, made by its first path.
+        (None, [change(UPSERT, "a.b", "1")], DocFlags.MKDOC, ('{"a":{"b":1}}', {})),
+        (None, [change(UPSERT, "a.b", "1")], DocFlags.ADD, ('{"a":{"b":1}}', {})),
+        (None, [change(PUSH, "", "1,2")], DocFlags.MKDOC, ("[1,2]", {})),
+        (None, [change(UNIQUE, "", "1")], DocFlags.MKDOC, ("[1]", {})),
+        (None, [change(INSERT, "[0]", "1")], DocFlags.ADD, ("[1]", {})),
+        (None, [change(COUNTER, "a.n", "5")], DocFlags.MKDOC, ('{"a":{"n":5}}', {})),
+        (None, [change(UPSERT, "x.y", "1", XATTR)], DocFlags.MKDOC, ("{}", {"x": '{"y":1}'})),
+        (None, [change(UPSERT, "x", "1", XATTR), change(UPSERT, "a", "2")], DocFlags.ADD, ('{"a":2}', {"x": "1"})),
+        (None, [change(Opcode.SET, "", "[3]")], DocFlags.ADD, ("[3]", {})),
+        (None, [change(UPSERT, "x", "1", XATTR), change(Opcode.SET, "", "4")], DocFlags.MKDOC, ("4", {"x": "1"})),
+        # One that exists.
+        (document('{"a":1}'), [change(UPSERT, "b.c", "1")], DocFlags.MKDOC, ('{"a":1,"b":{"c":1}}', {})),
+        (document('{"a":1}'), [change(UPSERT, "x", "1", XATTR)], DocFlags(0), ('{"a":1}', {"x": "1"})),
+        (document("{}", {"x": "1"}), [change(REMOVE, "x", "", XATTR)], DocFlags(0), ("{}", {})),
+        (document("{}", {"x": "[1]"}), [change(PUSH, "x", "2,3", XATTR)], DocFlags(0), ("{}", {"x": "[1,2,3]"})),
+        (document('{"a":1}'), [change(Opcode.SET, "", '{"b":2}')], DocFlags(0), ('{"b":2}', {})),
+        (
+            document("{}"),
+            [change(Opcode.SET, "", '{"b":2}'), change(UPSERT, "c", "3")],
+            DocFlags(0),
+            ('{"b":2,"c":3}', {}),
+        ),
+        (
+            document("{}", {"x": '{"y":[1, 2]}'}),
+            [change(XATTR_TO_BODY, "x.y", "", XATTR)],
+            DocFlags(0),
+            ("[1,2]", {"x": '{"y":[1, 2]}'}),
+        ),
+        # A tombstone that is not asked for is as good as nothing.
+        (TOMBSTONE, [change(UPSERT, "a", "1")], DocFlags.ADD, ('{"a":1}', {})),
+    ],
+)
+def test_mutate_in(
+    before: Document | None, specs: list[MutationSpec], flags: DocFlags, expected: tuple[str, dict[str, str]]
+) -> None:
+    assert mutated(before, specs, flags) == expected
+
+
+def test_a_new_document_is_reported_as_created() -> None:
+    outcome = mutate_in(None, [change(UPSERT, "a", "1")], DocFlags.MKDOC)
+    assert isinstance(outcome, Mutated)
+    assert outcome.created
+    assert outcome.status == Status.SUCCESS
+    assert outcome.value.datatype == Datatype.JSON
+
+
+@pytest.mark.parametrize(
+    ("before", "spec", "flags", "status"),
+    [
+        (None, change(UPSERT, "a", "1"), DocFlags(0), Status.KEY_ENOENT),
+        (TOMBSTONE, change(UPSERT, "a", "1"), DocFlags(0), Status.KEY_ENOENT),
+        (document(), change(UPSERT, "a", "1"), DocFlags.ADD, Status.KEY_EEXISTS),
+        (TOMBSTONE, change(UPSERT, "x", "1", XATTR), DocFlags.ADD | DocFlags.ACCESS_DELETED, Status.KEY_EEXISTS),
+        (
+            document(),
+            change(UPSERT, "x", "1", XATTR),
+            DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT,
+            CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
+        ),
+        (Document(value=b"\0", datatype=Datatype.XATTR), change(UPSERT, "a", "1"), DocFlags(0), Status.EINTERNAL),
+    ],
+)
+def test_existence(before: Document | None, spec: MutationSpec, flags: DocFlags, status: Status) -> None:
+    for outcome in (mutate_in(before, [spec], flags), mutate_one(before, spec, flags)):
+        assert isinstance(outcome, Refused)
+        assert outcome.status == status
+
+
+def test_the_datatype_follows_a_new_body() -> None:
+    for body, datatype in (("[1]", Datatype.JSON), ("not json", Datatype.RAW), ("5", Datatype.JSON)):
+        outcome = mutate_in(document(), [change(Opcode.SET, "", body)])
+        assert isinstance(outcome, Mutated)
+        assert outcome.value.datatype == datatype
+
+
+def test_a_body_that_is_not_json_is_left_alone() -> None:
+    binary = Document(value=b"\xff", datatype=Datatype.RAW | Datatype.SNAPPY)
+    assert mutate_in(binary, [change(UPSERT, "a", "1")]) == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
+    outcome = mutate_in(binary, [change(UPSERT, "x", "1", XATTR)])
+    assert isinstance(outcome, Mutated)
+    assert outcome.value.datatype == Datatype.XATTR
+    assert decode_xattrs(outcome.value.template).body == b"\xff"
+
+
+# --- tombstones -----------------------------------------------------------------------------------------------------
+
+
+def test_delete_keeps_what_belongs_to_the_system() -> None:
+    before = document('{"a":1}', {"user": "1", "_sys": "2"})
+    outcome = mutate_in(before, [change(UPSERT, "_sys", "3", XATTR), change(Opcode.DELETE)])
+    assert isinstance(outcome, Mutated)
+    assert outcome.deleted
+    assert outcome.status == Status.SUCCESS
+    assert outcome.value.datatype == Datatype.XATTR
+    assert parts(outcome.value) == ("", {"_sys": "3"})
+
+
+def test_delete_leaves_nothing_where_the_system_has_nothing() -> None:
+    outcome = mutate_in(document('{"a":1}', {"user": "1"}), [change(Opcode.DELETE)])
+    assert isinstance(outcome, Mutated)
+    assert outcome.deleted
+    assert outcome.value == NewValue(template=b"", datatype=Datatype.RAW)
+
+
+def test_a_tombstone_can_be_changed_and_stays_one() -> None:
+    outcome = mutate_in(TOMBSTONE, [change(UPSERT, "_sync.rev", "2", XATTR)], DocFlags.ACCESS_DELETED)
+    assert isinstance(outcome, Mutated)
+    assert outcome.deleted
+    assert outcome.status == Status.SUBDOC_SUCCESS_DELETED
+    assert parts(outcome.value) == ("", {"_sync": '{"rev":2}'})
+
+
+def test_a_document_can_be_created_as_deleted() -> None:
+    flags = DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED
+    spec = change(UPSERT, "_txn.id", '"t"', XATTR)
+    for outcome in (mutate_in(None, [spec], flags), mutate_one(None, spec, flags)):
+        assert isinstance(outcome, Mutated)
+        assert outcome.deleted
+        assert outcome.created
+        assert outcome.status == Status.SUBDOC_SUCCESS_DELETED
+        assert parts(outcome.value) == ("", {"_txn": '{"id":"t"}'})
+
+
+def test_a_tombstone_has_no_body() -> None:
+    flags = DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED
+    outcome = mutate_in(None, [change(UPSERT, "a", "1")], flags)
+    assert outcome == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
+    outcome = mutate_in(TOMBSTONE, [change(XATTR_TO_BODY, "_sync", "", XATTR)], DocFlags.ACCESS_DELETED)
+    assert isinstance(outcome, Refused)
+    assert outcome.status == DELETED_DOCUMENT_CANT_HAVE_VALUE
+
+
+def test_a_tombstone_can_be_revived() -> None:
+    flags = DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT
+    outcome = mutate_in(TOMBSTONE, [change(XATTR_TO_BODY, "_sync", "", XATTR)], flags)
+    assert isinstance(outcome, Mutated)
+    assert not outcome.deleted
+    assert outcome.status == Status.SUCCESS
+    assert outcome.value.datatype == Datatype.JSON | Datatype.XATTR
+    assert parts(outcome.value) == ('{"rev":1}', {"_sync": '{"rev":1}'})
+
+
+# --- requests that are refused ---------------------------------------------------------------------------------------
+
+EINVAL, COMBO = Status.EINVAL, Status.SUBDOC_INVALID_COMBO
+LONG = "x" * 1025
+
+REFUSED_LOOKUPS: list[tuple[list[LookupSpec], DocFlags, Status]] = [
+    ([], DocFlags(0), COMBO),
+    ([look(GET, "a")] * (SPECS_MAX + 1), DocFlags(0), COMBO),
+    ([look(UPSERT, "a")], DocFlags(0), COMBO),
+    ([look(Opcode.SET)], DocFlags(0), COMBO),
+    ([look(Opcode.NOOP, "a")], DocFlags(0), COMBO),
+    ([look(Opcode(0xF0), "a")], DocFlags(0), COMBO),
+    ([look(GET, "a", MKDIR_P)], DocFlags(0), EINVAL),
+    ([look(GET, "a", PathFlags(0x80))], DocFlags(0), EINVAL),
+    ([look(GET, "a", PathFlags.BINARY_VALUE)], DocFlags(0), EINVAL),
+    ([look(GET, "a")], DocFlags.MKDOC, EINVAL),
+    ([look(GET, "a")], DocFlags(0x80), EINVAL),
+    ([look(GET, "a")], DocFlags.ACCESS_DELETED | DocFlags.REPLICA_READ, EINVAL),
+    ([look(GET, LONG)], DocFlags(0), EINVAL),
+    ([look(GET, "")], DocFlags(0), EINVAL),
+    ([look(EXISTS, "")], DocFlags(0), EINVAL),
+    ([look(Opcode.GET, "a")], DocFlags(0), EINVAL),
+    ([look(Opcode.GET, "", XATTR)], DocFlags(0), EINVAL),
+    ([look(GET, "", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "a" * 17, XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "é" * 9, XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "[0]", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, ".a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "#a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "`a`", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "\x01a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "a\0b", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "_", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "$.a", XATTR)], DocFlags(0), Status.XATTR_EINVAL),
+    ([look(GET, "a"), look(GET, "x", XATTR)], DocFlags(0), Status.SUBDOC_INVALID_XATTR_ORDER),
+    ([look(GET, "x", XATTR), look(GET, "y", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_KEY_COMBO),
+]
+
+
+@pytest.mark.parametrize(("specs", "flags", "status"), REFUSED_LOOKUPS)
+def test_refused_lookups(specs: list[LookupSpec], flags: DocFlags, status: Status) -> None:
+    outcome = lookup_in(PERSON, specs, flags)
+    assert isinstance(outcome, Refused)
+    assert outcome.status == status
+    assert outcome.reason
+    # What is wrong with the request shows before a missing document does.
+    assert lookup_in(None, specs, flags) == outcome
+
+
+REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
+    ([], DocFlags(0), COMBO),
+    ([change(GET, "a")], DocFlags(0), COMBO),
+    ([change(Opcode.ADD, "", "1")], DocFlags(0), COMBO),
+    ([change(UPSERT, "a", "1"), change(Opcode.DELETE)], DocFlags(0), COMBO),
+    ([change(Opcode.DELETE), change(UPSERT, "a", "1")], DocFlags(0), COMBO),
+    ([change(Opcode.DELETE), change(UPSERT, "x", "1", XATTR)], DocFlags(0), COMBO),
+    ([change(UPSERT, "a", "1")], DocFlags.MKDOC | DocFlags.ADD, EINVAL),
+    ([change(UPSERT, "x", "1", XATTR)], DocFlags.CREATE_AS_DELETED, EINVAL),
+    ([change(UPSERT, "x", "1", XATTR)], DocFlags.REVIVE_DOCUMENT, EINVAL),
+    ([change(UPSERT, "a", "1")], DocFlags.REPLICA_READ, EINVAL),
+    ([change(REPLACE, "a", "1")], DocFlags.MKDOC, EINVAL),
+    ([change(REMOVE, "a")], DocFlags.MKDOC, EINVAL),
+    ([change(Opcode.SET, "", "1")], DocFlags.ACCESS_DELETED, EINVAL),
+    ([change(REPLACE, "a", "1", MKDIR_P)], DocFlags(0), EINVAL),
+    ([change(INSERT, "a[0]", "1", MKDIR_P)], DocFlags(0), EINVAL),
+    ([change(COUNTER, "a", "1", XATTR | MACROS)], DocFlags(0), EINVAL),
+    ([change(UPSERT, "", "1")], DocFlags(0), EINVAL),
+    ([change(UPSERT, LONG, "1")], DocFlags(0), EINVAL),
+    ([change(UPSERT, "a", "")], DocFlags(0), EINVAL),
+    ([change(COUNTER, "a", "")], DocFlags(0), EINVAL),
+    ([change(REMOVE, "a", "1")], DocFlags(0), EINVAL),
+    ([change(Opcode.DELETE, "", "1")], DocFlags(0), EINVAL),
+    ([change(Opcode.SET, "", "")], DocFlags(0), EINVAL),
+    ([change(Opcode.SET, "a", "1")], DocFlags(0), EINVAL),
+    ([change(XATTR_TO_BODY, "x")], DocFlags(0), EINVAL),
+    ([change(UPSERT, "a", '"${Mutation.CAS}"', MACROS)], DocFlags(0), Status.SUBDOC_XATTR_INVALID_FLAG_COMBO),
+    ([change(UPSERT, "x", '"${nope}"', XATTR | MACROS)], DocFlags(0), Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+    ([change(PUSH, "x", '1,"${Mutation.CAS}"', XATTR | MACROS)], DocFlags(0), Status.SUBDOC_XATTR_UNKNOWN_MACRO),
+    ([change(UPSERT, "$document.CAS", "1", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
+    ([change(UPSERT, "$nope", "1", XATTR)], DocFlags(0), Status.SUBDOC_XATTR_CANT_MODIFY_VATTR),
+    ([change(UPSERT, "a", "1"), change(UPSERT, "x", "1", XATTR)], DocFlags(0), Status.SUBDOC_INVALID_XATTR_ORDER),
+    (
+        [change(UPSERT, "x", "1", XATTR), change(UPSERT, "y", "1", XATTR)],
+        DocFlags(0),
+        Status.SUBDOC_XATTR_INVALID_KEY_COMBO,
+    ),
+]
+
+
+@pytest.mark.parametrize(("specs", "flags", "status"), REFUSED_MUTATIONS)
+def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: Status) -> None:
+    outcome = mutate_in(PERSON, specs, flags)
+    assert isinstance(outcome, Refused)
+    assert outcome.status == status
+    assert outcome.reason
+    assert mutate_in(None, specs, flags) == outcome
+
+
+def test_a_single_path_that_creates_a_tombstone_is_one_of_an_attribute() -> None:
+    outcome = mutate_one(None, change(UPSERT, "a", "1"), DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED)
+    assert isinstance(outcome, Refused)
+    assert outcome.status == EINVAL
+
+
+def test_names_of_attributes() -> None:
+    for name in ("x", "_sys", "a" * 16, "日本", "a b", "a#"):
+        assert mutated(document(), [change(UPSERT, f"{name}.y", "1", XATTR | MKDIR_P)]) == ("{}", {name: '{"y":1}'})
+
+
+@pytest.mark.parametrize("path", ["a`.`b", "a``b", r"a\/b"])
+def test_the_name_of_an_attribute_cannot_be_escaped(path: str) -> None:
+    outcome = mutate_in(document(), [change(UPSERT, path, "1", XATTR)])
+    assert outcome == PathFailed(index=0, path_status=Status.SUBDOC_PATH_EINVAL)
+
+
+def test_every_command_has_its_operation() -> None:
+    by_path = {opcode for opcode in COMMANDS if opcode >= Opcode.SUBDOC_GET} - {XATTR_TO_BODY}
+    assert by_path == LOOKUPS.keys() | MUTATIONS.keys()
+    assert {opcode for opcode in by_path if COMMANDS[opcode].mutates} == MUTATIONS.keys()
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        change(UPSERT, "x", '"' + "x" * XATTR_SECTION_BYTES_MAX + '"', XATTR),
+        change(UPSERT, "a", '"' + "x" * VALUE_BYTES_MAX + '"'),
+    ],
+    ids=["attributes", "value"],
+)
+def test_a_value_that_becomes_too_large(spec: MutationSpec) -> None:
+    outcome = mutate_in(document(), [spec])
+    assert isinstance(outcome, Refused)
+    assert outcome.status == Status.E2BIG
+
+
+# --- macros ---------------------------------------------------------------------------------------------------------
+
+
+def test_write_macros_are_filled_in_when_the_write_is_applied() -> None:
+    """The values are those of the Python SDK's `MutationMacro`, and the CAS is what its helper turns back."""
+    specs = [
+        change(UPSERT, "x.cas", '"${Mutation.CAS}"', XATTR | MACROS | MKDIR_P),
+        change(UPSERT, "x.seqno", '"${Mutation.seqno}"', XATTR | MACROS),
+        change(UPSERT, "x.crc", '"${Mutation.value_crc32c}"', XATTR | MACROS),
+        change(PUSH, "x.list", '"${Mutation.CAS}"', XATTR | MACROS | MKDIR_P),
+        change(UPSERT, "a", "1"),
+    ]
+    outcome = mutate_in(document(), specs)
+    assert isinstance(outcome, Mutated)
+    assert [macro for macro, _ in outcome.value.macros] == [WriteMacro.CAS, WriteMacro.CAS, WriteMacro.SEQNO]
+    filled = decode_xattrs(outcome.value.fill(cas=0x0102030405060708, seqno=0x2A))
+    assert filled.body == b'{"a":1}'
+    cas = "0x0807060504030201"
+    assert json.loads(filled.xattrs["x"]) == {
+        "cas": cas,
+        "seqno": "0x000000000000002a",
+        "crc": f"0x{crc32c(filled.body):08x}",
+        "list": [cas],
+    }
+    # Another write of the same value, and the template has not changed.
+    again = decode_xattrs(outcome.value.fill(cas=1, seqno=1))
+    assert json.loads(again.xattrs["x"])["seqno"] == "0x0000000000000001"
+
+
+def test_nothing_is_taken_for_a_placeholder() -> None:
+    looks_like_one = [f'"0x{number:016x}"' for number in range(4)]
+    before = document(f"[{looks_like_one[0]}]", {"x": f"[{looks_like_one[1]}]"})
+    specs = [
+        change(PUSH, "x", looks_like_one[2], XATTR),
+        change(PUSH, "x", '"${Mutation.CAS}"', XATTR | MACROS),
+        change(PUSH, "x", '"${$document.seqno}"', XATTR | MACROS),
+        change(PUSH, "", looks_like_one[3]),
+    ]
+    outcome = mutate_in(Document(value=before.value, datatype=before.datatype, seqno=4), specs)
+    assert isinstance(outcome, Mutated)
+    assert len(outcome.value.macros) == 1
+    filled = decode_xattrs(outcome.value.fill(cas=0, seqno=9))
+    assert filled.body.decode() == f"[{looks_like_one[0]},{looks_like_one[3]}]"
+    assert json.loads(filled.xattrs["x"]) == [f"0x{number:016x}" for number in (1, 2, 0, 4)]
+
+
+def test_a_macro_that_is_overwritten_is_forgotten() -> None:
+    specs = [
+        change(UPSERT, "x", '"${Mutation.CAS}"', XATTR | MACROS),
+        change(UPSERT, "x", "1", XATTR),
+    ]
+    outcome = mutate_in(document(), specs)
+    assert isinstance(outcome, Mutated)
+    assert outcome.value.macros == ()
+
+
+def test_without_the_flag_a_macro_is_a_string() -> None:
+    assert mutated(document(), [change(UPSERT, "x", '"${Mutation.CAS}"', XATTR)]) == (
+        "{}",
+        {"x": '"${Mutation.CAS}"'},
+    )
+
+
+@pytest.mark.parametrize(
+    ("macro", "expected"),
+    [
+        ("CAS", f'"0x{FACTS.cas:016x}"'),
+        ("vbucket_uuid", '"0x00000000deadbeef"'),
+        ("seqno", '"0x000000000000002a"'),
+        ("revid", '"3"'),
+        ("exptime", "1800000000"),
+        ("flags", "33554438"),
+        ("value_bytes", "7"),
+        ("deleted", "false"),
+        ("datatype", '["snappy","json","xattr"]'),
+    ],
+)
+def test_document_macros_speak_of_the_document_before(macro: str, expected: str) -> None:
+    spec = change(UPSERT, "meta", f'"${{$document.{macro}}}"', XATTR | MACROS)
+    assert mutated(FACTS, [spec])[1]["meta"] == expected
+
+
+def test_the_whole_document_as_a_macro() -> None:
+    _, xattrs = mutated(FACTS, [change(UPSERT, "meta", '"${$document}"', XATTR | MACROS)])
+    assert json.loads(xattrs["meta"])["revid"] == "3"
+
+
+@pytest.mark.parametrize("macro", ['"${$document.nope}"', '"${$documents}"', '"${$document.}"', '"${$document.CAS.x}"'])
+def test_an_unknown_document_macro(macro: str) -> None:
+    outcome = mutate_in(FACTS, [change(UPSERT, "meta", macro, XATTR | MACROS)])
+    assert outcome == PathFailed(index=0, path_status=XATTR_UNKNOWN_VATTR_MACRO)
+
+
+# --- checksum -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        # RFC 3720, appendix B.4.
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
+)
+def test_crc32c(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
