@@ -21,6 +21,7 @@ from headwater.protocol.kernels import (
     other_message_frame,
     rewrite_frames,
 )
+from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
 from headwater.protocol.messages import PlainResponse, decode_message
 from headwater.protocol.messages.dcp_changes import Commit, Deletion, Expiration, Mutation, Prepare
 from headwater.protocol.messages.dcp_connection import DcpNoop
@@ -243,6 +244,18 @@ def test_a_value_that_would_inflate_beyond_the_limit_is_refused_before_it_is_all
     batch = decode_changes(mutation_of(bomb, Datatype.SNAPPY).encode(), collections=False).batch
     with pytest.raises(MalformedSnappy, match="above the limit"):
         decompress_values(batch, value_bytes_max=9_999)
+
+
+@given(st.lists(texts, min_size=1, max_size=5))
+def test_what_the_kernel_compresses_the_library_inflates(originals):
+    table = np.zeros(1 << HASH_BITS, dtype=np.int64)
+    data = b"".join(originals)
+    at = 0
+    for original in originals:
+        target = np.empty(compressed_bytes_max(len(original)), dtype=np.uint8)
+        end = compress_value(np.frombuffer(data, dtype=np.uint8), at, at + len(original), target, 0, table)
+        assert decompress(target[:end].tobytes()) == original
+        at += len(original)
 
 
 # --- rewriting ----------------------------------------------------------------------------------------------------
