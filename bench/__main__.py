@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import decoding, engines, key_value
+from bench import decoding, engines, key_value, streaming
 from bench.report import Section, write_page
 
 BENCHMARKS: dict[str, Callable[[], Section]] = {
     "decoding": decoding.run,
     "sets": key_value.run_sets,
     "load": key_value.run_load,
+    "streaming": streaming.run_backfill,
+    "filtered": streaming.run_filtered,
+    "live": streaming.run_live,
+    "idle": streaming.run_idle,
 }
 DECISIONS: dict[str, Callable[[], Section]] = {"engines": engines.run}
 """Benchmarks that back a decision once made; run by name only."""

@@ -40,6 +40,11 @@ class NodeProcess:
         assert found is not None
         return int(found.group(1)) * 1024
 
+    def cpu_s(self) -> float:
+        """The processor time that the process has used, of its own and of the system's."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
 def data_folder() -> Iterator[Path]:
@@ -86,6 +91,14 @@ def memcached() -> Iterator[int | None]:
 def load(url: str, *options: str) -> dict[str, Any]:
     """Run `headwater load` and return what it reports."""
     command = [*HEADWATER, "load", f"{url}/{LOGIN.bucket}", *options, "--json", *_CREDENTIALS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def collections(url: str, action: str, *arguments: str) -> dict[str, Any]:
+    """Run `headwater collections` and return what it reports."""
+    command = [*HEADWATER, "collections", action, f"{url}/{LOGIN.bucket}", *arguments, "--json", *_CREDENTIALS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report

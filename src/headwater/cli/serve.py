@@ -13,6 +13,7 @@ import rich_click as click
 import uvloop
 
 from headwater.errors import HeadwaterError
+from headwater.node.heap import keep_freed_memory
 from headwater.node.limits import ServerLimits
 from headwater.node.node import Node, Started
 from headwater.node.options import VBUCKETS, NodeOptions
@@ -29,6 +30,8 @@ def default_data_folder() -> Path:
 @click.option("--advertise-host", help="The name clients reach the node by, where it differs from --host.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Key-value port; 0 for a free one. [default: 11210]")
 @click.option("--http-port", type=click.IntRange(0, 65535), help="HTTP port; 0 for a free one. [default: 8091]")
+@click.option("--upr-port", type=click.IntRange(0, 65535), help="Serve the UPR draft on this port; 0 for a free one.")
+@click.option("--upr-bucket", help="The bucket that it streams. [default: the first one]")
 @click.option("--bucket", "buckets", multiple=True, help="A bucket to serve; repeat for more. [default: default]")
 @click.option("--vbuckets", default=VBUCKETS, show_default=True, help="Vbuckets of a new bucket, a power of two.")
 @click.option("--bare", is_flag=True, help="Start with no vbuckets: they come by set-vbucket.")
@@ -61,6 +64,8 @@ def serve(
     advertise_host: str | None,
     port: int | None,
     http_port: int | None,
+    upr_port: int | None,
+    upr_bucket: str | None,
     buckets: tuple[str, ...],
     vbuckets: int,
     bare: bool,
@@ -98,6 +103,8 @@ def serve(
             advertise_host=advertise_host,
             port=port,
             http_port=http_port,
+            upr_port=upr_port,
+            upr_bucket=upr_bucket,
             buckets=buckets or ("default",),
             vbuckets=vbuckets,
             bare=bare,
@@ -118,6 +125,7 @@ def serve(
                 stalled_s=stalled_seconds,
             ),
         )
+        keep_freed_memory()
         uvloop.run(_run(options, as_json=as_json))
     except HeadwaterError as error:
         raise click.ClickException(str(error)) from error
@@ -138,6 +146,8 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
     """The one line that says the node is ready, and, once, the password that was made."""
     if as_json:
         line = {"ready": started.url, "http": started.http_url, "user": started.user, "data": str(options.data)}
+        if started.upr_address is not None:
+            line["upr"] = started.upr_address
         if started.generated_password is not None:
             line["password"] = started.generated_password
         click.echo(json.dumps(line))
@@ -147,4 +157,6 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
             f"user {started.user}, password {started.generated_password} (kept in {options.data / 'password'})",
             err=True,
         )
+    if started.upr_address is not None:
+        click.echo(f"UPR draft on {started.upr_address}, with no log-in", err=True)
     click.echo(f"ready {started.url}")

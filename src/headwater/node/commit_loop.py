@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -60,6 +61,7 @@ class CommitLoop:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{service.name}")
         self._tasks: list[asyncio.Task[None]] = []
         service.on_change = self._dirty.set
+        service.is_at_rest = lambda: not self._resting.locked()
 
     def start(self) -> None:
         self._tasks = [
@@ -67,23 +69,41 @@ class CommitLoop:
             asyncio.create_task(self._expire_forever()),
             asyncio.create_task(self._compact_forever()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """These tasks run until they are cancelled. One that fails leaves writers without answers: stop the node."""
+        if task.cancelled() or task.exception() is None:
+            return
+        logger.critical(
+            "bucket %s: the node stops: %r", self._service.name, task.exception(), exc_info=task.exception()
+        )
+        signal.raise_signal(signal.SIGTERM)
 
     async def stop(self) -> None:
         """Stop after everything taken so far is durable."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A task that holds the lock is in the middle of a write, and what is cut short there would be lost.
         async with self._resting:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._commit_all()
         self._disk.shutdown()
 
     async def at_rest(self, action: Callable[[], T]) -> T:
-        """Run something that must not meet a commit, such as a rollback."""
-        async with self._resting:
-            await self._commit_all()
-            result = await self._in_disk_thread(action)
-        self._on_durable()
-        return result
+        """Run something that must not meet a commit, such as a rollback.
+
+        It runs in the event loop, as what it changes is what sessions read and write, and nothing happens meanwhile.
+        """
+        try:
+            async with self._resting:
+                # What is written beforehand, others need not wait for. There may be no end to it while clients write.
+                await self._settle()
+                await self._commit_next()
+                return action()
+        finally:
+            self._on_durable()
 
     async def _in_disk_thread(self, action: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, action)

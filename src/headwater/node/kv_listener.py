@@ -7,11 +7,13 @@ import logging
 import ssl
 from typing import cast
 
-from headwater.errors import RemoteProtocolError
+from headwater.errors import RemoteProtocolError, UnexpectedMessage
+from headwater.node.kv.context import CloseConnection
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
 from headwater.node.kv.service import Service
-from headwater.node.kv.session import CloseConnection, KvSession, Outgoing
+from headwater.node.kv.session import KvSession, Outgoing
 from headwater.node.limits import ServerLimits
+from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse
 from headwater.protocol.opcodes import Opcode
@@ -22,7 +24,9 @@ logger = logging.getLogger(__name__)
 _SESSION_OPCODES = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
 STRANGER_BYTES_MAX = 16 * 1024
 """What a peer that has not logged in may have sent of one request. Real servers allow as much."""
-_TICK_S = 1.0
+_TICK_S = 0.5
+_PRODUCE_BYTES = 1024 * 1024
+"""What a DCP connection gets to send before others have their turn."""
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
@@ -64,9 +68,10 @@ class KvListener:
         await asyncio.sleep(0)
 
     def send_durable(self) -> None:
-        """A commit is durable: answers that waited for it go out."""
-        for connection in [connection for connection in self.connections if connection.session.outgoing]:
-            connection.send_ready()
+        """A commit is durable: answers that waited for it go out, and streams go on."""
+        for connection in list(self.connections):
+            if connection.session.outgoing or connection.session.dcp is not None:
+                connection.send_ready()
 
     def fail_waiting(self) -> None:
         """A commit could not be written: what waited for it has not happened."""
@@ -110,6 +115,7 @@ class KvConnection(asyncio.Protocol):
             logger.warning("connection from %s refused: %d are open", peer, self._limits.connections_max)
             self._transport.abort()
             return
+        self.session.on_replaced = self.close
         self._listener.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -135,6 +141,8 @@ class KvConnection(asyncio.Protocol):
         # Bytes that trickle in do not count, only requests that have come to their end.
         if session.requests != requests:
             self._heard_s = asyncio.get_running_loop().time()
+            if session.dcp is not None:
+                session.dcp.heard(self._heard_s)
         return True
 
     def pause_writing(self) -> None:
@@ -147,6 +155,7 @@ class KvConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.discard(self)
+        self.session.disconnected()
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -159,6 +168,8 @@ class KvConnection(asyncio.Protocol):
             if not self._handle(b""):
                 return
             self._send(self._transport)
+        if not self.session.outgoing:
+            self._send_streams(self._transport)
         self._hold_or_take(self._transport)
         if self.session.is_quitting and not self.session.outgoing:
             self._transport.close()
@@ -167,6 +178,16 @@ class KvConnection(asyncio.Protocol):
         outgoing = self.session.outgoing
         while outgoing and self._peer_reads and outgoing[0].may_be_sent:
             transport.write(outgoing.popleft().data)
+            self._sent_s = asyncio.get_running_loop().time()
+
+    def _send_streams(self, transport: asyncio.Transport) -> None:
+        """Let the streams of a DCP connection produce, as long as the peer reads."""
+        dcp = self.session.dcp
+        while dcp is not None and self._peer_reads and not transport.is_closing():
+            pieces = dcp.produce_pieces(_PRODUCE_BYTES)
+            if not pieces:
+                return
+            transport.writelines(pieces)
             self._sent_s = asyncio.get_running_loop().time()
 
     def _unsent_bytes(self) -> int:
@@ -184,6 +205,10 @@ class KvConnection(asyncio.Protocol):
     def fail_waiting(self) -> None:
         """Turn the answers that wait for a commit into temporary failures."""
         outgoing = self.session.outgoing
+        if any(piece.commit and not piece.data for piece in outgoing):
+            # A quiet write is void, and it has no answer that could say so.
+            self.close()
+            return
         for at, piece in enumerate(outgoing):
             if not piece.may_be_sent or piece.commit:
                 outgoing[at] = Outgoing(_failed(piece.data), 0, None)
@@ -194,12 +219,24 @@ class KvConnection(asyncio.Protocol):
     def check_times(self, now_s: float) -> None:
         """Drop a peer that does not log in, says nothing, or does not read."""
         limits = self._limits
+        if self.session.dcp is not None:
+            self._keep_alive(self.session.dcp, now_s)
         if self.session.user is None and now_s - self._started_s > limits.auth_s:
             self._drop("it did not log in")
         elif now_s - self._heard_s > limits.idle_s:
             self._drop("it was silent")
         elif not self._peer_reads and now_s - self._sent_s > limits.stalled_s:
             self._drop("it does not read its answers")
+
+    def _keep_alive(self, dcp: ProducerConnection, now_s: float) -> None:
+        try:
+            noop = dcp.tick(now_s)
+        except UnexpectedMessage as error:
+            self._drop(error.reason)
+            return
+        if noop and self._transport is not None:
+            self._transport.write(noop)
+        self.send_ready()
 
     def _drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason)

@@ -11,7 +11,7 @@ class ServerLimits:
     auth_s: float = 30.0
     """How long a connection may take to log in."""
     idle_s: float = 3600.0
-    """How long a connection may say nothing."""
+    """How long a connection may go without a whole request."""
     unsent_bytes_max: int = 16 * 1024 * 1024
     """Answers that wait, for a commit or for the peer to read them, before no more requests are taken."""
     stalled_s: float = 120.0

@@ -20,18 +20,28 @@ from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readab
 from headwater.node.auth.throttle import LoginThrottle
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
-from headwater.node.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.node.cluster_config import (
+    BucketMap,
+    Cluster,
+    NodeAddress,
+    bucket_config,
+    join_host_port,
+    node_config,
+)
 from headwater.node.commit_loop import CommitLoop
+from headwater.node.failover_drill import RolledBack, roll_back_vbucket
 from headwater.node.http.changes import Changes
 from headwater.node.http.node_view import BucketUsage, BucketView
 from headwater.node.http.server import HttpServer
-from headwater.node.kv.service import BucketService, Service
+from headwater.node.kv.service import BucketService, ConfigVersion, Service
 from headwater.node.kv_listener import KvListener
 from headwater.node.options import HTTP_PORT, HTTP_TLS_PORT, KV_PORT, KV_TLS_PORT, LOOPBACK_HOSTS, NodeOptions
+from headwater.node.producer.connection import ProducerConnection
+from headwater.node.upr_listener import UprListener
 from headwater.node.warm_up import warm_up
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.numbers import Vbuuid
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import Engine
@@ -55,6 +65,7 @@ class Started:
     user: str
     generated_password: str | None
     """Shown once, when it was made."""
+    upr_address: str | None = None
 
 
 def _new_vbuuid() -> Vbuuid:
@@ -79,22 +90,27 @@ class Node:
         # Clients take a config only if its revision is higher, and they may know one of before the last start.
         self._revision = int(time.time())
         self._known_states: dict[str, bytes] = {}
+        self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
         self._address: NodeAddress
         self._listener: KvListener
+        self._upr: UprListener | None = None
+        self._upr_address: str | None = None
         self._http = HttpServer(self)
 
     # --- starting and stopping ------------------------------------------------------------------------------------
 
     async def start(self) -> Started:
         options = self.options
-        options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        generated = self._open_users()
+        _make_folder(options.data)
         warm_up()
         try:
-            for name in dict.fromkeys((*options.buckets, *_stored_buckets(options.data))):
+            # What is there comes first: where another process has it, nothing has been changed yet.
+            for name in dict.fromkeys((*_stored_buckets(options.data), *options.buckets)):
                 self._open_bucket(name)
+            generated = self._load_users()
             self._start_loops()
             await self._listen()
+            self._store_users(generated)
         except BaseException:
             await self.stop()
             raise
@@ -104,6 +120,7 @@ class Node:
             http_url=f"http{'s' if options.tls_cert else ''}://{self._address.http_address}",
             user=options.user or ADMIN,
             generated_password=generated,
+            upr_address=self._upr_address,
         )
 
     async def stop(self) -> None:
@@ -112,6 +129,8 @@ class Node:
         await self._http.stop()
         if hasattr(self, "_listener"):
             await self._listener.stop()
+        if self._upr is not None:
+            await self._upr.stop()
         for loop in self._loops.values():
             await loop.stop()
         for name, service in self._services.items():
@@ -122,22 +141,29 @@ class Node:
         for engine in self._engines.values():
             engine.close()
 
-    def _open_users(self) -> str | None:
+    def _load_users(self) -> str | None:
         """Load the users, or make the first one. Returns the password that was made for it."""
-        path = self.options.data / "users.json"
-        users = load_users(path)
+        users = load_users(self._user_path)
         generated = None
         if users is None:
             users = Users(decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES))
             if self.options.user is None:
                 generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
                 users = _with_admin(users, ADMIN, generated)
-                _store_password(self.options.data / "password", generated)
         if self.options.user is not None and self.options.password is not None:
             users = _with_admin(users, self.options.user, self.options.password)
-        store_users(path, users)
         self._users = users
         return generated
+
+    def _store_users(self, generated: str | None) -> None:
+        """Keep the users. Done when nothing can fail any more: a password is shown by the start that stores it."""
+        if generated is not None:
+            _store_password(self.options.data / "password", generated)
+        store_users(self._user_path, self._users)
+
+    @property
+    def _user_path(self) -> Path:
+        return self.options.data / "users.json"
 
     def _open_bucket(self, name: str) -> None:
         options = self.options
@@ -166,6 +192,7 @@ class Node:
             now_s=self.now_s,
             random_bytes=secrets.token_bytes,
             cluster_config=self.cluster_config,
+            set_cluster_config=self.set_cluster_config,
             server_version=SERVER_VERSION,
             log=self.log,
         )
@@ -185,10 +212,17 @@ class Node:
     async def _listen(self) -> None:
         options = self.options
         tls = _tls_context(options)
-        usual = KV_PORT if tls is None else KV_TLS_PORT
-        kv_port = await _usual_or_free(options.port, usual, lambda port: self._listener.listen(options.host, port, tls))
+        kv_port = await _usual_or_free(
+            options.host,
+            options.port,
+            KV_PORT if tls is None else KV_TLS_PORT,
+            lambda port: self._listener.listen(options.host, port, tls),
+        )
         http_port = await _usual_or_free(
-            options.http_port, HTTP_PORT if tls is None else HTTP_TLS_PORT, lambda port: self._listen_http(port, tls)
+            options.host,
+            options.http_port,
+            HTTP_PORT if tls is None else HTTP_TLS_PORT,
+            lambda port: self._listen_http(port, tls),
         )
         host = options.advertise_host or ("127.0.0.1" if options.host in LOOPBACK_HOSTS else options.host)
         self._address = NodeAddress(
@@ -198,6 +232,20 @@ class Node:
             http_port=None if tls else http_port,
             http_tls_port=http_port if tls else None,
         )
+        if options.upr_port is not None:
+            await self._listen_upr(options.upr_port)
+
+    async def _listen_upr(self, port: int) -> None:
+        """Serve the UPR draft, which is asked for by its port and has no usual one."""
+        options = self.options
+        name = options.upr_bucket or options.buckets[0]
+        if name not in self._services:
+            raise LocalProtocolError(
+                f"UPR is to stream the bucket {name!r}, which is not here", hint="Give --bucket for it, too"
+            )
+        self._upr = upr = UprListener(self._services[name], options.limits)
+        port = await _usual_or_free(options.host, port, port, lambda port: upr.listen(options.host, port))
+        self._upr_address = join_host_port(self._address.host, port)
 
     async def _listen_http(self, port: int, tls: ssl.SSLContext | None) -> int:
         bound = await _bound_socket(self.options.host, port)
@@ -207,6 +255,8 @@ class Node:
 
     def _on_durable(self) -> None:
         self._listener.send_durable()
+        if self._upr is not None:
+            self._upr.send_durable()
         self._durable.notify()
 
     def _on_void(self) -> None:
@@ -252,10 +302,23 @@ class Node:
             memory_quota_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         )
 
+    def set_cluster_config(self, bucket: str | None, version: ConfigVersion, config: bytes) -> bool:
+        """Give this config in place of the node's own; False where it is no newer than the one before."""
+        known = self._given_configs.get(bucket)
+        if known is not None and version <= known[0]:
+            return False
+        self._given_configs[bucket] = (version, config)
+        self.config_changes.notify()
+        return True
+
     def cluster_config(self, bucket: str | None) -> bytes:
+        if bucket in self._given_configs:
+            return self._given_configs[bucket][1]
         self._notice_state_changes()
         cluster = Cluster(nodes=(self._address,), revision=self._revision, uuid=self._cluster_uuid())
         service = self._services.get(bucket) if bucket else None
+        if self.options.bare:
+            return b""
         if service is None:
             return node_config(cluster)
         facts = service.bucket.facts
@@ -288,6 +351,22 @@ class Node:
         service = self._services[bucket]
         while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
+
+    def producer_connections(self, bucket: str) -> list[ProducerConnection]:
+        return self._services[bucket].producer_connections()
+
+    async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
+        service = self._services[bucket]
+        return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
+
+
+def _make_folder(data: Path) -> None:
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreError(
+            f"the data folder {data} can't be made: {error.strerror}", hint="Give another one, or the right to make it"
+        ) from error
 
 
 def _stored_buckets(data: Path) -> list[str]:
@@ -322,15 +401,15 @@ def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:
     return context
 
 
-async def _usual_or_free(asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
+async def _usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
     """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
     try:
         return await listen(usual if asked is None else asked)
     except OSError as error:
         if asked is not None or error.errno != errno.EADDRINUSE:
             raise LocalProtocolError(
-                f"can't listen on port {usual if asked is None else asked}: {error.strerror or error}",
-                hint="Choose another port, or 0 for a free one",
+                f"can't listen on port {usual if asked is None else asked} of {host}: {error.strerror or error}",
+                hint="Choose another port, or 0 for a free one, and an address of this machine",
             ) from error
         return await listen(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,10 @@ HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
 VBUCKETS = 1024
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
+BUCKET_NAME_CHARS_MAX = 100
+_BUCKET_NAME = re.compile(rf"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{{0,{BUCKET_NAME_CHARS_MAX - 1}}}")
+"""Couchbase's rule; such a name is also that of a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,10 @@ class NodeOptions:
     """The name that clients know the node by; the host it listens on where that is one."""
     port: int | None = None
     http_port: int | None = None
+    upr_port: int | None = None
+    """Where the UPR draft is served; None for nowhere."""
+    upr_bucket: str | None = None
+    """The bucket that the UPR draft streams; the first one where none is named."""
     buckets: tuple[str, ...] = ("default",)
     vbuckets: int = VBUCKETS
     bare: bool = False
@@ -53,5 +62,29 @@ class NodeOptions:
                 f"listening on {self.host} without TLS would send passwords and data in the clear",
                 hint="Give --tls-cert and --tls-key, or --insecure where the network is your own",
             )
+        self._check_upr()
+        if self.host in WILDCARD_HOSTS and self.advertise_host is None:
+            raise LocalProtocolError(
+                f"clients can't reach a node by the host {self.host}",
+                hint="Give the name that they know it by as --advertise-host",
+            )
+        for name in self.buckets:
+            if not _BUCKET_NAME.fullmatch(name):
+                raise LocalProtocolError(
+                    f"{name!r} is not the name of a bucket",
+                    hint=f"Take up to {BUCKET_NAME_CHARS_MAX} letters, digits and _.-%, but no dot at the start",
+                )
         if (self.user is None) != (self.password is None):
             raise LocalProtocolError("a user comes with a password, and a password with a user")
+
+    def _check_upr(self) -> None:
+        if self.upr_port is None:
+            if self.upr_bucket is not None:
+                raise LocalProtocolError("a bucket for UPR needs a port for it", hint="Give --upr-port, too")
+            return
+        if self.host not in LOOPBACK_HOSTS and not self.insecure:
+            # TLS does not help: it would hide the data from others on the way, and still give it to whoever asks.
+            raise LocalProtocolError(
+                f"the UPR port has no log-in, so that on {self.host} anyone could read the bucket",
+                hint="Listen on 127.0.0.1, or give --insecure where the network is your own",
+            )

@@ -11,10 +11,13 @@ import numpy as np
 
 from headwater.node.kv.service import BucketService
 from headwater.node.kv.set_run import apply_set_run
+from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.datatype import Datatype
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_connection import OpenFlags
+from headwater.protocol.messages.dcp_stream import StreamRequest, VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.protocol.stream_admission import Accepted
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.data_format import BucketFacts
@@ -37,6 +40,7 @@ def warm_up() -> None:
     bucket = create_bucket(engine, facts, outside=_OUTSIDE, secret=_SECRET)
     bucket.set_vbucket_state(0, VBucketState.ACTIVE)
     _write(bucket)
+    _stream(bucket)
     _keep_house(bucket, engine)
 
 
@@ -62,8 +66,28 @@ def _write(bucket: Bucket) -> None:
     bucket.read(0, entry)
 
 
+def _stream(bucket: Bucket) -> None:
+    """Stream everything, as clients with and without collections get it."""
+    for knows_collections in (False, True):
+        connection = ProducerConnection(
+            bucket=bucket,
+            name="warm-up",
+            flags=OpenFlags.PRODUCER,
+            knows_collections=knows_collections,
+            may_compress=False,
+            opened_s=0.0,
+        )
+        connection.set_control(b"enable_noop", b"true")
+        request = StreamRequest()
+        admission = connection.admit(request)
+        assert isinstance(admission, Accepted)
+        connection.open_stream(request, admission)
+        connection.produce(1024 * 1024)
+
+
 def _keep_house(bucket: Bucket, engine: Engine) -> None:
     settle_now(bucket)
+    _stream(bucket)
     expire_documents(bucket, 0)
     bucket.index.live_documents()
     for _ in bucket.runs(0, after_seqno=1):

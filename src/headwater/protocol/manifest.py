@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.errors import LocalProtocolError, MalformedJson
@@ -58,6 +58,11 @@ class Manifest:
     )
     ids_used: int = FIRST_ID - 1
     """The highest id ever given out, so that none is given out again."""
+    _by_id: dict[CollectionId, tuple[Scope, Collection]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_id = {collection.id: (scope, collection) for scope, collection in self.collections()}
+        object.__setattr__(self, "_by_id", by_id)
 
     # --- looking up -----------------------------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@ class Manifest:
                 yield scope, collection
 
     def collection_by_id(self, collection_id: CollectionId) -> tuple[Scope, Collection] | None:
-        return next((pair for pair in self.collections() if pair[1].id == collection_id), None)
+        return self._by_id.get(collection_id)
 
     @property
     def has_dropped(self) -> bool:

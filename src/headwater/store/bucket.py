@@ -27,7 +27,7 @@ from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.system_events import CollectionModified, Event, encode_event
-from headwater.store.commits import Commit, PendingCommit
+from headwater.store.commits import Commit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
     MANIFEST,
     BucketFacts,
@@ -89,7 +89,7 @@ class Bucket:
         self.vbuckets = VBuckets.empty(facts.vbuckets)
         self.pending = PendingCommit(next_commit, facts.vbuckets)
         self.in_flight: Commit | None = None
-        self.young: dict[int, Commit] = {}
+        self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
         self.durable_commit = next_commit - 1
 
@@ -279,9 +279,11 @@ class Bucket:
         last_seqnos(commit.data, commit.group_starts, self.vbuckets.durable_seqnos)
 
     def commit_now(self) -> None:
-        """Make everything durable at once, for callers that can wait. Should that fail, all is as it was before."""
-        assert self.in_flight is None, "what is in flight is somebody else's to publish or abandon"
-        if self.pending.is_empty:
+        """Make what is pending durable at once, for callers that can wait. Should that fail, it is still pending.
+
+        Does nothing while a commit is in flight.
+        """
+        if self.pending.is_empty or self.in_flight is not None:
             return
         commit = self.pending.seal()
         self.persist(commit)
@@ -295,7 +297,7 @@ class Bucket:
         """The durable changes of a vbucket after a seqno, oldest first, as runs that are valid until the next one."""
         reached = after_seqno
         with self.engine.view() as view:
-            young = [commit for _, commit in sorted(self.young.items())]
+            young = self.young.of(vbucket)
             for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
                 run = as_run(block)
                 yield run[split_after(run, reached) :]

@@ -6,7 +6,8 @@ which is one row of the journal, one fsync, and the unit that streams and reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,34 @@ class Commit:
     def vbuckets(self) -> Iterator[int]:
         """The vbuckets that have changes here."""
         return iter(np.flatnonzero(np.diff(self.group_starts)).tolist())
+
+
+class YoungCommits(dict[int, Commit]):
+    """Durable commits that are not settled yet, by number, and those of each vbucket, oldest first.
+
+    Streams ask for the commits of one vbucket all the time, and there may be thousands that have nothing of it.
+    """
+
+    def __init__(self, commits: Iterable[Commit] = ()) -> None:
+        super().__init__()
+        self._by_vbucket: dict[int, deque[Commit]] = {}
+        for commit in commits:
+            self[commit.number] = commit
+
+    def __setitem__(self, number: int, commit: Commit) -> None:
+        super().__setitem__(number, commit)
+        for vbucket in commit.vbuckets():
+            self._by_vbucket.setdefault(vbucket, deque()).append(commit)
+
+    def __delitem__(self, number: int) -> None:
+        commit = self[number]
+        super().__delitem__(number)
+        for vbucket in commit.vbuckets():
+            oldest = self._by_vbucket[vbucket].popleft()
+            assert oldest is commit, "commits are settled in their order"
+
+    def of(self, vbucket: int) -> list[Commit]:
+        return list(self._by_vbucket.get(vbucket, ()))
 
 
 class PendingCommit:

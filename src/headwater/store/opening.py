@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from headwater.errors import DataDamaged, MalformedJson
-from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.kernels.memory import Bytes, u64
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket, Outside
-from headwater.store.commits import Commit
+from headwater.store.commits import Commit, YoungCommits
 from headwater.store.data_format import (
     BUCKET_FACTS,
     CLEAN_STOP,
@@ -62,7 +62,7 @@ def open_bucket(engine: Engine, *, outside: Outside, secret: tuple[int, int]) ->
         commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, _FIRST, _LAST)]
         next_commit = commits[-1].number + 1 if commits else 1
         bucket = _bare_bucket(engine, facts, manifest, outside=outside, secret=secret, next_commit=next_commit)
-        bucket.young = {commit.number: commit for commit in commits}
+        bucket.young = YoungCommits(commits)
         for key, value in view.scan(Table.VBUCKETS, _FIRST, _LAST):
             vbucket = vbucket_of_key(key)
             if vbucket >= facts.vbuckets:
@@ -89,6 +89,7 @@ def _damaged(reason: str) -> DataDamaged:
 
 def close_bucket(bucket: Bucket) -> None:
     """Commit what is pending and leave the mark of a clean stop. The engine stays open."""
+    assert bucket.in_flight is None, "a stop is clean only if nothing is lost"
     bucket.commit_now()
     bucket.engine.write([Put(Table.BUCKET, CLEAN_STOP, b"1")])
 
@@ -100,16 +101,16 @@ def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
     reached = 0
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
         last = block_last_seqno(key)
-        if not is_sound(as_run(block), vbucket, reached, last):
+        if not is_sound(as_run(block), vbucket, u64(reached), u64(last)):
             raise _damaged(f"the changes of vbucket {vbucket} from {reached + 1} to {last} are damaged")
         _load_run(bucket, vbucket, as_run(block), commit=0)
         reached = last
-    for number, commit in sorted(bucket.young.items()):
+    for commit in bucket.young.of(vbucket):
         run = commit.run(vbucket)
         # A crash between settling and clearing the journal leaves changes in both.
         fresh = run[split_after(run, reached) :]
         if len(fresh):
-            _load_run(bucket, vbucket, fresh, commit=number)
+            _load_run(bucket, vbucket, fresh, commit=commit.number)
     facts = bucket.vbuckets.facts[vbucket]
     assert facts is not None
     numbers = bucket.vbuckets

@@ -25,8 +25,7 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
     Inside the history window that is the seqno asked for, and the documents are exactly what they were then. Before it
     versions are missing, so the vbucket starts again from 0. With `branch` a new branch of history begins there.
     """
-    bucket.commit_now()
-    settle_now(bucket)
+    _bring_to_rest(bucket)
     facts = bucket.vbuckets.facts[vbucket]
     assert facts is not None, "only vbuckets that exist are rolled back"
     target = to_seqno if to_seqno >= facts.history_start_seqno else Seqno(0)
@@ -53,8 +52,7 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
 
 def remove_vbucket(bucket: Bucket, vbucket: int) -> None:
     """Remove a vbucket with all its data."""
-    bucket.commit_now()
-    settle_now(bucket)
+    _bring_to_rest(bucket)
     changes = _drop_after(bucket, vbucket, Seqno(0))
     bucket.engine.write([*changes, Delete(Table.VBUCKETS, vbucket_key(vbucket))])
     bucket.vbuckets.set_facts(vbucket, None)
@@ -64,8 +62,7 @@ def remove_vbucket(bucket: Bucket, vbucket: int) -> None:
 
 def flush(bucket: Bucket) -> None:
     """Drop all documents. Every vbucket begins a history that has nothing in common with the old one."""
-    bucket.commit_now()
-    settle_now(bucket)
+    _bring_to_rest(bucket)
     existing = {vbucket: facts for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts is not None}
     # One commit for all: a crash leaves either everything or nothing.
     for vbucket, facts in existing.items():
@@ -108,6 +105,12 @@ def abandon(bucket: Bucket) -> list[int]:
             bucket.vbuckets.reset_numbers(vbucket)
             bucket.index.clear(vbucket)
     return void
+
+
+def _bring_to_rest(bucket: Bucket) -> None:
+    assert bucket.in_flight is None, "what is in flight would be written after it was taken back"
+    bucket.commit_now()
+    settle_now(bucket)
 
 
 def _reload(bucket: Bucket, vbucket: int) -> None:

@@ -132,6 +132,8 @@ def frame_end(run: Bytes, at: int) -> int:
     key_at = at + 24 + extras_bytes
     if run[at] != 0x80 or run[at + 4] != extras_bytes or end > len(run) or key_at + key_bytes > end:
         return -1
+    if load_u64(run, at + 24) >> u64(63):
+        return -1  # No vbucket gets there, and what is not compiled has signed numbers.
     if opcode != 0x5F:
         prefix = prefix_bytes(run, key_at, key_at + key_bytes)
         if prefix == 0 or key_bytes == prefix:

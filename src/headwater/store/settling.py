@@ -37,14 +37,16 @@ class Settling:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._commits = [commit for _, commit in sorted(bucket.young.items())]
+        # Taken here and not in `steps`, which may run in another thread while more commits are published.
+        self._by_vbucket = {vbucket: bucket.young.of(vbucket) for vbucket in self._touched()}
 
     def steps(self) -> Iterator[list[Change]]:
         """Changes for the engine, a step at a time; each must be written before the next is asked for."""
         changes: list[Change] = []
         size = 0
-        for vbucket in self._touched():
+        for vbucket, commits in self._by_vbucket.items():
             with self._bucket.engine.view() as view:
-                settled = settle_vbucket(view, vbucket, self._commits)
+                settled = settle_vbucket(view, vbucket, commits)
             changes += settled
             size += sum(len(change.value) for change in settled if isinstance(change, Put))
             if size >= STEP_BYTES:
@@ -76,16 +78,21 @@ def settle_vbucket(view: View, vbucket: int, commits: list[Commit]) -> list[Chan
     """The changes that bring a vbucket's part of the commits into its blocks."""
     start, end = blocks_of(vbucket)
     last = view.last_before(Table.BLOCKS, end)
-    reached, gathered, changes = 0, [], []
-    if last is not None and last[0] >= start:
-        reached = block_last_seqno(last[0])
-        if len(last[1]) < BLOCK_BYTES_TARGET:
-            gathered.append(as_run(last[1]))
-            changes.append(Delete(Table.BLOCKS, last[0]))
+    reached = block_last_seqno(last[0]) if last is not None and last[0] >= start else 0
     fresh = [run[split_after(run, reached) :] for run in (commit.run(vbucket) for commit in commits)]
-    if not any(len(run) for run in fresh):
+    size = sum(len(run) for run in fresh)
+    if size == 0:
         return []
-    return [*changes, *blocks(vbucket, np.concatenate([*gathered, *fresh]))]
+    merged: list[Bytes] = []
+    changes: list[Change] = []
+    # Blocks up to twice the size of what comes behind them are taken along. So there are few small blocks, and a change
+    # is written anew only a few times before its block is full, however little is settled at a time.
+    while last is not None and last[0] >= start and len(last[1]) < BLOCK_BYTES_TARGET and len(last[1]) <= 2 * size:
+        merged.insert(0, as_run(last[1]))
+        changes.append(Delete(Table.BLOCKS, last[0]))
+        size += len(last[1])
+        last = view.last_before(Table.BLOCKS, last[0])
+    return [*changes, *blocks(vbucket, np.concatenate([*merged, *fresh]))]
 
 
 def blocks(vbucket: int, run: Bytes) -> Iterator[Put]:

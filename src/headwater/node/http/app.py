@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.node.auth.users import Action
-from headwater.node.http import collections, pools
+from headwater.node.http import collections, dcp_connections, drill, pools
 from headwater.node.http.answers import Json, Refusal, forbidden, no_bucket
 from headwater.node.http.call import Call, body_too_long
 from headwater.node.http.config_streams import ConfigStreams
@@ -43,6 +43,8 @@ class Endpoint:
 
 
 _BUCKET = "/pools/default/buckets/{bucket}"
+_OWN_BUCKET = "/headwater/buckets/{bucket}"
+"""For what Couchbase has no path."""
 
 ROUTES: dict[str, dict[str, Endpoint]] = {
     "/pools": {"GET": Endpoint(pools.show_pools)},
@@ -68,6 +70,8 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     f"{_BUCKET}/scopes/{{scope}}/collections/{{collection}}": {
         "DELETE": Endpoint(collections.drop_collection, Action.ADMIN)
     },
+    f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(dcp_connections.show_connections, Action.READ)},
+    f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(drill.roll_back, Action.ADMIN)},
 }
 
 _PERMISSIONS = {

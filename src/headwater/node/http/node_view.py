@@ -8,8 +8,11 @@ from typing import Protocol
 
 from headwater.node.auth.throttle import LoginThrottle
 from headwater.node.auth.users import Users
+from headwater.node.failover_drill import RolledBack
 from headwater.node.http.changes import Changes
+from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.numbers import Seqno, VBucketId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,4 +88,12 @@ class NodeView(Protocol):
 
     async def wait_for_manifest(self, bucket: str, uid: int) -> None:
         """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled."""
+        ...
+
+    def producer_connections(self, bucket: str) -> list[ProducerConnection]:
+        """The connections that get changes of a bucket."""
+        ...
+
+    async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
+        """Do a failover drill. `InvalidInput` says that it can't be done so, a `StoreError` that it was not done."""
         ...

@@ -29,7 +29,7 @@ def _high_seqno(bucket: Bucket, view: View, vbucket: int, collection_id: Collect
 
 
 def _runs_newest_first(bucket: Bucket, view: View, vbucket: int) -> Iterator[Bytes]:
-    for _, commit in sorted(bucket.young.items(), reverse=True):
+    for commit in reversed(bucket.young.of(vbucket)):
         yield commit.run(vbucket)
     start, end = blocks_of(vbucket)
     while (last := view.last_before(Table.BLOCKS, end)) is not None and last[0] >= start:

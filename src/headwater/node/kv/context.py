@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Response)
 
 
+class CloseConnection(Exception):
+    """The connection is to be closed without an answer."""
+
+
 class Refused(Exception):
     """The request is answered with an error status."""
 
@@ -45,6 +49,8 @@ class Context:
     request: Request
     commit: int = field(default=0)
     """The commit that has to be durable before the answer may be sent; 0 for none."""
+    after: bytes = b""
+    """What follows the answer."""
 
     @property
     def bucket_service(self) -> BucketService:
@@ -68,6 +74,10 @@ class Context:
     def wait_for(self, commit: int) -> None:
         """Hold the answer until this commit is durable."""
         self.commit = max(self.commit, commit)
+
+    def then_send(self, data: bytes) -> None:
+        """Send this right behind the answer."""
+        self.after += data
 
     def reply(self, kind: type[R], **fields: Any) -> R:
         return kind(opcode=Opcode(self.request.opcode), opaque=self.request.opaque, **fields)

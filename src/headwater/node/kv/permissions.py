@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headwater.node.auth.users import Action
-from headwater.protocol.messages import documents, session, subdocument, vbuckets
+from headwater.protocol.connection_state import TO_A_CONSUMER, TO_A_PRODUCER, TO_BOTH
+from headwater.protocol.messages import dcp_connection, documents, session, subdocument, vbuckets
 from headwater.protocol.messages.base import Request
 
 NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
@@ -60,7 +61,10 @@ def _with_subclasses(classes: tuple[type[Request], ...]) -> set[type[Request]]:
     return found
 
 
+DCP_MESSAGES: tuple[type[Request], ...] = (dcp_connection.Open, *TO_A_PRODUCER, *TO_A_CONSUMER, *TO_BOTH)
+
 NEEDED: dict[type[Request], Action] = {
+    **dict.fromkeys(DCP_MESSAGES, Action.STREAM),
     **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
     **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
 }

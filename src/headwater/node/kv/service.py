@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headwater.node.auth.throttle import LoginThrottle
 from headwater.node.auth.users import Users
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId
 from headwater.store.bucket import Bucket
+
+if TYPE_CHECKING:
+    from headwater.node.kv.session import KvSession
+    from headwater.node.producer.connection import ProducerConnection
+
+ConfigVersion = tuple[int, int]
+"""Epoch and revision of a cluster config."""
 
 LOCK_S_DEFAULT = 15
 LOCK_S_MAX = 30
@@ -34,6 +42,10 @@ class BucketService:
     ack_when_durable: bool = True
     """False answers a write at once; a crash may then lose what was answered."""
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
+    dcp_sessions: dict[str, KvSession] = field(default_factory=dict)
+    """The DCP connections, by name."""
+    upr_connections: dict[str, ProducerConnection] = field(default_factory=dict)
+    """Those of the UPR draft, by a name that they were given."""
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
     on_change: Callable[[], None] = lambda: None
@@ -44,6 +56,11 @@ class BucketService:
     @property
     def name(self) -> str:
         return self.bucket.facts.name
+
+    def producer_connections(self) -> list[ProducerConnection]:
+        """All connections that get changes of this bucket."""
+        dcp = (session.dcp for session in self.dcp_sessions.values())
+        return [*(connection for connection in dcp if connection is not None), *self.upr_connections.values()]
 
     def set_manifest(self, manifest: Manifest) -> int:
         """Take a newer manifest. Returns the commit that makes it durable."""
@@ -65,6 +82,8 @@ class Service:
     random_bytes: Callable[[int], bytes]
     cluster_config: Callable[[str | None], bytes]
     """The cluster config for a bucket, or for the node."""
+    set_cluster_config: Callable[[str | None, ConfigVersion, bytes], bool] = lambda bucket, version, config: False
+    """Give this config from now on; False where it is no newer than the one before."""
     server_version: str
     log: Callable[[str], None] = lambda message: None
     started_ns: int = field(init=False)

@@ -11,19 +11,20 @@ message by message through the table of handlers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headwater.errors import MalformedMessage, UnknownOpcode
 from headwater.node.auth.users import Action
-from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.context import CloseConnection, Context, Refused
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
 from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.set_run import apply_set_run
 from headwater.node.limits import ServerLimits
+from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.frame_info import RequestInfo
@@ -58,10 +59,6 @@ class Outgoing:
         return self.bucket is None or self.commit <= self.bucket.bucket.durable_commit
 
 
-class CloseConnection(Exception):
-    """The connection is to be closed without an answer."""
-
-
 class KvSession:
     """The state of one connection."""
 
@@ -86,6 +83,10 @@ class KvSession:
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent_bytes = 0
         """In `outgoing`, as far as a call of `receive_data` knows."""
+        self.dcp: ProducerConnection | None = None
+        """Set once the connection has been opened as a DCP connection."""
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when a newer DCP connection of the same name takes this one's place."""
         self._frames = FrameBuffer()
         self._reply = bytearray()
         self._reply_commit = 0
@@ -155,7 +156,7 @@ class KvSession:
     def _handle(self, frame: Frame) -> None:
         self.requests += 1
         if frame.magic not in (Magic.REQUEST, Magic.FLEXIBLE_REQUEST):
-            # Answers to requests of our own: there are none on a key-value connection.
+            self._handle_answer(frame)
             return
         try:
             message = decode_message(frame, self.negotiated)
@@ -173,6 +174,38 @@ class KvSession:
         except Refused as refused:
             answer = self._refusal(context, refused)
         self._answer(context, answer)
+
+    def _handle_answer(self, frame: Frame) -> None:
+        """The peer answers a request of ours: there are some on DCP connections only."""
+        if self.dcp is None or frame.magic.is_request:
+            return
+        if frame.opcode == Opcode.DCP_NOOP:
+            self.dcp.on_noop_answer()
+        elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
+            self._reply += self.dcp.on_hand_over_answer(frame.opaque)
+            self.dcp_changed()
+
+    def open_dcp(self, connection: ProducerConnection) -> None:
+        """Make this a DCP connection. An older one of the same name has to go."""
+        assert self.bucket is not None
+        older = self.bucket.dcp_sessions.pop(connection.name, None)
+        if older is not None:
+            older.on_replaced()
+        self.bucket.dcp_sessions[connection.name] = self
+        self.dcp = connection
+
+    def dcp_changed(self) -> None:
+        """A stream has changed the bucket: there is something to commit."""
+        if self.bucket is not None:
+            self.bucket.on_change()
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        if self.dcp is None or self.bucket is None:
+            return
+        if self.bucket.dcp_sessions.get(self.dcp.name) is self:
+            del self.bucket.dcp_sessions[self.dcp.name]
+        self.dcp.disconnect()
 
     def _check_allowed(self, request: Request) -> None:
         if type(request) not in HANDLERS:
@@ -209,6 +242,7 @@ class KvSession:
                 self._reply_commit = max(self._reply_commit, context.commit)
                 continue
             self._write(response, commit=context.commit)
+        self._reply += context.after
 
     @staticmethod
     def _is_silent(opcode: int, status: Status) -> bool:

@@ -1,4 +1,4 @@
-"""The inflate kernel: the compressed values of a decoded batch, all in one go.
+"""Snappy kernels: the compressed values of a decoded batch inflated all in one go, and values compressed one by one.
 
 The typed codec uses a kept library, one call a value; a batch of fifty thousand values can't afford fifty thousand
 calls. The raw format is small: the inflated length, then literals and copies of what was already written. Every
@@ -148,3 +148,84 @@ def _inflate_one(data: Bytes, at: int, end: int, inflated: Bytes, start: int, li
                 inflated[to + i] = inflated[to + i - offset]
         to += length
     return bool(to == limit)
+
+
+# --- compressing --------------------------------------------------------------------------------------------------
+
+HASH_BITS = 12
+"""The table of `compress_value` has this many bits' worth of entries."""
+
+
+def compressed_bytes_max(length: int) -> int:
+    """The most that a value of this length can take when it is compressed."""
+    return 32 + length + length // 6
+
+
+@kernel
+def _load_four(data: Bytes, at: int) -> int:
+    return i64(data[at]) | i64(data[at + 1]) << 8 | i64(data[at + 2]) << 16 | i64(data[at + 3]) << 24
+
+
+@kernel
+def compress_value(data: Bytes, start: int, end: int, target: Bytes, to: int, table: Column) -> int:
+    """Compress `data[start:end]` to `target[to:]`, which has room for it, and return where that ends.
+
+    `table` remembers where four bytes were last seen, by their hash. It needs no clearing between values: what it says
+    is checked against the bytes.
+    """
+    length = end - start
+    while length >= 0x80:
+        target[to] = (length & 0x7F) | 0x80
+        length >>= 7
+        to += 1
+    target[to] = length
+    to += 1
+    literal_at = start
+    at = start
+    while at + 4 <= end:
+        four = _load_four(data, at)
+        slot = ((four * 0x1E35A7BD) & 0xFFFFFFFF) >> (32 - HASH_BITS)
+        candidate = table[slot]
+        table[slot] = at
+        if candidate < start or candidate >= at or at - candidate > 0xFFFF or _load_four(data, candidate) != four:
+            at += 1
+            continue
+        to = _emit_literal(data, literal_at, at, target, to)
+        matched = 4
+        while at + matched < end and data[candidate + matched] == data[at + matched]:
+            matched += 1
+        to = _emit_copy(at - candidate, matched, target, to)
+        at += matched
+        literal_at = at
+    return _emit_literal(data, literal_at, end, target, to)
+
+
+@kernel
+def _emit_literal(data: Bytes, start: int, end: int, target: Bytes, to: int) -> int:
+    length = end - start
+    if length == 0:
+        return to
+    if length <= 60:
+        target[to] = (length - 1) << 2
+        to += 1
+    else:
+        extra = 1 if length <= 0x100 else (2 if length <= 0x10000 else (3 if length <= 0x1000000 else 4))
+        target[to] = (59 + extra) << 2
+        for i in range(extra):
+            target[to + 1 + i] = ((length - 1) >> (8 * i)) & 0xFF
+        to += 1 + extra
+    copy_bytes(target, to, data, start, length)
+    return to + length
+
+
+@kernel
+def _emit_copy(offset: int, length: int, target: Bytes, to: int) -> int:
+    while length > 0:
+        # A copy holds 64 bytes; a rest of less than four could not be told by the shorter form.
+        part = min(length, 64)
+        target[to] = ((part - 1) << 2) | 2
+        target[to + 1] = offset & 0xFF
+        target[to + 2] = offset >> 8
+        to += 3
+        length -= part
+    return to

@@ -474,7 +474,10 @@ def test_a_timeout_that_is_none(ask: Client, timeout: str) -> None:
 
 # --- who may ------------------------------------------------------------------------------------------------------
 
-PATHS = {path.format(bucket="beer", scope="shop", collection="c", uid="0"): methods for path, methods in ROUTES.items()}
+PATHS = {
+    path.format(bucket="beer", scope="shop", collection="c", uid="0", vbucket="0"): methods
+    for path, methods in ROUTES.items()
+}
 
 
 @pytest.mark.parametrize(("path", "method"), [(path, method) for path, methods in PATHS.items() for method in methods])
@@ -493,6 +496,13 @@ def test_everything_about_a_bucket_needs_a_right_on_it(node: Node, ask: Client, 
     assert answer.status_code == 403
     assert answer.json().keys() == {"message", "permissions"}
     assert any("'sid' may not" in line for line in node.logged)
+
+
+def test_readers_and_writers_may_not_drill(ask: Client) -> None:
+    for auth in (READER, WRITER):
+        assert (
+            ask("POST", "/headwater/buckets/beer/vbuckets/0/rollback", auth=auth, data={"to": "0"}).status_code == 403
+        )
 
 
 def test_readers_and_writers_may_not_change_collections(ask: Client) -> None:

@@ -168,6 +168,7 @@ def test_ids_are_not_given_out_again(node: Node, client: Client) -> None:
 def test_a_manifest_that_could_not_be_written_is_taken_back(node: Node, client: Client) -> None:
     client.send(manifest("1", scope(DEFAULT, FRUIT)))
     abandon(node.bucket)
+    client.session.outgoing.clear()
     assert json.loads(client.succeed(GetCollectionsManifest()).value)["uid"] == "0"
     client.succeed(manifest("1", scope(DEFAULT)))
 

@@ -221,6 +221,7 @@ def test_observe_tells_what_is_durable(node: Node, client: Client) -> None:
 def test_observe_tells_an_older_branch_how_far_it_is_shared(node: Node, client: Client) -> None:
     old = vbuuid(node)
     client.succeed(Set(key=b"k", value=b"v"))
+    node.bucket.set_vbucket_state(0, VBucketState.REPLICA)
     node.bucket.set_vbucket_state(0, VBucketState.ACTIVE)
     client.succeed(Set(key=b"k", value=b"w"))
     observed = client.succeed(ObserveSeqno(vbuuid=old))

@@ -20,7 +20,6 @@ from headwater.protocol.frame_info import FrameInfo, RequestInfo
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
-from headwater.protocol.messages.dcp_connection import DcpNoop
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.messages.documents import Get, GetLocked, GetMeta, GetQuiet, Set, SetQuiet
 from headwater.protocol.messages.session import (
@@ -181,7 +180,7 @@ def test_what_is_asked_for_a_right_is_served() -> None:
 def test_a_bucket_must_be_selected(stranger: Client) -> None:
     stranger.succeed(PLAIN)
     assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
-    assert stranger.refused(SelectBucket(key=b"none")) == Status.KEY_ENOENT
+    assert stranger.refused(SelectBucket(key=b"none")) == Status.EACCESS
     stranger.succeed(SelectBucket(key=b"default"))
     assert stranger.refused(Get(key=b"k")) == Status.KEY_ENOENT
     stranger.succeed(SelectBucket())
@@ -232,8 +231,9 @@ def test_opcodes_nobody_knows(client: Client, opcode: int) -> None:
     client.succeed(Noop())
 
 
-def test_a_message_that_is_known_and_not_served(client: Client) -> None:
-    assert client.refused(DcpNoop()) == Status.UNKNOWN_COMMAND
+def test_a_message_that_is_known_and_not_served(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(HANDLERS, Verbosity)
+    assert client.refused(Verbosity(level=1)) == Status.UNKNOWN_COMMAND
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_only_an_active_vbucket_has_a_topology(client: Client) -> None:
 
 def test_a_vbucket_made_active_again_branches(node: Node, client: Client) -> None:
     client.succeed(Set(key=b"k", value=b"v", vbucket=VB3))
+    client.succeed(SetVBucket(vbucket=VB3, state=VBucketState.REPLICA))
     client.succeed(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE))
     facts = node.bucket.vbuckets.facts[3]
     assert facts is not None
@@ -105,7 +106,7 @@ def test_a_vbucket_that_could_not_be_written_never_was(node: Node, client: Clien
     client.succeed(DeleteVBucket(vbucket=VB3))
     client.send(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE), Set(key=b"k", value=b"v", vbucket=VB3))
     abandon(node.bucket)
-    client.received()
+    client.session.outgoing.clear()
     assert client.refused(GetVBucket(vbucket=VB3)) == Status.NOT_MY_VBUCKET
     client.succeed(SetVBucket(vbucket=VB3, state=VBucketState.ACTIVE))
     assert client.refused(Get(key=b"k", vbucket=VB3)) == Status.KEY_ENOENT

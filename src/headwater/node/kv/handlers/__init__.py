@@ -9,6 +9,7 @@ from headwater.node.kv.handlers import (
     collections,
     connection,
     counting,
+    dcp,
     locking,
     reading,
     statistics,
@@ -16,6 +17,7 @@ from headwater.node.kv.handlers import (
     vbuckets,
     writing,
 )
+from headwater.node.kv.permissions import DCP_MESSAGES
 from headwater.protocol.messages import documents, session
 from headwater.protocol.messages import subdocument as subdocument_messages
 from headwater.protocol.messages import vbuckets as vbucket_messages
@@ -30,6 +32,7 @@ _CONNECTION: dict[type[Request], Handler] = {
     session.SaslStep: connection.sasl_step,
     session.SelectBucket: connection.select_bucket,
     session.GetClusterConfig: connection.get_cluster_config,
+    session.SetClusterConfig: connection.set_cluster_config,
     session.GetErrorMap: connection.get_error_map,
     session.Noop: connection.noop,
     session.Version: connection.version,
@@ -111,4 +114,5 @@ HANDLERS: dict[type[Request], Handler] = {
     **_SUBDOCUMENTS,
     **_VBUCKETS,
     **_COLLECTIONS,
+    **dict.fromkeys(DCP_MESSAGES, dcp.dcp),
 }

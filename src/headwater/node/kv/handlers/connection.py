@@ -20,6 +20,7 @@ from headwater.protocol.messages.session import (
     SaslListMechanisms,
     SaslStep,
     SelectBucket,
+    SetClusterConfig,
     Verbosity,
     Version,
 )
@@ -135,11 +136,11 @@ def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
         return context.ok()
     name = request.key.decode(errors="replace")
     bucket = context.service.buckets.get(name)
-    if session.user is None or not context.service.users.may(session.user, Action.READ, name):
-        context.service.log(f"{session.user!r} from {session.peer} may not use bucket {name!r}")
+    may_use = session.user is not None and context.service.users.may(session.user, Action.READ, name)
+    if bucket is None or not may_use:
+        # One answer for both, as real servers have it: clients take any other for a config that is still on its way.
+        context.service.log(f"{session.user!r} from {session.peer} may not use bucket {name!r}, or it is not there")
         raise Refused(Status.EACCESS)
-    if bucket is None:
-        raise Refused(Status.KEY_ENOENT)
     session.bucket = bucket
     return context.ok()
 
@@ -150,6 +151,16 @@ def get_cluster_config(context: Context, request: GetClusterConfig) -> PlainResp
         raise Refused(Status.EACCESS)
     config = context.service.cluster_config(session.bucket.name if session.bucket else None)
     return context.ok(config, datatype=Datatype.JSON if session.understands_json else Datatype.RAW)
+
+
+def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResponse:
+    """The admin gives the config that clients get from now on, in place of the node's own."""
+    bucket = request.key.decode(errors="replace") or None
+    if bucket is not None and bucket not in context.service.buckets:
+        raise Refused(Status.KEY_ENOENT)
+    if not context.service.set_cluster_config(bucket, (request.epoch, request.revision), request.value):
+        raise Refused(Status.KEY_EEXISTS, "the config is not newer than the one there is")
+    return context.ok()
 
 
 def get_error_map(context: Context, request: GetErrorMap) -> PlainResponse:

@@ -11,6 +11,7 @@ import numpy as np
 
 from headwater.node.kv.access import refuse_vbucket
 from headwater.node.kv.context import Context, Refused
+from headwater.node.producer.statistics import ConnectionStatistics, StreamStatistics, connection_statistics
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.messages.session import Stat
@@ -30,7 +31,9 @@ def stat(context: Context, request: Stat) -> list[PlainResponse]:
     name, _, argument = request.key.decode(errors="replace").partition(" ")
     bucket = context.bucket_service.bucket
     statistics: Statistics
-    if name in _BY_VBUCKET:
+    if name == "dcp":
+        statistics = _dcp(context, argument or None)
+    elif name in _BY_VBUCKET:
         statistics = _of_vbuckets(context, bucket, _BY_VBUCKET[name], argument)
     elif name in _GROUPS and not argument:
         statistics = _GROUPS[name](context, bucket)
@@ -84,6 +87,57 @@ _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "uuid": _uuid,
     "collections": _collections,
 }
+
+# --- of DCP connections -------------------------------------------------------------------------------------------
+
+
+def _dcp(context: Context, name: str | None) -> Statistics:
+    """All connections that get changes, or the one that is named. Times of creation count from the node's start."""
+    service = context.service
+    connections = context.bucket_service.producer_connections()
+    uptime_s = (service.now_ns() - service.started_ns) / _NANOSECONDS
+    told = connection_statistics(connections, now_s=service.now_s(), name=name)
+    for connection in told:
+        yield from _of_connection(connection, created_s=max(0.0, uptime_s - connection.open_s))
+    yield "ep_dcp_producer_count", len(told)
+    yield "ep_dcp_total_bytes", sum(connection.total_bytes_sent for connection in told)
+
+
+def _of_connection(connection: ConnectionStatistics, *, created_s: float) -> Statistics:
+    prefix = f"eq_dcpq:{connection.name}"
+    yield f"{prefix}:type", connection.type
+    yield f"{prefix}:created", int(created_s)
+    yield f"{prefix}:total_bytes_sent", connection.total_bytes_sent
+    yield f"{prefix}:total_acked_bytes", connection.total_acked_bytes
+    yield f"{prefix}:unacked_bytes", connection.unacked_bytes
+    yield f"{prefix}:max_buffer_bytes", connection.max_buffer_bytes
+    yield f"{prefix}:flow_control", "enabled" if connection.max_buffer_bytes else "disabled"
+    yield f"{prefix}:noop_enabled", _boolean(connection.noop_enabled)
+    yield f"{prefix}:noop_tx_interval", f"{connection.noop_interval_s:g}"
+    yield f"{prefix}:noop_wait", _boolean(connection.noop_wait)
+    yield f"{prefix}:collections_enabled", _boolean(connection.collections_enabled)
+    yield f"{prefix}:priority", connection.priority
+    yield f"{prefix}:num_streams", connection.num_streams
+    yield f"{prefix}:backlog_items", connection.backlog_items
+    for stream in connection.streams or ():
+        sid = "" if stream.stream_id is None else f"_sid_{stream.stream_id}"
+        yield from _of_stream(stream, f"{prefix}:stream_{stream.vbucket}{sid}")
+
+
+def _of_stream(stream: StreamStatistics, prefix: str) -> Statistics:
+    yield f"{prefix}_state", stream.state
+    yield f"{prefix}_opaque", stream.opaque
+    yield f"{prefix}_start_seqno", stream.start_seqno
+    yield f"{prefix}_end_seqno", stream.end_seqno
+    yield f"{prefix}_last_sent_seqno", stream.last_sent_seqno
+    yield f"{prefix}_backlog_items", stream.backlog_items
+    yield f"{prefix}_frames_sent", stream.frames_sent
+    yield f"{prefix}_bytes_sent", stream.bytes_sent
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
+
 
 # --- by vbucket ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,141 @@
+"""A DCP consumer that does nothing but take bytes, so that the producer is what is measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bench.kv_driver import Login
+from headwater.protocol.features import WITH_COLLECTIONS, Feature
+from headwater.protocol.frames import FrameBuffer
+from headwater.protocol.kernels import decode_changes
+from headwater.protocol.kernels.decode import other_message_frame
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.dcp_connection import Control, Open
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamEnd, StreamFlags, StreamRequest
+from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.sasl import PlainLogin
+from headwater.protocol.status import Status
+
+TIMEOUT_S = 20.0
+PIECE_BYTES = 1024 * 1024
+"""What is sent and received at once."""
+_NO_FLAGS = StreamFlags(0)
+
+
+def connect_dcp(port: int, login: Login, name: str) -> socket.socket:
+    """A connection that is logged in, has its bucket and is open for streams."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+    plain = PlainLogin(user=login.user, password=login.password).encode()
+    requests = [
+        Hello(key=b"bench", features=(Feature.XERROR, Feature.JSON, Feature.COLLECTIONS)),
+        SaslAuth(key=b"PLAIN", value=plain),
+        SelectBucket(key=login.bucket.encode()),
+        Open(key=name.encode()),
+        Control(key=b"enable_noop", value=b"true"),  # streams with collections are refused without
+    ]
+    connection.sendall(b"".join(request.encode() for request in requests))
+    frames = FrameBuffer()
+    for _ in requests:
+        while (frame := frames.next_frame()) is None:
+            frames.receive_data(connection.recv(4096))
+        if frame.specific != Status.SUCCESS:
+            raise RuntimeError(f"{frame.opcode_name} was refused with status {frame.specific:#x}")
+    return connection
+
+
+def stream_requests(vbuckets: int, flags: StreamFlags = _NO_FLAGS, value: bytes = b"") -> bytes:
+    """Requests for everything of each vbucket. The opaque of a stream is its vbucket."""
+    return b"".join(
+        StreamRequest(vbucket=VBucketId(vbucket), opaque=vbucket, flags=flags, value=value).encode()
+        for vbucket in range(vbuckets)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backfill:
+    """What streams up to the latest change consist of."""
+
+    total_bytes: int
+    changes: int
+    snapshots_from_disk: int
+
+
+def survey_backfill(connection: socket.socket, requests: bytes, vbuckets: int) -> Backfill:
+    """Open streams, look at all they send up to their ends, and close the connection."""
+    buffer = memoryview(bytearray(8 * PIECE_BYTES))
+    filled = total = changes = from_disk = 0
+    kinds: Counter[type] = Counter()
+    with connection:
+        connection.sendall(requests)
+        while kinds[StreamEnd] < vbuckets:
+            received = connection.recv_into(buffer[filled:])
+            if not received:
+                raise RuntimeError("the node has closed the connection")
+            filled += received
+            total += received
+            decoded = decode_changes(buffer[:filled], collections=True)
+            changes += decoded.batch.num_rows
+            for other in decoded.others:
+                message = decode_message(other_message_frame(buffer, other), WITH_COLLECTIONS)
+                kinds[type(message)] += 1
+                from_disk += isinstance(message, SnapshotMarker) and SnapshotFlags.DISK in message.flags
+            rest = bytes(buffer[decoded.consumed_bytes : filled])
+            buffer[: len(rest)] = rest
+            filled = len(rest)
+    return Backfill(total_bytes=total, changes=changes, snapshots_from_disk=from_disk)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """How long a number of bytes took."""
+
+    opening_s: float
+    """From before the connection was made to the first byte of data."""
+    data_s: float
+    """From the first byte of data to the last."""
+
+
+def drain(connect: Callable[[], socket.socket], requests: bytes, total_bytes: int) -> Drained:
+    """Connect, send requests, and take so many bytes. Nobody looks at them."""
+    buffer = bytearray(PIECE_BYTES)
+    start_s = time.perf_counter()
+    with connect() as connection:
+        connection.sendall(requests)
+        missing = total_bytes - connection.recv_into(buffer)
+        first_s = time.perf_counter()
+        while missing > 0:
+            received = connection.recv_into(buffer)
+            if not received:
+                raise RuntimeError(f"the connection ended {missing} bytes too early")
+            missing -= received
+        return Drained(opening_s=first_s - start_s, data_s=time.perf_counter() - first_s)
+
+
+@contextmanager
+def raw_sender(total_bytes: int) -> Iterator[int]:
+    """The port of a process that sends so many bytes to whoever connects, and does nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = multiprocessing.get_context("fork").Process(target=_send_raw, args=(listener, total_bytes))
+        sender.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            sender.terminate()
+            sender.join()
+
+
+def _send_raw(listener: socket.socket, total_bytes: int) -> None:
+    piece = memoryview(bytes(PIECE_BYTES))
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            for sent in range(0, total_bytes, PIECE_BYTES):
+                connection.sendall(piece[: total_bytes - sent])

@@ -1,0 +1,165 @@
+"""Handlers for DCP: opening a connection as a producer, its settings, its streams.
+
+The table of the endpoint's states (`protocol.connection_state`) decides first: a message for the other kind of endpoint
+closes the connection, one that is out of turn is answered with EINVAL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from headwater.errors import UnexpectedMessage
+from headwater.node.kv.access import refuse_vbucket
+from headwater.node.kv.context import CloseConnection, Context, Refused
+from headwater.node.producer.connection import ProducerConnection, is_name
+from headwater.node.producer.controls import BadControl
+from headwater.protocol.connection_state import EndpointState, producer_endpoint_after
+from headwater.protocol.features import Feature
+from headwater.protocol.messages.base import PlainResponse, Request, Response
+from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
+from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop, Open, OpenFlags
+from headwater.protocol.messages.dcp_stream import (
+    CloseStream,
+    GetFailoverLog,
+    GetFailoverLogResponse,
+    StreamRequest,
+    StreamRequestResponse,
+)
+from headwater.protocol.rollback import Rollback
+from headwater.protocol.status import Status
+from headwater.protocol.stream_admission import Refused as StreamRefused
+
+
+def dcp(context: Context, request: Request) -> Response | None:
+    """Any DCP message: the endpoint's state decides whether it is for its handler."""
+    state = EndpointState.UNOPENED if context.session.dcp is None else EndpointState.OPEN
+    try:
+        following = producer_endpoint_after(state, type(request))
+    except UnexpectedMessage as error:
+        raise Refused(Status.EINVAL, "The command can only be sent on a DCP connection") from error
+    if following is EndpointState.CLOSED:
+        raise CloseConnection
+    return _HANDLERS[type(request)](context, request)
+
+
+def _connection(context: Context) -> ProducerConnection:
+    connection = context.session.dcp
+    assert connection is not None, "the table lets these through on open connections only"
+    return connection
+
+
+# --- the connection -----------------------------------------------------------------------------------------------
+
+
+def _open(context: Context, request: Open) -> PlainResponse:
+    if not is_name(request.key):
+        raise Refused(Status.EINVAL, "a connection's name has 1 to 200 bytes")
+    if OpenFlags.PRODUCER not in request.flags:
+        raise Refused(Status.NOT_SUPPORTED)
+    if OpenFlags.NOTIFIER in request.flags:
+        raise Refused(Status.EINVAL, "a connection is a producer or a notifier")
+    _check_open_value(request.value)
+    session = context.session
+    session.open_dcp(
+        ProducerConnection(
+            bucket=context.bucket_service.bucket,
+            name=request.key.decode(errors="replace"),
+            flags=request.flags,
+            knows_collections=session.negotiated.collections,
+            may_compress=session.has(Feature.SNAPPY),
+            opened_s=context.service.now_s(),
+        )
+    )
+    return context.ok()
+
+
+def _check_open_value(value: bytes) -> None:
+    """A value is a JSON object. What it may tell, such as the consumer's name, changes nothing here."""
+    try:
+        decoded = json.loads(value) if value else {}
+    except (ValueError, RecursionError) as error:
+        raise Refused(Status.EINVAL, "the value is not JSON") from error
+    if not isinstance(decoded, dict):
+        raise Refused(Status.EINVAL, "the value is not a JSON object")
+
+
+def _control(context: Context, request: Control) -> PlainResponse:
+    try:
+        _connection(context).set_control(request.key, request.value)
+    except BadControl as error:
+        raise Refused(Status.EINVAL) from error
+    return context.ok()
+
+
+def _buffer_ack(context: Context, request: BufferAck) -> None:
+    _connection(context).on_buffer_ack(request.acked_bytes)
+
+
+def _noop(context: Context, request: DcpNoop) -> PlainResponse:
+    return context.ok()
+
+
+def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
+    if not _connection(context).controls.sync_writes:
+        raise Refused(Status.EINVAL, "sync writes are not enabled on this connection")
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+
+
+def _stream_request(context: Context, request: StreamRequest) -> Response:
+    connection = _connection(context)
+    admission = connection.admit(request)
+    if isinstance(admission, Rollback):
+        return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
+    if isinstance(admission, StreamRefused):
+        _refuse(context, admission)
+    else:
+        connection.open_stream(request, admission)
+    facts = connection.bucket.vbuckets.facts[request.vbucket]
+    assert facts is not None, "a stream is admitted on a vbucket that is here"
+    return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+
+
+def _refuse(context: Context, refused: StreamRefused) -> None:
+    if refused.status == Status.NOT_MY_VBUCKET:
+        refuse_vbucket(context)
+    if refused.status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
+        uid = context.bucket_service.bucket.manifest.uid
+        raise Refused(refused.status, manifest_uid=f"{uid:x}")
+    context_text = refused.reason if refused.status == Status.EINVAL else ""
+    raise Refused(refused.status, context_text)
+
+
+def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
+    connection = _connection(context)
+    if (request.stream_id is not None) != connection.controls.stream_id:
+        raise Refused(Status.DCP_STREAMID_INVALID)
+    closing = connection.close_stream(request.vbucket, request.stream_id)
+    if closing is None:
+        raise Refused(Status.KEY_ENOENT)
+    # The answer comes first, the stream-end after it.
+    context.then_send(closing)
+    return context.ok()
+
+
+def _get_failover_log(context: Context, request: GetFailoverLog) -> GetFailoverLogResponse:
+    numbers = context.bucket_service.bucket.vbuckets
+    facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
+    if facts is None:
+        refuse_vbucket(context)
+    return GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+
+
+_HANDLERS: dict[type[Request], Callable[[Any, Any], Response | None]] = {
+    Open: _open,
+    Control: _control,
+    BufferAck: _buffer_ack,
+    DcpNoop: _noop,
+    SeqnoAcknowledged: _seqno_acknowledged,
+    StreamRequest: _stream_request,
+    CloseStream: _close_stream,
+    GetFailoverLog: _get_failover_log,
+}

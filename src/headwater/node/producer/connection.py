@@ -1,0 +1,273 @@
+"""A DCP connection of which this node is the producer: its streams, its flow control and its noops.
+
+Data is pulled, not pushed: whoever runs the connection asks `produce` for more when the socket can take it, so that a
+slow consumer holds nothing in memory. Streams take turns; a chunk each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from headwater.errors import UnexpectedMessage
+from headwater.node.producer.controls import BadControl, Controls, with_control
+from headwater.node.producer.idle_streams import IdleStreams, StreamKey
+from headwater.node.producer.outbound import Shape
+from headwater.node.producer.stream import CHUNK_BYTES, Piece, Stream, StreamFilter
+from headwater.protocol.flow_control import SendWindow
+from headwater.protocol.kernels.rewrite import Values
+from headwater.protocol.limits import CONNECTION_NAME_BYTES_MAX
+from headwater.protocol.messages.dcp_connection import DcpNoop, OpenFlags
+from headwater.protocol.messages.dcp_stream import StreamFlags, StreamRequest
+from headwater.protocol.numbers import CollectionId, ScopeId, VBucketId
+from headwater.protocol.stream_admission import (
+    Accepted,
+    Admission,
+    ConnectionFacts,
+    VBucketFacts,
+    admit_stream,
+)
+from headwater.store.bucket import Bucket
+
+NOOP_OPAQUE = 0x10000000
+"""Far from the opaques that consumers choose for their streams."""
+IDLE_S_MAX = 360.0
+"""A consumer that has enabled noops and says nothing for so long is dead."""
+
+
+@dataclass(slots=True)
+class NoopState:
+    """Dead-connection detection: one noop at a time, and the time of the last sign of life."""
+
+    sent_s: float
+    heard_s: float
+    is_waiting: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ProducerConnection:
+    """See the module."""
+
+    bucket: Bucket
+    name: str
+    flags: OpenFlags
+    knows_collections: bool
+    may_compress: bool
+    opened_s: float
+    kind: str = "producer"
+    """What it is called in statistics."""
+    controls: Controls = field(default_factory=Controls)
+    window: SendWindow = field(default_factory=SendWindow)
+    streams: dict[StreamKey, Stream] = field(default_factory=dict)
+    acked_bytes: int = 0
+    sent_bytes: int = 0
+    noop: NoopState = field(init=False)
+    _ready: deque[StreamKey] = field(default_factory=deque)
+    """Streams that have something to send, in the order of their turns."""
+    _idle: IdleStreams = field(init=False)
+    _open_ids: dict[VBucketId, set[int | None]] = field(default_factory=dict)
+    """The ids of the streams that are open on each vbucket."""
+
+    def __post_init__(self) -> None:
+        self.noop = NoopState(self.opened_s, self.opened_s)
+        self._idle = IdleStreams(len(self.bucket.vbuckets))
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def set_control(self, key: bytes, value: bytes) -> None:
+        """Take a control message; `BadControl` where it is not one."""
+        try:
+            self.controls = with_control(self.controls, key.decode(), value.decode())
+        except UnicodeDecodeError as error:
+            raise BadControl(key) from error
+        self.window = self.window.resized(self.controls.buffer_bytes)
+
+    def on_buffer_ack(self, acked_bytes: int) -> None:
+        self.acked_bytes += acked_bytes
+        self.window = self.window.acked(acked_bytes)
+
+    def admit(self, request: StreamRequest) -> Admission:
+        """What to answer to a stream request. An accepted stream still has to be opened."""
+        vbucket = request.vbucket
+        return admit_stream(request, connection=self._facts(vbucket), vbucket=self._vbucket_facts(vbucket))
+
+    def open_stream(self, request: StreamRequest, accepted: Accepted) -> Stream:
+        stream = Stream(
+            self.bucket,
+            request.vbucket,
+            self._shape(request, accepted),
+            StreamFilter(
+                collections=None if accepted.collections is None else frozenset(accepted.collections),
+                scope=accepted.scope,
+                knows_collections=self.knows_collections,
+            ),
+            self.controls,
+            start_seqno=accepted.start_seqno,
+            end_seqno=accepted.end_seqno,
+            snapshot_start_seqno=accepted.snapshot_start_seqno,
+            is_takeover=StreamFlags.TAKEOVER in request.flags,
+        )
+        key = (request.vbucket, accepted.stream_id)
+        self.streams[key] = stream
+        self._open_ids.setdefault(request.vbucket, set()).add(accepted.stream_id)
+        self._ready.append(key)
+        return stream
+
+    def close_stream(self, vbucket: VBucketId, stream_id: int | None) -> bytes | None:
+        """End a stream the consumer closes: what is sent for it, or None where there is no such stream."""
+        stream = self._forget((vbucket, stream_id))
+        if stream is None:
+            return None
+        data = b"".join(stream.close(tell=self.controls.end_on_close))
+        self._count_bytes(len(data))
+        return data
+
+    def _forget(self, key: StreamKey) -> Stream | None:
+        stream = self.streams.pop(key, None)
+        if stream is not None:
+            self._open_ids[key[0]].discard(key[1])
+        return stream
+
+    def on_rolled_back(self, vbucket: VBucketId) -> None:
+        """The vbucket was taken back: its streams end, whatever they have sent."""
+        for key, stream in self.streams.items():
+            if key[0] == vbucket:
+                stream.was_rolled_back = True
+        self._ready.extend(self._idle.take(vbucket))
+
+    def on_hand_over_answer(self, opaque: int) -> bytes:
+        """The consumer has answered a set-vbucket-state."""
+        for key, stream in list(self.streams.items()):
+            if stream.opaque == opaque and stream.is_handing_over:
+                data = b"".join(stream.on_hand_over_answer())
+                self._count_bytes(len(data))
+                self._put_back(key, stream)
+                return data
+        return b""
+
+    def _facts(self, vbucket: VBucketId) -> ConnectionFacts:
+        return ConnectionFacts(
+            collections=self.knows_collections,
+            include_xattrs=OpenFlags.INCLUDE_XATTRS in self.flags,
+            noop_enabled=self.controls.noop_enabled,
+            stream_id_enabled=self.controls.stream_id,
+            open_stream_ids=frozenset(self._open_ids.get(vbucket, ())),
+        )
+
+    def _vbucket_facts(self, vbucket: VBucketId) -> VBucketFacts | None:
+        numbers = self.bucket.vbuckets
+        facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
+        if facts is None:
+            return None
+        manifest = self.bucket.manifest
+        return VBucketFacts(
+            state=facts.state,
+            high_seqno=numbers.durable_seqno(vbucket),
+            purge_seqno=facts.purge_seqno,
+            failover_log=facts.failover_log,
+            manifest_uid=manifest.uid,
+            collections={CollectionId(c.id): ScopeId(scope.id) for scope, c in manifest.collections()},
+            scopes=frozenset(scope.id for scope in manifest.scopes),
+        )
+
+    def _shape(self, request: StreamRequest, accepted: Accepted) -> Shape:
+        flags = self.flags
+        if OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
+            values = Values.DROP_BUT_KEEP_DATATYPE
+        elif OpenFlags.NO_VALUE in flags or StreamFlags.NO_VALUE in request.flags:
+            values = Values.DROP
+        else:
+            values = Values.KEEP
+        return Shape(
+            opaque=request.opaque,
+            stream_id=accepted.stream_id or 0,
+            strip_prefix=not self.knows_collections,
+            values=values,
+            include_xattrs=OpenFlags.INCLUDE_XATTRS in flags,
+            include_deleted_user_xattrs=OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags,
+            include_delete_times=OpenFlags.INCLUDE_DELETE_TIMES in flags or self.controls.expiry_opcode,
+            expiry_opcode=self.controls.expiry_opcode,
+            compress=self.may_compress and self.controls.force_value_compression,
+        )
+
+    # --- data -----------------------------------------------------------------------------------------------------
+
+    def produce(self, bytes_max: int) -> bytes:
+        """As `produce_pieces`, in one."""
+        return b"".join(self.produce_pieces(bytes_max))
+
+    def produce_pieces(self, bytes_max: int) -> list[Piece]:
+        """The next data, of all streams in turns, within the window. Empty where there is nothing to send now."""
+        self._wake_idle_streams()
+        pieces: list[Piece] = []
+        size = 0
+        while self._ready and size < bytes_max and self.window.is_open:
+            key = self._ready.popleft()
+            stream = self.streams.get(key)
+            if stream is None:
+                continue
+            made = 0
+            for data in stream.produce(self._room(bytes_max - size)):
+                pieces.append(data)
+                made += len(data)
+            size += made
+            self._count_bytes(made)
+            self._put_back(key, stream)
+        return pieces
+
+    def _put_back(self, key: StreamKey, stream: Stream) -> None:
+        """After its turn a stream is over, has more to send, or waits for changes."""
+        if stream.is_ended:
+            self._forget(key)
+        elif not stream.has_work:
+            self._idle.add(key, stream)
+        elif self.controls.backfill_order == "sequential":
+            self._ready.appendleft(key)
+        else:
+            self._ready.append(key)
+
+    def _wake_idle_streams(self) -> None:
+        for key in self._idle.take_woken(self.bucket):
+            self._ready.append(key)
+
+    def _room(self, left_bytes: int) -> int:
+        room = self.window.room_bytes
+        return min(left_bytes, CHUNK_BYTES) if room is None else min(left_bytes, room, CHUNK_BYTES)
+
+    def _count_bytes(self, size: int) -> None:
+        self.sent_bytes += size
+        if self.controls.buffer_bytes:
+            self.window = self.window.sent(size)
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def heard(self, now_s: float) -> None:
+        self.noop.heard_s = now_s
+
+    def on_noop_answer(self) -> None:
+        self.noop.is_waiting = False
+
+    def tick(self, now_s: float) -> bytes:
+        """A noop where one is due. Raises `UnexpectedMessage` where the consumer must be taken for dead."""
+        if not self.controls.noop_enabled:
+            return b""
+        if self.noop.is_waiting:
+            waited_s = now_s - self.noop.sent_s
+            if waited_s > max(2 * self.controls.noop_interval_s, 1.0) or now_s - self.noop.heard_s > IDLE_S_MAX:
+                raise UnexpectedMessage(f"the consumer {self.name!r} has not answered a noop for {waited_s:.0f} s")
+            return b""
+        if now_s - self.noop.sent_s < self.controls.noop_interval_s:
+            return b""
+        self.noop.sent_s = now_s
+        self.noop.is_waiting = True
+        return DcpNoop(opaque=NOOP_OPAQUE).encode()
+
+    def disconnect(self) -> None:
+        for stream in self.streams.values():
+            stream.disconnect()
+        self.streams.clear()
+
+
+def is_name(name: bytes) -> bool:
+    """Whether a connection may have this name."""
+    return 0 < len(name) <= CONNECTION_NAME_BYTES_MAX

@@ -1,0 +1,122 @@
+"""What a consumer may set with control messages. A key nobody knows gets EINVAL, and so does a bad value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from headwater.protocol.limits import CONNECTION_BUFFER_BYTES_MAX
+
+NOOP_INTERVAL_S_MAX = 10800
+
+
+class OsoMode(Enum):
+    OFF = "false"
+    ON = "true"
+    ON_WITH_SEQNO_ADVANCED = "true_with_seqno_advanced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controls:
+    """The settings of one connection."""
+
+    noop_enabled: bool = False
+    noop_interval_s: float = 180.0
+    buffer_bytes: int = 0
+    """The consumer's buffer; 0 for no flow control."""
+    priority: str = "medium"
+    force_value_compression: bool = False
+    cursor_dropping: bool = False
+    end_on_close: bool = False
+    expiry_opcode: bool = False
+    stream_id: bool = False
+    oso: OsoMode = OsoMode.OFF
+    backfill_order: str = "round-robin"
+    v7_status_codes: bool = False
+    flatbuffers_events: bool = False
+    change_streams: bool = False
+    marker_version: str = "1.0"
+    sync_writes: bool = False
+    consumer_name: str = ""
+
+
+class BadControl(ValueError):
+    """The key is unknown, or its value is not one of those it takes."""
+
+
+def _flag(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise BadControl(value)
+    return value == "true"
+
+
+def _only_true(value: str) -> bool:
+    """Some features can be switched on, and not off again."""
+    if value != "true":
+        raise BadControl(value)
+    return True
+
+
+def _seconds(value: str) -> float:
+    # Newer servers take fractions. Recorded ones took 0 and 1, whatever the documents say of 20 and more.
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise BadControl(value) from None
+    if not 0 <= seconds <= NOOP_INTERVAL_S_MAX:
+        raise BadControl(value)
+    return seconds
+
+
+def _buffer_bytes(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 0 <= int(value) <= CONNECTION_BUFFER_BYTES_MAX:
+        raise BadControl(value)
+    return int(value)
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in values:
+            raise BadControl(value)
+        return value
+
+    return check
+
+
+def _oso(value: str) -> OsoMode:
+    try:
+        return OsoMode(value)
+    except ValueError:
+        raise BadControl(value) from None
+
+
+CONTROLS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "enable_noop": ("noop_enabled", _flag),
+    "set_noop_interval": ("noop_interval_s", _seconds),
+    "connection_buffer_size": ("buffer_bytes", _buffer_bytes),
+    "set_priority": ("priority", _one_of("high", "medium", "low")),
+    "force_value_compression": ("force_value_compression", _flag),
+    "supports_cursor_dropping": ("cursor_dropping", _flag),
+    "send_stream_end_on_client_close_stream": ("end_on_close", _flag),
+    "enable_expiry_opcode": ("expiry_opcode", _flag),
+    "enable_stream_id": ("stream_id", _only_true),
+    "enable_out_of_order_snapshots": ("oso", _oso),
+    "backfill_order": ("backfill_order", _one_of("round-robin", "sequential")),
+    "v7_dcp_status_codes": ("v7_status_codes", _flag),
+    "flatbuffers_system_events": ("flatbuffers_events", _flag),
+    "change_streams": ("change_streams", _flag),
+    "max_marker_version": ("marker_version", _one_of("1.0", "2.0", "2.2")),
+    "enable_sync_writes": ("sync_writes", _flag),
+    "consumer_name": ("consumer_name", str),
+}
+"""Key → the setting, and what makes its value."""
+
+
+def with_control(controls: Controls, key: str, value: str) -> Controls:
+    """The settings after a control message, or `BadControl`."""
+    if key not in CONTROLS:
+        raise BadControl(key)
+    name, convert = CONTROLS[key]
+    return replace(controls, **{name: convert(value)})

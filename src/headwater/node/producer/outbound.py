@@ -1,0 +1,279 @@
+"""The outbound kernel: stored frames to the frames of one stream.
+
+What is stored is what a collection-aware consumer with xattrs, delete times and the expiry opcode gets. Every stream
+has its own opaque; beyond that each consumer may have asked for less: other collections left out, the prefix gone, no
+values, no extended attributes, deletions without their time, expirations as deletions, a stream id in flexible framing.
+The kernel walks a run and writes what this stream gets of it, until the consumer's window is full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    copy_bytes,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_u16,
+    store_u32,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from headwater.protocol.kernels.rewrite import Values
+from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
+from headwater.protocol.numbers import CollectionId
+
+_FRAME_GROWTH_BYTES = 4
+"""A stream id in flexible framing, and the last byte of a deletion that was stored as an expiration."""
+NO_SUPERSEDED: Column = np.empty(0, dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a stream's consumer wants of each change."""
+
+    opaque: int
+    stream_id: int = 0
+    collections: frozenset[CollectionId] | None = None
+    """Only these; None for all."""
+    strip_prefix: bool = False
+    values: Values = Values.KEEP
+    include_xattrs: bool = True
+    include_deleted_user_xattrs: bool = True
+    """Attributes of removed documents that are not the system's."""
+    include_delete_times: bool = True
+    expiry_opcode: bool = True
+    compress: bool = False
+    """Values that get smaller by it are sent as snappy."""
+    wanted: Column = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wanted", np.array(sorted(self.collections or ()), dtype=np.uint32))
+
+
+class Stop(IntEnum):
+    """Why the kernel stopped."""
+
+    END = 0
+    """The run is at its end, or the snapshot is."""
+    WINDOW = 1
+    """The window is full."""
+    EVENT = 2
+    """The next frame is a system event, which is not the kernel's business."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What the kernel wrote."""
+
+    data: Bytes
+    stop: Stop
+    at: int
+    """Where in the run it stopped."""
+    frames: int
+    last_seqno: int
+    """The last change that was sent, 0 for none."""
+    passed_seqno: int
+    """The last change that was looked at, sent or not; 0 for none."""
+
+
+def shape_run(
+    run: Bytes, at: int, shape: Shape, *, end_seqno: int, window_bytes: int, superseded: Column = NO_SUPERSEDED
+) -> Sent:
+    """Write the changes of a run from `at` on, up to `end_seqno`, until the window is full.
+
+    The window may be overdrawn by one frame. `superseded` are the seqnos, ascending, that are left out because a newer
+    version of the same key comes later in the snapshot.
+    """
+    source_bytes = len(run) - at
+    growth_bytes = _FRAME_GROWTH_BYTES * (source_bytes // 42 + 1)
+    target_bytes = (compressed_bytes_max(source_bytes) if shape.compress else source_bytes) + growth_bytes
+    target = np.empty(target_bytes, dtype=np.uint8)
+    table = np.zeros(1 << HASH_BITS if shape.compress else 1, dtype=np.int64)
+    stop, reached, written, frames, last_seqno, passed_seqno = _shape(
+        run, at, target, u64(end_seqno), i64(window_bytes), superseded, u32(shape.opaque), u16(shape.stream_id),
+        shape.collections is not None, shape.wanted, shape.strip_prefix, int(shape.values), shape.include_xattrs,
+        shape.include_deleted_user_xattrs, shape.include_delete_times, shape.expiry_opcode, shape.compress, table,
+    )  # fmt: skip
+    return Sent(
+        data=target[:written],
+        stop=Stop(stop),
+        at=int(reached),
+        frames=int(frames),
+        last_seqno=int(last_seqno),
+        passed_seqno=int(passed_seqno),
+    )
+
+
+@kernel
+def _is_in(sorted_values: Column, value: int) -> bool:
+    position = np.searchsorted(sorted_values, value)
+    return bool(position < len(sorted_values) and sorted_values[position] == value)
+
+
+@kernel
+def _system_xattr_bytes(run: Bytes, at: int, end: int) -> int:
+    """The length of the pairs whose names start with an underscore."""
+    size = i64(0)
+    while at + 4 < end:
+        pair_bytes = 4 + i64(load_u32(run, at))
+        if run[at + 4] == 0x5F and at + pair_bytes <= end:
+            size += pair_bytes
+        at += pair_bytes
+    return size
+
+
+@kernel
+def _copy_system_xattrs(target: Bytes, to: int, run: Bytes, at: int, end: int, system_bytes: int) -> int:
+    """Write a section of these pairs alone, none where there are none. Returns where it ends."""
+    if system_bytes == 0:
+        return to
+    store_u32(target, to, u32(system_bytes))
+    to += 4
+    at += 4
+    while at + 4 < end:
+        pair_bytes = 4 + i64(load_u32(run, at))
+        if run[at + 4] == 0x5F and at + pair_bytes <= end:
+            copy_bytes(target, to, run, at, pair_bytes)
+            to += pair_bytes
+        at += pair_bytes
+    return to
+
+
+@kernel
+def _shape(
+    run: Bytes, at: int, target: Bytes, end_seqno: int, window_bytes: int, superseded: Column, opaque: int, sid: int,
+    filtered: bool, wanted: Column, strip_prefix: bool, values: int, include_xattrs: bool,
+    include_deleted_user_xattrs: bool, include_delete_times: bool, expiry_opcode: bool, compress: bool, table: Column,
+) -> tuple[int, int, int, int, int, int]:  # fmt: skip
+    at = i64(at)
+    to = i64(0)
+    frames = i64(0)
+    last_seqno = u64(0)
+    passed_seqno = u64(0)
+    while at < len(run):
+        seqno = load_u64(run, at + 24)
+        if seqno > end_seqno:
+            return 0, at, to, frames, last_seqno, passed_seqno
+        if to >= window_bytes:
+            return 1, at, to, frames, last_seqno, passed_seqno
+        end = at + 24 + i64(load_u32(run, at + 8))
+        opcode = run[at + 1]
+        if opcode == 0x5F:
+            return 2, at, to, frames, last_seqno, passed_seqno
+        passed_seqno = seqno
+        extras_bytes = i64(run[at + 4])
+        key_bytes = i64(load_u16(run, at + 2))
+        key_at = at + 24 + extras_bytes
+        value_at = key_at + key_bytes
+        if filtered and not _is_in(wanted, u32(collection_id(run, key_at))):
+            at = end
+            continue
+        if len(superseded) and _is_in(superseded, seqno):
+            at = end
+            continue
+
+        # What is left of the value.
+        datatype = run[at + 5]
+        value_bytes = end - value_at
+        xattr_bytes = i64(0)
+        if datatype & 0x04 and value_bytes >= 4:
+            xattr_bytes = min(value_bytes, 4 + i64(load_u32(run, value_at)))
+        kept_at = value_at
+        kept_end = end
+        kept_datatype = datatype
+        if not include_xattrs and datatype & 0x04:
+            kept_at = value_at + xattr_bytes
+            kept_datatype &= u8(0xFB)
+        if values != 0:
+            kept_end = value_at + xattr_bytes if include_xattrs else kept_at
+            if values == 1:
+                kept_datatype &= u8(0x04)
+        kept_bytes = kept_end - kept_at
+        system_bytes = i64(-1)
+        if opcode != 0x57 and include_xattrs and not include_deleted_user_xattrs and xattr_bytes > 4:
+            system_bytes = _system_xattr_bytes(run, value_at + 4, value_at + xattr_bytes)
+            kept_bytes += system_bytes - (xattr_bytes - 4)
+            if system_bytes == 0:
+                kept_bytes -= 4
+                kept_datatype &= u8(0xFB)
+        if values == 2:
+            kept_datatype = datatype
+
+        # The extras: all of a mutation's; of a removal's as much as the consumer wants.
+        sent_opcode = opcode
+        sent_extras_bytes = extras_bytes
+        if opcode != 0x57:
+            if opcode == 0x59 and not expiry_opcode:
+                sent_opcode = u8(0x58)
+            if sent_opcode == 0x59:
+                sent_extras_bytes = i64(20)
+            else:
+                sent_extras_bytes = i64(21) if include_delete_times else i64(18)
+
+        skip = prefix_bytes(run, key_at, value_at) if strip_prefix else i64(0)
+        framing_bytes = i64(3) if sid != 0 else i64(0)
+        frame_at = to
+        target[to] = 0x08 if sid != 0 else 0x80
+        target[to + 1] = sent_opcode
+        if sid != 0:
+            target[to + 2] = 3
+            target[to + 3] = key_bytes - skip
+        else:
+            store_u16(target, to + 2, u16(key_bytes - skip))
+        target[to + 4] = sent_extras_bytes
+        target[to + 5] = kept_datatype
+        store_u16(target, to + 6, load_u16(run, at + 6))
+        body_bytes = framing_bytes + sent_extras_bytes + key_bytes - skip + kept_bytes
+        store_u32(target, to + 8, u32(body_bytes))
+        store_u32(target, to + 12, opaque)
+        copy_bytes(target, to + 16, run, at + 16, 8)
+        to += 24
+        if sid != 0:
+            target[to] = 0x22
+            store_u16(target, to + 1, sid)
+            to += 3
+        if opcode == 0x57:
+            copy_bytes(target, to, run, at + 24, extras_bytes)
+        else:
+            copy_bytes(target, to, run, at + 24, 16)
+            if sent_extras_bytes == 18:
+                store_u16(target, to + 16, u16(0))
+            else:
+                copy_bytes(target, to + 16, run, at + 40, 4)
+                if sent_extras_bytes == 21:
+                    target[to + 20] = 0
+        to += sent_extras_bytes
+        copy_bytes(target, to, run, key_at + skip, key_bytes - skip)
+        to += key_bytes - skip
+        if system_bytes >= 0:
+            to = _copy_system_xattrs(target, to, run, value_at, value_at + xattr_bytes, system_bytes)
+            copy_bytes(target, to, run, value_at + xattr_bytes, kept_end - value_at - xattr_bytes)
+            to += kept_end - value_at - xattr_bytes
+        elif compress and kept_bytes > 0 and not kept_datatype & 0x02:
+            packed_end = compress_value(run, kept_at, kept_end, target, to, table)
+            if packed_end - to < kept_bytes:
+                target[frame_at + 5] = kept_datatype | u8(0x02)
+                store_u32(target, frame_at + 8, u32(body_bytes - kept_bytes + packed_end - to))
+                to = packed_end
+            else:
+                copy_bytes(target, to, run, kept_at, kept_bytes)
+                to += kept_bytes
+        else:
+            copy_bytes(target, to, run, kept_at, kept_bytes)
+            to += kept_bytes
+        frames += 1
+        last_seqno = seqno
+        at = end
+    return 0, at, to, frames, last_seqno, passed_seqno

@@ -1,0 +1,239 @@
+"""One connection of the UPR draft, sans-IO: its packets in and out, DCP's producer inside.
+
+There is one engine. A UPR stream request becomes a DCP stream request of a consumer that knows no collections, and the
+DCP frames that the producer makes for it become UPR packets. What the two protocols say in different ways:
+
+* A UPR consumer names its branch by a pair: the vbuuid, and the seqno at which that branch began. A pair that is not in
+  the failover log is a branch we do not know, even where the vbuuid alone is there.
+* UPR has no bounds of the snapshot a consumer stopped in, so its seqno is taken to be consistent.
+* A snapshot of DCP is over when its last seqno has come. UPR says so in a packet of its own. A stream that ends inside
+  a snapshot ends without one.
+* UPR knows two reasons for an end, OK and state changed. Whatever else ends a stream is told as a state change: the
+  consumer is to ask again, and then learns of a rollback.
+* DCP tells of a flush by a rollback only. Here the vbucket's history has nothing left of what the stream began with,
+  and that is told by the draft's flush before the stream ends.
+* UPR has no answer that refuses a request for any other cause than that the vbucket is not here. Such a request, for
+  one that ends before it starts or for a second stream on a vbucket, ends the connection.
+
+Of documents the draft has key and value: extended attributes and datatypes are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headwater.errors import UnexpectedMessage
+from headwater.node.kv.service import BucketService
+from headwater.node.producer.connection import ProducerConnection
+from headwater.node.producer.controls import Controls
+from headwater.protocol import upr
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.features import NOTHING_NEGOTIATED
+from headwater.protocol.frames import FrameBuffer, decode_frames
+from headwater.protocol.limits import KEY_BYTES_MAX
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_changes import DcpFlush, Deletion, Expiration, Mutation
+from headwater.protocol.messages.dcp_connection import OpenFlags
+from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamRequest
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.rollback import Rollback
+from headwater.protocol.status import Status
+from headwater.protocol.stream_admission import Refused
+
+_REQUEST_BODY_BYTES_MAX = upr.StreamRequest.extras_layout.size_bytes + KEY_BYTES_MAX
+"""The longest request there is. A packet that announces more is refused on its header."""
+
+_HINT = "The UPR draft has no answer for this: connect again"
+
+
+class UprSession:
+    """The state of one connection. `receive_data`, `data_to_send`, and `produce` while the peer reads."""
+
+    def __init__(self, service: BucketService, *, name: str, now_s: float) -> None:
+        self._service = service
+        self._bucket = service.bucket
+        self.name = name
+        self.producer = ProducerConnection(
+            bucket=service.bucket,
+            name=name,
+            flags=OpenFlags.PRODUCER,
+            knows_collections=False,
+            may_compress=False,
+            opened_s=now_s,
+            kind="upr",
+            # The draft has expirations: they are not to come as deletions.
+            controls=Controls(expiry_opcode=True),
+        )
+        self.requests = 0
+        self._frames = FrameBuffer(body_bytes_max=_REQUEST_BODY_BYTES_MAX)
+        self._answers = bytearray()
+        self._snapshot_ends: dict[VBucketId, Seqno] = {}
+        """The last seqno of the snapshot that each stream is in. A vbucket has one stream at most."""
+        self._logs: dict[VBucketId, FailoverLog] = {}
+        """The failover log of each vbucket as its stream began with it."""
+        service.upr_connections[name] = self.producer
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Handle what has come. Raises a `RemoteProtocolError` where the connection is to end."""
+        self._frames.receive_data(data)
+        for frame in self._frames.frames():
+            packet = upr.decode_packet(frame)
+            self.requests += 1
+            if isinstance(packet, upr.StreamRequest):
+                self._on_stream_request(packet)
+            elif isinstance(packet, upr.FailoverLogRequest):
+                self._on_failover_log_request(packet)
+            else:
+                raise UnexpectedMessage(f"{type(packet).__name__} is sent by producers, not to them", hint=_HINT)
+
+    def data_to_send(self) -> bytes:
+        """The answers since the last call."""
+        data = bytes(self._answers)
+        self._answers.clear()
+        return data
+
+    def _on_stream_request(self, packet: upr.StreamRequest) -> None:
+        log = self._failover_log(packet.vbucket)
+        request = _as_dcp(packet, log)
+        admission = self.producer.admit(request)
+        if isinstance(admission, Rollback):
+            self._answer(upr.Rollback, packet, rollback_seqno=admission.to_seqno)
+        elif isinstance(admission, Refused):
+            if admission.status != Status.NOT_MY_VBUCKET:
+                raise UnexpectedMessage(f"a stream on vbucket {packet.vbucket}: {admission.reason}", hint=_HINT)
+            self._answer(upr.NotMyVBucket, packet)
+        else:
+            assert log is not None, "a stream is admitted on a vbucket that is here"
+            self.producer.open_stream(request, admission)
+            self._logs[packet.vbucket] = log
+            self._answer(upr.StreamOk, packet)
+            self._answer(upr.StreamBegin, packet)
+
+    def _on_failover_log_request(self, packet: upr.FailoverLogRequest) -> None:
+        log = self._failover_log(packet.vbucket)
+        if log is None:
+            self._answer(upr.NotMyVBucket, packet)
+        else:
+            self._answer(upr.FailoverLogResponse, packet, failover_log=log.entries)
+
+    def _failover_log(self, vbucket: VBucketId) -> FailoverLog | None:
+        numbers = self._bucket.vbuckets
+        facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
+        return None if facts is None else facts.failover_log
+
+    def _answer(self, kind: type[upr.Packet], request: upr.Packet, **fields: Any) -> None:
+        self._answers += kind(vbucket=request.vbucket, request_id=request.request_id, **fields).encode()
+
+    # --- streams --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_streams(self) -> bool:
+        return bool(self.producer.streams)
+
+    def produce(self, bytes_max: int) -> bytes:
+        """The next packets of all streams. Empty where there is nothing to send now."""
+        while data := self.producer.produce(bytes_max):
+            packets = b"".join(packet.encode() for packet in self._translated(data))
+            if packets:
+                return packets
+        return b""
+
+    def _translated(self, data: bytes) -> Iterator[upr.Packet]:
+        for frame in decode_frames(data):
+            message = decode_message(frame, NOTHING_NEGOTIATED)
+            assert isinstance(message, Request), "a producer sends requests"
+            yield from _TRANSLATIONS[type(message)](self, message)
+
+    def _on_marker(self, message: SnapshotMarker) -> Iterator[upr.Packet]:
+        self._snapshot_ends[message.vbucket] = message.end_seqno
+        yield upr.SnapshotStart(**_header(message))
+
+    def _on_mutation(self, message: Mutation) -> Iterator[upr.Packet]:
+        yield upr.Mutation(
+            **_header(message),
+            **_change(message),
+            item_flags=message.flags,
+            item_exp=message.expiry,
+            lock_time=message.lock_time,
+            value=message.value,
+        )
+        yield from self._reached(message, message.seqno)
+
+    def _on_deletion(self, message: Deletion) -> Iterator[upr.Packet]:
+        yield upr.Deletion(**_header(message), **_change(message))
+        yield from self._reached(message, message.seqno)
+
+    def _on_expiration(self, message: Expiration) -> Iterator[upr.Packet]:
+        yield upr.Expiration(**_header(message), **_change(message))
+        yield from self._reached(message, message.seqno)
+
+    def _on_seqno_advanced(self, message: SeqnoAdvanced) -> Iterator[upr.Packet]:
+        yield from self._reached(message, message.seqno)
+
+    def _reached(self, message: Request, seqno: Seqno) -> Iterator[upr.Packet]:
+        if seqno >= self._snapshot_ends[message.vbucket]:
+            del self._snapshot_ends[message.vbucket]
+            yield upr.SnapshotEnd(**_header(message))
+
+    def _on_flush(self, message: DcpFlush) -> Iterator[upr.Packet]:
+        yield upr.Flush(**_header(message))
+
+    def _on_stream_end(self, message: StreamEnd) -> Iterator[upr.Packet]:
+        self._snapshot_ends.pop(message.vbucket, None)
+        began_with = self._logs.pop(message.vbucket)
+        if message.reason == StreamEndReason.ROLLBACK and not self._is_kin(message.vbucket, began_with):
+            yield upr.Flush(**_header(message))
+        is_done = message.reason == StreamEndReason.OK
+        reason = upr.StreamEndReason.OK if is_done else upr.StreamEndReason.STATE_CHANGED
+        yield upr.StreamEnd(**_header(message), reason=reason)
+
+    def _is_kin(self, vbucket: VBucketId, older: FailoverLog) -> bool:
+        """Whether the vbucket's history of today has a branch in common with an older one."""
+        log = self._failover_log(vbucket)
+        return log is not None and any(older.knows(entry.vbuuid) for entry in log.entries)
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        if self._service.upr_connections.get(self.name) is self.producer:
+            del self._service.upr_connections[self.name]
+        self.producer.disconnect()
+
+
+_TRANSLATIONS: dict[type[Request], Callable[[Any, Any], Iterator[upr.Packet]]] = {
+    SnapshotMarker: UprSession._on_marker,
+    Mutation: UprSession._on_mutation,
+    Deletion: UprSession._on_deletion,
+    Expiration: UprSession._on_expiration,
+    SeqnoAdvanced: UprSession._on_seqno_advanced,
+    DcpFlush: UprSession._on_flush,
+    StreamEnd: UprSession._on_stream_end,
+}
+"""What becomes of each message that a consumer without collections may get."""
+
+
+def _as_dcp(packet: upr.StreamRequest, log: FailoverLog | None) -> StreamRequest:
+    branch = (packet.vbucket_uuid, packet.high_seqno)
+    is_known = log is not None and any((entry.vbuuid, entry.seqno) == branch for entry in log.entries)
+    return StreamRequest(
+        vbucket=packet.vbucket,
+        opaque=packet.request_id,
+        start_seqno=packet.start_by_seqno,
+        end_seqno=packet.end_by_seqno,
+        # No branch goes by 0: a consumer that has something of it is sent back to the start.
+        vbuuid=packet.vbucket_uuid if is_known else Vbuuid(0),
+        snapshot_start_seqno=packet.start_by_seqno,
+        snapshot_end_seqno=packet.start_by_seqno,
+    )
+
+
+def _header(message: Request) -> dict[str, Any]:
+    return {"vbucket": message.vbucket, "request_id": message.opaque}
+
+
+def _change(message: Mutation | Deletion | Expiration) -> dict[str, Any]:
+    return {"cas": message.cas, "by_seqno": message.seqno, "rev_seqno": message.rev_seqno, "key": message.key}
