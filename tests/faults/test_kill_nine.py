@@ -1,0 +1,163 @@
+"""kill -9: whatever was answered is there, whatever was never sent is not, and the failover logs say what happened."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
+
+from headwater.client.kv_connection import KvConnection
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.messages.documents import Get, Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId, Vbuuid
+from headwater.store.bucket import Outside
+from headwater.store.data_format import BucketFacts, VBucketFacts, vbucket_of_key
+from headwater.store.engine import Table
+from headwater.store.lmdb_engine import LmdbEngine
+from headwater.store.opening import create_bucket
+from node_process import PASSWORD, USER, NodeProcess, StartNode
+
+SEED = 20
+KILLS = 20
+LOAD_S_MAX = 0.6
+WRITERS = 2
+KEYS = 300
+VBUCKETS = 16
+
+MILLION = 1_000_000
+MILLION_READY_S_MAX = 3.0
+
+OPTIONS = (
+    "--vbuckets", str(VBUCKETS),
+    # Keep house as often as possible and keep nothing, so that kills meet that, too.
+    "--compact-interval", "0.05", "--expiry-interval", "0.05",
+    "--history-seconds", "0", "--history-bytes", "0", "--purge-age-seconds", "0",
+)  # fmt: skip
+
+
+def newest_branches(connection: KvConnection) -> list[int]:
+    """The newest vbuuid of every vbucket."""
+    details = statistics(connection, "vbucket-details")
+    assert all(details[f"vb_{vbucket}"] == "active" for vbucket in range(VBUCKETS))
+    return [int(details[f"vb_{vbucket}:uuid"]) for vbucket in range(VBUCKETS)]
+
+
+def stored_failover_logs(data: Path) -> dict[int, FailoverLog]:
+    """What lies on the disk of a node that is not running."""
+    engine = LmdbEngine(data / "buckets" / "default")
+    try:
+        with engine.view() as view:
+            stored = view.scan(Table.VBUCKETS, b"", b"\xff" * 4)
+            return {vbucket_of_key(key): VBucketFacts.decode(value).failover_log for key, value in stored}
+    finally:
+        engine.close()
+
+
+def write_and_kill(node: NodeProcess, history: WriteHistory, *, round_number: int, after_s: float) -> int:
+    """Kill a node while it is written to. Returns how many writes it has answered."""
+    writers = [
+        PipelinedWriter(
+            node, history, name=f"{round_number}-{number}", key_prefix=str(number), keys=KEYS, vbuckets=VBUCKETS
+        )
+        for number in range(WRITERS)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        assert writer.has_answers.wait(30), "the node does not answer"
+    time.sleep(after_s)
+    node.kill()
+    for writer in writers:
+        writer.join(30)
+        assert not writer.is_alive()
+        assert not writer.faults, writer.faults[:5]
+    return sum(writer.answered for writer in writers)
+
+
+def test_kill_nine_under_load(start_node: StartNode) -> None:
+    rng = random.Random(SEED)
+    node = start_node(*OPTIONS)
+    with node.connect() as connection:
+        branches = [newest_branches(connection)]
+    history = WriteHistory()
+    answered = 0
+    for round_number in range(KILLS):
+        answered += write_and_kill(node, history, round_number=round_number, after_s=rng.uniform(0, LOAD_S_MAX))
+        node.start()
+        with node.connect() as connection:
+            documents = check_history(connection, history, vbuckets=VBUCKETS)
+            assert statistics(connection)["curr_items"] == str(documents), "there are documents that nobody wrote"
+            branches.append(newest_branches(connection))
+    print(f"{answered} answered writes, {documents} documents, last ready in {node.ready_s:.2f} s")
+    assert node.stop() == 0
+    logs = stored_failover_logs(node.data)
+    for vbucket in range(VBUCKETS):
+        expected = [newest[vbucket] for newest in reversed(branches)]
+        assert [entry.vbuuid for entry in logs[VBucketId(vbucket)].entries] == expected
+        assert len(set(expected)) == KILLS + 1
+
+
+# --- killed while it starts ---------------------------------------------------------------------------------------
+
+
+def test_killed_while_it_starts(start_node: StartNode) -> None:
+    """Each start that got as far as opening the data adds a branch, and none of them loses anything."""
+    rng = random.Random(SEED)
+    node = start_node(*OPTIONS)
+    document = {"key": b"lasting", "collection_id": DEFAULT_COLLECTION}
+    with node.connect() as connection:
+        connection.request(Set(value=b"1", **document))
+    usual_s = node.ready_s
+    node.kill()
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headwater", "serve", "--data", str(node.data), "--port", "0", "--http-port", "0"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(rng.uniform(usual_s / 2, usual_s))
+        process.kill()
+        process.wait()
+    node.start()
+    with node.connect() as connection:
+        assert connection.request(Get(**document)).value == b"1"
+        newest_branches(connection)
+
+
+def test_killed_while_it_makes_a_bucket(start_node: StartNode, tmp_path: Path) -> None:
+    """The bucket is there and its vbuckets are not: the next start has to make them."""
+    data = tmp_path / "data"
+    engine = LmdbEngine(data / "buckets" / "default")
+    facts = BucketFacts(name="default", uuid="0" * 32, vbuckets=VBUCKETS)
+    create_bucket(engine, facts, outside=Outside(now_ns=time.time_ns, new_vbuuid=lambda: Vbuuid(1)), secret=(1, 2))
+    engine.close()
+    node = start_node(*OPTIONS, data=data)
+    with node.connect() as connection:
+        assert len(newest_branches(connection)) == VBUCKETS
+
+
+# --- a million documents ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+def test_ready_with_a_million_documents(start_node: StartNode) -> None:
+    node = start_node()
+    load = [sys.executable, "-m", "headwater", "load", f"{node.url}/default", "--generate", str(MILLION), "--json"]
+    subprocess.run([*load, "--user", USER, "--password", PASSWORD], check=True, capture_output=True)
+    took_s = []
+    for _ in range(5):
+        node.kill()
+        node.start()
+        took_s.append(node.ready_s)
+        with node.connect() as connection:
+            assert statistics(connection)["curr_items"] == str(MILLION)
+    node.kill()
+    shutil.rmtree(node.data)
+    print(f"ready with {MILLION} documents after {', '.join(f'{seconds:.2f}' for seconds in took_s)} s")
+    assert max(took_s) < MILLION_READY_S_MAX

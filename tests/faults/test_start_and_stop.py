@@ -1,0 +1,232 @@
+"""Starting and stopping a real node: what it says, what it refuses in one sentence, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
+
+from headwater.protocol.messages.documents import Get, Set
+from headwater.protocol.messages.session import Noop
+from headwater.protocol.numbers import DEFAULT_COLLECTION
+from node_process import PASSWORD, USER, NodeProcess, StartNode, run_serve
+
+VBUCKETS = 16
+FEW_VBUCKETS = ("--vbuckets", str(VBUCKETS))
+FREE_PORTS = ("--port", "0", "--http-port", "0")
+LOGIN = ("--user", USER, "--password", PASSWORD)
+
+_FRAME = re.compile(r"[╭╮╰╯─│]|\bError\b")
+
+
+def sentence(ended: subprocess.CompletedProcess[str]) -> str:
+    """What a start that failed has said: without the frame that is drawn around it, and without a traceback."""
+    assert ended.returncode == 1, ended.stderr
+    assert not ended.stdout
+    assert "Traceback" not in ended.stderr
+    said = " ".join(_FRAME.sub(" ", ended.stderr).split())
+    assert said.count(". ") <= 1, "a reason and what to do next"
+    return said
+
+
+def branches(node: NodeProcess) -> dict[str, str]:
+    """The newest vbuuid of every vbucket."""
+    with node.connect() as connection:
+        details = statistics(connection, "vbucket-details")
+    return {name: value for name, value in details.items() if name.endswith(":uuid")}
+
+
+# --- stopping -----------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_is_a_clean_stop(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS)
+    document = {"key": b"lasting", "collection_id": DEFAULT_COLLECTION}
+    with node.connect() as connection:
+        connection.request(Set(value=b"1", **document))
+        before = branches(node)
+        # With a client that is still there.
+        assert node.stop() == 0
+    node.start()
+    assert branches(node) == before
+    with node.connect() as connection:
+        assert connection.request(Get(**document)).value == b"1"
+    node.kill()
+    node.start()
+    after = branches(node)
+    assert all(after[name] != before[name] for name in before)
+
+
+def test_control_c_is_a_clean_stop(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS)
+    before = branches(node)
+    assert node.stop(signal.SIGINT) == 0
+    node.start()
+    assert branches(node) == before
+
+
+def test_a_clean_stop_under_load(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS)
+    before = branches(node)
+    history = WriteHistory()
+    writer = PipelinedWriter(node, history, name="busy", key_prefix="busy", keys=300, vbuckets=VBUCKETS)
+    writer.start()
+    assert writer.has_answers.wait(30)
+    assert node.stop() == 0
+    writer.join(30)
+    assert not writer.faults
+    node.start()
+    assert branches(node) == before
+    with node.connect() as connection:
+        check_history(connection, history, vbuckets=VBUCKETS)
+
+
+def test_a_stop_waits_for_nobody(start_node: StartNode) -> None:
+    """Neither for a peer that does not read its answers, nor for one that streams configs, nor for half a request."""
+    node = start_node(*FEW_VBUCKETS)
+    place = {"key": b"large", "collection_id": DEFAULT_COLLECTION}
+    with node.connect() as deaf, node.connect() as slow, httpx.Client(auth=(USER, PASSWORD)) as client:
+        deaf.request(Set(value=bytes(1024 * 1024), **place))
+        deaf.sock.sendall(Get(**place).encode() * 100)
+        slow.sock.sendall(Set(value=bytes(100), **place).encode()[:50])
+        with client.stream("GET", f"{node.http_url}/pools/default/bs/default") as stream:
+            next(stream.iter_bytes())
+            assert node.stop() == 0
+    assert node.stopped_s < 10
+
+
+# --- what a start refuses -----------------------------------------------------------------------------------------
+
+
+def test_a_second_process_on_the_same_data(start_node: StartNode) -> None:
+    """It is refused, and has changed nothing: not even the password it was given is taken."""
+    node = start_node(*FEW_VBUCKETS)
+    before = branches(node)
+    files = {path: path.stat().st_mtime_ns for path in node.data.iterdir()}
+    other = ("--bucket", "another", "--user", USER, "--password", "another password")
+    second = run_serve("--data", str(node.data), *FREE_PORTS, *other)
+    assert "another process holds the data" in sentence(second)
+    assert {path: path.stat().st_mtime_ns for path in node.data.iterdir()} == files
+    assert [path.name for path in (node.data / "buckets").iterdir()] == ["default"]
+    node.kill()
+    node.user = None
+    node.start()
+    node.user = USER
+    assert branches(node).keys() == before.keys()
+
+
+@pytest.mark.parametrize("option", ["--port", "--http-port"])
+def test_a_port_that_is_taken(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = run_serve("--data", str(tmp_path / "data"), *FEW_VBUCKETS, *FREE_PORTS, *LOGIN, option, port)
+    assert f"can't listen on port {port}" in sentence(ended)
+
+
+def test_a_start_that_fails_is_a_clean_stop(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS)
+    before = branches(node)
+    assert node.stop() == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        sentence(run_serve("--data", str(node.data), "--port", str(taken.getsockname()[1]), "--http-port", "0", *LOGIN))
+    node.start()
+    assert branches(node) == before
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_beyond_loopback_without_tls(tmp_path: Path, host: str) -> None:
+    ended = run_serve("--data", str(tmp_path / "data"), *FREE_PORTS, *LOGIN, "--host", host)
+    assert f"listening on {host} without TLS" in sentence(ended)
+    assert not (tmp_path / "data").exists()
+
+
+def test_beyond_loopback_where_that_is_wanted(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS, "--host", "0.0.0.0", "--insecure", "--advertise-host", "localhost")
+    assert node.address.host == "localhost"
+    with node.connect() as connection:
+        connection.request(Noop())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", "0.0.0.0", "--insecure"), "--advertise-host"),
+        (("--vbuckets", "1000"), "1000 vbuckets"),
+        (("--user", "me"), "a user comes with a password"),
+        (("--tls-cert", __file__), "TLS needs both"),
+        (("--tls-cert", __file__, "--tls-key", __file__), "certificate or key can't be used"),
+        (("--data", "/proc/no/such/folder"), "/proc/no/such/folder"),
+        (("--host", "no.such.host.invalid", "--insecure"), "no.such.host.invalid"),
+        (("--bucket", "../elsewhere"), "'../elsewhere' is not the name of a bucket"),
+    ],
+)
+def test_options_that_can_not_be_used(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    usual = ("--data", str(tmp_path / "data"), *FREE_PORTS, *FEW_VBUCKETS)
+    assert said in sentence(run_serve(*usual, *options))
+
+
+# --- what a start says --------------------------------------------------------------------------------------------
+
+
+def test_the_generated_password(tmp_path: Path) -> None:
+    """Shown once, kept where only its owner reads it."""
+    data = tmp_path / "data"
+    with NodeProcess(data, *FEW_VBUCKETS, user=None) as node:
+        node.start()
+        node.user, node.password = node.ready["user"], node.ready["password"]
+        with node.connect() as connection:
+            connection.request(Noop())
+        assert node.password not in node.log()
+        assert node.stop() == 0
+        kept = data / "password"
+        assert kept.read_text().strip() == node.password
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        assert stat.S_IMODE((data / "users.json").stat().st_mode) == 0o600
+        assert node.password not in (data / "users.json").read_text()
+        password, node.user = node.password, None
+        node.start()
+        assert "password" not in node.ready
+        node.user = node.ready["user"]
+        assert kept.read_text().strip() == password
+        with node.connect() as connection:
+            connection.request(Noop())
+        assert password not in node.log()
+
+
+def test_a_password_is_not_made_by_a_start_that_fails(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        sentence(run_serve("--data", str(data), *FEW_VBUCKETS, "--port", port, "--http-port", "0"))
+    with NodeProcess(data, *FEW_VBUCKETS, user=None) as node:
+        assert node.start().ready["password"] == (data / "password").read_text().strip()
+
+
+def test_the_ready_line(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "data", *FEW_VBUCKETS, user=None, as_json=False) as node:
+        node.start()
+        assert re.fullmatch(r"ready couchbase://127\.0\.0\.1:\d+\n", node.ready_line)
+        assert f"(kept in {tmp_path / 'data' / 'password'})" in node.log()
+        assert node.stop() == 0
+        shown = node.log()
+        node.start()
+        assert re.fullmatch(r"ready couchbase://127\.0\.0\.1:\d+\n", node.ready_line)
+        assert "kept in" not in node.log().removeprefix(shown)
+
+
+def test_the_ready_line_as_json(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS)
+    ready = json.loads(node.ready_line)
+    assert ready.keys() == {"ready", "http", "user", "data"}
+    assert ready["user"] == USER
+    assert ready["data"] == str(node.data)
+    with httpx.Client(auth=(USER, PASSWORD)) as client:
+        assert client.get(f"{ready['http']}/pools").raise_for_status().json()["pools"][0]["name"] == "default"

@@ -1,0 +1,153 @@
+"""The PyPI package `couchbase` on its way in: how fast it is ready, who is let in, and TLS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import couchbase.subdocument as subdoc
+import pytest
+from couchbase.auth import PasswordAuthenticator
+from couchbase.cluster import Cluster
+from couchbase.diagnostics import ServiceType
+from couchbase.exceptions import (
+    AuthenticationException,
+    BucketNotFoundException,
+    CouchbaseException,
+    FeatureUnavailableException,
+    ServiceUnavailableException,
+)
+from couchbase.kv_range_scan import PrefixScan
+from couchbase.options import ClusterOptions, ClusterTimeoutOptions, GetOptions, WaitUntilReadyOptions
+
+from certificates import self_signed
+from node_process import PASSWORD, USER, NodeProcess, StartNode
+
+READY_S_MAX = 2.0
+REFUSED_S_MAX = 5.0
+TIMEOUT = timedelta(seconds=30)
+REFUSED_TIMEOUT = timedelta(seconds=2)
+
+
+@contextmanager
+def connected(
+    url: str,
+    *,
+    user: str = USER,
+    password: str = PASSWORD,
+    trusted: Path | None = None,
+    bootstrap_timeout: timedelta = TIMEOUT,
+) -> Iterator[Cluster]:
+    authenticator = PasswordAuthenticator(user, password, cert_path=str(trusted) if trusted else None)
+    timeouts = ClusterTimeoutOptions(bootstrap_timeout=bootstrap_timeout)
+    cluster = Cluster(url, ClusterOptions(authenticator, timeout_options=timeouts))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+# --- ready --------------------------------------------------------------------------------------------------------
+
+
+def test_ready_in_time(sdk_node: NodeProcess) -> None:
+    began_s = time.monotonic()
+    with connected(sdk_node.url) as cluster:
+        bucket = cluster.bucket("default")
+        kv_alone = WaitUntilReadyOptions(service_types=[ServiceType.KeyValue])
+        cluster.wait_until_ready(TIMEOUT, kv_alone)
+        cluster.wait_until_ready(TIMEOUT)
+        bucket.default_collection().upsert("ready", {})
+        took_s = time.monotonic() - began_s
+    print(f"connected, ready and written in {took_s:.3f} s")
+    assert took_s < READY_S_MAX
+
+
+def test_ping(cluster: Cluster) -> None:
+    for report in (cluster.ping(), cluster.bucket("default").ping()):
+        states = [endpoint.state.name for endpoint in report.endpoints[ServiceType.KeyValue]]
+        assert states
+        assert set(states) == {"OK"}
+
+
+def test_it_comes_back_after_a_restart(start_node: StartNode) -> None:
+    node = start_node("--vbuckets", "16")
+    port = str(node.address.port)
+    with connected(node.url) as cluster:
+        collection = cluster.bucket("default").default_collection()
+        collection.upsert("lasting", {"version": 1})
+        node.kill()
+        node.options = (*node.options, "--port", port)
+        node.start()
+        assert collection.get("lasting", GetOptions(timeout=TIMEOUT)).content_as[dict] == {"version": 1}
+        collection.upsert("lasting", {"version": 2})
+
+
+# --- who is let in ------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password(sdk_node: NodeProcess) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(AuthenticationException), connected(sdk_node.url, user="nobody", password="wrong"):
+        pass
+    assert time.monotonic() - began_s < REFUSED_S_MAX
+
+
+def test_an_unknown_bucket(sdk_node: NodeProcess) -> None:
+    with connected(sdk_node.url, bootstrap_timeout=REFUSED_TIMEOUT) as cluster, pytest.raises(BucketNotFoundException):
+        cluster.bucket("nowhere")
+
+
+# --- what is not served -------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_served_is_said_so_at_once(cluster: Cluster) -> None:
+    collection = cluster.bucket("default").default_collection()
+    collection.upsert("there", {})
+    began_s = time.monotonic()
+    with pytest.raises(FeatureUnavailableException):
+        list(collection.scan(PrefixScan("th")))
+    with pytest.raises(FeatureUnavailableException):
+        collection.lookup_in_any_replica("there", [subdoc.get("name")])
+    with pytest.raises(ServiceUnavailableException):
+        cluster.query("SELECT 1").execute()
+    assert time.monotonic() - began_s < REFUSED_S_MAX
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+def test_tls(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
+    path, key = certificate
+    node = start_node("--vbuckets", "16", "--tls-cert", str(path), "--tls-key", str(key))
+    assert node.url.startswith("couchbases://")
+    assert node.http_url.startswith("https://")
+    began_s = time.monotonic()
+    with connected(node.url, trusted=path) as cluster:
+        collection = cluster.bucket("default").default_collection()
+        cluster.wait_until_ready(TIMEOUT)
+        collection.upsert("secret", {"version": 1})
+        assert time.monotonic() - began_s < READY_S_MAX
+        assert collection.get("secret").content_as[dict] == {"version": 1}
+        manager = cluster.bucket("default").collections()
+        manager.create_collection("_default", "over-tls")
+        scope = cluster.bucket("default").default_scope()
+        scope.collection("over-tls").upsert("secret", {"version": 2})
+
+
+def test_tls_with_a_certificate_nobody_trusts(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
+    path, key = certificate
+    node = start_node("--vbuckets", "16", "--tls-cert", str(path), "--tls-key", str(key))
+    with (
+        pytest.raises(CouchbaseException),
+        connected(node.url, bootstrap_timeout=REFUSED_TIMEOUT) as cluster,
+    ):
+        cluster.wait_until_ready(REFUSED_TIMEOUT)

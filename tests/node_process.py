@@ -1,0 +1,184 @@
+"""A real node in a process of its own, for tests that need one: sockets, signals, files and all.
+
+`NodeProcess` starts `headwater serve` on free ports and waits for its ready line. Whatever a test does to it, the
+process is gone when the `with` block ends, and what it wrote to its log can be read and is shown where a test fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import KvConnection, Login
+
+USER = "admin"
+PASSWORD = "a secret for tests"
+
+READY_S_MAX = 60.0
+"""Far beyond what a start takes, even where kernels have to be compiled first."""
+STOP_S_MAX = 30.0
+
+
+class NodeProcess:
+    """One process at a time on one data folder. `start` again after `kill` or `stop` opens the same data."""
+
+    def __init__(
+        self, data: Path, *options: str, user: str | None = USER, password: str = PASSWORD, as_json: bool = True
+    ) -> None:
+        self.data = data
+        self.options = options
+        self.user = user
+        self.password = password
+        self.as_json = as_json
+        self.ready_line = ""
+        self.ready_s = 0.0
+        """How long the last start took."""
+        self.stopped_s = 0.0
+        """How long the last end took."""
+        self._log_path = data.with_name(f"{data.name}.log")
+        self._process: subprocess.Popen[str] | None = None
+
+    # --- life and death -------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        assert self._process is None, "the node is running"
+        arguments = ["--data", str(self.data), "--port", "0", "--http-port", "0", *self.options]
+        if self.as_json:
+            arguments.append("--json")
+        if self.user is not None:
+            arguments += ["--user", self.user, "--password", self.password]
+        began_s = time.monotonic()
+        with self._log_path.open("a") as log:
+            self._process = subprocess.Popen(
+                serve_command(*arguments), stdout=subprocess.PIPE, stderr=log, text=True, env=_environment()
+            )
+        try:
+            self.ready_line = self._read_ready_line(began_s + READY_S_MAX)
+        except BaseException:
+            self.kill()
+            raise
+        self.ready_s = time.monotonic() - began_s
+        return self
+
+    def _read_ready_line(self, deadline_s: float) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
+        line = self._process.stdout.readline() if readable else ""
+        if not line:
+            what = f"did not get ready in {READY_S_MAX:.0f} s" if not readable else "ended before it was ready"
+            raise AssertionError(f"the node {what}; its log:\n{self.log()}")
+        return line
+
+    def kill(self) -> None:
+        """kill -9. Does nothing where no process is left."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Returns the exit code."""
+        return self._end(number)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        began_s = time.monotonic()
+        process.send_signal(number)
+        try:
+            code = process.wait(STOP_S_MAX)
+            self.stopped_s = time.monotonic() - began_s
+            return code
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the node did not stop in {STOP_S_MAX:.0f} s; its log:\n{self.log()}") from None
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        if kind is not None:
+            sys.stderr.write(f"--- log of the node on {self.data} ---\n{self.log()}\n")
+
+    # --- looking at it --------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the node is not running"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """The ready line, decoded."""
+        decoded: dict[str, Any] = json.loads(self.ready_line)
+        return decoded
+
+    @property
+    def url(self) -> str:
+        """The connection string."""
+        return str(self.ready["ready"])
+
+    @property
+    def http_url(self) -> str:
+        return str(self.ready["http"])
+
+    @property
+    def address(self) -> Address:
+        host, _, port = self.url.partition("://")[2].rpartition(":")
+        return Address(host, int(port))
+
+    def log(self) -> str:
+        """What the node has written to its standard error, over all its starts."""
+        return self._log_path.read_text() if self._log_path.exists() else ""
+
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def connect(self, bucket: str | None = "default") -> KvConnection:
+        """A connection that is logged in and has its bucket."""
+        assert self.user is not None
+        return KvConnection.open(self.address, Login(credentials=Credentials(self.user, self.password), bucket=bucket))
+
+
+class StartNode(Protocol):
+    """The fixture `start_node`."""
+
+    def __call__(self, *options: str, data: Path | None = None) -> NodeProcess: ...
+
+
+def serve_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "headwater", "serve", *arguments]
+
+
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`headwater serve` where it is expected to end by itself."""
+    return subprocess.run(
+        serve_command(*arguments), capture_output=True, text=True, timeout=READY_S_MAX, check=False, env=_environment()
+    )
+
+
+def _environment() -> dict[str, str]:
+    """That of the tests, without what the command line reads from it. Wide, so that sentences are not broken."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+    return {**kept, "COLUMNS": "400", "PYTHONUNBUFFERED": "1"}

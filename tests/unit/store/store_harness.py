@@ -1,0 +1,230 @@
+"""Buckets to try things on: a clock that stands still, engines that fail on demand, and what a bucket holds as values.
+
+What is checked here is read through the bucket's own ways in (`find`, `read`, `runs`), never out of its insides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+from headwater.errors import StoreFull
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import WITH_COLLECTIONS
+from headwater.protocol.frames import decode_frames
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import Message
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, Vbuuid
+from headwater.store.bucket import Bucket, Outside, Written
+from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.data_format import BucketFacts, VBucketFacts
+from headwater.store.documents import Document
+from headwater.store.engine import Change, Engine, View
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.opening import create_bucket, open_bucket
+
+START_S = 1_800_000_000
+SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
+NOTHING_KEPT = Retention(history_s=0, history_bytes=0, purge_age_s=0)
+"""Keep what has to be kept. Deletions have to be a second old to go."""
+EVERYTHING_KEPT = Retention(history_s=10**9, history_bytes=2**60, purge_age_s=10**9)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = START_S * 1_000_000_000
+        self._vbuuids = 0xB0_0000_0000
+
+    def advance(self, seconds: float) -> None:
+        self.ns += int(seconds * 1_000_000_000)
+
+    def now_s(self) -> int:
+        return self.ns // 1_000_000_000
+
+    def outside(self) -> Outside:
+        return Outside(now_ns=lambda: self.ns, new_vbuuid=self._new_vbuuid)
+
+    def _new_vbuuid(self) -> Vbuuid:
+        self._vbuuids += 1
+        return Vbuuid(self._vbuuids)
+
+
+class FailingEngine:
+    """Passes everything on, until it is told to fail: writes have then no effect."""
+
+    def __init__(self, inner: Engine, *, writes_left: int | None = None) -> None:
+        self.inner = inner
+        self.writes_left = writes_left
+        """None for no end."""
+        self.writes = 0
+
+    def view(self) -> AbstractContextManager[View]:
+        return self.inner.view()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        if self.writes_left == 0:
+            raise StoreFull("no room is left", hint="It is a test")
+        if self.writes_left is not None:
+            self.writes_left -= 1
+        self.writes += 1
+        self.inner.write(changes)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def new_bucket(
+    engine: Engine | None = None,
+    clock: Clock | None = None,
+    *,
+    vbuckets: int = 4,
+    state: VBucketState | None = VBucketState.ACTIVE,
+) -> Bucket:
+    """A bucket whose vbuckets all have one state; with None there are none yet."""
+    facts = BucketFacts(name="default", uuid="0" * 32, vbuckets=vbuckets)
+    bucket = create_bucket(engine or MemoryEngine(), facts, outside=(clock or Clock()).outside(), secret=SECRET)
+    if state is not None:
+        for vbucket in range(vbuckets):
+            bucket.set_vbucket_state(vbucket, state)
+        bucket.commit_now()
+    return bucket
+
+
+def reopened(bucket: Bucket, engine: Engine | None = None) -> Bucket:
+    """The bucket as another process would find it: nothing is closed, so nothing that is not durable is there."""
+    return open_bucket(engine or bucket.engine, outside=bucket.outside, secret=(SECRET[1], SECRET[0]))
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def put(
+    bucket: Bucket,
+    vbucket: int,
+    key: bytes,
+    value: bytes = b"{}",
+    *,
+    collection_id: int = DEFAULT_COLLECTION,
+    expiry: int = 0,
+    flags: int = 0,
+    datatype: Datatype = Datatype.JSON,
+) -> Written:
+    return bucket.put_mutation(
+        vbucket,
+        collection_id=CollectionId(collection_id),
+        key=key,
+        value=value,
+        datatype=datatype,
+        expiry=expiry,
+        flags=flags,
+    )
+
+
+def remove(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> Written:
+    return bucket.put_removal(vbucket, collection_id=CollectionId(collection_id), key=key)
+
+
+def compact(bucket: Bucket, vbucket: int, retention: Retention = NOTHING_KEPT) -> int:
+    """All steps over a vbucket. Returns how many bytes were dropped."""
+    after: Seqno | None = Seqno(0)
+    dropped = 0
+    while after is not None:
+        compacted = compact_vbucket(bucket, vbucket, retention, after_seqno=after)
+        bucket.engine.write(compacted.changes)
+        finish_compaction(bucket, vbucket, compacted)
+        dropped += compacted.dropped_bytes
+        after = compacted.reached_seqno
+    return dropped
+
+
+# --- looking ------------------------------------------------------------------------------------------------------
+
+
+def facts_of(bucket: Bucket, vbucket: int) -> VBucketFacts:
+    facts = bucket.vbuckets.facts[vbucket]
+    assert facts is not None
+    return facts
+
+
+def get(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> Document | None:
+    """A document, or its tombstone, as whoever asks gets it. What the index says of it must be what is stored."""
+    entry = bucket.find(vbucket, CollectionId(collection_id), key)
+    if entry is None:
+        return None
+    document = bucket.read(vbucket, entry)
+    assert (document.key, document.collection_id) == (key, collection_id)
+    assert (document.seqno, document.cas, document.rev_seqno) == (entry.seqno, entry.cas, entry.rev_seqno)
+    assert (document.is_deleted, document.expiry) == (entry.is_deleted, entry.expiry)
+    return document
+
+
+def value_of(bucket: Bucket, vbucket: int, key: bytes, *, collection_id: int = DEFAULT_COLLECTION) -> bytes | None:
+    """The value of a document that is there."""
+    document = get(bucket, vbucket, key, collection_id=collection_id)
+    return None if document is None or document.is_deleted else document.value
+
+
+def changes_of(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Message]:
+    """The durable changes, in order."""
+    runs = [run.tobytes() for run in bucket.runs(vbucket, after_seqno=after_seqno)]
+    assert all(runs), "a run is never empty"
+    return [decode_message(frame, WITH_COLLECTIONS) for frame in decode_frames(b"".join(runs))]
+
+
+def seqnos_of(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[int]:
+    return [message.seqno for message in changes_of(bucket, vbucket, after_seqno=after_seqno)]  # type: ignore[attr-defined]
+
+
+def events_of(bucket: Bucket, vbucket: int) -> list[SystemEvent]:
+    return [change for change in changes_of(bucket, vbucket) if isinstance(change, SystemEvent)]
+
+
+def state_of(bucket: Bucket, vbucket: int) -> dict[tuple[int, bytes], Document]:
+    """Every document, and every tombstone, that is durable or was before something newer came."""
+    keys = {
+        (change.collection_id or 0, change.key)
+        for change in changes_of(bucket, vbucket)
+        if isinstance(change, Mutation | Deletion | Expiration)
+    }
+    found = {(cid, key): get(bucket, vbucket, key, collection_id=cid) for cid, key in keys}
+    return {place: document for place, document in found.items() if document is not None}
+
+
+def check_counts(bucket: Bucket) -> None:
+    """What is counted is what is there: superseded changes, and documents."""
+    live = 0
+    for vbucket in range(len(bucket.vbuckets)):
+        if not bucket.vbuckets.exists(vbucket):
+            continue
+        stored = [c for c in changes_of(bucket, vbucket) if isinstance(c, Mutation | Deletion | Expiration)]
+        documents = state_of(bucket, vbucket)
+        assert int(bucket.vbuckets.superseded[vbucket]) == len(stored) - len(documents)
+        assert int(bucket.index.tables[vbucket, 2]) == len(documents)
+        live += sum(not document.is_deleted for document in documents.values())
+    assert bucket.index.live_documents() == live
+
+
+def stopped_everywhere(
+    prepare: Callable[[FailingEngine], Bucket], action: Callable[[Bucket], object]
+) -> Iterator[tuple[Bucket, bool]]:
+    """Prepare a bucket and do something to it, again and again: stopped before the first write to the engine, before
+    the second, and so on until it comes to its end. Gives the bucket as it then is, and whether it was the end."""
+    writes_left = 0
+    while True:
+        engine = FailingEngine(MemoryEngine())
+        bucket = prepare(engine)
+        engine.writes_left = writes_left
+        try:
+            action(bucket)
+        except StoreFull:
+            has_ended = False
+        else:
+            has_ended = True
+        engine.writes_left = None
+        yield bucket, has_ended
+        if has_ended:
+            return
+        writes_left += 1

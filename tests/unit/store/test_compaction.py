@@ -1,0 +1,541 @@
+"""Compaction: what leaves the blocks, what stays, and that nothing that was deleted comes back."""
+
+from __future__ import annotations
+
+import itertools
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+from store_harness import (
+    EVERYTHING_KEPT,
+    NOTHING_KEPT,
+    START_S,
+    Clock,
+    FailingEngine,
+    changes_of,
+    check_counts,
+    compact,
+    events_of,
+    facts_of,
+    get,
+    new_bucket,
+    put,
+    remove,
+    reopened,
+    seqnos_of,
+    state_of,
+    value_of,
+)
+
+from headwater.errors import StoreFull
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import Seqno
+from headwater.store import compaction, settling
+from headwater.store.bucket import Bucket
+from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.rewinding import abandon, roll_back
+from headwater.store.settling import settle_now
+
+LONG = 10**9
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bucket(clock: Clock) -> Bucket:
+    return new_bucket(clock=clock)
+
+
+@pytest.fixture(params=[1, 2**24], ids=["many steps", "one step"])
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is said of one step holds for many: with this, one frame a block and one block a step."""
+    monkeypatch.setattr(compaction, "STEP_BYTES", request.param)
+    if request.param == 1:
+        monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
+
+
+@pytest.fixture(params=[1, 2**18], ids=["small blocks", "one block"])
+def block_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where exactly the window begins does not depend on where blocks do."""
+    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", request.param)
+
+
+def settle(bucket: Bucket) -> None:
+    bucket.commit_now()
+    settle_now(bucket)
+
+
+def write(bucket: Bucket, *keys: str, value: bytes = b"{}") -> None:
+    """Versions of documents in vbucket 0, settled; a name after a minus is deleted."""
+    for key in keys:
+        if key.startswith("-"):
+            remove(bucket, 0, key[1:].encode())
+        else:
+            put(bucket, 0, key.encode(), value)
+    settle(bucket)
+
+
+def copy_of(bucket: Bucket) -> MemoryEngine:
+    """What a process that dies now would leave behind."""
+    assert isinstance(bucket.engine, MemoryEngine)
+    return deepcopy(bucket.engine)
+
+
+# --- superseded versions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("steps")
+def test_superseded_versions_go(bucket: Bucket) -> None:
+    write(bucket, *"abacabd")
+    before = state_of(bucket, 0)
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == [4, 5, 6, 7]
+    assert state_of(bucket, 0) == before
+    check_counts(bucket)
+    assert int(bucket.vbuckets.superseded[0]) == 0
+    assert state_of(reopened(bucket), 0) == before
+
+
+@pytest.mark.usefixtures("steps")
+def test_with_nothing_to_drop_nothing_is_written(bucket: Bucket) -> None:
+    write(bucket, *"abc")
+    facts = facts_of(bucket, 0)
+    assert compact(bucket, 0) == 0
+    assert compact_vbucket(bucket, 0, NOTHING_KEPT).changes == []
+    assert facts_of(bucket, 0) == facts
+
+
+def test_an_empty_vbucket_has_nothing_to_drop(bucket: Bucket) -> None:
+    compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
+    assert (compacted.changes, compacted.reached_seqno, compacted.dropped_bytes) == ([], None, 0)
+    finish_compaction(bucket, 0, compacted)
+
+
+def test_what_is_young_is_not_looked_at(bucket: Bucket) -> None:
+    write(bucket, *"ab")
+    put(bucket, 0, b"a", b"young")
+    bucket.commit_now()
+    put(bucket, 0, b"a", b"younger")
+    bucket.commit_now()
+    assert compact(bucket, 0) == 0
+    assert seqnos_of(bucket, 0) == [1, 2, 3, 4]
+    settle(bucket)
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == [2, 4]
+    assert value_of(bucket, 0, b"a") == b"younger"
+
+
+@pytest.mark.usefixtures("steps")
+def test_other_vbuckets_are_left_alone(bucket: Bucket) -> None:
+    for vbucket in (0, 1):
+        put(bucket, vbucket, b"k")
+        put(bucket, vbucket, b"k")
+    settle(bucket)
+    compact(bucket, 0)
+    assert (seqnos_of(bucket, 0), seqnos_of(bucket, 1)) == ([2], [1, 2])
+
+
+# --- the history window -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("block_sizes")
+def test_versions_inside_the_window_of_seconds_are_kept(bucket: Bucket, clock: Clock) -> None:
+    for second in range(10):
+        clock.ns = (START_S + second) * 1_000_000_000
+        write(bucket, "k", f"only {second}")
+    clock.advance(1)
+    # What was written 4 seconds ago and later. Before that, the version that k had then.
+    compact(bucket, 0, Retention(history_s=4, history_bytes=2**30, purge_age_s=LONG))
+    assert [seqno for seqno in seqnos_of(bucket, 0) if seqno % 2] == [13, 15, 17, 19]
+    assert len(state_of(bucket, 0)) == 11
+    assert facts_of(bucket, 0).history_start_seqno == 14
+    check_counts(bucket)
+
+
+@pytest.mark.usefixtures("block_sizes")
+def test_versions_inside_the_window_of_bytes_are_kept(bucket: Bucket) -> None:
+    write(bucket, *("k" * 20), value=bytes(100))
+    frame = sum(len(run) for run in bucket.runs(0)) // 20
+    compact(bucket, 0, Retention(history_s=LONG, history_bytes=5 * frame, purge_age_s=LONG))
+    assert seqnos_of(bucket, 0) == [15, 16, 17, 18, 19, 20]
+    assert facts_of(bucket, 0).history_start_seqno == 15
+    check_counts(bucket)
+
+
+@pytest.mark.usefixtures("block_sizes")
+def test_whichever_bound_is_reached_first(bucket: Bucket, clock: Clock) -> None:
+    for second in range(10):
+        clock.ns = (START_S + second) * 1_000_000_000
+        write(bucket, "k", value=bytes(100))
+    frame = sum(len(run) for run in bucket.runs(0)) // 10
+    seconds_first = Retention(history_s=3, history_bytes=8 * frame, purge_age_s=LONG)
+    bytes_first = Retention(history_s=8, history_bytes=2 * frame, purge_age_s=LONG)
+    compact(bucket, 0, seconds_first)
+    assert seqnos_of(bucket, 0) == [7, 8, 9, 10]
+    compact(bucket, 0, bytes_first)
+    assert seqnos_of(bucket, 0) == [8, 9, 10]
+
+
+@pytest.mark.usefixtures("steps")
+def test_the_version_at_the_start_of_the_window_is_kept_for_keys_that_changed_in_it(
+    bucket: Bucket, clock: Clock
+) -> None:
+    write(bucket, "a", "b", "c", "a", "b", "-c")
+    clock.advance(100)
+    write(bucket, "a", "c", "a")
+    compact(bucket, 0, Retention(history_s=50, history_bytes=2**30, purge_age_s=LONG))
+    # Of a: 4 as it was, then all. Of b: the newest. Of c: its deletion, then what came. A step sees no blocks but its
+    # own, and keeps what could be the last before the window.
+    one_step = [4, 5, 6, 7, 8, 9]
+    assert seqnos_of(bucket, 0) == (one_step if compaction.STEP_BYTES > 1 else [1, 3, *one_step])
+    assert facts_of(bucket, 0).history_start_seqno == 6
+    check_counts(bucket)
+    for target, expected in ((6, {b"a": 4, b"b": 5, b"c": 6}), (7, {b"a": 7, b"b": 5, b"c": 6})):
+        again = reopened(bucket, copy_of(bucket))
+        assert roll_back(again, 0, Seqno(target)) == target
+        assert {key: document.seqno for (_, key), document in state_of(again, 0).items()} == expected
+
+
+def test_the_window_does_not_go_back(bucket: Bucket, clock: Clock) -> None:
+    """A clock that is set back, or a larger window: what has been dropped is not promised again."""
+    for _ in range(5):
+        write(bucket, "k")
+        clock.advance(10)
+    compact(bucket, 0)
+    start = facts_of(bucket, 0).history_start_seqno
+    assert start == 5
+    clock.advance(-1000)
+    write(bucket, "k", "k")
+    compact(bucket, 0, EVERYTHING_KEPT)
+    assert facts_of(bucket, 0).history_start_seqno == start
+    assert seqnos_of(bucket, 0) == [5, 6, 7]
+
+
+# --- deletions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("steps")
+def test_deletions_are_purged_by_age(bucket: Bucket, clock: Clock) -> None:
+    write(bucket, "a", "b", "c", "-a")
+    clock.advance(100)
+    write(bucket, "-b")
+    clock.advance(50)
+    compact(bucket, 0, Retention(history_s=0, history_bytes=0, purge_age_s=100))
+    assert seqnos_of(bucket, 0) == [3, 5]
+    assert get(bucket, 0, b"a") is None
+    assert get(bucket, 0, b"b") is not None
+    assert facts_of(bucket, 0).purge_seqno == 4
+    check_counts(bucket)
+    clock.advance(51)
+    compact(bucket, 0, Retention(history_s=0, history_bytes=0, purge_age_s=100))
+    assert seqnos_of(bucket, 0) == [3]
+    assert facts_of(bucket, 0).purge_seqno == 5
+    again = reopened(bucket)
+    assert facts_of(again, 0).purge_seqno == 5
+    assert list(state_of(again, 0)) == [(0, b"c")]
+    check_counts(again)
+
+
+@pytest.mark.usefixtures("steps")
+def test_expirations_are_purged_like_deletions(bucket: Bucket, clock: Clock) -> None:
+    put(bucket, 0, b"k")
+    bucket.put_removal(0, collection_id=0, key=b"k", expired=True)
+    settle(bucket)
+    clock.advance(10)
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == []
+    assert facts_of(bucket, 0).purge_seqno == 2
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_superseded_deletion_does_not_move_the_purge_seqno(bucket: Bucket, clock: Clock) -> None:
+    write(bucket, "a", "-a", "a")
+    clock.advance(10)
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == [3]
+    assert facts_of(bucket, 0).purge_seqno == 0
+
+
+@pytest.mark.usefixtures("steps")
+@pytest.mark.parametrize("history_s", [0, 5, 50, 500])
+@pytest.mark.parametrize("history_bytes", [0, 100, 2**30])
+@pytest.mark.parametrize("purge_age_s", [0, 5, 50, 500])
+def test_nothing_deleted_comes_back(
+    bucket: Bucket, clock: Clock, history_s: int, history_bytes: int, purge_age_s: int
+) -> None:
+    """Whichever of the bounds is the shorter: a deletion goes after what it has deleted."""
+    for _ in range(4):
+        write(bucket, "a", "b", "-a", "c", "-c")
+        clock.advance(20)
+    expected = {key for (_, key), document in state_of(bucket, 0).items() if not document.is_deleted}
+    for _ in range(4):
+        compact(bucket, 0, Retention(history_s=history_s, history_bytes=history_bytes, purge_age_s=purge_age_s))
+        for seen in (bucket, reopened(bucket, copy_of(bucket))):
+            live = {key for (_, key), document in state_of(seen, 0).items() if not document.is_deleted}
+            assert live == expected
+            check_counts(seen)
+        clock.advance(20)
+
+
+def test_a_deletion_whose_clock_was_behind_its_cas_does_not_bring_its_document_back(
+    bucket: Bucket, clock: Clock
+) -> None:
+    """The window goes by CAS, the purge by the time of the deletion. Here the CAS is far ahead of the time."""
+    clock.advance(100_000)
+    write(bucket, "k")
+    clock.advance(-100_000)
+    write(bucket, "-k")
+    clock.advance(10)
+    compact(bucket, 0, Retention(history_s=3600, history_bytes=2**30, purge_age_s=5))
+    for seen in (bucket, reopened(bucket)):
+        assert value_of(seen, 0, b"k") is None
+
+
+def test_time_that_passes_between_steps_does_not_bring_a_document_back(
+    bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step keeps k, which is just inside the window; the deletion would be outside for the second."""
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
+    write(bucket, "k")
+    clock.advance(1)
+    write(bucket, "-k")
+    clock.advance(8)
+    retention = Retention(history_s=10, history_bytes=2**30, purge_age_s=10)
+    first = compact_vbucket(bucket, 0, retention)
+    bucket.engine.write(first.changes)
+    finish_compaction(bucket, 0, first)
+    assert first.reached_seqno == 1
+    clock.advance(60)
+    second = compact_vbucket(bucket, 0, retention, after_seqno=first.reached_seqno)
+    bucket.engine.write(second.changes)
+    finish_compaction(bucket, 0, second)
+    assert value_of(reopened(bucket), 0, b"k") is None
+    compact(bucket, 0, retention)
+    assert seqnos_of(bucket, 0) == []
+
+
+# --- what is not durable ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("steps")
+@pytest.mark.parametrize("newer", ["k", "-k"])
+def test_a_version_that_is_not_durable_does_not_supersede_one_that_is(bucket: Bucket, newer: str) -> None:
+    write(bucket, "k", "k", value=b"durable")
+    (remove if newer.startswith("-") else put)(bucket, 0, b"k")
+    compact(bucket, 0)
+    assert 2 in seqnos_of(bucket, 0)
+    assert value_of(reopened(bucket, copy_of(bucket)), 0, b"k") == b"durable"
+    abandon(bucket)
+    assert value_of(bucket, 0, b"k") == b"durable"
+    check_counts(bucket)
+
+
+def test_a_deletion_is_not_purged_for_the_sake_of_a_version_that_is_not_durable(bucket: Bucket, clock: Clock) -> None:
+    write(bucket, "k", "-k")
+    clock.advance(100)
+    put(bucket, 0, b"k", b"pending")
+    compact(bucket, 0)
+    for _ in range(2):
+        assert value_of(reopened(bucket, copy_of(bucket)), 0, b"k") is None
+        abandon(bucket)
+        assert value_of(bucket, 0, b"k") is None
+        compact(bucket, 0)
+        check_counts(bucket)
+
+
+def test_what_is_taken_back_between_steps_does_not_bring_a_document_back(
+    bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", 1)
+    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 1)
+    write(bucket, "k", "-k")
+    clock.advance(100)
+    put(bucket, 0, b"k", b"pending")
+    after: Seqno | None = Seqno(0)
+    while after is not None:
+        compacted = compact_vbucket(bucket, 0, NOTHING_KEPT, after_seqno=after)
+        bucket.engine.write(compacted.changes)
+        finish_compaction(bucket, 0, compacted)
+        after = compacted.reached_seqno
+        abandon(bucket)
+        assert value_of(reopened(bucket, copy_of(bucket)), 0, b"k") is None
+
+
+def test_a_write_that_fails_leaves_all_as_it_was(clock: Clock) -> None:
+    engine = FailingEngine(MemoryEngine())
+    bucket = new_bucket(engine, clock)
+    write(bucket, "a", "a", "-b", "c")
+    clock.advance(10)
+    before, facts = state_of(bucket, 0), facts_of(bucket, 0)
+    engine.writes_left = 0
+    with pytest.raises(StoreFull):
+        compact(bucket, 0)
+    engine.writes_left = None
+    assert (state_of(bucket, 0), facts_of(bucket, 0)) == (before, facts)
+    check_counts(bucket)
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == [2, 4]
+
+
+# --- what happens meanwhile ---------------------------------------------------------------------------------------
+
+
+def test_documents_written_while_a_step_is_written(bucket: Bucket, clock: Clock) -> None:
+    """The engine is written beside the event loop, which goes on serving."""
+    write(bucket, "a", "-a", "b", "b")
+    clock.advance(10)
+    compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
+    put(bucket, 0, b"a", b"again")
+    put(bucket, 0, b"b", b"again")
+    bucket.engine.write(compacted.changes)
+    finish_compaction(bucket, 0, compacted)
+    bucket.commit_now()
+    assert (value_of(bucket, 0, b"a"), value_of(bucket, 0, b"b")) == (b"again", b"again")
+    check_counts(bucket)
+    check_counts(reopened(bucket))
+
+
+def test_a_state_given_while_a_step_is_written_is_kept(bucket: Bucket) -> None:
+    write(bucket, "a", "a")
+    compacted = compact_vbucket(bucket, 0, NOTHING_KEPT)
+    bucket.set_vbucket_state(0, VBucketState.REPLICA)
+    bucket.engine.write(compacted.changes)
+    finish_compaction(bucket, 0, compacted)
+    bucket.commit_now()
+    for seen in (bucket, reopened(bucket)):
+        facts = facts_of(seen, 0)
+        assert (facts.state, facts.history_start_seqno, facts.high_seqno_floor) == (VBucketState.REPLICA, 2, 2)
+
+
+def test_a_state_that_waits_to_be_committed_does_not_undo_what_compaction_stored(bucket: Bucket, clock: Clock) -> None:
+    """Where it did, the purged seqno would be given out a second time after a restart."""
+    write(bucket, "a", "-a")
+    clock.advance(10)
+    bucket.set_vbucket_state(0, VBucketState.DEAD)
+    compact(bucket, 0)
+    assert facts_of(bucket, 0).state == VBucketState.DEAD
+    # Not durable yet, and to be taken back if it can't be made so.
+    assert facts_of(reopened(bucket, copy_of(bucket)), 0).state == VBucketState.ACTIVE
+    bucket.commit_now()
+    again = reopened(bucket)
+    facts = facts_of(again, 0)
+    assert (facts.state, facts.purge_seqno, facts.high_seqno_floor) == (VBucketState.DEAD, 2, 2)
+    assert again.vbuckets.high_seqnos[0] == 2
+
+
+def test_a_state_that_could_not_be_committed_is_not_stored_by_compaction(bucket: Bucket) -> None:
+    write(bucket, "a", "a")
+    bucket.set_vbucket_state(0, VBucketState.DEAD)
+    compact(bucket, 0)
+    abandon(bucket)
+    assert facts_of(bucket, 0).state == VBucketState.ACTIVE
+    assert facts_of(bucket, 0).history_start_seqno == 2
+
+
+# --- collections --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("steps")
+def test_what_a_dropped_collection_held_vanishes(bucket: Bucket) -> None:
+    fruit = Manifest().with_collection("_default", "fruit")
+    bucket.set_manifest(fruit)
+    for key in (b"a", b"b", b"a"):
+        put(bucket, 0, key, collection_id=8)
+        put(bucket, 0, key)
+    remove(bucket, 0, b"b", collection_id=8)
+    bucket.set_manifest(fruit.without_collection("_default", "fruit"))
+    settle(bucket)
+    compact(bucket, 0, EVERYTHING_KEPT)
+    assert get(bucket, 0, b"a", collection_id=8) is None
+    assert [place for place in state_of(bucket, 0) if place[0]] == []
+    assert len(events_of(bucket, 0)) == 2
+    assert value_of(bucket, 0, b"a") == b"{}"
+    # No deletion of the others was lost by it.
+    assert facts_of(bucket, 0).purge_seqno == 0
+    check_counts(bucket)
+    assert bucket.index.live_documents() == 2
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_collection_whose_drop_is_not_durable_keeps_its_documents(bucket: Bucket) -> None:
+    fruit = Manifest().with_collection("_default", "fruit")
+    bucket.set_manifest(fruit)
+    put(bucket, 0, b"a", b"apple", collection_id=8)
+    settle(bucket)
+    bucket.set_manifest(fruit.without_collection("_default", "fruit"))
+    compact(bucket, 0)
+    abandon(bucket)
+    assert bucket.manifest == fruit
+    assert value_of(bucket, 0, b"a", collection_id=8) == b"apple"
+
+
+def test_system_events_are_kept(bucket: Bucket) -> None:
+    manifest = bucket.manifest
+    for name in ("one", "two", "three"):
+        manifest = manifest.with_collection("_default", name)
+        bucket.set_manifest(manifest)
+    write(bucket, "a", "a")
+    compact(bucket, 0)
+    assert [event.key for event in events_of(bucket, 0)] == [b"one", b"two", b"three"]
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_bytes", [1, 700, 5000, 2**24])
+def test_documents_are_all_still_readable(
+    bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch, step_bytes: int
+) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES", step_bytes)
+    monkeypatch.setattr(settling, "BLOCK_BYTES_TARGET", 500)
+    expected: dict[bytes, bytes] = {}
+    for number, repeat in itertools.product(range(25), range(8)):
+        key = b"k%d" % (number * repeat % 17)
+        expected[key] = b"%d.%d" % (number, repeat)
+        put(bucket, 0, key, expected[key])
+        if repeat == 7:
+            settle(bucket)
+            clock.advance(1)
+    steps = 0
+    after: Seqno | None = Seqno(0)
+    while after is not None:
+        compacted = compact_vbucket(bucket, 0, NOTHING_KEPT, after_seqno=after)
+        bucket.engine.write(compacted.changes)
+        finish_compaction(bucket, 0, compacted)
+        after = compacted.reached_seqno
+        steps += 1
+        for seen in (bucket, reopened(bucket, copy_of(bucket))):
+            assert {key: value_of(seen, 0, key) for key in expected} == expected
+            seqnos = seqnos_of(seen, 0)
+            assert seqnos == sorted(set(seqnos))
+    assert steps == 1 if step_bytes == 2**24 else steps > 1
+    assert len(changes_of(bucket, 0)) == len(expected)
+    check_counts(bucket)
+
+
+def test_compaction_asks_for_a_bucket_at_rest(bucket: Bucket) -> None:
+    write(bucket, "a")
+    put(bucket, 0, b"a")
+    bucket.seal()
+    with pytest.raises(AssertionError):
+        compact_vbucket(bucket, 0, NOTHING_KEPT)
+
+
+def test_a_vbucket_that_is_not_stored_yet(clock: Clock) -> None:
+    bucket = new_bucket(clock=clock, state=None)
+    bucket.set_vbucket_state(0, VBucketState.ACTIVE)
+    put(bucket, 0, b"k")
+    assert compact(bucket, 0) == 0
+    bucket.commit_now()
+    assert value_of(bucket, 0, b"k") == b"{}"
+
+
+def test_retention_has_the_documented_defaults() -> None:
+    assert Retention() == replace(NOTHING_KEPT, history_s=3600, history_bytes=2**24, purge_age_s=3 * 86400)

@@ -1,0 +1,321 @@
+"""Engines: the same suite over both, and what is LMDB's alone: the lock on the folder, and errors in sentences."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
+from headwater.store import lmdb_engine
+from headwater.store.engine import Delete, Engine, Put, Table
+from headwater.store.lmdb_engine import LmdbEngine
+from headwater.store.memory_engine import MemoryEngine
+
+TABLE = Table.BLOCKS
+
+
+@pytest.fixture(params=["lmdb", "memory"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    engine: Engine = LmdbEngine(tmp_path / "data") if request.param == "lmdb" else MemoryEngine()
+    yield engine
+    engine.close()
+
+
+def rows(engine: Engine, start: bytes = b"", end: bytes = b"\xff" * 16, table: Table = TABLE) -> list[tuple[str, str]]:
+    with engine.view() as view:
+        return [(key.decode(), bytes(value).decode()) for key, value in view.scan(table, start, end)]
+
+
+def fill(engine: Engine, names: str = "aceg") -> None:
+    engine.write([Put(TABLE, name.encode(), name.upper().encode()) for name in reversed(names)])
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_put_is_got(engine: Engine) -> None:
+    large = os.urandom(1_000_000)
+    engine.write([Put(TABLE, b"k", b"v"), Put(TABLE, b"empty", b""), Put(TABLE, b"large", memoryview(large))])
+    with engine.view() as view:
+        assert view.get(TABLE, b"k") == b"v"
+        assert view.get(TABLE, b"empty") == b""
+        assert view.get(TABLE, b"large") == large
+        assert view.get(TABLE, b"none") is None
+
+
+def test_tables_are_apart(engine: Engine) -> None:
+    engine.write([Put(table, b"k", table.value) for table in Table])
+    with engine.view() as view:
+        assert [bytes(view.get(table, b"k") or b"") for table in Table] == [table.value for table in Table]
+    engine.write([Delete(Table.JOURNAL, b"k")])
+    assert [bool(rows(engine, table=table)) for table in Table] == [table != Table.JOURNAL for table in Table]
+
+
+def test_deleting(engine: Engine) -> None:
+    fill(engine)
+    engine.write([Delete(TABLE, b"c"), Delete(TABLE, b"none")])
+    assert [key for key, _ in rows(engine)] == ["a", "e", "g"]
+
+
+def test_changes_are_made_in_their_order(engine: Engine) -> None:
+    engine.write([Put(TABLE, b"k", b"1"), Delete(TABLE, b"k"), Put(TABLE, b"k", b"2"), Put(TABLE, b"k", b"3")])
+    assert rows(engine) == [("k", "3")]
+    engine.write([Delete(TABLE, b"k"), Put(TABLE, b"k", b"4"), Delete(TABLE, b"k")])
+    assert rows(engine) == []
+
+
+def test_no_changes_change_nothing(engine: Engine) -> None:
+    fill(engine)
+    engine.write([])
+    assert len(rows(engine)) == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (b"", b"\xff", "aceg"),
+        (b"a", b"g", "ace"),
+        (b"b", b"f", "ce"),
+        (b"c", b"c", ""),
+        (b"c", b"c\0", "c"),
+        (b"g", b"b", ""),
+        (b"h", b"\xff", ""),
+        (b"", b"a", ""),
+    ],
+)
+def test_a_scan_begins_at_its_start_and_ends_before_its_end(
+    engine: Engine, start: bytes, end: bytes, expected: str
+) -> None:
+    fill(engine)
+    assert "".join(key for key, _ in rows(engine, start, end)) == expected
+
+
+@pytest.mark.parametrize(("end", "expected"), [(b"\xff", "g"), (b"g", "e"), (b"d", "c"), (b"b", "a"), (b"a", None)])
+def test_the_last_row_before_a_key(engine: Engine, end: bytes, expected: str | None) -> None:
+    fill(engine)
+    with engine.view() as view:
+        last = view.last_before(TABLE, end)
+        assert (None if last is None else (last[0].decode(), bytes(last[1]).decode())) == (
+            None if expected is None else (expected, expected.upper())
+        )
+
+
+def test_an_empty_table_has_no_last_row(engine: Engine) -> None:
+    with engine.view() as view:
+        assert view.last_before(TABLE, b"\xff") is None
+        assert list(view.scan(TABLE, b"", b"\xff")) == []
+
+
+def test_a_view_does_not_change_while_writes_go_on(engine: Engine) -> None:
+    fill(engine)
+    with engine.view() as view:
+        scan = view.scan(TABLE, b"", b"\xff")
+        assert bytes(next(scan)[0]) == b"a"
+        engine.write([Delete(TABLE, b"c"), Put(TABLE, b"b", b"B"), Put(TABLE, b"e", b"changed")])
+        assert [(key, bytes(value)) for key, value in scan] == [(b"c", b"C"), (b"e", b"E"), (b"g", b"G")]
+        assert view.get(TABLE, b"b") is None
+        last = view.last_before(TABLE, b"d")
+        assert last is not None
+        assert last[0] == b"c"
+    assert rows(engine) == [("a", "A"), ("b", "B"), ("e", "changed"), ("g", "G")]
+
+
+def test_values_of_a_view_stay_while_pages_are_used_again(engine: Engine) -> None:
+    engine.write([Put(TABLE, b"k", b"1" * 100_000)])
+    with engine.view() as view:
+        value = view.get(TABLE, b"k")
+        for number in range(20):
+            engine.write([Put(TABLE, b"k", b"%d" % (number % 10) * 100_000)])
+        assert value == b"1" * 100_000
+
+
+def test_a_scan_can_be_left_in_the_middle(engine: Engine) -> None:
+    fill(engine)
+
+    def first() -> bytes:
+        with engine.view() as view:
+            for key, _ in view.scan(TABLE, b"b", b"\xff"):
+                return key
+        raise AssertionError
+
+    assert first() == b"c"
+    fill(engine)
+
+
+def test_writes_from_another_thread(engine: Engine) -> None:
+    """Commits are written beside the event loop."""
+    with engine.view() as view:
+        writer = threading.Thread(target=fill, args=(engine,))
+        writer.start()
+        writer.join()
+        assert list(view.scan(TABLE, b"", b"\xff")) == []
+    assert len(rows(engine)) == 4
+
+
+# --- LMDB: files --------------------------------------------------------------------------------------------------
+
+
+def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path)
+    fill(engine)
+    with pytest.raises(StoreError, match="can't be used"):
+        engine.write([Put(TABLE, b"a", b"changed"), Put(TABLE, b"x" * 1000, b"a key that is too long")])
+    with pytest.raises(AttributeError):
+        engine.write([Put(TABLE, b"a", b"changed"), Put(TABLE, b"b", b"changed"), "no change"])  # type: ignore[list-item]
+    assert rows(engine) == [(name, name.upper()) for name in "aceg"]
+    engine.close()
+
+
+def test_data_is_there_after_closing(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path / "some" / "where")
+    fill(engine)
+    engine.close()
+    engine.close()
+    again = LmdbEngine(tmp_path / "some" / "where")
+    assert len(rows(again)) == 4
+    again.close()
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        LmdbEngine(tmp_path).close()
+    finally:
+        os.umask(previous)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == {"data.mdb": 0o600, "lock.mdb": 0o600, "owner": 0o600}
+
+
+def test_a_second_close_does_not_close_what_is_not_its_own(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path / "data")
+    engine.close()
+    with (tmp_path / "other").open("w") as other:
+        engine.close()
+        other.write("still open")
+
+
+# --- LMDB: one process at a time ----------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from headwater.store.lmdb_engine import LmdbEngine
+engine = LmdbEngine(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+engine.close()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """Another process that has the data open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def check_is_held(folder: Path) -> None:
+    with pytest.raises(DataInUse) as raised:
+        LmdbEngine(folder)
+    assert raised.value.reason == f"another process holds the data in {folder}"
+    assert raised.value.hint == "Stop it, or give this one a folder of its own"
+
+
+def test_a_second_open_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path)
+    check_is_held(tmp_path)
+    fill(engine)
+    engine.close()
+    LmdbEngine(tmp_path).close()
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "kill -9"])
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path, is_killed: bool) -> None:
+    with holder(tmp_path) as process:
+        check_is_held(tmp_path)
+        check_is_held(tmp_path)
+        if is_killed:
+            process.send_signal(signal.SIGKILL)
+        else:
+            process.communicate("\n")
+        process.wait()
+        engine = LmdbEngine(tmp_path)
+        fill(engine)
+        engine.close()
+
+
+# --- LMDB: errors -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"can't be used: .*exists"):
+        LmdbEngine(tmp_path / "file")
+
+
+def test_a_file_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").mkdir()
+    with pytest.raises(StoreError, match="can't be used"):
+        LmdbEngine(tmp_path)
+    (tmp_path / "data.mdb").rmdir()
+    LmdbEngine(tmp_path).close()
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(os.urandom(100_000))
+    with pytest.raises(DataDamaged, match="is damaged"):
+        LmdbEngine(tmp_path)
+    (tmp_path / "data.mdb").unlink()
+    LmdbEngine(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (lmdb.DiskError("mdb_txn_commit: No space left on device"), StoreFull),
+        (lmdb.Error("mdb_txn_commit: File too large"), StoreFull),
+        (lmdb.Error("mdb_txn_commit: Disk quota exceeded"), StoreFull),
+        (lmdb.MapFullError("mdb_put: MDB_MAP_FULL: Environment mapsize limit reached"), StoreFull),
+        (lmdb.ReadersFullError("MDB_READERS_FULL: Environment maxreaders limit reached"), StoreError),
+        (lmdb.Error("mdb_txn_commit: Input/output error"), StoreError),
+        (lmdb.Error("/a folder with space/: Permission denied"), StoreError),
+        (lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type"), DataDamaged),
+        (lmdb.InvalidError("MDB_INVALID: File is not an LMDB file"), DataDamaged),
+        (lmdb.PageNotFoundError("MDB_PAGE_NOTFOUND: Requested page not found"), DataDamaged),
+        (lmdb.VersionMismatchError("MDB_VERSION_MISMATCH"), DataDamaged),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, lmdb.Error) else "",
+)
+def test_errors_are_ours(tmp_path: Path, error: lmdb.Error, expected: type[StoreError]) -> None:
+    translated = lmdb_engine._translated(error, tmp_path)
+    assert type(translated) is expected
+    assert str(tmp_path) in translated.reason
+    assert translated.hint
+
+
+def test_an_input_output_error_on_a_full_disk_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What LMDB says when the system wrote a part only (`tests/faults/test_disk_full.py` has the real thing)."""
+    error = lmdb.Error("mdb_txn_commit: Input/output error")
+    monkeypatch.setattr(lmdb_engine, "_has_room", lambda folder: False)
+    assert type(lmdb_engine._translated(error, tmp_path)) is StoreFull
+
+
+def test_views_after_closing_raise_our_errors(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path)
+    engine.close()
+    with pytest.raises(StoreError), engine.view():
+        pass
+    with pytest.raises(StoreError):
+        engine.write([Put(TABLE, b"k", b"v")])
