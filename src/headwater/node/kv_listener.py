@@ -95,6 +95,8 @@ class KvConnection(asyncio.Protocol):
         self._is_tls = is_tls
         self._transport: asyncio.Transport | None = None
         self._peer_reads = True
+        self._has_turn = False
+        """Whether a turn of this connection's streams is on its way."""
         self._started_s = self._heard_s = self._sent_s = asyncio.get_running_loop().time()
         self.session: KvSession
 
@@ -181,14 +183,24 @@ class KvConnection(asyncio.Protocol):
             self._sent_s = asyncio.get_running_loop().time()
 
     def _send_streams(self, transport: asyncio.Transport) -> None:
-        """Let the streams of a DCP connection produce, as long as the peer reads."""
+        """Let the streams of a DCP connection produce, if the peer reads. What is left waits for the next turn."""
         dcp = self.session.dcp
-        while dcp is not None and self._peer_reads and not transport.is_closing():
-            pieces = dcp.produce_pieces(_PRODUCE_BYTES)
-            if not pieces:
-                return
-            transport.writelines(pieces)
-            self._sent_s = asyncio.get_running_loop().time()
+        if dcp is None or not self._peer_reads or transport.is_closing():
+            return
+        pieces = dcp.produce_pieces(_PRODUCE_BYTES)
+        if not pieces:
+            return
+        transport.writelines(pieces)
+        loop = asyncio.get_running_loop()
+        self._sent_s = loop.time()
+        if not self._has_turn:
+            # A backfill takes as long as it takes; everybody else gets a turn between two pieces of it.
+            self._has_turn = True
+            loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._has_turn = False
+        self.send_ready()
 
     def _unsent_bytes(self) -> int:
         return sum(len(piece.data) for piece in self.session.outgoing)

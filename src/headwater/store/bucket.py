@@ -32,6 +32,7 @@ from headwater.store.data_format import (
     MANIFEST,
     BucketFacts,
     VBucketFacts,
+    block_last_seqno,
     blocks_of,
     commit_key,
     vbucket_key,
@@ -39,7 +40,7 @@ from headwater.store.data_format import (
 from headwater.store.documents import Document, decode_document
 from headwater.store.engine import Change, Engine, Put, Table
 from headwater.store.index import Entry, Index
-from headwater.store.runs import as_run, find_seqno, last_seqnos, split_after
+from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
 from headwater.store.vbuckets import VBuckets
 
 _COMMIT_LOW = 0xFFFFFFFF
@@ -296,12 +297,13 @@ class Bucket:
     def runs(self, vbucket: int, *, after_seqno: int = 0) -> Iterator[Bytes]:
         """The durable changes of a vbucket after a seqno, oldest first, as runs that are valid until the next one."""
         reached = after_seqno
-        with self.engine.view() as view:
-            young = self.young.of(vbucket)
-            for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
-                run = as_run(block)
-                yield run[split_after(run, reached) :]
-                reached = int.from_bytes(key[2:])
+        young = self.young.of(vbucket, after_seqno=after_seqno)
+        if not young or first_seqno(young[0].run(vbucket)) > after_seqno + 1:
+            with self.engine.view() as view:
+                for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
+                    run = as_run(block)
+                    yield run[split_after(run, reached) :]
+                    reached = block_last_seqno(key)
         for commit in young:
             run = commit.run(vbucket)
             start = split_after(run, reached)

@@ -14,7 +14,7 @@ import numpy as np
 
 from headwater.protocol.kernels.memory import Bytes, Column
 from headwater.store.engine import Change
-from headwater.store.runs import as_run, find_seqno, group_by_vbucket
+from headwater.store.runs import as_run, find_seqno, first_seqno, group_by_vbucket
 
 _FIRST_BYTES = 1024 * 1024
 _FIRST_ITEMS = 4096
@@ -63,8 +63,17 @@ class YoungCommits(dict[int, Commit]):
             oldest = self._by_vbucket[vbucket].popleft()
             assert oldest is commit, "commits are settled in their order"
 
-    def of(self, vbucket: int) -> list[Commit]:
-        return list(self._by_vbucket.get(vbucket, ()))
+    def of(self, vbucket: int, *, after_seqno: int = 0) -> list[Commit]:
+        """The commits that may have changes of a vbucket after a seqno, oldest first.
+
+        The newest is looked at first: a stream that keeps up lacks what is in there, and a vbucket may have thousands.
+        """
+        found: list[Commit] = []
+        for commit in reversed(self._by_vbucket.get(vbucket, ())):
+            found.append(commit)
+            if first_seqno(commit.run(vbucket)) <= after_seqno + 1:
+                break
+        return found[::-1]
 
 
 class PendingCommit:

@@ -29,6 +29,11 @@ def as_run(data: bytes | bytearray | memoryview) -> Bytes:
     return np.frombuffer(data, dtype=np.uint8)
 
 
+def first_seqno(run: Bytes) -> int:
+    """The seqno of the first change of a run that is not empty."""
+    return int.from_bytes(run[24:32])
+
+
 @kernel
 def frame_seqno(run: Bytes, at: int) -> int:
     """The seqno of the frame at `at`: always the first number of its extras."""

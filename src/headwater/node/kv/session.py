@@ -43,7 +43,9 @@ SILENT_ON_SUCCESS = frozenset(
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
 _UNSENT_BYTES_MAX = ServerLimits().unsent_bytes_max
-_SERVED_INFOS = frozenset({RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL})
+_SERVED_INFOS = frozenset(
+    {RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL, RequestInfo.STREAM_ID}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ class ProducerConnection:
             end_seqno=accepted.end_seqno,
             snapshot_start_seqno=accepted.snapshot_start_seqno,
             is_takeover=StreamFlags.TAKEOVER in request.flags,
+            ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
         )
         key = (request.vbucket, accepted.stream_id)
         self.streams[key] = stream

@@ -36,7 +36,7 @@ from headwater.protocol.messages.dcp_snapshot import (
 )
 from headwater.protocol.messages.dcp_stream import SetVBucketState, StreamEnd, VBucketState
 from headwater.protocol.messages.dcp_system_event import SystemEvent
-from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, ScopeId, Seqno, VBucketId
+from headwater.protocol.numbers import DEFAULT_COLLECTION, SEQNO_MAX, CollectionId, ScopeId, Seqno, VBucketId
 from headwater.protocol.stream_state import (
     END_REASONS,
     BackfillDone,
@@ -65,6 +65,7 @@ from headwater.protocol.system_events import (
 )
 from headwater.store.bucket import Bucket
 from headwater.store.index import COUNT
+from headwater.store.runs import first_seqno
 
 Piece = bytes | memoryview
 """Some frames. The changes are handed on in the memory that the kernel wrote them to."""
@@ -113,6 +114,7 @@ class Stream:
         end_seqno: Seqno,
         snapshot_start_seqno: Seqno,
         is_takeover: bool = False,
+        ignores_purges: bool = False,
     ) -> None:
         self._bucket = bucket
         self._controls = controls
@@ -126,6 +128,9 @@ class Stream:
         """The commit that makes the vbucket dead here. Once it is durable, the consumer's may become active."""
         self._snapshot: Snapshot | None = None
         self.state_at_start = bucket.vbuckets.states[vbucket]
+        facts = bucket.vbuckets.facts[vbucket]
+        self._purge_seqno_known = SEQNO_MAX if ignores_purges or facts is None else facts.purge_seqno
+        """The consumer was accepted with this one. Deletions that are purged later and were not sent, it would miss."""
         self.vbuuid_at_start = bucket.vbuckets.vbuuids[vbucket]
         self.vbucket = vbucket
         self.start_seqno = start_seqno
@@ -194,7 +199,9 @@ class Stream:
                 self.bytes_sent += len(data)
                 yield data
         except StoreError:
-            yield from self._end(BackfillFailed)
+            # Live changes are read like a backfill, and may fail like one. A hand-over that can't go on is off.
+            self._advance(BackfillStarted)
+            yield from self._end(VBucketStateChanged if self.is_handing_over else BackfillFailed)
 
     def _produce(self, room: int) -> Iterator[Piece]:
         ending = self._cause_to_end()
@@ -225,14 +232,32 @@ class Stream:
             # Where the new branch parts before what was sent, writes have made up for the seqnos but not for the loss.
             is_lost = facts is not None and facts.failover_log.newest.seqno < self.passed_seqno
             return VBucketRolledBack if is_lost else VBucketStateChanged
-        if self._snapshot is not None:
-            window_start = self._window_start()
-            if window_start > self._snapshot.window_start_seqno and window_start > self.passed_seqno:
-                # Versions that belong to this snapshot may have been compacted away: it can't be completed.
-                return ConsumerTooSlow
+        if self._misses_deletions:
+            # It would never hear of those deletions. Asked for again, the stream is answered with a rollback to 0.
+            return VBucketRolledBack
+        if self._is_overtaken:
+            return ConsumerTooSlow
         if self._is_filter_empty:
             return FilterEmptied
         return None
+
+    @property
+    def _misses_deletions(self) -> bool:
+        facts = self._bucket.vbuckets.facts[self.vbucket]
+        purge_seqno = 0 if facts is None else facts.purge_seqno
+        return purge_seqno > self._purge_seqno_known and 0 < self.passed_seqno < purge_seqno
+
+    @property
+    def _is_overtaken(self) -> bool:
+        """Versions that belong to the snapshot may have been compacted away, so that it can't be completed.
+
+        Those that were superseded inside it are not needed, unless it holds history.
+        """
+        if self._snapshot is None:
+            return False
+        window_start = self._window_start()
+        needed_after = self.passed_seqno if self._snapshot.has_history else self._snapshot.end_seqno
+        return window_start > max(needed_after, self._snapshot.window_start_seqno)
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
@@ -329,8 +354,8 @@ class Stream:
 
     def _is_young(self, seqno: int) -> bool:
         """Whether the changes from a seqno on are all in commits that are still in memory."""
-        commits = self._bucket.young.of(self.vbucket)
-        return bool(commits) and int.from_bytes(commits[0].run(self.vbucket)[24:32]) <= seqno
+        commits = self._bucket.young.of(self.vbucket, after_seqno=seqno - 1)
+        return bool(commits) and first_seqno(commits[0].run(self.vbucket)) <= seqno
 
     # --- changes --------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_connection import Control, Open
+from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamRequest, VBucketState
 from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.messages.documents import Get, GetLocked, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
@@ -65,6 +66,29 @@ def test_a_manifest_that_was_not_committed_yet_is_kept(node: Node, client: Clien
     roll_back_vbucket(node.bucket_service, VBUCKET, Seqno(0))
     node.commit()
     assert history(node) == [(1, "late")]
+
+
+def test_a_consumer_that_could_not_be_told_in_time_is_told_later(node: Node, client: Client) -> None:
+    """The vbucket has gone on beyond what the consumer has, but on another branch."""
+    for key in (b"a", b"b", b"c"):
+        client.succeed(Set(vbucket=VBUCKET, key=key, value=b"1"))
+    consumer = node.client()
+    consumer.succeed(Open(key=b"slow"))
+    consumer.succeed(Control(key=b"connection_buffer_size", value=b"100"))
+    consumer.succeed(StreamRequest(vbucket=VBUCKET))
+    connection = consumer.session.dcp
+    assert connection is not None
+    connection.produce(1_000_000)
+    assert not connection.window.is_open
+    roll_back_vbucket(node.bucket_service, VBUCKET, Seqno(1))
+    for key in (b"x", b"y", b"z"):
+        client.succeed(Set(vbucket=VBUCKET, key=key, value=b"1"))
+    assert connection.produce(1_000_000) == b""
+    connection.on_buffer_ack(1_000)
+    (frame,) = decode_frames(connection.produce(1_000_000))
+    end = decode_message(frame, consumer.negotiated)
+    assert isinstance(end, StreamEnd)
+    assert end.reason == StreamEndReason.ROLLBACK
 
 
 def test_locks_of_the_vbucket_are_gone(node: Node, client: Client) -> None:

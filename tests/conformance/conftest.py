@@ -1,0 +1,21 @@
+"""Worlds for the conformance suite: a bucket with a node around it, and consumers that speak bytes with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The node in a process without sockets, which the tests of the key-value front end use as well.
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "node" / "kv"))
+
+from dcp_world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "data")
+    yield world
+    world.close()

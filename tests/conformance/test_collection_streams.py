@@ -1,0 +1,290 @@
+"""Collections and scopes: system events, filters, and consumers that know of neither."""
+
+from __future__ import annotations
+
+import pytest
+from dcp_world import COLLECTIONS, Consumer, World, changes, of_type, stream_request
+
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.base import ErrorResponse
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
+from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.status import Status
+from headwater.protocol.system_events import (
+    FLATBUFFERS_VERSION,
+    CollectionCreated,
+    ScopeCreated,
+    decode_event,
+)
+
+FRUIT, SHOP, ORDERS = 8, 9, 10
+"""Collection, scope, collection of that scope."""
+
+
+@pytest.fixture
+def shop(world: World) -> World:
+    """Events at seqnos 1 to 3, then documents in all three collections."""
+    manifest = Manifest().with_collection("_default", "fruit").with_scope("shop").with_collection("shop", "orders")
+    world.set_manifest(manifest)
+    world.write("plain")
+    world.write("apple", collection=FRUIT)
+    world.write("order", collection=ORDERS)
+    world.write("pear", collection=FRUIT)
+    return world
+
+
+def _consumer(world: World, **controls: str) -> Consumer:
+    return world.consumer(features=COLLECTIONS, **controls)
+
+
+# --- everything ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_everything_has_system_events_in_their_places(shop: World) -> None:
+    lines = _consumer(shop).stream()
+    assert lines == [
+        "marker 0..7",
+        "event SCOPE_CREATED@1",
+        "event COLLECTION_CREATED@2",
+        "event COLLECTION_CREATED@3",
+        "set plain@4",
+        "set 8:apple@5",
+        "set a:order@6",
+        "set 8:pear@7",
+    ]
+
+
+def test_a_scope_comes_before_its_collections(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.open()
+    events = [decode_event(message) for message in of_type(consumer.received(), SystemEvent)]
+    names = [event.name for event in events if isinstance(event, ScopeCreated | CollectionCreated)]
+    assert names.index("shop") < names.index("orders")
+    assert set(names) == {"shop", "orders", "fruit"}
+
+
+def test_the_manifest_uid_stands_only_on_the_last_event_of_a_manifest(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.open()
+    events = [decode_event(message) for message in of_type(consumer.received(), SystemEvent)]
+    assert [event.manifest_uid for event in events] == [0, 0, 3]
+
+
+def test_a_collection_that_comes_later_is_told_live(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream()
+    shop.set_manifest(shop.bucket.manifest.with_collection("_default", "new"))
+    assert consumer.brief() == ["marker 8..8", "event COLLECTION_CREATED@8"]
+
+
+def test_a_dropped_collection_is_told_and_its_documents_are_not(shop: World) -> None:
+    shop.set_manifest(shop.bucket.manifest.without_collection("_default", "fruit"))
+    lines = _consumer(shop).stream()
+    assert changes(lines) == ["set plain@4", "set a:order@6"]
+    assert lines[-1] == "event COLLECTION_DROPPED@8"
+
+
+def test_events_come_packed_unless_flatbuffers_are_asked_for(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.open()
+    events = of_type(consumer.received(), SystemEvent)
+    assert {event.version for event in events} == {0}
+
+
+def test_a_collection_with_a_max_ttl_is_told_in_version_1(world: World) -> None:
+    world.set_manifest(Manifest().with_collection("_default", "short", max_ttl_s=5))
+    consumer = _consumer(world)
+    consumer.open()
+    (event,) = of_type(consumer.received(), SystemEvent)
+    assert event.version == 1
+    assert decode_event(event) == CollectionCreated(
+        manifest_uid=1, scope_id=0, collection_id=8, name="short", max_ttl_s=5
+    )
+
+
+def test_flatbuffers_system_events(shop: World) -> None:
+    consumer = _consumer(shop, flatbuffers_system_events="true")
+    consumer.open()
+    events = of_type(consumer.received(), SystemEvent)
+    assert {event.version for event in events} == {FLATBUFFERS_VERSION}
+    names = {decoded.name for decoded in map(decode_event, events) if isinstance(decoded, CollectionCreated)}
+    assert names == {"fruit", "orders"}
+
+
+# --- filters ------------------------------------------------------------------------------------------------------
+
+
+def test_a_collection_filter_brings_only_its_documents_and_events(shop: World) -> None:
+    lines = _consumer(shop).stream(value=b'{"collections":["8"]}')
+    assert changes(lines) == ["set 8:apple@5", "set 8:pear@7"]
+    assert [line for line in lines if line.startswith("event")] == ["event COLLECTION_CREATED@3"]
+
+
+def test_a_filter_of_several_collections(shop: World) -> None:
+    lines = _consumer(shop).stream(value=b'{"collections":["0","a"]}')
+    assert changes(lines) == ["set plain@4", "set a:order@6"]
+
+
+def test_a_scope_filter_brings_all_collections_of_the_scope(shop: World) -> None:
+    consumer = _consumer(shop)
+    lines = consumer.stream(value=b'{"scope":"9"}')
+    assert changes(lines) == ["set a:order@6"]
+    assert sum(line.startswith("event") for line in lines) == 2
+
+
+def test_a_scope_filter_follows_collections_that_come_later(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream(value=b'{"scope":"9"}')
+    shop.set_manifest(shop.bucket.manifest.with_collection("shop", "bills"))
+    shop.write("bill", collection=11)
+    lines = consumer.brief()
+    assert "event COLLECTION_CREATED@8" in lines
+    assert changes(lines) == ["set b:bill@9"]
+
+
+def test_seqno_advanced_where_a_filter_hides_the_end_of_a_snapshot(shop: World) -> None:
+    lines = _consumer(shop).stream(value=b'{"collections":["a"]}')
+    assert lines[0] == "marker 0..7"
+    assert lines[-2:] == ["set a:order@6", "advanced 7"]
+
+
+def test_no_seqno_advanced_where_the_end_of_a_snapshot_is_sent(shop: World) -> None:
+    lines = _consumer(shop).stream(value=b'{"collections":["8"]}')
+    assert lines[-1] == "set 8:pear@7"
+
+
+def test_a_filtered_stream_is_told_of_changes_that_are_not_its_own(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream(value=b'{"collections":["8"]}')
+    shop.write("plain again")
+    assert consumer.brief() == ["marker 8..8", "advanced 8"]
+
+
+def test_a_filtered_bounded_stream_ends(shop: World) -> None:
+    assert _consumer(shop).stream(value=b'{"collections":["a"]}', end_seqno=7)[-1] == "end OK"
+
+
+def test_drop_of_a_filtered_collection_ends_the_stream_when_the_filter_is_empty(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream(value=b'{"collections":["8"]}')
+    shop.set_manifest(shop.bucket.manifest.without_collection("_default", "fruit"))
+    lines = consumer.brief()
+    assert lines == ["marker 8..8", "event COLLECTION_DROPPED@8", "end FILTER_EMPTY"]
+
+
+def test_drop_of_one_of_two_filtered_collections_goes_on_with_the_other(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream(value=b'{"collections":["8","a"]}')
+    shop.set_manifest(shop.bucket.manifest.without_collection("_default", "fruit"))
+    assert consumer.brief() == ["marker 8..8", "event COLLECTION_DROPPED@8"]
+    shop.write("another", collection=ORDERS)
+    assert changes(consumer.brief()) == ["set a:another@9"]
+
+
+def test_drop_of_a_filtered_scope_ends_the_stream(shop: World) -> None:
+    consumer = _consumer(shop)
+    consumer.stream(value=b'{"scope":"9"}')
+    shop.set_manifest(shop.bucket.manifest.without_scope("shop"))
+    lines = consumer.brief()
+    assert "event SCOPE_DROPPED@9" in lines
+    assert lines[-1] == "end FILTER_EMPTY"
+
+
+def test_an_unknown_collection_is_told_with_the_manifest_uid(shop: World) -> None:
+    answer = _consumer(shop).call(stream_request(value=b'{"collections":["99"]}'))
+    assert isinstance(answer, ErrorResponse)
+    assert answer.status == Status.UNKNOWN_COLLECTION
+    assert b'"manifest_uid":"3"' in answer.value.replace(b" ", b"")
+
+
+def test_an_unknown_scope_is_told(shop: World) -> None:
+    assert _consumer(shop).refused(stream_request(value=b'{"scope":"99"}')) == Status.UNKNOWN_SCOPE
+
+
+def test_manifest_ahead(shop: World) -> None:
+    consumer = _consumer(shop)
+    assert consumer.refused(stream_request(value=b'{"uid":"4"}')) == Status.MANIFEST_IS_AHEAD
+    consumer.open(value=b'{"uid":"3"}')
+
+
+def test_manifest_ahead_comes_before_an_unknown_collection(shop: World) -> None:
+    request = stream_request(value=b'{"uid":"4","collections":["99"]}')
+    assert _consumer(shop).refused(request) == Status.MANIFEST_IS_AHEAD
+
+
+# --- consumers that know nothing of collections -------------------------------------------------------------------
+
+
+def test_a_default_collection_only_client_gets_no_prefix_and_no_events(shop: World) -> None:
+    consumer = shop.consumer()
+    consumer.open()
+    messages = consumer.received()
+    assert [type(message) for message in messages] == [SnapshotMarker, Mutation]
+    assert of_type(messages, Mutation)[0].key == b"plain"
+
+
+def test_the_snapshot_of_a_default_collection_only_client_ends_at_its_high_seqno(shop: World) -> None:
+    assert shop.consumer().stream() == ["marker 0..4", "set plain@4"]
+
+
+def test_a_default_collection_only_client_hears_nothing_of_other_collections(shop: World) -> None:
+    consumer = shop.consumer()
+    consumer.stream()
+    shop.write("banana", collection=FRUIT)
+    assert consumer.brief() == []
+    shop.write("later")
+    assert consumer.brief()[-1] == "set later@9"
+
+
+def test_a_default_collection_only_client_ends_at_an_end_inside_another_collection(shop: World) -> None:
+    assert shop.consumer().stream(end_seqno=7) == ["marker 0..4", "set plain@4", "end OK"]
+
+
+def test_a_default_collection_only_client_that_is_bounded_by_nothing_of_its_own(world: World) -> None:
+    world.set_manifest(Manifest().with_collection("_default", "fruit"))
+    assert world.consumer().stream(end_seqno=1) == ["end OK"]
+
+
+# --- out of order -------------------------------------------------------------------------------------------------
+
+
+def test_oso_brings_a_filtered_backfill_between_its_markers(shop: World) -> None:
+    shop.settle()
+    lines = _consumer(shop, enable_out_of_order_snapshots="true").stream(value=b'{"collections":["8"]}')
+    assert (lines[0], lines[-1]) == ("oso START", "oso END")
+    assert sorted(changes(lines)) == ["set 8:apple@5", "set 8:pear@7"]
+    assert not any(line.startswith("marker") for line in lines)
+
+
+def test_oso_goes_on_in_order_after_the_backfill(shop: World) -> None:
+    shop.settle()
+    consumer = _consumer(shop, enable_out_of_order_snapshots="true")
+    consumer.stream(value=b'{"collections":["8"]}')
+    shop.write("fig", collection=FRUIT)
+    assert consumer.brief() == ["marker 8..8", "set 8:fig@8"]
+
+
+def test_oso_with_seqno_advanced_tells_the_end_that_the_filter_hides(shop: World) -> None:
+    shop.settle()
+    consumer = _consumer(shop, enable_out_of_order_snapshots="true_with_seqno_advanced")
+    lines = consumer.stream(value=b'{"collections":["a"]}')
+    assert lines[-2:] == ["advanced 7", "oso END"]
+
+
+def test_oso_without_seqno_advanced_does_not_tell_it(shop: World) -> None:
+    shop.settle()
+    lines = _consumer(shop, enable_out_of_order_snapshots="true").stream(value=b'{"collections":["a"]}')
+    assert not any(line.startswith("advanced") for line in lines)
+
+
+def test_oso_is_not_for_streams_that_resume(shop: World) -> None:
+    shop.settle()
+    consumer = _consumer(shop, enable_out_of_order_snapshots="true")
+    lines = consumer.stream(start_seqno=5, vbuuid=shop.vbuuid(), value=b'{"collections":["8"],"uid":"3"}')
+    assert lines == ["marker 5..7", "set 8:pear@7"]
+
+
+def test_oso_is_not_for_streams_without_a_filter(shop: World) -> None:
+    shop.settle()
+    assert _consumer(shop, enable_out_of_order_snapshots="true").stream()[0] == "marker 0..7"

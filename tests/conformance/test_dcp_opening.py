@@ -1,0 +1,167 @@
+"""Opening a connection, and what may be sent before and after it."""
+
+from __future__ import annotations
+
+import pytest
+from dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
+
+from headwater.protocol.messages.dcp_connection import Control, DcpNoop, Open, OpenFlags
+from headwater.protocol.messages.dcp_stream import AddStream, GetFailoverLog
+from headwater.protocol.status import Status
+
+
+def test_open_makes_a_producer(world: World) -> None:
+    consumer = world.connection()
+    assert consumer.call(Open(key=b"first")).status == Status.SUCCESS
+    assert consumer.stream() == []
+
+
+def test_a_second_open_is_einval_and_the_connection_lives(world: World) -> None:
+    consumer = world.consumer()
+    assert consumer.refused(Open(key=b"again")) == Status.EINVAL
+    consumer.open()
+
+
+def test_a_stream_request_before_the_open_is_einval(world: World) -> None:
+    consumer = world.connection()
+    assert consumer.refused(stream_request()) == Status.EINVAL
+    assert not consumer.is_closed
+
+
+def test_a_control_before_the_open_is_einval(world: World) -> None:
+    assert world.connection().refused(Control(key=b"enable_noop", value=b"true")) == Status.EINVAL
+
+
+def test_an_add_stream_to_a_producer_closes_without_an_answer(world: World) -> None:
+    consumer = world.consumer()
+    consumer.send(AddStream())
+    assert consumer.is_closed
+    assert consumer.received() == []
+
+
+@pytest.mark.parametrize("name", [b"", b"n" * 201])
+def test_a_name_has_1_to_200_bytes(world: World, name: bytes) -> None:
+    consumer = world.connection()
+    frame = b"\x80\x50" + len(name).to_bytes(2) + b"\x08" + bytes(3) + (8 + len(name)).to_bytes(4) + bytes(12)
+    assert consumer.refused(frame + bytes(7) + b"\x01" + name) == Status.EINVAL
+
+
+def test_a_name_of_200_bytes_is_taken(world: World) -> None:
+    assert world.connection().call(Open(key=b"n" * 200)).status == Status.SUCCESS
+
+
+def test_the_value_of_an_open_is_json(world: World) -> None:
+    assert world.connection().refused(Open(key=b"name", value=b"not json")) == Status.EINVAL
+    assert world.connection().call(Open(key=b"name", value=b'{"consumer_name":"n"}')).status == Status.SUCCESS
+
+
+def test_a_notifier_can_not_be_opened(world: World) -> None:
+    assert world.connection().refused(Open(key=b"n", flags=OpenFlags.NOTIFIER)) != Status.SUCCESS
+
+
+def test_a_name_is_taken_over_by_a_second_connection(world: World) -> None:
+    world.write("a")
+    older = world.consumer(name="same")
+    older.open()
+    newer = world.consumer(name="same")
+    assert older.is_closed
+    assert older.received() == []
+    assert newer.stream() == ["marker 0..1", "set a@1"]
+
+
+def test_a_name_is_free_again_when_its_connection_is_gone(world: World) -> None:
+    older = world.consumer(name="same")
+    older.session.disconnected()
+    newer = world.consumer(name="same")
+    assert not newer.is_closed
+
+
+def test_another_name_closes_nothing(world: World) -> None:
+    first = world.consumer(name="one")
+    world.consumer(name="two")
+    assert not first.is_closed
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("enable_noop", "true"),
+        ("set_noop_interval", "20"),
+        ("set_noop_interval", "0"),
+        ("connection_buffer_size", "1048576"),
+        ("set_priority", "high"),
+        ("force_value_compression", "true"),
+        ("supports_cursor_dropping", "true"),
+        ("send_stream_end_on_client_close_stream", "true"),
+        ("enable_expiry_opcode", "true"),
+        ("enable_stream_id", "true"),
+        ("enable_out_of_order_snapshots", "true"),
+        ("enable_out_of_order_snapshots", "true_with_seqno_advanced"),
+        ("backfill_order", "sequential"),
+        ("backfill_order", "round-robin"),
+        ("v7_dcp_status_codes", "true"),
+        ("flatbuffers_system_events", "true"),
+        ("change_streams", "true"),
+        ("max_marker_version", "2.2"),
+    ],
+)
+def test_a_known_control_is_taken(world: World, key: str, value: str) -> None:
+    world.consumer(features=COLLECTIONS).control(key, value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"no_such_control", b"1"),
+        (b"enable_ext_metadata", b"true"),
+        (b"supports_cursor_dropping_vulnerable", b"true"),
+        (b"enable_value_compression", b"false"),
+        (b"enable_noop", b"yes"),
+        (b"connection_buffer_size", b"abc"),
+        (b"connection_buffer_size", b"-1"),
+        (b"set_noop_interval", b"often"),
+        (b"set_noop_interval", b"nan"),
+        (b"set_priority", b"urgent"),
+        (b"backfill_order", b"random"),
+        (b"enable_stream_id", b"false"),
+        (b"max_marker_version", b"3.0"),
+        (b"enable_out_of_order_snapshots", b"maybe"),
+        (b"\xff\xfe", b"true"),
+    ],
+)
+def test_an_unknown_control_or_a_bad_value_is_einval(world: World, key: bytes, value: bytes) -> None:
+    consumer = world.consumer()
+    assert consumer.refused(Control(key=key, value=value)) == Status.EINVAL
+    consumer.open()
+
+
+def test_the_failover_log_is_told(world: World) -> None:
+    answer = world.consumer().succeed(GetFailoverLog())
+    assert [entry.vbuuid for entry in answer.failover_log] == [world.vbuuid()]
+
+
+def test_the_failover_log_of_a_vbucket_that_is_not_here(world: World) -> None:
+    assert world.consumer().refused(GetFailoverLog(vbucket=500)) == Status.NOT_MY_VBUCKET
+
+
+def test_a_noop_of_the_consumer_is_answered(world: World) -> None:
+    assert world.consumer().call(DcpNoop(opaque=7)).opaque == 7
+
+
+# --- extended errors ----------------------------------------------------------------------------------------------
+
+
+def test_without_extended_errors_a_wrong_stream_id_disconnects(world: World) -> None:
+    consumer = world.consumer(features=NO_XERROR, enable_noop="true", enable_stream_id="true")
+    consumer.send(stream_request())
+    assert consumer.is_closed
+
+
+def test_without_extended_errors_an_unknown_collection_is_einval(world: World) -> None:
+    consumer = world.consumer(features=NO_XERROR, enable_noop="true")
+    assert consumer.refused(stream_request(value=b'{"collections":["9"]}')) == Status.EINVAL
+
+
+def test_not_my_vbucket_is_the_same_with_and_without_extended_errors(world: World) -> None:
+    for features in (NO_XERROR, COLLECTIONS):
+        assert world.consumer(features=features).refused(stream_request(vbucket=500)) == Status.NOT_MY_VBUCKET

@@ -1,0 +1,199 @@
+"""Which consumers may go on, and to where the others have to go back (`protocol.md`, rollback)."""
+
+from __future__ import annotations
+
+from dcp_world import PURGE_ALL, VBUCKET, World, resume, stream_request
+
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamFlags, StreamRequestResponse
+from headwater.protocol.numbers import Seqno, Vbuuid
+from headwater.protocol.status import Status
+from headwater.store.rewinding import roll_back
+
+OLD, NEW = Vbuuid(0xAAAA), Vbuuid(0xBBBB)
+
+
+def _answer(world: World, **fields: object) -> int | None:
+    """The seqno to roll back to, or None where the stream is opened."""
+    answer = world.consumer(enable_noop="true").request(**fields)
+    assert isinstance(answer, StreamRequestResponse), answer
+    if answer.status == Status.ROLLBACK:
+        return answer.rollback_seqno
+    assert answer.status == Status.SUCCESS
+    return None
+
+
+def _with_branches(world: World) -> None:
+    """Twenty changes: the first ten of a branch that another copy went on with, then ten of ours."""
+    world.store(*(f"k{number}" for number in range(20)))
+    world.set_failover_log(
+        FailoverLog((FailoverEntry(vbuuid=NEW, seqno=Seqno(10)), FailoverEntry(vbuuid=OLD, seqno=Seqno(0))))
+    )
+
+
+def test_a_consumer_with_nothing_has_nothing_to_roll_back(world: World) -> None:
+    world.write("a")
+    assert _answer(world) is None
+    assert _answer(world, vbuuid=0xDEAD) is None
+
+
+def test_strict_vbuuid_at_0_rolls_a_wrong_vbuuid_back(world: World) -> None:
+    world.write("a")
+    assert _answer(world, vbuuid=0xDEAD, flags=StreamFlags.STRICT_VBUUID) == 0
+
+
+def test_strict_vbuuid_at_0_takes_the_right_vbuuid_and_none(world: World) -> None:
+    world.write("a")
+    assert _answer(world, vbuuid=world.vbuuid(), flags=StreamFlags.STRICT_VBUUID) is None
+    assert _answer(world, vbuuid=0, flags=StreamFlags.STRICT_VBUUID) is None
+
+
+def test_a_wrong_vbuuid_rolls_back_to_0(world: World) -> None:
+    world.write("a", "b", "c")
+    assert _answer(world, start_seqno=2, vbuuid=0xDEAD) == 0
+    assert _answer(world, start_seqno=2, vbuuid=0) == 0
+
+
+def test_a_start_beyond_the_high_seqno_rolls_back_to_it(world: World) -> None:
+    world.write("a", "b", "c")
+    assert _answer(world, **resume(world, 100)) == 3
+
+
+def test_a_snapshot_that_never_was_rolls_back_to_its_start(world: World) -> None:
+    world.write("a", "b", "c")
+    assert _answer(world, **resume(world, 2, snapshot_start_seqno=0, snapshot_end_seqno=1000)) == 0
+
+
+def test_the_high_seqno_itself_is_no_rollback(world: World) -> None:
+    world.write("a", "b", "c")
+    assert _answer(world, **resume(world, 3)) is None
+
+
+def test_failover_scenario_one_the_branch_ends_before_the_consumers_snapshot(world: World) -> None:
+    _with_branches(world)
+    assert _answer(world, start_seqno=15, vbuuid=OLD, snapshot_start_seqno=12, snapshot_end_seqno=16) == 10
+
+
+def test_failover_scenario_two_the_branch_ends_inside_the_consumers_snapshot(world: World) -> None:
+    _with_branches(world)
+    assert _answer(world, start_seqno=9, vbuuid=OLD, snapshot_start_seqno=5, snapshot_end_seqno=14) == 5
+
+
+def test_a_snapshot_that_is_held_whole_rolls_back_to_the_end_of_the_branch(world: World) -> None:
+    _with_branches(world)
+    assert _answer(world, start_seqno=14, vbuuid=OLD, snapshot_start_seqno=5, snapshot_end_seqno=14) == 10
+
+
+def test_a_snapshot_of_which_nothing_is_held_does_not_matter(world: World) -> None:
+    _with_branches(world)
+    assert _answer(world, start_seqno=9, vbuuid=OLD, snapshot_start_seqno=9, snapshot_end_seqno=14) is None
+
+
+def test_a_consumer_on_the_shared_branch_goes_on(world: World) -> None:
+    _with_branches(world)
+    assert _answer(world, start_seqno=10, vbuuid=OLD) is None
+    assert _answer(world, start_seqno=15, vbuuid=NEW) is None
+
+
+def test_after_the_rollback_the_consumer_is_served(world: World) -> None:
+    world.write("a", "b", "c")
+    consumer = world.consumer()
+    old = world.vbuuid()
+    roll_back(world.bucket, VBUCKET, Seqno(1), branch=True)
+    world.write("x")
+    answer = consumer.request(start_seqno=3, vbuuid=old)
+    assert isinstance(answer, StreamRequestResponse)
+    assert (answer.status, answer.rollback_seqno) == (Status.ROLLBACK, 1)
+    assert consumer.stream(start_seqno=1, vbuuid=old)[-1] == "set x@2"
+
+
+def test_a_rollback_answer_opens_no_stream(world: World) -> None:
+    world.write("a")
+    consumer = world.consumer()
+    consumer.request(start_seqno=1, vbuuid=0xDEAD)
+    assert consumer.received() == []
+    assert consumer.close_stream() == Status.KEY_ENOENT
+
+
+# --- purged deletions ---------------------------------------------------------------------------------------------
+
+
+def _purged(world: World) -> int:
+    """A vbucket with purged deletions. Returns the purge seqno."""
+    world.store("a", "b", "c")
+    world.remove("a")
+    world.remove("b")
+    world.store("d")
+    world.node.clock.advance(10)
+    world.compact(PURGE_ALL)
+    assert world.purge_seqno() == 5
+    return world.purge_seqno()
+
+
+def test_rollback_after_purge(world: World) -> None:
+    purge_seqno = _purged(world)
+    assert _answer(world, **resume(world, purge_seqno - 1)) == 0
+
+
+def test_no_rollback_after_purge_for_a_consumer_that_has_it_all(world: World) -> None:
+    purge_seqno = _purged(world)
+    assert _answer(world, **resume(world, purge_seqno)) is None
+    assert _answer(world) is None
+
+
+def test_no_rollback_after_purge_with_the_flag(world: World) -> None:
+    purge_seqno = _purged(world)
+    fields = resume(world, purge_seqno - 1, flags=StreamFlags.IGNORE_PURGED_TOMBSTONES)
+    assert _answer(world, **fields) is None
+
+
+def test_no_rollback_after_purge_with_the_same_purge_seqno(world: World) -> None:
+    purge_seqno = _purged(world)
+    value = b'{"purge_seqno":"%d"}' % purge_seqno
+    assert _answer(world, **resume(world, purge_seqno - 1, value=value)) is None
+    other = b'{"purge_seqno":"%d"}' % (purge_seqno - 2)
+    assert _answer(world, **resume(world, purge_seqno - 1, value=other)) == 0
+
+
+def test_the_purge_seqno_is_told_in_the_marker(world: World) -> None:
+    purge_seqno = _purged(world)
+    consumer = world.consumer(max_marker_version="2.2")
+    consumer.send(stream_request())
+    (marker,) = [message for message in consumer.received() if isinstance(message, SnapshotMarker)]
+    assert marker.purge_seqno == purge_seqno
+
+
+def _slow_while_purged(world: World, **fields: object) -> list[str]:
+    """What comes of a stream that had "a" and not its deletion when that was purged."""
+    world.store("a")
+    consumer = world.consumer()
+    consumer.stream(**fields)
+    world.remove("a")
+    world.store("b")
+    world.node.clock.advance(10)
+    world.compact(PURGE_ALL)
+    assert world.purge_seqno() == 2
+    return consumer.brief()
+
+
+def test_a_stream_that_has_not_sent_a_deletion_when_it_is_purged_ends(world: World) -> None:
+    assert _slow_while_purged(world) == ["end ROLLBACK"]
+    assert _answer(world, **resume(world, 1)) == 0
+
+
+def test_a_stream_that_ignores_purged_tombstones_goes_on(world: World) -> None:
+    lines = _slow_while_purged(world, flags=StreamFlags.IGNORE_PURGED_TOMBSTONES)
+    assert lines == ["marker 2..3", "set b@3"]
+
+
+def test_a_stream_that_has_sent_the_deletion_before_it_is_purged_goes_on(world: World) -> None:
+    world.store("a")
+    world.remove("a")
+    world.store("b")
+    consumer = world.consumer()
+    consumer.stream()
+    world.node.clock.advance(10)
+    world.compact(PURGE_ALL)
+    world.write("c")
+    assert consumer.brief() == ["marker 4..4", "set c@4"]

@@ -1,0 +1,194 @@
+"""Snapshots: their markers, and which version of a key they hold."""
+
+from __future__ import annotations
+
+import pytest
+from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, World, brief, changes, of_type
+
+from headwater.protocol.features import Feature
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+
+BOTH = pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
+
+
+def _marker(world: World, **controls: str) -> SnapshotMarker:
+    consumer = world.consumer(features=COLLECTIONS, **controls)
+    consumer.open()
+    (marker,) = of_type(consumer.received(), SnapshotMarker)
+    assert isinstance(marker, SnapshotMarker)
+    return marker
+
+
+# --- markers ------------------------------------------------------------------------------------------------------
+
+
+def test_snapshot_marker_v1_unless_more_is_asked_for(world: World) -> None:
+    world.store("a", "b")
+    marker = _marker(world)
+    assert marker.version is None
+    assert marker.max_visible_seqno is None
+
+
+def test_snapshot_marker_v2_0(world: World) -> None:
+    world.store("a", "b")
+    marker = _marker(world, max_marker_version="2.0")
+    assert (marker.start_seqno, marker.end_seqno, marker.max_visible_seqno) == (0, 2, 2)
+    assert marker.purge_seqno is None
+
+
+def test_snapshot_marker_v2_2_with_the_purge_seqno(world: World) -> None:
+    world.store("a", "b")
+    marker = _marker(world, max_marker_version="2.2")
+    assert (marker.end_seqno, marker.max_visible_seqno, marker.purge_seqno) == (2, 2, 0)
+
+
+def test_the_first_marker_starts_at_the_requested_seqno_and_later_ones_after_the_last(world: World) -> None:
+    world.store("a", "b", "c")
+    consumer = world.consumer()
+    assert consumer.stream(start_seqno=2, vbuuid=world.vbuuid())[0] == "marker 2..3"
+    world.write("d")
+    assert consumer.brief()[0] == "marker 4..4"
+
+
+# --- deduplication ------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_key_comes_at_most_once_in_a_snapshot(world: World, features: tuple[Feature, ...]) -> None:
+    world.store("a", "b")
+    world.store("a")
+    world.write("b", "a")
+    lines = world.consumer(features=features).stream()
+    assert lines == ["marker 0..5", "set b@4", "set a@5"]
+
+
+@BOTH
+def test_a_key_that_is_overwritten_in_one_commit_comes_once(world: World, features: tuple[Feature, ...]) -> None:
+    world.write("a", "a", "a")
+    assert world.consumer(features=features).stream() == ["marker 0..3", "set a@3"]
+
+
+def test_versions_in_snapshots_of_their_own_are_not_deduplicated(world: World) -> None:
+    consumer = world.consumer()
+    consumer.open()
+    world.write("a")
+    assert changes(consumer.brief()) == ["set a@1"]
+    world.write("a")
+    assert changes(consumer.brief()) == ["set a@2"]
+
+
+@BOTH
+def test_a_key_that_is_overwritten_while_the_backfill_goes_on(world: World, features: tuple[Feature, ...]) -> None:
+    world.store("a", "b", "c", "d")
+    consumer = world.consumer(features=features)
+    consumer.open()
+    first = brief(consumer.step(bytes_max=60))
+    assert first == ["marker 0..4", "set a@1"]
+    # The snapshot holds the version that "c" had when it began; the new one is for the next.
+    world.store("c")
+    assert consumer.brief() == ["set b@2", "set c@3", "set d@4", "marker 5..5", "set c@5"]
+
+
+@BOTH
+def test_a_key_that_was_overwritten_before_and_while_the_backfill_goes_on(
+    world: World, features: tuple[Feature, ...]
+) -> None:
+    world.store("a", "b", "c")
+    world.store("b")
+    consumer = world.consumer(features=features)
+    consumer.open()
+    assert brief(consumer.step(bytes_max=60)) == ["marker 0..4", "set a@1"]
+    world.store("b", "c")
+    assert consumer.brief() == ["set c@3", "set b@4", "marker 5..6", "set b@5", "set c@6"]
+
+
+def test_deduplication_in_a_collection_that_a_scope_gets_inside_the_snapshot(world: World) -> None:
+    world.set_manifest(Manifest().with_scope("shop"))
+    consumer = world.consumer(features=COLLECTIONS)
+    consumer.stream(value=b'{"scope":"8"}')
+    world.set_manifest(world.bucket.manifest.with_collection("shop", "bills"))
+    world.write("bill", "bill", collection=9)
+    assert changes(consumer.brief()) == ["set 9:bill@4"]
+
+
+@BOTH
+def test_any_pace_and_any_writes_keep_every_snapshot_free_of_repeats(
+    world: World, features: tuple[Feature, ...]
+) -> None:
+    world.store(*(f"k{number % 7}" for number in range(30)))
+    consumer = world.consumer(features=features)
+    consumer.open()
+    messages = []
+    for number in range(60):
+        world.put(f"k{number * 5 % 11}")
+        if number % 3 == 0:
+            world.commit()
+        if number % 10 == 0:
+            world.settle()
+        messages += consumer.step(bytes_max=number % 4 * 50 + 1)
+    world.commit()
+    messages += consumer.received()
+    keys: set[bytes] = set()
+    state: dict[bytes, int] = {}
+    end = last = 0
+    for message in messages:
+        if isinstance(message, SnapshotMarker):
+            assert last == end, "the snapshot before has come to its end"
+            keys, end = set(), message.end_seqno
+        else:
+            assert isinstance(message, Mutation)
+            assert last < message.seqno <= end
+            assert message.key not in keys
+            keys.add(message.key)
+            state[message.key], last = message.seqno, message.seqno
+    entries = {key: world.bucket.find(0, 0, key) for key in state}
+    assert state == {key: entry.seqno for key, entry in entries.items() if entry}
+
+
+# --- history ------------------------------------------------------------------------------------------------------
+
+
+def test_change_streams_bring_all_versions(world: World) -> None:
+    world.store("a", "b")
+    world.store("a")
+    world.write("a")
+    consumer = world.consumer(features=COLLECTIONS, change_streams="true")
+    assert consumer.stream() == ["marker 0..4", "set a@1", "set b@2", "set a@3", "set a@4"]
+
+
+def test_change_streams_say_so_in_the_marker(world: World) -> None:
+    world.store("a", "a")
+    marker = _marker(world, change_streams="true")
+    assert marker.flags & (SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES) == (
+        SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES
+    )
+
+
+def test_without_change_streams_the_marker_promises_no_history(world: World) -> None:
+    world.store("a", "a")
+    assert not _marker(world).flags & (SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES)
+
+
+def test_change_streams_tell_what_has_no_history_in_a_snapshot_of_its_own(world: World) -> None:
+    world.store("a", "b", "a")
+    world.compact(KEEP_NOTHING)
+    world.store("a", "a")
+    consumer = world.consumer(features=COLLECTIONS, change_streams="true")
+    consumer.open()
+    messages = consumer.received()
+    assert brief(messages) == ["marker 0..3", "set b@2", "set a@3", "marker 4..5", "set a@4", "set a@5"]
+    has_history = [SnapshotFlags.HISTORY in marker.flags for marker in of_type(messages, SnapshotMarker)]
+    assert has_history == [False, True]
+
+
+def test_change_streams_that_resume_inside_the_history_have_all_of_it(world: World) -> None:
+    world.store("a", "b", "a")
+    world.compact(KEEP_NOTHING)
+    world.store("a", "a")
+    consumer = world.consumer(features=COLLECTIONS, change_streams="true")
+    consumer.open(start_seqno=3, vbuuid=world.vbuuid())
+    messages = consumer.received()
+    assert brief(messages) == ["marker 3..5", "set a@4", "set a@5"]
+    assert SnapshotFlags.HISTORY in of_type(messages, SnapshotMarker)[0].flags

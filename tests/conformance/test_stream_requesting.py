@@ -1,0 +1,345 @@
+"""Stream requests: what they are answered, and which changes they bring (seeds 000, 001 and 002)."""
+
+from __future__ import annotations
+
+import pytest
+from dcp_world import COLLECTIONS, OPAQUE, World, changes, of_type, resume, stream_request
+
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.messages.dcp_connection import OpenFlags
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
+from headwater.protocol.status import Status
+
+# --- what is answered ---------------------------------------------------------------------------------------------
+
+
+def test_stream_open_is_answered_with_the_failover_log(world: World) -> None:
+    answer = world.consumer().open()
+    assert answer.opaque == OPAQUE
+    assert [(entry.vbuuid, entry.seqno) for entry in answer.failover_log] == [(world.vbuuid(), 0)]
+
+
+def test_every_message_of_a_stream_has_the_opaque_of_its_request(world: World) -> None:
+    world.write("a")
+    consumer = world.consumer()
+    consumer.open(opaque=0xBEEF, end_seqno=1)
+    messages = consumer.received()
+    assert len(messages) == 3
+    assert {message.opaque for message in messages} == {0xBEEF}
+
+
+def test_a_second_stream_on_a_vbucket_is_key_eexists(world: World) -> None:
+    consumer = world.consumer()
+    consumer.open()
+    assert consumer.refused(stream_request()) == Status.KEY_EEXISTS
+
+
+def test_a_stream_can_be_opened_again_after_its_end(world: World) -> None:
+    world.write("a")
+    consumer = world.consumer()
+    assert consumer.stream(end_seqno=1)[-1] == "end OK"
+    assert consumer.stream() == ["marker 0..1", "set a@1"]
+
+
+@pytest.mark.parametrize("vbucket", [8, 500, 2000])
+def test_not_my_vbucket_where_it_does_not_exist(world: World, vbucket: int) -> None:
+    assert world.consumer().refused(stream_request(vbucket=vbucket)) == Status.NOT_MY_VBUCKET
+
+
+def test_not_my_vbucket_where_it_is_dead(world: World) -> None:
+    world.set_state(VBucketState.DEAD)
+    assert world.consumer().refused(stream_request()) == Status.NOT_MY_VBUCKET
+
+
+def test_active_only_is_not_my_vbucket_on_a_replica(world: World) -> None:
+    world.set_state(VBucketState.REPLICA)
+    consumer = world.consumer()
+    assert consumer.refused(stream_request(flags=StreamFlags.ACTIVE_ONLY)) == Status.NOT_MY_VBUCKET
+    consumer.open()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"start_seqno": 3, "end_seqno": 2},
+        {"start_seqno": 2, "snapshot_start_seqno": 3, "snapshot_end_seqno": 4},
+        {"start_seqno": 2, "snapshot_start_seqno": 0, "snapshot_end_seqno": 1},
+    ],
+    ids=["start beyond end", "start before its snapshot", "start behind its snapshot"],
+)
+def test_numbers_out_of_order_are_erange(world: World, fields: dict[str, int]) -> None:
+    world.write("a", "b", "c", "d")
+    assert world.consumer().refused(stream_request(**fields)) == Status.ERANGE
+
+
+def test_extras_of_a_wrong_length_are_einval_and_the_connection_lives(world: World) -> None:
+    consumer = world.consumer()
+    frame = b"\x80\x53\x00\x00\x28\x00\x00\x00\x00\x00\x00\x28" + bytes(12) + bytes(40)
+    assert consumer.refused(frame) == Status.EINVAL
+    consumer.open()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"not json",
+        b"[1]",
+        b'{"uid":1}',
+        b'{"uid":"xyz"}',
+        b'{"collections":"0"}',
+        b'{"collections":[0]}',
+        b'{"scope":0}',
+        b'{"collections":["0"],"scope":"0"}',
+        b'{"sid":"1"}',
+    ],
+)
+def test_a_value_that_is_not_as_specified_is_einval(world: World, value: bytes) -> None:
+    consumer = world.consumer(features=COLLECTIONS)
+    assert consumer.refused(stream_request(value=value)) == Status.EINVAL
+    consumer.open()
+
+
+def test_unknown_keys_of_the_value_are_no_error(world: World) -> None:
+    world.consumer(features=COLLECTIONS).open(value=b'{"colour":"red"}')
+
+
+def test_collections_without_noop_are_not_supported(world: World) -> None:
+    consumer = world.consumer(features=COLLECTIONS, enable_noop="false")
+    assert consumer.refused(stream_request()) == Status.NOT_SUPPORTED
+
+
+def test_xattrs_without_noop_are_not_supported(world: World) -> None:
+    consumer = world.consumer(flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS, enable_noop="false")
+    assert consumer.refused(stream_request()) == Status.NOT_SUPPORTED
+
+
+# --- which changes come -------------------------------------------------------------------------------------------
+
+
+def test_a_full_request_brings_everything(world: World) -> None:
+    world.store("a", "b", "c")
+    assert world.consumer().stream() == ["marker 0..3", "set a@1", "set b@2", "set c@3"]
+
+
+def test_a_request_on_an_empty_vbucket_brings_nothing_yet(world: World) -> None:
+    consumer = world.consumer()
+    assert consumer.stream() == []
+    world.write("a")
+    assert consumer.brief() == ["marker 0..1", "set a@1"]
+
+
+def test_a_partial_request_brings_what_follows_its_start(world: World) -> None:
+    world.store("a", "b", "c", "d")
+    lines = world.consumer().stream(**resume(world, 2))
+    assert changes(lines) == ["set c@3", "set d@4"]
+
+
+def test_a_request_inside_a_snapshot_goes_on_with_that_snapshot(world: World) -> None:
+    world.store("a", "b", "c", "d")
+    fields = resume(world, 2, snapshot_start_seqno=0, snapshot_end_seqno=4)
+    assert world.consumer().stream(**fields) == ["marker 0..4", "set c@3", "set d@4"]
+
+
+def test_a_bounded_request_delivers_the_whole_snapshot_and_ends(world: World) -> None:
+    world.store("a", "b", "c")
+    assert world.consumer().stream(end_seqno=2) == ["marker 0..3", "set a@1", "set b@2", "set c@3", "end OK"]
+
+
+def test_a_bounded_request_beyond_the_high_seqno_waits_for_it(world: World) -> None:
+    world.store("a")
+    consumer = world.consumer()
+    assert consumer.stream(end_seqno=3) == ["marker 0..1", "set a@1"]
+    world.write("b")
+    assert consumer.brief() == ["marker 2..2", "set b@2"]
+    world.write("c")
+    assert consumer.brief() == ["marker 3..3", "set c@3", "end OK"]
+
+
+def test_a_request_whose_start_is_its_end_ends_at_once(world: World) -> None:
+    world.store("a", "b", "c")
+    assert world.consumer().stream(**resume(world, 2, end_seqno=2)) == ["end OK"]
+    assert world.consumer().stream(vbucket=3, end_seqno=0) == ["end OK"]
+
+
+def test_a_merged_request_brings_disk_and_memory_without_a_seam(world: World) -> None:
+    world.store("a", "b")
+    world.write("c", "d")
+    assert changes(world.consumer().stream()) == ["set a@1", "set b@2", "set c@3", "set d@4"]
+
+
+def test_a_memory_request_is_told_as_a_memory_snapshot(world: World) -> None:
+    world.write("a", "b")
+    consumer = world.consumer()
+    consumer.open()
+    (marker,) = of_type(consumer.received(), SnapshotMarker)
+    assert SnapshotFlags.MEMORY in marker.flags
+    assert SnapshotFlags.DISK not in marker.flags
+
+
+def test_a_disk_request_is_told_as_a_disk_snapshot(world: World) -> None:
+    world.store("a", "b")
+    consumer = world.consumer()
+    consumer.open()
+    (marker,) = of_type(consumer.received(), SnapshotMarker)
+    assert marker.flags == SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
+
+
+def test_a_disk_only_request_ends_with_what_was_there(world: World) -> None:
+    world.store("a", "b")
+    consumer = world.consumer()
+    assert consumer.stream(flags=StreamFlags.DISK_ONLY) == ["marker 0..2", "set a@1", "set b@2", "end OK"]
+    world.write("c")
+    assert consumer.brief() == []
+
+
+def test_a_disk_only_request_with_an_end_goes_no_further(world: World) -> None:
+    world.store("a", "b", "c")
+    lines = world.consumer().stream(flags=StreamFlags.DISK_ONLY, end_seqno=3)
+    assert lines[-2:] == ["set c@3", "end OK"]
+
+
+def test_a_latest_request_ends_at_the_high_seqno_of_its_opening(world: World) -> None:
+    world.store("a", "b")
+    consumer = world.consumer()
+    consumer.open(flags=StreamFlags.LATEST)
+    assert consumer.brief() == ["marker 0..2", "set a@1", "set b@2", "end OK"]
+
+
+def test_a_latest_request_ignores_the_end_it_was_given(world: World) -> None:
+    world.store("a", "b", "c")
+    lines = world.consumer().stream(flags=StreamFlags.LATEST, end_seqno=1)
+    assert lines == ["marker 0..3", "set a@1", "set b@2", "set c@3", "end OK"]
+
+
+def test_a_from_latest_request_brings_only_what_is_new(world: World) -> None:
+    world.store("a", "b")
+    consumer = world.consumer()
+    assert consumer.stream(flags=StreamFlags.FROM_LATEST) == []
+    world.write("c")
+    assert changes(consumer.brief()) == ["set c@3"]
+
+
+def test_what_is_not_durable_is_not_sent(world: World) -> None:
+    consumer = world.consumer()
+    consumer.open()
+    world.put("a")
+    assert consumer.brief() == []
+    world.commit()
+    assert consumer.brief() == ["marker 0..1", "set a@1"]
+
+
+# --- keep the stream open -----------------------------------------------------------------------------------------
+
+
+def test_keep_stream_open_goes_on_live_after_the_backfill(world: World) -> None:
+    world.store("a", "b")
+    consumer = world.consumer()
+    assert consumer.stream() == ["marker 0..2", "set a@1", "set b@2"]
+    world.write("c")
+    assert consumer.brief() == ["marker 3..3", "set c@3"]
+    world.write("d", "e")
+    assert consumer.brief() == ["marker 4..5", "set d@4", "set e@5"]
+
+
+def test_the_seam_between_backfill_and_live_has_no_gap_and_no_repeat(world: World) -> None:
+    world.store(*(f"old-{number}" for number in range(50)))
+    consumer = world.consumer()
+    consumer.open()
+    seqnos: list[int] = []
+    for number in range(100):
+        # Writes, commits and settling go on at every point of the backfill.
+        world.put(f"new-{number}")
+        if number % 2:
+            world.commit()
+        if number % 7 == 0:
+            world.settle()
+        seqnos += [change.seqno for change in of_type(consumer.step(), Mutation)]
+    world.commit()
+    seqnos += [change.seqno for change in of_type(consumer.received(), Mutation)]
+    assert seqnos == list(range(1, 151))
+
+
+def test_markers_follow_one_another_without_overlap(world: World) -> None:
+    world.store("a")
+    consumer = world.consumer()
+    consumer.open()
+    markers = of_type(consumer.received(), SnapshotMarker)
+    for key in "bcd":
+        world.write(key)
+        markers += of_type(consumer.received(), SnapshotMarker)
+    assert [(marker.start_seqno, marker.end_seqno) for marker in markers] == [(0, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_cursor_movement_streams_of_one_vbucket_go_at_their_own_pace(world: World) -> None:
+    world.store("a", "b", "c")
+    fast, slow = world.consumer(), world.consumer()
+    fast.open()
+    slow.open()
+    assert changes(fast.brief()) == ["set a@1", "set b@2", "set c@3"]
+    slow.step()
+    world.write("d")
+    assert changes(fast.brief()) == ["set d@4"]
+    world.settle()
+    assert changes(slow.brief())[-1] == "set d@4"
+
+
+def test_a_slow_consumer_falls_back_to_disk(world: World) -> None:
+    consumer = world.consumer()
+    world.write("a")
+    consumer.stream()
+    world.store("b", "c")
+    messages = consumer.received()
+    (marker,) = of_type(messages, SnapshotMarker)
+    assert SnapshotFlags.DISK in marker.flags
+    assert [change.seqno for change in of_type(messages, Mutation)] == [2, 3]
+
+
+def test_multiple_streams_of_one_connection(world: World) -> None:
+    for vbucket in range(4):
+        world.put("a", "b", vbucket=vbucket)
+    world.settle()
+    consumer = world.consumer()
+    for vbucket in range(4):
+        consumer.open(vbucket=vbucket, opaque=100 + vbucket)
+    mutations = of_type(consumer.received(), Mutation)
+    assert sorted((change.vbucket, change.opaque, change.seqno) for change in mutations) == [
+        (vbucket, 100 + vbucket, seqno) for vbucket in range(4) for seqno in (1, 2)
+    ]
+
+
+def test_sequential_backfills_come_one_after_the_other(world: World) -> None:
+    for vbucket in range(2):
+        world.put("a", "b", "c", vbucket=vbucket)
+    world.settle()
+    consumer = world.consumer(backfill_order="sequential")
+    consumer.open(vbucket=0)
+    consumer.open(vbucket=1)
+    mutations = of_type(consumer.decode(consumer.frames(bytes_max=1)), Mutation)
+    assert [change.vbucket for change in mutations] == [0, 0, 0, 1, 1, 1]
+
+
+def test_round_robin_backfills_take_turns(world: World) -> None:
+    for vbucket in range(2):
+        world.put("a", "b", "c", vbucket=vbucket)
+    world.settle()
+    consumer = world.consumer(backfill_order="round-robin")
+    consumer.open(vbucket=0)
+    consumer.open(vbucket=1)
+    mutations = of_type(consumer.decode(consumer.frames(bytes_max=1)), Mutation)
+    assert [change.vbucket for change in mutations] == [0, 1, 0, 1, 0, 1]
+
+
+def test_get_all_vb_seqnos_tells_where_streams_can_go(world: World) -> None:
+    world.write("a", "b")
+    world.write("c", vbucket=5)
+    answer = world.consumer().succeed(GetAllVbSeqnos())
+    seqnos = {entry.vbucket: entry.seqno for entry in answer.seqnos}
+    assert seqnos == {0: 2, 1: 0, 2: 0, 3: 0, 4: 0, 5: 1, 6: 0, 7: 0}
+
+
+def test_a_stream_brings_the_vbucket_up_to_its_high_seqno(world: World) -> None:
+    world.write("a", "b")
+    consumer = world.consumer()
+    assert consumer.stream(end_seqno=world.high_seqno())[-2:] == ["set b@2", "end OK"]

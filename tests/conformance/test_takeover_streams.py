@@ -1,0 +1,115 @@
+"""Takeover: a stream that hands its vbucket over to the consumer (seed 002, flag 0x01)."""
+
+from __future__ import annotations
+
+import pytest
+from dcp_world import Consumer, World, brief, changes, of_type, stream_request
+
+from headwater.errors import StoreError
+from headwater.protocol.messages.base import Message
+from headwater.protocol.messages.dcp_stream import SetVBucketState, StreamFlags, VBucketState
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+
+
+def _answer_state(consumer: Consumer, messages: list[Message]) -> list[Message]:
+    (state,) = of_type(messages, SetVBucketState)
+    consumer.answer(state, Opcode.DCP_SET_VBUCKET_STATE)
+    consumer.world.commit()
+    return consumer.received()
+
+
+def _open(world: World) -> tuple[Consumer, list[Message]]:
+    consumer = world.consumer()
+    consumer.open(flags=StreamFlags.TAKEOVER)
+    return consumer, consumer.received()
+
+
+def test_takeover_without_items(world: World) -> None:
+    consumer, messages = _open(world)
+    assert brief(messages) == ["state PENDING"]
+    messages = _answer_state(consumer, messages)
+    assert brief(messages) == ["state ACTIVE"]
+    assert brief(_answer_state(consumer, messages)) == ["end OK"]
+
+
+def test_takeover_with_items(world: World) -> None:
+    world.store("a", "b")
+    consumer, messages = _open(world)
+    assert brief(messages) == ["marker 0..2", "set a@1", "set b@2", "state PENDING"]
+    messages = _answer_state(consumer, messages)
+    assert brief(messages) == ["state ACTIVE"]
+    assert brief(_answer_state(consumer, messages)) == ["end OK"]
+
+
+def test_after_a_takeover_the_vbucket_is_dead_here(world: World) -> None:
+    consumer, messages = _open(world)
+    assert world.bucket.vbuckets.state(0) == VBucketState.ACTIVE
+    messages = _answer_state(consumer, messages)
+    assert world.bucket.vbuckets.state(0) == VBucketState.DEAD
+    _answer_state(consumer, messages)
+    assert consumer.refused(stream_request()) == Status.NOT_MY_VBUCKET
+
+
+def test_a_takeover_goes_on_only_when_the_consumer_has_answered(world: World) -> None:
+    consumer, messages = _open(world)
+    assert consumer.received() == []
+    messages = _answer_state(consumer, messages)
+    assert consumer.received() == []
+    assert brief(_answer_state(consumer, messages)) == ["end OK"]
+
+
+def test_what_is_written_before_the_answer_is_sent_before_the_vbucket_becomes_active(world: World) -> None:
+    world.store("a")
+    consumer, messages = _open(world)
+    world.write("late")
+    consumer.answer(of_type(messages, SetVBucketState)[0], Opcode.DCP_SET_VBUCKET_STATE)
+    world.commit()
+    assert consumer.brief() == ["marker 2..2", "set late@2", "state ACTIVE"]
+
+
+def test_what_is_not_durable_yet_is_sent_before_the_vbucket_becomes_active(world: World) -> None:
+    world.store("a")
+    consumer, messages = _open(world)
+    world.put("late")
+    consumer.answer(of_type(messages, SetVBucketState)[0], Opcode.DCP_SET_VBUCKET_STATE)
+    lines = consumer.brief()
+    world.commit()
+    lines += consumer.brief()
+    assert lines == ["marker 2..2", "set late@2", "state ACTIVE"]
+
+
+def test_a_takeover_ends_the_other_streams_of_the_vbucket(world: World) -> None:
+    other = world.consumer()
+    other.open()
+    assert other.brief() == []
+    consumer, messages = _open(world)
+    _answer_state(consumer, messages)
+    assert other.brief() == ["end STATE_CHANGED"]
+
+
+def test_a_takeover_can_be_closed_while_it_waits(world: World) -> None:
+    world.store("a")
+    consumer, messages = _open(world)
+    assert changes(brief(messages)) == ["set a@1"]
+    assert consumer.close_stream() == Status.SUCCESS
+    assert world.bucket.vbuckets.state(0) == VBucketState.ACTIVE
+
+
+def test_an_answer_to_nothing_is_ignored(world: World) -> None:
+    consumer = world.consumer()
+    consumer.open()
+    consumer.send(b"\x81\x5b" + bytes(22))
+    assert consumer.received() == []
+    assert not consumer.is_closed
+
+
+def test_a_takeover_whose_disk_fails_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise StoreError("the disk can't be read")
+
+    consumer, messages = _open(world)
+    assert brief(messages) == ["state PENDING"]
+    world.store("late")
+    monkeypatch.setattr(world.bucket.engine, "view", fail)
+    assert consumer.brief() == ["end STATE_CHANGED"]

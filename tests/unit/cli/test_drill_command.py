@@ -1,0 +1,56 @@
+"""`headwater drill` without a node: what it makes of answers, and of a wrong command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headwater.cli import main
+from headwater.cli import management_api as api
+from headwater.cli.management_api import Answer
+
+DONE = {"vbucket": 12, "rolled_back_to": 100, "vbuuid": 77, "high_seqno_before": 120}
+ARGUMENTS = ["drill", "rollback", "http://127.0.0.1:1/default", "--user", "ann", "--password", "pencil"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(200, DONE), "vbucket 12 rolled back from 120 to 100 (new vbuuid 77)\n"),
+        (
+            Answer(200, {**DONE, "rolled_back_to": 0}),
+            "vbucket 12 rolled back from 120 to 0, as 100 lies before the history window (new vbuuid 77)\n",
+        ),
+        (Answer(200, "hello"), "Error: the answer does not tell of a rollback. Check that it is a Headwater node"),
+        (Answer(200, {}), "Error: the answer does not tell of a rollback. Check that it is a Headwater node"),
+        (Answer(404, "Not found."), "Error: the node has no drills. Check that it is a Headwater node"),
+        (Answer(404, {"errors": {"_": 'Bucket with name "default" not found'}}), "Error: Bucket with name"),
+        (
+            Answer(403, {"message": "Forbidden. User needs the following permissions", "permissions": ["x"]}),
+            "Error: Forbidden. User needs the following permissions. Give the user the role admin on the bucket\n",
+        ),
+        (Answer(400, {"errors": {"_": "there is no vbucket 12"}}), "Error: there is no vbucket 12\n"),
+    ],
+)
+def test_what_is_said(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
+    asked: list[Any] = []
+
+    def ask(management: api.Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        asked.append((method, path, form))
+        return answer
+
+    monkeypatch.setattr(api.Management, "ask", ask)
+    result = CliRunner().invoke(main, [*ARGUMENTS, "--vbucket", "12", "--to", "100"])
+    assert asked == [("POST", ("headwater", "buckets", "default", "vbuckets", "12", "rollback"), {"to": "100"})]
+    assert result.output.startswith(words)
+    assert len(result.output.splitlines()) == 1
+    assert result.exit_code == (1 if words.startswith("Error") else 0)
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--vbucket", "1"], ["--vbucket", "-1", "--to", "0"], ["--vbucket", "1", "--to", "x"]]
+)
+def test_a_wrong_command_line(options: list[str]) -> None:
+    assert CliRunner().invoke(main, [*ARGUMENTS, *options]).exit_code == 2
