@@ -294,3 +294,13 @@ def test_a_live_stream_whose_disk_fails_ends(world: World, monkeypatch: pytest.M
     world.store("b", "c")
     _break(world, monkeypatch)
     assert consumer.brief() == ["end BACKFILL_FAILED"]
+
+
+def test_a_user_who_loses_the_right_to_stream_is_told_so(world: World) -> None:
+    consumer = world.consumer()
+    consumer.stream()
+    service = consumer.session.service
+    user = consumer.session.user
+    service.users = service.users.remove(user)
+    assert consumer.brief() == ["end LOST_PRIVILEGES"]
+    assert consumer.session.dcp.streams == {}

@@ -1,4 +1,4 @@
-"""A bucket against a model of it: for each vbucket a list of all versions, of which the last of each key is the document.
+"""A bucket against a model: of each vbucket a list of all versions, of which the last of each key is the document.
 
 The machine writes, commits, settles, compacts, lets time pass, fails and crashes in any order. After every step the
 bucket must hold what the model says, to whoever reads a document and to whoever streams the changes. Small blocks and
@@ -54,7 +54,7 @@ writes_before_failure = st.sampled_from([None, None, None, 0, 1, 2, 3])
 retentions = st.builds(
     Retention,
     history_s=st.sampled_from([0, 5, 30, 10**9]),
-    history_bytes=st.sampled_from([0, 150, 600, 2**40, 2**40]),
+    history_bytes=st.sampled_from([0, 150, 600, 2**40]),
     purge_age_s=st.sampled_from([0, 0, 5, 30]),
 )
 
@@ -194,6 +194,18 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 self.put(vbucket, key, value, ttl_s)
 
+    @precondition(lambda self: self.sealed is None)
+    @rule(vbucket=vbuckets, names=st.lists(keys, min_size=3, max_size=10), is_settled=st.booleans())
+    def write_and_commit(self, vbucket: int, names: list[bytes], is_settled: bool) -> None:
+        """The same few documents again and again, every other of them deleted the next time."""
+        for key in names:
+            document = self.get(vbucket, key)
+            if document is None or document.is_deleted or document.seqno % 2:
+                self.put(vbucket, key, b"again", 0)
+            else:
+                self.remove(vbucket, key)
+        self.commit(is_settled)
+
     def put(self, vbucket: int, key: bytes, value: bytes, ttl_s: int) -> None:
         before = self.get(vbucket, key)
         expiry = self.now_s + ttl_s if ttl_s else 0
@@ -300,9 +312,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.engine.writes_left = None
 
     @precondition(lambda self: self.sealed is None)
-    @rule(vbucket=vbuckets, retention=retentions, writes_left=writes_before_failure)
-    def compact(self, vbucket: int, retention: Retention, writes_left: int | None) -> None:
+    @rule(vbucket=vbuckets, retention=retentions, writes_left=writes_before_failure, is_settled=st.booleans())
+    def compact(self, vbucket: int, retention: Retention, writes_left: int | None, is_settled: bool) -> None:
         """Which may fail in the middle, and during which time passes."""
+        if is_settled:
+            self.commit(is_settled=True)
         for version in self.models[vbucket].versions[: self.models[vbucket].durable]:
             if version.document.is_deleted and version.document.delete_time < self.now_s + 3 - retention.purge_age_s:
                 version.may_be_purged = True
@@ -324,12 +338,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert facts.purge_seqno >= before.purge_seqno
         assert facts.history_start_seqno <= self.models[vbucket].durable
 
-    @precondition(lambda self: self.sealed is None)
-    @rule(vbucket=vbuckets, data=st.data(), branch=st.booleans())
-    def roll_back(self, vbucket: int, data: st.DataObject, branch: bool) -> None:
+    def roll_back(self, vbucket: int, target: int, *, branch: bool) -> None:
         self.commit(is_settled=False)
         model, start = self.models[vbucket], self.facts(vbucket).history_start_seqno
-        target = data.draw(st.integers(0, len(model.versions)) | st.integers(start, len(model.versions)))
+        target = max(0, len(model.versions) - target)
         reached = roll_back(self.bucket, vbucket, Seqno(target), branch=branch)
         assert reached == (target if target >= start else 0)
         del model.versions[reached:]
@@ -354,14 +366,21 @@ class StoreMachine(RuleBasedStateMachine):
             after = self.facts(vbucket)
             assert (after.purge_seqno, after.history_start_seqno) == (before.purge_seqno, before.history_start_seqno)
 
-    @rule(how=st.sampled_from(["crash", "crash when written", "fail", "fail", "stop", "flush"]))
-    def break_off(self, how: str) -> None:
+    @rule(
+        how=st.sampled_from(["crash", "crash when written", "fail", "fail", "stop", "roll back", "roll back", "flush"]),
+        vbucket=vbuckets,
+        seqnos=st.integers(0, 12),
+        branch=st.booleans(),
+    )
+    def break_off(self, how: str, vbucket: int, seqnos: int, branch: bool) -> None:
         if how == "fail":
             self.fail()
         elif how.startswith("crash") or self.sealed is not None:
             self.crash(is_written=how == "crash when written")
         elif how == "stop":
             self.stop()
+        elif how == "roll back":
+            self.roll_back(vbucket, seqnos, branch=branch)
         else:
             self.flush()
 

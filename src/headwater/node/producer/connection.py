@@ -7,6 +7,7 @@ slow consumer holds nothing in memory. Streams take turns; a chunk each.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.errors import UnexpectedMessage
@@ -54,6 +55,8 @@ class ProducerConnection:
     knows_collections: bool
     may_compress: bool
     opened_s: float
+    has_right: Callable[[], bool] = lambda: True
+    """Whether the user may still stream from the bucket."""
     kind: str = "producer"
     """What it is called in statistics."""
     controls: Controls = field(default_factory=Controls)
@@ -199,6 +202,8 @@ class ProducerConnection:
 
     def produce_pieces(self, bytes_max: int) -> list[Piece]:
         """The next data, of all streams in turns, within the window. Empty where there is nothing to send now."""
+        if not self.has_right():
+            return self._end_all()
         self._wake_idle_streams()
         pieces: list[Piece] = []
         size = 0
@@ -214,6 +219,13 @@ class ProducerConnection:
             size += made
             self._count_bytes(made)
             self._put_back(key, stream)
+        return pieces
+
+    def _end_all(self) -> list[Piece]:
+        """The user has lost the right to stream."""
+        pieces: list[Piece] = [data for stream in self.streams.values() for data in stream.lose_privileges()]
+        for key in list(self.streams):
+            self._forget(key)
         return pieces
 
     def _put_back(self, key: StreamKey, stream: Stream) -> None:

@@ -48,6 +48,7 @@ from headwater.protocol.stream_state import (
     FilterEmptied,
     HandOverAcknowledged,
     PendingSent,
+    PrivilegesLost,
     ProducerStream,
     TakeoverStarted,
     VBucketRolledBack,
@@ -64,7 +65,6 @@ from headwater.protocol.system_events import (
     encode_event,
 )
 from headwater.store.bucket import Bucket
-from headwater.store.index import COUNT
 from headwater.store.runs import first_seqno
 
 Piece = bytes | memoryview
@@ -306,7 +306,6 @@ class Stream:
             return Snapshot(end_seqno=end)
         found = survey(
             self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno),
-            frames_max=self._frames_max(end),
             end_seqno=end,
             secret=self._bucket.index.secret,
             # A scope gets collections inside the snapshot, too.
@@ -319,12 +318,6 @@ class Stream:
         if found.last_wanted_seqno == 0:
             return None
         return Snapshot(end_seqno=found.last_wanted_seqno, superseded=superseded)
-
-    def _frames_max(self, end: int) -> int:
-        stored = int(self._bucket.index.tables[self.vbucket, COUNT]) + int(
-            self._bucket.vbuckets.superseded[self.vbucket]
-        )
-        return min(end - self.passed_seqno, stored + 1) + 1
 
     def _marker(self, snapshot: Snapshot, *, in_memory: bool) -> SnapshotMarker:
         is_first = self._first_marker_start is not None
@@ -525,6 +518,10 @@ class Stream:
         self._advance(CloseRequested)
         if tell:
             yield self._encode(StreamEnd(reason=END_REASONS[CloseRequested]))
+
+    def lose_privileges(self) -> Iterator[bytes]:
+        """The user may no longer read what the stream holds."""
+        yield from self._end(PrivilegesLost)
 
     def disconnect(self) -> None:
         if not self.is_ended:

@@ -16,6 +16,10 @@ from headwater.protocol.kernels.collection_prefix import collection_id
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u32, u64
 from headwater.store.siphash import siphash128
 
+_FRAME_BYTES_MIN = 24 + 18 + 2
+_SLOTS_MIN = 256
+NO_SEQNOS: Column = np.empty(0, dtype=np.uint64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -26,30 +30,56 @@ class Survey:
 
 
 def survey(
-    runs: Iterable[Bytes], *, frames_max: int, end_seqno: int, secret: Column, wanted: Column | None, with_events: bool
+    runs: Iterable[Bytes], *, end_seqno: int, secret: Column, wanted: Column | None, with_events: bool
 ) -> Survey:
-    """Look through the changes of a snapshot.
-
-    `wanted` are the collections of the stream, None for all; `frames_max` bounds how many changes there can be.
-    """
-    table = np.zeros((1 << (2 * frames_max).bit_length(), 3), dtype=np.uint64)
-    superseded = np.empty(frames_max, dtype=np.uint64)
+    """Look through the changes of a snapshot. `wanted` are the collections of the stream, None for all."""
+    table = _empty_table(_SLOTS_MIN)
+    found: list[Column] = []
     filtered = wanted is not None
     ids = np.empty(0, dtype=np.uint32) if wanted is None else wanted
-    count = last = 0
+    keys = last = 0
     for run in runs:
-        count, reached = _survey(run, u64(end_seqno), secret, filtered, ids, with_events, table, superseded, count)
+        frames_max = len(run) // _FRAME_BYTES_MIN + 1
+        if 2 * (keys + frames_max) > len(table):
+            table = _grown(table, 4 * (keys + frames_max))
+        superseded = np.empty(frames_max, dtype=np.uint64)
+        count, fresh, reached = _survey(run, u64(end_seqno), secret, filtered, ids, with_events, table, superseded)
+        found.append(superseded[:count])
+        keys += fresh
         last = int(reached) or last
-    return Survey(superseded=np.sort(superseded[:count]), last_wanted_seqno=last)
+    return Survey(superseded=np.sort(np.concatenate(found)) if found else NO_SEQNOS, last_wanted_seqno=last)
+
+
+def _empty_table(slots: int) -> Column:
+    return np.zeros((1 << (slots - 1).bit_length(), 3), dtype=np.uint64)
+
+
+def _grown(table: Column, slots: int) -> Column:
+    larger = _empty_table(slots)
+    _reenter(table, larger)
+    return larger
+
+
+@kernel
+def _reenter(table: Column, larger: Column) -> None:
+    mask = len(larger) - 1
+    for old in range(len(table)):
+        if table[old, 2] != 0:
+            slot = i64(table[old, 0] & u64(mask))
+            while larger[slot, 2] != 0:
+                slot = (slot + 1) & mask
+            for word in range(3):
+                larger[slot, word] = table[old, word]
 
 
 @kernel
 def _survey(
     run: Bytes, end_seqno: int, secret: Column, filtered: bool, wanted: Column, with_events: bool, table: Column,
-    superseded: Column, count: int,
-) -> tuple[int, int]:  # fmt: skip
+    superseded: Column,
+) -> tuple[int, int, int]:  # fmt: skip
     at = i64(0)
-    count = i64(count)
+    count = i64(0)
+    keys = i64(0)
     last = u64(0)
     mask = len(table) - 1
     while at < len(run):
@@ -71,9 +101,11 @@ def _survey(
                 if table[slot, 2] != 0:
                     superseded[count] = table[slot, 2]
                     count += 1
+                else:
+                    keys += 1
                 table[slot, 0] = high
                 table[slot, 1] = low
                 table[slot, 2] = seqno
                 last = seqno
         at += 24 + i64(load_u32(run, at + 8))
-    return count, last
+    return count, keys, last

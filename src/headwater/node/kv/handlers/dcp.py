@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import UnexpectedMessage
+from headwater.node.auth.users import Action
 from headwater.node.kv.access import refuse_vbucket
 from headwater.node.kv.context import CloseConnection, Context, Refused
 from headwater.node.producer.connection import ProducerConnection, is_name
@@ -70,6 +71,7 @@ def _open(context: Context, request: Open) -> PlainResponse:
             knows_collections=session.negotiated.collections,
             may_compress=session.has(Feature.SNAPPY),
             opened_s=context.service.now_s(),
+            has_right=lambda: session.may(Action.STREAM),
         )
     )
     return context.ok()
