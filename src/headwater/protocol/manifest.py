@@ -24,6 +24,7 @@ from headwater.protocol.system_events import (
 
 DEFAULT_NAME = "_default"
 FIRST_ID = 8
+ID_MAX = 2**32 - 1
 NAME_BYTES_MAX = 251
 COLLECTIONS_MAX = 1200
 SCOPES_MAX = 1200
@@ -131,6 +132,8 @@ class Manifest:
 
     def _next(self, **changes: Any) -> Manifest:
         manifest = replace(self, uid=ManifestUid(self.uid + 1), **changes)
+        if manifest.ids_used > ID_MAX:
+            raise LocalProtocolError("all ids of scopes and collections have been given out")
         if len(manifest.scopes) > SCOPES_MAX or sum(1 for _ in manifest.collections()) > COLLECTIONS_MAX:
             raise LocalProtocolError(f"a bucket has at most {SCOPES_MAX} scopes and {COLLECTIONS_MAX} collections")
         return manifest
@@ -161,14 +164,14 @@ class Manifest:
             members = json.loads(bytes(data))
             scopes = tuple(_scope_from_json(scope) for scope in members["scopes"])
             uid = ManifestUid(_number(members["uid"], bits=64))
-            ids_used = int(members.get("ids_used", 0))
+            ids_used = members.get("ids_used", 0)
+            if type(ids_used) is not int or not 0 <= ids_used <= ID_MAX:
+                raise ValueError(f"ids_used {ids_used}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedJson(f"not a collections manifest: {error!r}") from error
+        _check_unique(scopes)
+        _check_defaults(scopes)
         ids = [collection.id for scope in scopes for collection in scope.collections]
-        if len(ids) != len(set(ids)) or len(scopes) != len({scope.id for scope in scopes}):
-            raise MalformedJson("a collections manifest gives an id twice")
-        if not any(scope.id == DEFAULT_SCOPE for scope in scopes):
-            raise MalformedJson("a collections manifest has the default scope")
         highest = max([FIRST_ID - 1, ids_used, *ids, *(scope.id for scope in scopes)])
         return cls(uid=uid, scopes=scopes, ids_used=highest)
 
@@ -218,6 +221,28 @@ def _missing(here: Manifest, there: Manifest) -> Iterator[Scope]:
     return (scope for scope in here.scopes if scope.id not in known)
 
 
+def _check_unique(scopes: tuple[Scope, ...]) -> None:
+    ids = [collection.id for scope in scopes for collection in scope.collections]
+    if len(ids) != len(set(ids)) or len(scopes) != len({scope.id for scope in scopes}):
+        raise MalformedJson("a collections manifest gives an id twice")
+    for names in ([scope.name for scope in scopes], *([c.name for c in scope.collections] for scope in scopes)):
+        if len(names) != len(set(names)):
+            raise MalformedJson("a collections manifest gives a name twice")
+
+
+def _check_defaults(scopes: tuple[Scope, ...]) -> None:
+    """Id 0 and the default's name belong together. The default scope is always there, its collection may be dropped."""
+    if not any(scope.id == DEFAULT_SCOPE for scope in scopes):
+        raise MalformedJson("a collections manifest has the default scope")
+    for scope in scopes:
+        if (scope.id == DEFAULT_SCOPE) != (scope.name == DEFAULT_NAME):
+            raise MalformedJson(f'scope "{scope.name}" can not have id {scope.id:x}')
+        for collection in scope.collections:
+            is_default = scope.id == DEFAULT_SCOPE and collection.name == DEFAULT_NAME
+            if (collection.id == DEFAULT_COLLECTION) != is_default:
+                raise MalformedJson(f'collection "{scope.name}.{collection.name}" can not have id {collection.id:x}')
+
+
 def _collection_to_json(collection: Collection) -> dict[str, Any]:
     members: dict[str, Any] = {"name": collection.name, "uid": f"{collection.id:x}"}
     if collection.max_ttl_s is not None:
@@ -230,21 +255,28 @@ def _collection_to_json(collection: Collection) -> dict[str, Any]:
 def _scope_from_json(members: Any) -> Scope:
     return Scope(
         id=ScopeId(_number(members["uid"], bits=32)),
-        name=str(members["name"]),
+        name=_name(members["name"]),
         collections=tuple(_collection_from_json(collection) for collection in members.get("collections", ())),
     )
 
 
 def _collection_from_json(members: Any) -> Collection:
     max_ttl_s = members.get("maxTTL", members.get("max_ttl"))
-    if max_ttl_s is not None and (not isinstance(max_ttl_s, int) or not 0 <= max_ttl_s < 2**31):
+    if max_ttl_s is not None and (type(max_ttl_s) is not int or not 0 <= max_ttl_s < 2**31):
         raise ValueError(f"maxTTL {max_ttl_s}")
     return Collection(
         id=CollectionId(_number(members["uid"], bits=32)),
-        name=str(members["name"]),
+        name=_name(members["name"]),
         max_ttl_s=max_ttl_s,
         history=bool(members.get("history", False)),
     )
+
+
+def _name(name: Any) -> str:
+    """A name that somebody else has given: servers have some that nobody may give here."""
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_BYTES_MAX or not _NAME_CHARACTERS.issuperset(name):
+        raise ValueError(f"{name!r} is not a name")
+    return name
 
 
 def _number(text: str, *, bits: int) -> int:

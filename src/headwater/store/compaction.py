@@ -37,7 +37,7 @@ from headwater.store.data_format import VBucketFacts, block_last_seqno, blocks_o
 from headwater.store.engine import Change, Delete, Put, Table, View
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
-from headwater.store.runs import EMPTY_RUN, as_run
+from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
 from headwater.store.siphash import siphash128
 
@@ -214,14 +214,22 @@ def _filter_part(
     forgotten = np.empty(len(run) // _CHANGE_BYTES_MIN, dtype=np.uint64)
     bases = np.zeros(int(index.tables[vbucket, CAPACITY]), dtype=np.uint64)
     _find_bases(run, bases, index.slots, index.tables, vbucket, index.secret, u64(history_start))
+    settled_run = run[: split_after(run, _settled_seqno(bucket, vbucket))]
     kept_bytes, forgotten_count, superseded, purge_seqno = _filter(
-        run, kept, forgotten, bases, index.slots, index.tables, vbucket, index.secret, collections,
+        settled_run, kept, forgotten, bases, index.slots, index.tables, vbucket, index.secret, collections,
         numbers.durable_seqnos[vbucket], u64(history_start), u64(window_start), i64(purge_before_s),
     )  # fmt: skip
     dropped = _Dropped(
         superseded=int(superseded), forgotten_seqnos=forgotten[:forgotten_count], purge_seqno=int(purge_seqno)
     )
-    return kept[:kept_bytes], dropped
+    return np.concatenate([kept[:kept_bytes], run[len(settled_run) :]]), dropped
+
+
+def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
+    """The last seqno that is in blocks alone. Where settling has stopped half-way, blocks hold changes that are young
+    as well: dropped here, they would come back from there."""
+    young = bucket.young.of(vbucket)
+    return first_seqno(young[0].run(vbucket)) - 1 if young else int(bucket.vbuckets.durable_seqnos[vbucket])
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class LmdbEngine:
         except OSError as error:
             raise _unusable(folder, error.strerror or str(error)) from error
         try:
-            check_pages(folder / _FILE)
+            check_pages(folder / _FILE, [table.value.decode() for table in Table])
             self._environment = lmdb.open(
                 str(folder), map_size=MAP_BYTES, max_dbs=len(Table), max_readers=_READERS_MAX, meminit=False, mode=0o700
             )

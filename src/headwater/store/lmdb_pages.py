@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -42,6 +42,7 @@ _BRANCH, _LEAF, _LARGE, _IS_META = 0x01, 0x02, 0x04, 0x08
 _LARGE_VALUE, _SUBTREE = 0x01, 0x02
 _FREE_FLAGS = 0x08
 """Of the tree of free pages: its keys are integers."""
+_FREE, _MAIN = "the free list", "the list of tables"
 _NO_ROOT = 2**64 - 1
 _METAS = 2
 _PAGE_BYTES_MAX = 0x10000
@@ -50,15 +51,21 @@ _SHORT_PAGES_MAX = 2**20
 """How many pages a sound file may lack at its end: what one transaction takes and frees again."""
 
 
-def check_pages(path: Path) -> None:
-    """Raise `DataDamaged` where LMDB could not read a file without harm. A file that is not there yet is sound."""
+def check_pages(path: Path, tables: Collection[str]) -> None:
+    """Raise `DataDamaged` where LMDB could not read a file without harm. A file that is not there yet is sound.
+
+    `tables` are those that are to be opened: one that is missing while there is another of an unknown name has lost its
+    name, and would be made anew and empty.
+    """
     if lmdb.version()[:2] != (0, 9) or sys.byteorder != "little" or sys.maxsize < 2**32:
         return  # Other builds have other pages.
     if not path.exists() or not path.stat().st_size:
         return
     try:
         with path.open("rb") as file:
-            _File(file, path.stat().st_size).check()
+            found = _File(file, path.stat().st_size).check()
+        if found - set(tables) and set(tables) - found:
+            raise _Damage("a table has lost its name")
     except (_Damage, struct.error) as error:
         raise DataDamaged(
             f"the data in {path.parent} is damaged: {error}", hint="Restore it from a backup or a replica"
@@ -92,30 +99,30 @@ class _Tree:
 
     @property
     def is_free_list(self) -> bool:
-        return self.name == "free"
+        return self.name == _FREE
 
     def check_branch(self, key: bytes) -> None:
         """All that is left of a branch is below its key."""
         self.floor = self._in_order(key)
         if self.floor <= self.last_key:
-            raise _Damage(f"the branches of table {self.name} are not in order")
+            raise _Damage(f"the branches of {self.name} are not in order")
 
     def check_key(self, key: bytes) -> None:
         """Keys rise over all leaves."""
         ordered = self._in_order(key)
         if ordered <= self.last_key or ordered < self.floor:
-            raise _Damage(f"the keys of table {self.name} are not in order")
+            raise _Damage(f"the keys of {self.name} are not in order")
         self.last_key = ordered
 
     def _in_order(self, key: bytes) -> bytes:
         """A key as bytes compare. Those of the free list are integers."""
         if not key or (self.is_free_list and len(key) != 8):
-            raise _Damage(f"a key of table {self.name} has {len(key)} bytes")
+            raise _Damage(f"a key of {self.name} has {len(key)} bytes")
         return key[::-1] if self.is_free_list else key
 
     def check_counts(self) -> None:
         if tuple(self.found.values()) != (self.branch_pages, self.leaf_pages, self.large_pages, self.entries):
-            raise _Damage(f"table {self.name} does not hold what it should")
+            raise _Damage(f"{self.name} does not hold what it should")
 
 
 class _File:
@@ -126,13 +133,16 @@ class _File:
         self._last_page = 0
         self._used = np.zeros(0, dtype=np.bool_)
         self._free_lists: list[bytes] = []
+        self._names: set[str] = set()
 
-    def check(self) -> None:
+    def check(self) -> set[str]:
+        """The names of the tables, if all is sound."""
         free, main = self._newest_trees()
         self._used = np.zeros(self._last_page + 1, dtype=np.bool_)
         for tree in (free, main):
             self._walk(tree)
         self._check_free_lists()
+        return self._names
 
     # --- meta pages -----------------------------------------------------------------------------------------------
 
@@ -150,7 +160,7 @@ class _File:
             if not 512 <= page_bytes <= _PAGE_BYTES_MAX or page_bytes & (page_bytes - 1):
                 raise _Damage(f"meta page {number} has pages of {page_bytes} bytes")
             self._page_bytes = page_bytes
-            metas.append((transaction, last_page, _Tree.decode("free", free), _Tree.decode("main", main)))
+            metas.append((transaction, last_page, _Tree.decode(_FREE, free), _Tree.decode(_MAIN, main)))
         if any(metas[number][0] % _METAS != number for number in range(_METAS) if metas[number][0]) or (
             abs(metas[0][0] - metas[1][0]) > 1
         ):
@@ -164,11 +174,11 @@ class _File:
 
     def _walk(self, tree: _Tree) -> None:
         if tree.flags != (_FREE_FLAGS if tree.is_free_list else 0) or tree.depth > _DEPTH_MAX:
-            raise _Damage(f"table {tree.name} is of no known kind")
+            raise _Damage(f"{tree.name} is of no known kind")
         if tree.root != _NO_ROOT:
             self._walk_page(tree, tree.root, level=1)
         elif tree.depth:
-            raise _Damage(f"table {tree.name} has lost its root")
+            raise _Damage(f"{tree.name} has lost its root")
         tree.check_counts()
 
     def _walk_page(self, tree: _Tree, number: int, *, level: int) -> None:
@@ -177,7 +187,7 @@ class _File:
         is_leaf = level == tree.depth
         stored_number, _, flags, _, _ = _PAGE.unpack_from(page)
         if stored_number != number or flags != (_LEAF if is_leaf else _BRANCH) or level > tree.depth:
-            raise _Damage(f"page {number} is not what table {tree.name} expects")
+            raise _Damage(f"page {number} is not what {tree.name} expects")
         tree.found["leaf" if is_leaf else "branch"] += 1
         for index, (at, (low, high, node_flags, key_bytes)) in enumerate(self._nodes(page, number)):
             key_at = at + _NODE.size
@@ -207,8 +217,8 @@ class _File:
     def _check_value(self, tree: _Tree, rest: bytes, value_bytes: int, flags: int, key: bytes) -> None:
         """`rest` is the page from where the value, or its page number, stands."""
         tree.found["entries"] += 1
-        if flags not in (0, _LARGE_VALUE, _SUBTREE) or (flags == _SUBTREE) != (tree.name == "main"):
-            raise _Damage(f"a row of table {tree.name} is of no known kind")
+        if flags not in (0, _LARGE_VALUE, _SUBTREE) or (flags == _SUBTREE) != (tree.name == _MAIN):
+            raise _Damage(f"a row of {tree.name} is of no known kind")
         if flags == _LARGE_VALUE:
             first = int.from_bytes(rest[:8], "little")
             pages = self._take_large(first, value_bytes)
@@ -217,9 +227,11 @@ class _File:
         else:
             value = rest[:value_bytes]
             if len(value) != value_bytes:
-                raise _Damage(f"a value of table {tree.name} runs beyond its page")
+                raise _Damage(f"a value of {tree.name} runs beyond its page")
         if flags == _SUBTREE:
-            self._walk(_Tree.decode(key.decode(errors="replace"), value))
+            name = key.decode(errors="replace")
+            self._names.add(name)
+            self._walk(_Tree.decode(f"table {name}", value))
         if tree.is_free_list:
             self._free_lists.append(value)
 

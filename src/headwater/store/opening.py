@@ -47,7 +47,12 @@ def stored_facts(engine: Engine) -> BucketFacts | None:
     """The facts of the bucket that an engine holds, or None where it holds none."""
     with engine.view() as view:
         encoded = view.get(Table.BUCKET, BUCKET_FACTS)
-        return None if encoded is None else BucketFacts.decode(encoded)
+        if encoded is not None:
+            return BucketFacts.decode(encoded)
+        if any(view.last_before(table, _LAST) is not None for table in Table):
+            # A new bucket must not be made over what is left of another.
+            raise _damaged("the data holds a bucket without its facts")
+        return None
 
 
 def open_bucket(engine: Engine, *, outside: Outside, secret: tuple[int, int]) -> Bucket:
