@@ -426,7 +426,12 @@ def test_the_result_as_json(cluster: LoadingCluster) -> None:
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "headwater", "load", *arguments]
-    return subprocess.Popen(command, env={**os.environ, **LOGIN}, **options)
+    return subprocess.Popen(command, env={**os.environ, **LOGIN}, preexec_fn=_heed_interrupts, **options)
+
+
+def _heed_interrupts() -> None:
+    """Shells make what they start in the background ignore interrupts, and so what the tests start would."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_interrupted(cluster: LoadingCluster) -> None:
