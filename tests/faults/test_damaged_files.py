@@ -73,7 +73,12 @@ def in_a_process(function: Callable[[], int]) -> int:
     """The exit code, or the negative number of the signal that ended it."""
     pid = os.fork()
     if pid == 0:
-        os._exit(function())
+        # Whatever happens, the child must not go on as a second copy of the tests.
+        code = WRONG
+        try:
+            code = function()
+        finally:
+            os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
