@@ -141,6 +141,32 @@ def test_other_vbuckets_are_left_alone(bucket: Bucket) -> None:
     assert (seqnos_of(bucket, 0), seqnos_of(bucket, 1)) == ([2], [1, 2])
 
 
+def test_what_is_settled_half_way_is_not_dropped_while_it_is_young_as_well(clock: Clock) -> None:
+    """It would come back from the journal."""
+    engine = FailingEngine(MemoryEngine())
+    bucket = new_bucket(engine, clock)
+    write(bucket, "a", "a")
+    for key in (b"b", b"b", b"c"):
+        put(bucket, 0, key)
+    remove(bucket, 0, b"c")
+    bucket.commit_now()
+    clock.advance(10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settling, "STEP_BYTES", 1)
+        engine.writes_left = 1
+        with pytest.raises(StoreFull):
+            settle_now(bucket)
+        engine.writes_left = None
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == [2, 3, 4, 5, 6]
+    for seen in (bucket, reopened(bucket, deepcopy(engine.inner))):
+        check_counts(seen)
+    settle_now(bucket)
+    compact(bucket, 0)
+    assert seqnos_of(bucket, 0) == [2, 4]
+    check_counts(bucket)
+
+
 # --- the history window -------------------------------------------------------------------------------------------
 
 
