@@ -1,0 +1,260 @@
+"""The walk over LMDB's pages: sound files are never refused, whatever their history, and single faults are named.
+
+`tests/faults/test_torn_file.py` damages files everywhere; here each kind of fault is made on purpose.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from headwater.errors import DataDamaged
+from headwater.store import lmdb_pages
+from headwater.store.lmdb_pages import check_pages
+
+PAGE = 4096
+TABLES = ["one", "two", "three"]
+SIZES = [0, 10, 300, 2000, 5000, 60_000]
+
+
+def new_environment(folder: Path) -> lmdb.Environment:
+    return lmdb.open(str(folder), map_size=2**32, max_dbs=len(TABLES), meminit=False, sync=False)
+
+
+def last_page(data: bytes) -> int:
+    """Of the newest transaction."""
+    metas = [struct.unpack_from("<QQ", data, page * PAGE + 16 + 24 + 96) for page in (0, 1)]
+    return int(max(metas, key=lambda meta: meta[1])[0])
+
+
+# --- sound files --------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_file_is_never_refused(tmp_path: Path) -> None:
+    """Random rows come, grow, shrink and go, within transactions and between them, beside readers of old states.
+
+    Two things that would be signs of damage elsewhere do occur: a file that ends before the last page, and a value that
+    keeps more pages than it needs.
+    """
+    short = sum(states_of_a_sound_file(tmp_path / str(seed), seed) for seed in range(8))
+    assert short > 0
+
+
+def states_of_a_sound_file(folder: Path, seed: int) -> int:
+    """Checks many. Returns how many of them ended before their last page."""
+    chosen = random.Random(seed)
+    folder.mkdir()
+    environment = new_environment(folder)
+    tables = [environment.open_db(name.encode()) for name in TABLES]
+    keys: list[set[bytes]] = [set() for _ in TABLES]
+    reader = None
+    short = 0
+    for number in range(120):
+        with environment.begin(write=True) as transaction:
+            for _ in range(chosen.choice([1, 3, 30, 150])):
+                at = chosen.randrange(len(TABLES))
+                if keys[at] and chosen.random() < 0.5:
+                    transaction.delete(keys[at].pop(), db=tables[at])
+                else:
+                    key = b"%0*d" % (chosen.choice([1, 10, 200]), chosen.randrange(10**9))
+                    for _ in range(chosen.choice([1, 1, 2])):
+                        transaction.put(key, bytes(chosen.choice(SIZES)), db=tables[at])
+                    keys[at].add(key)
+            if chosen.random() < 0.03:
+                transaction.drop(tables[0], delete=False)
+                keys[0].clear()
+        reader = environment.begin() if chosen.random() < 0.2 else reader if chosen.random() < 0.8 else None
+        data = folder / "data.mdb"
+        short += data.stat().st_size < (last_page(data.read_bytes()) + 1) * PAGE
+        if number % 4 == 0 or short == 1:
+            check_pages(data, TABLES)
+    del reader
+    environment.close()
+    check_pages(folder / "data.mdb", TABLES)
+    return short
+
+
+def test_a_value_may_keep_more_pages_than_it_needs(tmp_path: Path) -> None:
+    environment = new_environment(tmp_path)
+    table = environment.open_db(b"one")
+    with environment.begin(write=True) as transaction:
+        transaction.put(b"k", bytes(60_000), db=table)
+        transaction.put(b"k", b"short", db=table)
+    environment.close()
+    check_pages(tmp_path / "data.mdb", TABLES)
+
+
+def test_what_is_not_there_yet_is_sound(tmp_path: Path) -> None:
+    check_pages(tmp_path / "data.mdb", TABLES)
+    (tmp_path / "data.mdb").touch()
+    check_pages(tmp_path / "data.mdb", TABLES)
+    new_environment(tmp_path).close()
+    check_pages(tmp_path / "data.mdb", TABLES)
+
+
+# --- faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A tree of two levels, large values, and free pages."""
+    environment = new_environment(tmp_path)
+    one, two = environment.open_db(b"one"), environment.open_db(b"two")
+    environment.open_db(b"three")
+    with environment.begin(write=True) as transaction:
+        for number in range(500):
+            transaction.put(b"key %05d" % number, b"v" * 50, db=one)
+        for number in range(10):
+            transaction.put(b"large %d" % number, bytes([number]) * 9000, db=two)
+    with environment.begin(write=True) as transaction:
+        for number in range(5):
+            transaction.delete(b"large %d" % number, db=two)
+    with environment.begin(write=True) as transaction:
+        transaction.put(b"key 00000", b"w", db=one)
+    environment.close()
+    check_pages(tmp_path / "data.mdb", TABLES)
+    return tmp_path / "data.mdb"
+
+
+def pages_with(data: bytes, flags: int, sign: bytes = b"") -> list[int]:
+    """Where pages of a kind begin that have something in them."""
+    starts = range(2 * PAGE, len(data), PAGE)
+    return [at for at in starts if struct.unpack_from("<H", data, at + 10)[0] == flags and sign in data[at : at + PAGE]]
+
+
+def refusal(path: Path, damaged: bytes) -> str | None:
+    """Why a file is refused; None where it is not, because the page was of an older transaction."""
+    path.write_bytes(damaged)
+    try:
+        check_pages(path, TABLES)
+    except DataDamaged as error:
+        return reason_of(error, path)
+    return None
+
+
+def reason_of(error: DataDamaged, path: Path) -> str:
+    place, _, reason = error.reason.partition(" is damaged: ")
+    assert place == f"the data in {path.parent}"
+    assert error.hint == "Restore it from a backup or a replica"
+    return reason
+
+
+def refusals(path: Path, starts: list[int], at: int, junk: bytes) -> set[str]:
+    """The reasons when the same bytes are put into each of some pages in turn."""
+    sound = path.read_bytes()
+    found = [refusal(path, sound[: s + at] + junk + sound[s + at + len(junk) :]) for s in starts]
+    path.write_bytes(sound)
+    return {reason for reason in found if reason is not None}
+
+
+def one_of(found: set[str], *parts: str) -> None:
+    assert found, "nothing was refused"
+    assert all(any(part in reason for part in parts) for reason in found), found
+
+
+def test_pages_that_are_not_what_they_should_be(data: Path) -> None:
+    leaves, branches = pages_with(data.read_bytes(), 2), pages_with(data.read_bytes(), 1)
+    one_of(refusals(data, leaves, 0, b"\x63"), "is not what")
+    one_of(refusals(data, leaves, 10, b"\x01"), "is not what")
+    one_of(refusals(data, leaves, 10, b"\x22"), "is not what")
+    one_of(refusals(data, branches, 10, b"\x02"), "is not what")
+
+
+def test_lists_of_nodes_that_are_not_sound(data: Path) -> None:
+    leaves = pages_with(data.read_bytes(), 2)
+    one_of(refusals(data, leaves, 12, b"\x00\x00"), "list of nodes")
+    one_of(refusals(data, leaves, 12, b"\x11\x00"), "list of nodes")
+    one_of(refusals(data, leaves, 12, b"\xff\xff"), "list of nodes")
+    one_of(refusals(data, leaves, 14, b"\xff\xff"), "list of nodes", "outside")
+    one_of(refusals(data, leaves, 16, b"\xff\x0f"), "outside")
+    one_of(refusals(data, leaves, 16, b"\x00\x00"), "outside")
+
+
+def test_keys_that_are_not_in_order(data: Path) -> None:
+    sound = data.read_bytes()
+    keys = [at for number in range(10, 490) for at in positions(sound, b"key %05d" % number)]
+    found = {refusal(data, sound[:at] + b"zzz" + sound[at + 3 :]) for at in keys[::7]}
+    one_of({reason for reason in found if reason}, "not in order", "does not hold", "is not what")
+
+
+def positions(data: bytes, part: bytes) -> list[int]:
+    found, at = [], data.find(part)
+    while at >= 0:
+        found.append(at)
+        at = data.find(part, at + 1)
+    return found
+
+
+def test_large_values_that_begin_nowhere(data: Path) -> None:
+    large = pages_with(data.read_bytes(), 4)
+    one_of(refusals(data, large, 0, b"\x63"), "does not begin")
+    one_of(refusals(data, large, 10, b"\x02"), "does not begin")
+    one_of(refusals(data, large, 12, b"\x01\x00\x00\x00"), "does not begin")
+    one_of(refusals(data, large, 12, b"\xff\xff\xff\xff"), "used twice")
+
+
+def test_free_pages_that_are_in_use(data: Path) -> None:
+    sound = data.read_bytes()
+    newest = max((0, 1), key=lambda page: struct.unpack_from("<Q", sound, page * PAGE + 16 + 24 + 104)[0])
+    root = struct.unpack_from("<Q", sound, newest * PAGE + 16 + 24 + 40)[0]
+    list_end = struct.unpack_from("<H", sound, root * PAGE + 12)[0]
+    node = struct.unpack_from("<H", sound, root * PAGE + list_end - 2)[0]
+    # The row's key has 8 bytes, then come the count and the pages.
+    first = root * PAGE + node + 8 + 8
+    count = struct.unpack_from("<Q", sound, first)[0]
+    assert count > 0
+    for value, reason in ((struct.pack("<Q", root), "free and in use"), (struct.pack("<Q", 2**40), "free and in use")):
+        damaged = sound[: first + 8] + value + sound[first + 16 :]
+        assert reason in (refusal(data, damaged) or "")
+    assert "length" in (refusal(data, sound[:first] + struct.pack("<Q", count + 1) + sound[first + 8 :]) or "")
+
+
+def test_a_table_that_has_lost_its_name(data: Path) -> None:
+    sound = data.read_bytes()
+    damaged = sound.replace(b"three", b"threw")
+    assert refusal(data, damaged) == "a table has lost its name"
+    # A later version may have more tables than we know; that it is later, it says itself.
+    data.write_bytes(sound)
+    check_pages(data, TABLES[:2])
+
+
+def test_a_file_that_is_cut_off(data: Path) -> None:
+    sound = data.read_bytes()
+    assert refusal(data, sound[:100]) == "the file is cut off"
+    assert refusal(data, sound[:PAGE]) == "the file is cut off"
+    assert "cut off" in (refusal(data, sound[: len(sound) // 2]) or "")
+
+
+@pytest.mark.parametrize(
+    ("at", "junk", "reason"),
+    [
+        (0, b"\x05", "is not one"),
+        (10, b"\x02", "is not one"),
+        (16, b"\x00", "is not one"),
+        (20, b"\x02", "is not one"),
+        (40, b"\x01\x10", "pages of"),
+        (40, b"\x00\x00\x08", "pages of"),
+        (44, b"\x04", "no known kind"),
+        (46, b"\xff", "no known kind"),
+        (80, b"\xff\xff", "is used twice, or is beyond"),
+        (136, b"\x00\x00", "the last page is 0"),
+        (142, b"\xff", "the last page is"),
+        (144, b"\xf0\xff", "do not follow"),
+    ],
+)
+def test_meta_pages(data: Path, at: int, junk: bytes, reason: str) -> None:
+    found = refusals(data, [0, PAGE], at, junk)
+    assert any(reason in refused for refused in found), found
+
+
+def test_other_builds_of_lmdb_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pages are not known here."""
+    (tmp_path / "data.mdb").write_bytes(b"something else")
+    with pytest.raises(DataDamaged):
+        check_pages(tmp_path / "data.mdb", TABLES)
+    monkeypatch.setattr(lmdb_pages.lmdb, "version", lambda: (1, 0, 0))
+    check_pages(tmp_path / "data.mdb", TABLES)
