@@ -55,17 +55,18 @@ class SnapshotTracker:
         return not self.is_open and self.oso_high_seqno is None
 
     def on_marker(self, *, start: Seqno, end: Seqno, flags: SnapshotFlags) -> SnapshotTracker:
-        """A snapshot begins. The first marker of a stream starts at the seqno we asked from, later ones after it.
+        """A snapshot begins. The first marker of a stream starts at the snapshot we asked from, later ones after it.
 
-        Where we had stopped inside a snapshot we still hold a part of it, so what we hold goes back to its start.
+        Where we hold everything up to our seqno, that is where the new snapshot starts for us, whatever the marker
+        says. Where we had stopped inside a snapshot we still hold a part of it, so what we hold goes back to its start.
         """
         if self.is_open or self.oso_high_seqno is not None:
             raise SnapshotViolation(f"a snapshot marker {start} to {end} inside an incomplete snapshot")
         seqno = self.offset.seqno
         if start > end or end <= seqno:
             raise SnapshotViolation(f"a snapshot from {start} to {end} after seqno {seqno}")
-        held_from = seqno if self.offset.is_complete else self.offset.snapshot_start
-        offset = replace(self.offset, snapshot_start=Seqno(min(start, held_from)), snapshot_end=end)
+        held_from = seqno if self.offset.is_complete else Seqno(min(start, self.offset.snapshot_start))
+        offset = replace(self.offset, snapshot_start=held_from, snapshot_end=end)
         return replace(self, offset=offset, flags=flags, is_open=True)
 
     def on_seqno(self, seqno: Seqno) -> SnapshotTracker:

@@ -30,6 +30,7 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
+from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
@@ -39,7 +40,6 @@ from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
 from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
-from headwater.store.siphash import siphash128
 
 STEP_BYTES = 16 * 1024 * 1024
 _START = Seqno(0)

@@ -23,8 +23,8 @@ import numpy as np
 
 from headwater.errors import HeadwaterError
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.numbers import Cas, Seqno
-from headwater.store.siphash import siphash128
 
 HASH_HIGH, HASH_LOW, SEQNO, CAS, REVISION, PLACE = range(6)
 SLOT_WORDS = 6

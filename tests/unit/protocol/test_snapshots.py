@@ -83,7 +83,8 @@ def test_a_resume_after_a_whole_snapshot_holds_nothing_of_the_next() -> None:
 
 
 def test_a_marker_may_start_below_what_is_held() -> None:
-    assert marker(tracker(10), 7, 12).offset == offset(10, 7, 12)
+    """Servers start their first marker at the snapshot that was asked from, though all of that is held."""
+    assert marker(tracker(10, 7, 10), 7, 12).offset == offset(10, 10, 12)
 
 
 @pytest.mark.parametrize(("start", "end"), [(12, 11), (5, 10), (0, 9), (10, 10)])

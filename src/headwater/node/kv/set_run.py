@@ -33,9 +33,9 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
+from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.store.index import BASE, CAPACITY, CAS, COUNT, HASH_HIGH, HASH_LOW, PLACE, REVISION, SEQNO, probe
-from headwater.store.siphash import siphash128
 
 RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
 """An expiry up to this counts from now; a larger one is a time."""

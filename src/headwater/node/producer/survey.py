@@ -14,7 +14,7 @@ import numpy as np
 
 from headwater.protocol.kernels.collection_prefix import collection_id
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u32, u64
-from headwater.store.siphash import siphash128
+from headwater.protocol.kernels.siphash import siphash128
 
 _FRAME_BYTES_MIN = 24 + 18 + 2
 _SLOTS_MIN = 256

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from headwater.store.siphash import siphash128
+from headwater.protocol.kernels.siphash import siphash128
 
 MASK = 2**64 - 1
 
