@@ -7,9 +7,12 @@ Every error a user can meet is a `HeadwaterError`. Its families:
 * `StatusError`: the peer understood and said no. One class a status, by the table `STATUS_ERRORS`; a status that is
   not in the table still gets a `StatusError` that keeps its number.
 * `StoreError`: the data on disk can't be read or written.
+* `LakeError`: the tables that changes are landed in can't be used, or do not fit what is to be landed.
 * `CaptureError`: the input of `headwater decode` is no capture.
 * `InvalidInput`: what the user gave can't be used: a connection string, a key template, a document.
+* `CheckpointError`: the place to go on from can't be kept, or the bucket's history does not lead there.
 * `ConnectionFailed`: the peer can't be reached, or the connection to it broke.
+* `GroupError`: the members of a consumer group can't agree on who reads what.
 
 Every message ends in what to do next, kept apart as `hint` so that programs can show it their own way.
 """
@@ -17,16 +20,29 @@ Every message ends in what to do next, kept apart as `hint` so that programs can
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 
 class HeadwaterError(Exception):
-    """The root of all errors raised by Headwater."""
+    """The root of all errors raised by Headwater.
+
+    `retriable` says that the same attempt may succeed later. Retry loops are driven by it, never by lists of their own.
+    """
+
+    retriable: ClassVar[bool] = False
 
     def __init__(self, reason: str, *, hint: str = "") -> None:
         self.reason = reason
         self.hint = hint
         super().__init__(f"{reason}. {hint}" if hint else reason)
+
+    def retold(self, reason: str) -> Self:
+        """The same error with another reason, such as one that also says which of many hosts it came from."""
+        told = copy(self)
+        told.reason = reason
+        told.args = (f"{reason}. {self.hint}" if self.hint else reason,)
+        return told
 
     def __reduce__(self) -> tuple[Callable[..., HeadwaterError], tuple[object, ...]]:
         # Errors travel between Spark's processes. Their constructors take other arguments than they keep.
@@ -61,6 +77,10 @@ class BadMagic(RemoteProtocolError):
     """The first byte of a frame is none of the six magics."""
 
     default_hint = "Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither"
+
+
+class WrongProtocol(BadMagic):
+    """What answers is no server of this kind: it speaks another protocol, such as HTTP."""
 
 
 class LengthMismatch(RemoteProtocolError):
@@ -153,6 +173,10 @@ class InvalidConnectionString(InvalidInput):
     """A connection string that is not `couchbase://host[:port][,host…]/bucket`."""
 
 
+class NoSuchNetwork(InvalidInput):
+    """The nodes have no addresses on the network that was asked for."""
+
+
 class InvalidKeyTemplate(InvalidInput):
     """A template of keys that can't be read."""
 
@@ -161,15 +185,108 @@ class InvalidDocument(InvalidInput):
     """A document to be written that is not JSON, or that gives no key. What came before it has been written."""
 
 
+class InvalidColumns(InvalidInput):
+    """Columns for the fields of documents that can't be read, or that a table can't have."""
+
+
+class InvalidOffsets(InvalidInput):
+    """Offsets that can't be read, or that no bucket can have."""
+
+
+class OffsetsTooNew(InvalidOffsets):
+    """Offsets that a newer version of Headwater has written."""
+
+
+# --- the place to go on from --------------------------------------------------------------------------------------
+
+
+class CheckpointError(HeadwaterError):
+    """A checkpoint can't be used."""
+
+
+class CheckpointFailed(CheckpointError):
+    """A checkpoint can't be read or written. What was saved before is as it was."""
+
+
+class CheckpointInUse(CheckpointFailed):
+    """Somebody else saves this checkpoint."""
+
+
+class CheckpointOfOtherBucket(CheckpointError):
+    """The checkpoint was made for another bucket, or for one of the same name that is gone."""
+
+
+class CheckpointAhead(CheckpointError):
+    """The checkpoint is further on in a vbucket than the server's history."""
+
+    default_hint: ClassVar[str] = (
+        "The server has lost changes, or was restored from an older copy: start from the beginning with a new checkpoint"
+    )
+
+    def __init__(self, *, vbucket: int, seqno: int, high_seqno: int, hint: str = "") -> None:
+        self.vbucket = vbucket
+        self.seqno = seqno
+        self.high_seqno = high_seqno
+        super().__init__(
+            f"the checkpoint is at seqno {seqno} of vbucket {vbucket}, and the server's history ends at {high_seqno}",
+            hint=hint or self.default_hint,
+        )
+
+
+class BucketReplaced(CheckpointError):
+    """The bucket that was being read is gone, and another one has its name."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(
+            f"bucket {bucket!r} was deleted and made again while it was being read",
+            hint="Start from the beginning with a new checkpoint: the old seqnos mean nothing in the new bucket",
+        )
+
+
 # --- the way to the peer ------------------------------------------------------------------------------------------
 
 
 class ConnectionFailed(HeadwaterError):
     """The peer can't be reached, or the connection to it broke."""
 
+    retriable = True
+
+
+class HostUnreachable(ConnectionFailed):
+    """There is no such host, no way to it, or nothing that listens."""
+
+
+class NoAnswer(ConnectionFailed):
+    """The peer is there, and has said nothing for too long."""
+
+
+class ConnectionClosed(ConnectionFailed):
+    """The peer has closed the connection while an answer was due."""
+
 
 class TlsFailed(ConnectionFailed):
-    """The two ends can't agree on TLS, or the peer's certificate is not trusted."""
+    """The two ends can't agree on TLS, or one does not trust the other's certificate."""
+
+    retriable = False
+
+
+# --- consumer groups ----------------------------------------------------------------------------------------------
+
+
+class GroupError(HeadwaterError):
+    """The members of a consumer group can't agree on who reads what."""
+
+
+class GroupFull(GroupError):
+    """The group has as many members as it may have, and all are alive."""
+
+
+class GroupDocumentInvalid(GroupError):
+    """The document that the members share is not what they wrote, or is another bucket's."""
+
+
+class MemberReplaced(GroupError):
+    """Another process has joined the group by the same member id, and this one has handed over to it."""
 
 
 # --- the data on disk ---------------------------------------------------------------------------------------------
@@ -195,17 +312,50 @@ class DataTooNew(StoreError):
     """The data was written by a newer version of Headwater."""
 
 
+# --- the tables that changes are landed in ------------------------------------------------------------------------
+
+
+class LakeError(HeadwaterError):
+    """The tables can't be used, or do not fit what is to be landed. They are as they were."""
+
+
+class LakeOfOtherBucket(LakeError):
+    """The tables hold another bucket, or one of the same name that is gone."""
+
+
+class LakeOutOfStep(LakeError):
+    """What is to be landed does not begin where the tables end."""
+
+
+class LakeInUse(LakeError):
+    """Somebody else has written to the tables meanwhile."""
+
+
+class LakeDamaged(LakeError):
+    """The tables are not what Headwater wrote."""
+
+
+class LakeTooNew(LakeError):
+    """The tables were made by a newer version of Headwater."""
+
+
+class ColumnsChanged(LakeError):
+    """A table has other typed columns than are asked for now."""
+
+
+class QueryFailed(LakeError):
+    """A query of Spark ended with an error that is none of ours."""
+
+
 # --- what the peer answered ---------------------------------------------------------------------------------------
 
 
 class StatusError(HeadwaterError):
     """The peer answered with a status other than success.
 
-    `retriable` says that the same request may succeed later; `stale_topology` says that the cluster map should be
-    read again first. Retry loops are driven by these two, never by lists of their own.
+    `stale_topology` says that the cluster map should be read again before the next attempt.
     """
 
-    retriable: ClassVar[bool] = False
     stale_topology: ClassVar[bool] = False
     default_hint: ClassVar[str] = "See the server's log for the connection"
 
@@ -216,6 +366,10 @@ class StatusError(HeadwaterError):
 
 class KeyNotFound(StatusError):
     default_hint = "Check the key, and that the document has not expired"
+
+
+class UnknownBucket(KeyNotFound):
+    default_hint = "Check the bucket's name: upper and lower case differ"
 
 
 class KeyExists(StatusError):

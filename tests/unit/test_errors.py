@@ -12,10 +12,14 @@ from headwater.errors import (
     STATUS_ERRORS,
     BadMagic,
     CaptureError,
+    CheckpointAhead,
+    CheckpointError,
     ConnectionFailed,
     FrameTooLarge,
+    GroupError,
     HeadwaterError,
     InvalidInput,
+    LakeError,
     LocalProtocolError,
     MalformedMessage,
     RemoteProtocolError,
@@ -29,8 +33,11 @@ from headwater.protocol.status import SUCCESSFUL, Status
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 FAMILIES = (
     CaptureError,
+    CheckpointError,
     ConnectionFailed,
+    GroupError,
     InvalidInput,
+    LakeError,
     LocalProtocolError,
     RemoteProtocolError,
     StatusError,
@@ -41,6 +48,8 @@ FAMILIES = (
 def make(cls: type[HeadwaterError]) -> HeadwaterError:
     if issubclass(cls, UnknownOpcode | StatusError):
         return cls(0x5A)
+    if issubclass(cls, CheckpointAhead):
+        return cls(vbucket=7, seqno=20, high_seqno=10)
     return cls("something is wrong")
 
 
@@ -119,7 +128,7 @@ EXPECTED_STATUS_ERRORS = {
 
 def test_the_table_names_every_status_class_once() -> None:
     assert STATUS_ERRORS == EXPECTED_STATUS_ERRORS
-    assert {*STATUS_ERRORS.values(), StatusError} == {cls for cls in ALL_ERRORS if issubclass(cls, StatusError)}
+    assert {*STATUS_ERRORS.values()} == {cls for cls in ALL_ERRORS if cls.__base__ is StatusError}
     assert not SUCCESSFUL & STATUS_ERRORS.keys()
 
 
@@ -159,6 +168,22 @@ def test_an_error_can_be_raised_and_caught_as_a_headwater_error(cls: type[Headwa
     with pytest.raises(HeadwaterError) as raised:
         raise make(cls)
     assert type(raised.value) is cls
+
+
+def test_what_is_down_may_come_back() -> None:
+    retriable = {cls for cls in ALL_ERRORS if cls.retriable and not issubclass(cls, StatusError)}
+    assert retriable == {ConnectionFailed, errors.HostUnreachable, errors.NoAnswer, errors.ConnectionClosed}
+
+
+@pytest.mark.parametrize("cls", ALL_ERRORS)
+def test_every_error_can_be_told_in_other_words(cls: type[HeadwaterError]) -> None:
+    error = make(cls)
+    told = error.retold("other words")
+    assert type(told) is cls
+    assert (told.reason, told.hint) == ("other words", error.hint)
+    assert str(told) == (f"other words. {error.hint}" if error.hint else "other words")
+    assert {**vars(told), "reason": error.reason} == vars(error)
+    assert error.reason != "other words"
 
 
 @pytest.mark.parametrize("cls", ALL_ERRORS)

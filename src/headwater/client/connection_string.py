@@ -2,12 +2,16 @@
 
 `couchbases://` is the same with TLS. The form is Couchbase's own, so that what works with its SDKs works here. One
 thing is left out on purpose: a password in the string would end up in shell histories, process lists and logs.
+
+The cluster map is asked for by the key-value protocol. At the ports of the cluster manager, 8091 and 18091, it is asked
+for over HTTP; `?bootstrap=http` says that any other port speaks HTTP, and `?bootstrap=kv` that none does.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import AddressValueError, IPv6Address
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -15,16 +19,17 @@ from headwater.errors import InvalidConnectionString
 
 KV_PORT = 11210
 KV_TLS_PORT = 11207
+HTTP_PORT = 8091
+HTTP_TLS_PORT = 18091
 
 CONNECTION_STRING_CHARS_MAX = 4096
 HOSTS_MAX = 64
 
 FORM = "couchbase://host[:port][,host2…]/bucket"
 _SCHEMES = {"couchbase": False, "couchbases": True}
-_NOT_KV_PORTS = {8091: KV_PORT, 18091: KV_TLS_PORT}
-"""Ports of the cluster manager, which speaks HTTP."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
+_LABEL_CHARS_MAX = 63
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>.*))?")
 
 
@@ -37,6 +42,13 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class BootstrapBy(StrEnum):
+    """How the cluster map is asked for."""
+
+    KV = "kv"
+    HTTP = "http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +65,13 @@ class ConnectionString:
 
     def option(self, name: str, default: str = "") -> str:
         return dict(self.options).get(name, default)
+
+    def bootstrap_by(self, address: Address) -> BootstrapBy:
+        """How one of the addresses is asked for the cluster map."""
+        by = self.option("bootstrap")
+        if by:
+            return BootstrapBy(by)
+        return BootstrapBy.HTTP if address.port in (HTTP_PORT, HTTP_TLS_PORT) else BootstrapBy.KV
 
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
@@ -71,12 +90,13 @@ class ConnectionString:
         rest, _, query = rest.partition("?")
         authority, _, path = rest.partition("/")
         user, hosts = _split_user(authority)
+        options = _parse_options(query)
         return cls(
-            addresses=_parse_addresses(hosts, tls=tls),
+            addresses=_parse_addresses(hosts, tls=tls, bootstrap_by=_parse_bootstrap(options)),
             tls=tls,
             user=user,
             bucket=_parse_bucket(path),
-            options=_parse_options(query),
+            options=options,
         )
 
     def __str__(self) -> str:
@@ -111,27 +131,40 @@ def _split_user(authority: str) -> tuple[str | None, str]:
         # The string itself is not repeated: it has a password in it.
         raise _invalid(
             "it has a password in it, which others could read",
-            hint="Give the password by --password or HEADWATER_PASSWORD",
+            hint="Give the password by --password or HEADWATER_PASSWORD (password= in Python)",
         )
     if not user:
         raise _invalid("there is no user before the @")
     return _unquote(user, "user"), hosts
 
 
-def _parse_addresses(hosts: str, *, tls: bool) -> tuple[Address, ...]:
+def _parse_addresses(hosts: str, *, tls: bool, bootstrap_by: BootstrapBy | None) -> tuple[Address, ...]:
     if not hosts:
         raise _invalid("it names no host")
-    default_port = KV_TLS_PORT if tls else KV_PORT
+    if bootstrap_by is BootstrapBy.HTTP:
+        default_port = HTTP_TLS_PORT if tls else HTTP_PORT
+    else:
+        default_port = KV_TLS_PORT if tls else KV_PORT
     addresses = tuple(parse_address(host, default_port=default_port) for host in hosts.split(","))
     if len(addresses) > HOSTS_MAX:
         raise _invalid(f"it names more than {HOSTS_MAX} hosts", hint="A few are enough: they tell of the others")
-    for address in addresses:
-        if address.port in _NOT_KV_PORTS:
-            raise _invalid(
-                f"port {address.port} is the cluster manager's, which speaks HTTP",
-                hint=f"Leave the port out, or write {_NOT_KV_PORTS[address.port]}",
-            )
+    if bootstrap_by is None:
+        _check_manager_ports(addresses, tls=tls)
     return addresses
+
+
+def _check_manager_ports(addresses: tuple[Address, ...], *, tls: bool) -> None:
+    ports = {address.port for address in addresses}
+    if tls and HTTP_PORT in ports:
+        raise _invalid(
+            f"port {HTTP_PORT} is the cluster manager's without TLS",
+            hint=f"Leave the port out, or write {HTTP_TLS_PORT}",
+        )
+    if not tls and HTTP_TLS_PORT in ports:
+        raise _invalid(
+            f"port {HTTP_TLS_PORT} is the cluster manager's with TLS",
+            hint=f"Leave the port out, or write couchbases:// or {HTTP_PORT}",
+        )
 
 
 def _parse_host(host: str) -> str:
@@ -142,7 +175,8 @@ def _parse_host(host: str) -> str:
             raise _invalid(f"{host} is not an IPv6 address") from error
     if not host:
         raise _invalid("a host is empty")
-    if not _HOST_NAME.fullmatch(host):
+    labels = host.removesuffix(".").split(".")
+    if not _HOST_NAME.fullmatch(host) or not all(0 < len(label) <= _LABEL_CHARS_MAX for label in labels):
         raise _invalid(f"{host!r} is not a host name")
     return host
 
@@ -172,6 +206,13 @@ def _parse_options(query: str) -> tuple[tuple[str, str], ...]:
     if len(dict(options)) != len(options):
         raise _invalid("an option is given twice", hint="Give it once")
     return options
+
+
+def _parse_bootstrap(options: tuple[tuple[str, str], ...]) -> BootstrapBy | None:
+    by = dict(options).get("bootstrap", "")
+    if by and by not in tuple(BootstrapBy):
+        raise _invalid(f"there is no bootstrap by {by!r}", hint=f"Use one of {', '.join(BootstrapBy)}")
+    return BootstrapBy(by) if by else None
 
 
 def _unquote(text: str, what: str) -> str:

@@ -10,6 +10,12 @@ What is sent, and what has to be waited for:
 A server answers a connection's requests in their order, so the answer that is due is always known, and the state says
 which. What does not apply is skipped by an event of its own: a handshake with no credentials skips the log-in, one
 with no bucket the selection. The first refusal ends the handshake, whatever else is still on its way.
+
+A client that has shown a certificate of its own is logged in by that, before the first byte of the handshake: Couchbase
+takes the user from the certificate and then answers SASL with NOT_SUPPORTED. Such a client gives no credentials.
+
+Where HELLO has agreed on it, the server may also send requests of its own, such as a new cluster map, between any two
+answers. They are kept, and so is whatever comes behind the last answer: both are for those who use the connection.
 """
 
 from __future__ import annotations
@@ -22,12 +28,16 @@ from typing import Any
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
+    BadMagic,
+    ConnectionClosed,
     HeadwaterError,
-    KeyNotFound,
     LocalProtocolError,
-    RemoteProtocolError,
+    NotSupported,
     StatusError,
+    TlsFailed,
     UnexpectedMessage,
+    UnknownBucket,
+    WrongProtocol,
     status_error,
 )
 from headwater.protocol.compression import decompress
@@ -44,13 +54,16 @@ from headwater.protocol.messages.session import (
     SaslStep,
     SelectBucket,
 )
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramClient, best_mechanism
 from headwater.protocol.state_machine import Table, transition
 from headwater.protocol.status import Status
 
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """The largest answer is the config; that of a hundred nodes is far below a megabyte."""
+
+PUSHED_FRAMES_MAX = 8
+"""Frames of the server's own that are kept. Of more the newest count: a new cluster map replaces an older one."""
 
 _NO_CONFIG = frozenset({Status.KEY_ENOENT, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.NO_BUCKET})
 """What servers outside a cluster say when asked for the config."""
@@ -144,7 +157,7 @@ HANDSHAKE: Table[HandshakeState] = {
         **_FAILURE,
     },
     HandshakeState.CONFIG: {ConfigAnswered: HandshakeState.READY, **_FAILURE},
-    HandshakeState.READY: _FAILURE,
+    HandshakeState.READY: {},
     HandshakeState.FAILED: {},
 }
 
@@ -156,7 +169,8 @@ class ClientHandshake:
     """One handshake: send what `data_to_send` gives and pass in what comes, until there is an `outcome` or an error.
 
     `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be a new one every time. `plain_allowed` says that nobody
-    can listen: the connection is encrypted, or does not leave the machine.
+    can listen: the connection is encrypted, or does not leave the machine. `mechanism` is the one to log in by, where
+    it is not to be the best that the server has; PLAIN is then taken even where others can listen.
     """
 
     def __init__(
@@ -168,13 +182,19 @@ class ClientHandshake:
         features: tuple[Feature, ...] = (),
         agent: str = "headwater",
         plain_allowed: bool = False,
+        mechanism: Mechanism | None = None,
     ) -> None:
         self.state = HandshakeState.HELLO
         self.outcome: HandshakeOutcome | None = None
+        self.pushed: deque[Frame] = deque(maxlen=PUSHED_FRAMES_MAX)
+        """What the server has sent of its own accord before the last answer."""
+        self.trailing_data = b""
+        """What was received behind the last answer, once there is an outcome."""
         self._credentials = credentials
         self._bucket = bucket
         self._nonce = nonce
         self._plain_allowed = plain_allowed
+        self._wanted_mechanism = mechanism
         self._frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
         self._to_send = bytearray()
         self._due: deque[Request] = deque()
@@ -194,21 +214,29 @@ class ClientHandshake:
         return data
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the server has sent. Raises a `StatusError` for a refusal, `RemoteProtocolError` for nonsense."""
+        """Take what the server has sent.
+
+        Raises a `StatusError` for a refusal, `RemoteProtocolError` for nonsense, and `TlsFailed` if it is TLS.
+        """
         self._check_under_way()
         self._frames.receive_data(data)
         try:
             for frame in self._frames.frames():
                 self._take(frame)
-        except HeadwaterError:
+                if self.outcome is not None:
+                    self.trailing_data = bytes(self._frames.peek())
+                    return
+        except HeadwaterError as error:
             self._fail()
+            if isinstance(error, BadMagic) and error.offset == 0:
+                _raise_known_protocol(bytes(data[:_SIGNATURE_BYTES]), error)
             raise
 
     def receive_end(self) -> None:
         """The server has closed the connection, which is too soon."""
         self._check_under_way()
         self._fail()
-        raise RemoteProtocolError(
+        raise ConnectionClosed(
             f"the server closed the connection when {self._due[0].__class__.__name__} was to be answered",
             hint="Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither",
         )
@@ -237,8 +265,9 @@ class ClientHandshake:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def _take(self, frame: Frame) -> None:
-        if not self._due:
-            raise UnexpectedMessage(f"{frame.opcode_name} when every request was answered")
+        if frame.magic is Magic.SERVER_REQUEST and self.state is not HandshakeState.HELLO:
+            self.pushed.append(frame)
+            return
         due = self._due.popleft()
         if frame.magic.is_request or frame.opcode != due.opcode or frame.opaque != due.opaque:
             raise UnexpectedMessage(
@@ -262,9 +291,15 @@ class ClientHandshake:
             self._skip_bucket_if_none()
 
     def _on_mechanisms(self, answer: Response) -> None:
+        if answer.status == Status.NOT_SUPPORTED:
+            raise NotSupported(
+                answer.status,
+                "the server takes no user and password on this connection",
+                hint="If a client certificate is given, it is the log-in: leave the user and the password out",
+            )
         offered = _value(answer, "the server does not say how to log in")
         assert self._credentials is not None
-        self._mechanism = best_mechanism(offered, plain_allowed=self._plain_allowed)
+        self._mechanism = self._choose_mechanism(offered)
         self._move(MechanismsListed)
         user, password = self._credentials.user, self._credentials.password
         if self._mechanism is Mechanism.PLAIN:
@@ -273,6 +308,18 @@ class ClientHandshake:
         else:
             self._scram = ScramClient(self._mechanism, user, password, self._nonce)
             self._send(SaslAuth, key=self._mechanism.encode(), value=self._scram.first())
+
+    def _choose_mechanism(self, offered: bytes) -> Mechanism:
+        wanted = self._wanted_mechanism
+        if wanted is None:
+            return best_mechanism(offered, plain_allowed=self._plain_allowed)
+        if wanted.encode() not in offered.split(b" "):
+            raise AuthenticationFailed(
+                Status.AUTH_ERROR,
+                f"the server does not offer {wanted}, but only {offered.decode(errors='replace')}",
+                hint="Take one of these, or none, for the best of them",
+            )
+        return wanted
 
     def _on_login(self, answer: Response) -> None:
         value = _login_value(answer)
@@ -307,17 +354,27 @@ class ClientHandshake:
 
     def _on_bucket(self, answer: Response) -> None:
         if answer.status == Status.KEY_ENOENT:
-            raise KeyNotFound(
+            raise UnknownBucket(
                 answer.status, f"there is no bucket {self._bucket!r}", hint="Check the name in the connection string"
             )
         if answer.status == Status.EACCESS:
-            raise AccessDenied(
-                answer.status,
-                f"the user may not use bucket {self._bucket!r}",
-                hint="Check the bucket's name, and give the user a role on it",
-            )
+            raise self._no_access(answer)
         _value(answer, f"bucket {self._bucket!r} can't be used")
         self._move(BucketSelected)
+
+    def _no_access(self, answer: Response) -> AccessDenied:
+        if self._credentials is None:
+            return AccessDenied(
+                answer.status,
+                f"the user may not use bucket {self._bucket!r}: nobody has logged in",
+                hint="Give a user and a password, or a client certificate that the server knows a user for",
+            )
+        # Servers say no more than this, so that nobody learns which buckets there are.
+        return AccessDenied(
+            answer.status,
+            f"there is no bucket {self._bucket!r}, or the user may not use it",
+            hint="Check the bucket's name, and give the user a role on it",
+        )
 
     def _on_config(self, answer: Response) -> None:
         config: bytes | None = None
@@ -337,6 +394,27 @@ _ANSWERED = {
     Opcode.SELECT_BUCKET: ClientHandshake._on_bucket,
     Opcode.GET_CLUSTER_CONFIG: ClientHandshake._on_config,
 }
+
+
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+"""How an alert and a handshake message of TLS begin."""
+_HTTP_ANSWER = b"HTTP/"
+_SIGNATURE_BYTES = len(_HTTP_ANSWER)
+
+
+def _raise_known_protocol(data: bytes, error: BadMagic) -> None:
+    """Says what a server speaks whose first bytes are no frame, if that much of them tells."""
+    if any(record.startswith(data[:2]) for record in _TLS_RECORDS):
+        raise TlsFailed(
+            "the server speaks TLS here, and this connection does not",
+            hint="Write couchbases://, or take the port without TLS (11210)",
+        ) from error
+    if _HTTP_ANSWER.startswith(data):
+        raise WrongProtocol(
+            f"the server answers in HTTP, where 0x{data[0]:02x} is not a magic byte",
+            hint="Check that the port speaks the Couchbase key-value protocol (11210, or 11207 with TLS); "
+            "if it is a cluster manager's, add ?bootstrap=http",
+        ) from error
 
 
 def _refused(answer: Response, what: str) -> StatusError:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from headwater.client.cluster_map import ClusterMap, Network
-from headwater.client.connection_string import Address, ConnectionString
-from headwater.client.handshake import Credentials
-from headwater.client.kv_connection import KvConnection, Login, TlsSettings
+from headwater.client.client_settings import ClientSettings
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.connection_string import Address, BootstrapBy
+from headwater.client.host_failures import first_that_works
+from headwater.client.http_bootstrap import fetch_map_over_http
+from headwater.client.kv_connection import KvConnection
 from headwater.errors import (
-    ConnectionFailed,
-    InvalidConnectionString,
     InvalidInput,
     NotSupported,
     StatusError,
-    TlsFailed,
+    UnexpectedMessage,
     UnknownCollection,
     UnknownScope,
     status_error,
@@ -28,44 +28,27 @@ from headwater.protocol.status import Status
 class KvCluster:
     """The nodes of one bucket."""
 
-    def __init__(
-        self,
-        where: ConnectionString,
-        credentials: Credentials | None,
-        *,
-        tls: TlsSettings | None = None,
-        agent: str = "headwater",
-    ) -> None:
-        if where.bucket is None:
-            raise InvalidConnectionString("the connection string names no bucket", hint="Write couchbase://host/bucket")
-        if tls is not None and not where.tls:
-            raise InvalidInput(
-                "there are TLS options, but no TLS", hint="Write couchbases:// for a connection with TLS"
-            )
-        self._where = where
-        self._network = _network(where)
-        context = (tls or TlsSettings()).context() if where.tls else None
-        self._login = Login(credentials=credentials, bucket=where.bucket, tls=context, agent=agent)
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._login = settings.login()
 
     def connect(self) -> KvConnection:
-        """A connection to the first host that can be reached."""
-        failures: list[ConnectionFailed] = []
-        for address in self._where.addresses:
-            try:
-                return KvConnection.open(address, self._login)
-            except TlsFailed:
-                raise
-            except ConnectionFailed as error:
-                failures.append(error)
-        if len(failures) == 1:
-            raise failures[0]
-        raise ConnectionFailed(
-            "no host can be reached: " + "; ".join(error.reason for error in failures), hint=failures[0].hint
-        )
+        """A connection to the first host that can be used, or to a node that it tells of over HTTP."""
+        return first_that_works(self._settings.addresses, self._connect)
+
+    def _connect(self, address: Address) -> KvConnection:
+        if self._settings.where.bootstrap_by(address) is BootstrapBy.KV:
+            return KvConnection.open(address, self._login)
+        nodes = fetch_map_over_http(address, self._settings).nodes
+        return first_that_works(nodes, lambda node: KvConnection.open(node, self._login))
 
     def open(self, address: Address) -> socket.socket:
         """A socket to one node that is logged in and has its bucket."""
-        return KvConnection.open(address, self._login).sock
+        connection = KvConnection.open(address, self._login)
+        if connection.buffered_bytes:
+            connection.close()
+            raise UnexpectedMessage(f"{address} has sent more than the answers")
+        return connection.sock
 
     def read_map(self) -> ClusterMap:
         """The newest cluster map."""
@@ -74,14 +57,7 @@ class KvCluster:
 
     def map_of(self, connection: KvConnection) -> ClusterMap:
         """The cluster map that a connection was given when it was opened."""
-        config = connection.outcome.cluster_config
-        if config is None:
-            raise NotSupported(
-                Status.NOT_SUPPORTED,
-                f"{connection.address} has no cluster config",
-                hint="Check that the server is a Couchbase or Headwater node with this bucket",
-            )
-        return ClusterMap.decode(config, asked=connection.address, tls=self._where.tls, network=self._network)
+        return self._settings.decode_map(connection.outcome.cluster_config, asked=connection.address)
 
     def collection_ids(self, connection: KvConnection, names: Sequence[str]) -> tuple[CollectionId, ...]:
         """The ids of collections, given as `scope.collection`; the default collection where none is named.
@@ -97,13 +73,6 @@ class KvCluster:
                 )
             return ()
         return tuple(_collection_id(connection, name) for name in names) or (DEFAULT_COLLECTION,)
-
-
-def _network(where: ConnectionString) -> Network:
-    name = where.option("network", Network.AUTO)
-    if name not in tuple(Network):
-        raise InvalidConnectionString(f"there is no network {name!r}", hint=f"Use one of {', '.join(Network)}")
-    return Network(name)
 
 
 def _collection_id(connection: KvConnection, name: str) -> CollectionId:

@@ -8,26 +8,39 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
-from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Self
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ANSWER_BYTES_MAX, ClientHandshake, Credentials, HandshakeOutcome
-from headwater.errors import ConnectionFailed, InvalidInput, TlsFailed, UnexpectedMessage, status_error
+from headwater.errors import (
+    ConnectionClosed,
+    ConnectionFailed,
+    HeadwaterError,
+    HostUnreachable,
+    NoAnswer,
+    TlsFailed,
+    UnexpectedMessage,
+    status_error,
+)
 from headwater.protocol.features import Feature
-from headwater.protocol.frames import FrameBuffer
+from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
-from headwater.protocol.sasl import encode_nonce
+from headwater.protocol.opcodes import Magic
+from headwater.protocol.sasl import Mechanism, encode_nonce
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
+"""How long a server may be silent while an answer is due, unless told."""
 RECEIVE_BYTES = 256 * 1024
 
 _NONCE_RANDOM_BYTES = 18
+_PROBE_S_MAX = 5.0
 
 FEATURES = (
     Feature.TCP_NODELAY,
@@ -41,25 +54,12 @@ FEATURES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsSettings:
-    """Whom to trust."""
+class Timeouts:
+    """How long to wait for others."""
 
-    ca_file: Path | None = None
-    """Certificates to trust instead of the system's."""
-    skip_verify: bool = False
-    """Trust anybody: the bytes are encrypted, but who reads them is unknown."""
-
-    def context(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidInput(
-                f"the CA file {self.ca_file} can't be used: {error}", hint="Give certificates in PEM form"
-            ) from error
-        if self.skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+    connect_s: float = CONNECT_TIMEOUT_S
+    answer_s: float = ANSWER_TIMEOUT_S
+    """For the whole of a handshake, and later for every answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,37 +69,73 @@ class Login:
     credentials: Credentials | None
     bucket: str | None
     tls: ssl.SSLContext | None = None
+    mechanism: Mechanism | None = None
     features: tuple[Feature, ...] = FEATURES
     agent: str = "headwater"
+    timeouts: Timeouts = Timeouts()
     random_bytes: Callable[[int], bytes] = os.urandom
+
+    def handshake(self, *, is_loopback: bool) -> ClientHandshake:
+        """The handshake for a new connection, which may stay on this machine."""
+        return ClientHandshake(
+            credentials=self.credentials,
+            bucket=self.bucket,
+            nonce=encode_nonce(self.random_bytes(_NONCE_RANDOM_BYTES)),
+            features=self.features,
+            agent=self.agent,
+            plain_allowed=self.tls is not None or is_loopback,
+            mechanism=self.mechanism,
+        )
 
 
 class KvConnection:
     """A connection that is logged in and has its bucket. Requests on it are made one at a time."""
 
-    def __init__(self, sock: socket.socket, address: Address, outcome: HandshakeOutcome) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: Address,
+        outcome: HandshakeOutcome,
+        *,
+        trailing_data: bytes = b"",
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
         self.sock = sock
         self.address = address
         self.outcome = outcome
         self._frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
+        self._frames.receive_data(trailing_data)
         self._opaque = 0
+        self._answer_timeout_s = answer_timeout_s
 
     @classmethod
     def open(cls, address: Address, login: Login) -> Self:
         """Connect and log in, or raise what is in the way of it."""
-        sock = open_socket(address, login.tls)
+        sock = open_socket(address, login.tls, login.timeouts)
+        answer_s = login.timeouts.answer_s
         try:
-            outcome = _shake_hands(sock, address, login)
-        except BaseException:
+            handshake = login.handshake(is_loopback=is_loopback(sock))
+            outcome = _shake_hands(sock, address, handshake, answer_s)
+            sock.settimeout(answer_s)
+        except BaseException as error:
             sock.close()
+            if isinstance(error, ConnectionClosed) and login.tls is None:
+                raise_if_tls(address, login.timeouts, error)
             raise
-        return cls(sock, address, outcome)
+        return cls(sock, address, outcome, trailing_data=handshake.trailing_data, answer_timeout_s=answer_s)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What has been received and belongs to no answer yet."""
+        return self._frames.buffered_bytes
 
     def request(self, message: Request) -> Response:
         """Send a request and wait for its answer. A status other than success is raised as its error."""
-        _send_all(self.sock, message.encode(), self.address)
-        while (frame := self._frames.next_frame()) is None:
-            self._frames.receive_data(_receive(self.sock, self.address) or _raise_closed(self.address))
+        _send(self.sock, message.encode(), self.address, self._answer_timeout_s)
+        frame = self._next_frame()
+        while frame.magic is Magic.SERVER_REQUEST:
+            # Nobody asked for it, and nobody here has a use for it.
+            frame = self._next_frame()
         if frame.magic.is_request or (frame.opcode, frame.opaque) != (message.opcode, message.opaque):
             raise UnexpectedMessage(f"{frame.opcode_name}, where the answer to {type(message).__name__} was due")
         answer = decode_message(frame, self.outcome.negotiated)
@@ -107,6 +143,23 @@ class KvConnection:
         if isinstance(answer, ErrorResponse):
             raise status_error(answer.status, answer.context)
         return answer
+
+    def exchange(self, requests: bytes, *, answers: int) -> Iterator[Frame]:
+        """Send many requests at once, as bytes, and give the frames of their answers as they come."""
+        _send(self.sock, requests, self.address, self._answer_timeout_s)
+        while answers:
+            frame = self._next_frame()
+            if frame.magic is not Magic.SERVER_REQUEST:
+                answers -= 1
+                yield frame
+
+    def _next_frame(self) -> Frame:
+        while (frame := self._frames.next_frame()) is None:
+            data = _receive(self.sock, self.address, self._answer_timeout_s)
+            if not data:
+                raise closed(self.address)
+            self._frames.receive_data(data)
+        return frame
 
     def close(self) -> None:
         self.sock.close()
@@ -120,65 +173,70 @@ class KvConnection:
         self.close()
 
 
-def open_socket(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
+def open_socket(address: Address, tls: ssl.SSLContext | None, timeouts: Timeouts) -> socket.socket:
     """A connected socket, with TLS on it if wanted."""
     try:
-        sock = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S)
-    except OSError as error:
-        raise ConnectionFailed(
-            f"{address} can't be reached: {error.strerror or error}",
-            hint="Check the address, and that the server is running",
-        ) from error
+        sock = socket.create_connection((address.host, address.port), timeout=timeouts.connect_s)
+    except (OSError, ValueError) as error:
+        raise unreachable(address, error) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.settimeout(ANSWER_TIMEOUT_S)
+    sock.settimeout(timeouts.answer_s)
     if tls is None:
         return sock
     try:
         return tls.wrap_socket(sock, server_hostname=address.host)
-    except ssl.SSLCertVerificationError as error:
-        sock.close()
-        raise TlsFailed(
-            f"the certificate of {address} is not trusted: {error.verify_message}",
-            hint="Give the certificate of its CA by --tls-ca",
-        ) from error
     except OSError as error:
         sock.close()
-        raise TlsFailed(
-            f"{address} does not speak TLS: {getattr(error, 'reason', None) or error}",
-            hint="Check the port (11207 is the one with TLS), or use couchbase:// without TLS",
-        ) from error
+        _close_forgotten(error)
+        raise tls_failed(address, error) from error
+
+
+def _close_forgotten(error: OSError) -> None:
+    """Close what Python leaves open if the peer resets the connection at the wrong moment: its frames still have it."""
+    for frame, _ in walk_tb(error.__traceback__):
+        forgotten = frame.f_locals.get("self")
+        if isinstance(forgotten, ssl.SSLSocket):
+            forgotten.close()
+
+
+def raise_if_tls(address: Address, timeouts: Timeouts, error: HeadwaterError) -> None:
+    """Say so if the port speaks TLS, after a connection without it was closed with no word: most servers do that."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        open_socket(address, context, replace(timeouts, answer_s=min(timeouts.answer_s, _PROBE_S_MAX))).close()
+    except ConnectionFailed:
+        return
+    raise TlsFailed(
+        f"{address} speaks TLS, and this connection does not",
+        hint="Write couchbases://, or take the port without TLS (11210, or 8091 for HTTP)",
+    ) from error
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether what is sent stays on this machine."""
-    peer = ip_address(sock.getpeername()[0].partition("%")[0])
+    """Whether what is sent stays on this machine. Not so where the other end has gone already."""
+    try:
+        host: str = sock.getpeername()[0]
+    except OSError:
+        return False
+    peer = ip_address(host.partition("%")[0])
     mapped = peer.ipv4_mapped if isinstance(peer, IPv6Address) else None
     return (mapped or peer).is_loopback
 
 
-def broken(address: Address, error: OSError) -> ConnectionFailed:
-    """The error for a connection that was fine and is no more."""
-    if isinstance(error, TimeoutError):
-        return ConnectionFailed(
-            f"{address} has not answered for {ANSWER_TIMEOUT_S:.0f} seconds", hint="Look at the server's load and log"
-        )
-    return ConnectionFailed(
-        f"the connection to {address} broke: {error.strerror or error}", hint="Look at the server's log, and try again"
-    )
-
-
-def _shake_hands(sock: socket.socket, address: Address, login: Login) -> HandshakeOutcome:
-    handshake = ClientHandshake(
-        credentials=login.credentials,
-        bucket=login.bucket,
-        nonce=encode_nonce(login.random_bytes(_NONCE_RANDOM_BYTES)),
-        features=login.features,
-        agent=login.agent,
-        plain_allowed=login.tls is not None or is_loopback(sock),
-    )
+def _shake_hands(
+    sock: socket.socket, address: Address, handshake: ClientHandshake, answer_s: float
+) -> HandshakeOutcome:
+    deadline_s = time.monotonic() + answer_s
     while handshake.outcome is None:
-        _send_all(sock, handshake.data_to_send(), address)
-        data = _receive(sock, address)
+        _send(sock, handshake.data_to_send(), address, answer_s)
+        # A server that sends a byte now and then is no better than a silent one.
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise broken(address, TimeoutError(), waited_s=answer_s)
+        sock.settimeout(left_s)
+        data = _receive(sock, address, answer_s)
         if data:
             handshake.receive_data(data)
         else:
@@ -186,19 +244,88 @@ def _shake_hands(sock: socket.socket, address: Address, login: Login) -> Handsha
     return handshake.outcome
 
 
-def _send_all(sock: socket.socket, data: bytes, address: Address) -> None:
+def _send(sock: socket.socket, data: bytes, address: Address, waited_s: float) -> None:
+    try:
+        send_all(sock, data)
+    except OSError as error:
+        raise broken(address, error, waited_s=waited_s) from error
+
+
+def send_all(sock: socket.socket, data: bytes) -> None:
+    """Send all of it. Where TLS has gone meanwhile, the error is what the server has said about that, if anything."""
     try:
         sock.sendall(data)
     except OSError as error:
-        raise broken(address, error) from error
+        # With TLS 1.3 the server judges our certificate when for us all is done, and hangs up with an alert.
+        if isinstance(sock, ssl.SSLSocket) and not isinstance(error, TimeoutError):
+            sock.recv(1)
+        raise
 
 
-def _receive(sock: socket.socket, address: Address) -> bytes:
+def _receive(sock: socket.socket, address: Address, waited_s: float) -> bytes:
     try:
         return sock.recv(RECEIVE_BYTES)
     except OSError as error:
-        raise broken(address, error) from error
+        raise broken(address, error, waited_s=waited_s) from error
 
 
-def _raise_closed(address: Address) -> bytes:
-    raise ConnectionFailed(f"{address} has closed the connection", hint="Look at the server's log, and try again")
+# --- what errors of the operating system and of TLS mean ----------------------------------------------------------
+
+_CA_HINT = "Give the certificate of its CA by --tls-ca (TlsSettings.ca_file in Python)"
+_TLS_HINT = "Check the port (11207 and 18091 are those with TLS), or use couchbase:// without TLS"
+_CERTIFICATE_HINT = (
+    "Give a client certificate that the server knows (TlsSettings.certificate_file), or mend the one that is given"
+)
+_ALERT_HINT = "Check the versions of TLS and the ciphers that the server allows"
+_CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
+
+
+def unreachable(address: Address, error: OSError | ValueError) -> HostUnreachable:
+    """There is no connection. A `ValueError` is a name that no host can have."""
+    return HostUnreachable(
+        f"{address} can't be reached: {_words(error)}", hint="Check the address, and that the server is running"
+    )
+
+
+def tls_failed(address: Address, error: OSError) -> TlsFailed:
+    """There is a connection, and no TLS on it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsFailed(f"the certificate of {address} is not trusted: {error.verify_message}", hint=_CA_HINT)
+    if _is_alert(error):
+        return _alerted(address, error)
+    return TlsFailed(f"{address} does not speak TLS: {_words(error)}", hint=_TLS_HINT)
+
+
+def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT_S) -> ConnectionFailed:
+    """The connection was fine and is no more."""
+    if isinstance(error, TimeoutError):
+        return NoAnswer(
+            f"{address} has not answered for {waited_s:g} seconds",
+            hint="Look at the server's load and log, and check that it is the right port",
+        )
+    if _is_alert(error):
+        # With TLS 1.3 a client learns only now that the server does not take its certificate, or wants one.
+        return _alerted(address, error)
+    kind = ConnectionClosed if isinstance(error, ConnectionError) else ConnectionFailed
+    return kind(f"the connection to {address} broke: {_words(error)}", hint="Look at the server's log, and try again")
+
+
+def closed(address: Address) -> ConnectionClosed:
+    """The server has ended the connection where it should have answered."""
+    return ConnectionClosed(f"{address} has closed the connection", hint="Look at the server's log, and try again")
+
+
+def _is_alert(error: OSError) -> bool:
+    """Whether the other end has said, in TLS, what it does not like."""
+    return isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
+
+
+def _alerted(address: Address, error: OSError) -> TlsFailed:
+    words = _words(error)
+    is_about_certificate = any(part in words for part in _CERTIFICATE_ALERTS)
+    hint = _CERTIFICATE_HINT if is_about_certificate else _ALERT_HINT
+    return TlsFailed(f"{address} has refused TLS with us: {words}", hint=hint)
+
+
+def _words(error: OSError | ValueError) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.client.cluster_map import ClusterMap, Network, vbucket_of, vbuckets_of
 from headwater.client.connection_string import Address
-from headwater.errors import MalformedJson, NotMyVBucket
+from headwater.errors import MalformedJson, NoSuchNetwork, NotMyVBucket, TemporaryFailure
 from headwater.protocol.numbers import VBucketId
 
 ASKED = Address("10.0.0.1", 11210)
@@ -105,25 +105,63 @@ def test_a_vbucket_that_nobody_has() -> None:
 def with_external(*, ports: bool = True) -> dict[str, Any]:
     root = config()
     for index, node in enumerate(root["nodesExt"][:2]):
+        node["services"] = {**node["services"], "mgmt": 8091 + index, "mgmtSSL": 18091 + index}
         external: dict[str, Any] = {"hostname": f"public{index}.example.com"}
         if ports:
-            external["ports"] = {"kv": 30000 + index, "kvSSL": 31000 + index}
+            external["ports"] = {
+                "kv": 30000 + index, "kvSSL": 31000 + index, "mgmt": 32000 + index, "mgmtSSL": 33000 + index,
+            }  # fmt: skip
         node["alternateAddresses"] = {"external": external}
     return root
 
 
+INSIDE = (Address("10.0.0.1", 11210), Address("10.0.0.2", 11310))
+OUTSIDE = (Address("public0.example.com", 30000), Address("public1.example.com", 30001))
+
+
 @pytest.mark.parametrize(
-    ("asked", "network", "first"),
+    ("asked", "network", "nodes"),
     [
-        (ASKED, Network.AUTO, Address("10.0.0.1", 11210)),
-        (Address("public1.example.com", 30001), Network.AUTO, Address("public0.example.com", 30000)),
-        (Address("somewhere", 11210), Network.AUTO, Address("10.0.0.1", 11210)),
-        (ASKED, Network.EXTERNAL, Address("public0.example.com", 30000)),
-        (Address("public1.example.com", 30001), Network.DEFAULT, Address("10.0.0.1", 11210)),
+        (ASKED, Network.AUTO, INSIDE),
+        (Address("10.0.0.2", 8092), Network.AUTO, INSIDE),
+        (Address("public1.example.com", 30001), Network.AUTO, OUTSIDE),
+        (Address("Public0.Example.com.", 30000), Network.AUTO, OUTSIDE),
+        (Address("public1.example.com", 32001), Network.AUTO, OUTSIDE),
+        (Address("public1.example.com", 33001), Network.AUTO, OUTSIDE),
+        (Address("public1.example.com", 8091), Network.AUTO, INSIDE),
+        (Address("public1.example.com", 30000), Network.AUTO, INSIDE),
+        (Address("somewhere", 11210), Network.AUTO, INSIDE),
+        (ASKED, Network.EXTERNAL, OUTSIDE),
+        (Address("public1.example.com", 30001), Network.DEFAULT, INSIDE),
     ],
 )
-def test_the_address_that_was_asked_decides_the_network(asked: Address, network: Network, first: Address) -> None:
-    assert decode(with_external(), asked=asked, network=network).nodes[0] == first
+def test_the_address_that_was_asked_decides_the_network(
+    asked: Address, network: Network, nodes: tuple[Address, ...]
+) -> None:
+    found = decode(with_external(), asked=asked, network=network)
+    assert found.nodes == nodes
+    assert found.network is (Network.DEFAULT if nodes is INSIDE else Network.EXTERNAL)
+
+
+def test_an_address_that_is_inside_and_outside_is_inside() -> None:
+    root = with_external(ports=False)
+    root["nodesExt"][0]["alternateAddresses"]["external"]["hostname"] = ASKED.host
+    assert decode(root).nodes == INSIDE
+
+
+def test_ipv6_addresses_are_compared_as_addresses() -> None:
+    root = with_external()
+    root["nodesExt"][0]["alternateAddresses"]["external"]["hostname"] = "[2001:DB8:0::1]"
+    found = decode(root, asked=Address("2001:db8::1", 30000))
+    assert found.network is Network.EXTERNAL
+    assert found.nodes[1] == OUTSIDE[1]
+
+
+@pytest.mark.parametrize("port", [0, None, "8091", True])
+def test_a_port_that_is_only_compared_may_be_anything(port: Any) -> None:
+    root = with_external()
+    root["nodesExt"][0]["services"]["mgmt"] = port
+    assert decode(root).nodes == INSIDE
 
 
 def test_external_addresses_with_tls_and_without_ports() -> None:
@@ -136,9 +174,46 @@ def test_external_addresses_with_tls_and_without_ports() -> None:
 def test_an_external_network_that_not_every_node_has() -> None:
     root = with_external()
     root["nodesExt"][1]["alternateAddresses"]["external"]["ports"] = {"mgmt": 8091}
-    with pytest.raises(MalformedJson, match="no external address"):
+    with pytest.raises(NoSuchNetwork, match=r"10\.0\.0\.2 has no external address for the service kv"):
         decode(root, network=Network.EXTERNAL)
-    assert decode(root).nodes[0] == ASKED
+    with pytest.raises(NoSuchNetwork):
+        decode(root, asked=OUTSIDE[0])
+    assert decode(root).nodes == INSIDE
+    del root["nodesExt"][1]["alternateAddresses"]
+    with pytest.raises(NoSuchNetwork):
+        decode(root, network=Network.EXTERNAL)
+
+
+def test_a_node_that_is_only_for_others() -> None:
+    """What it has inside does not matter to those outside."""
+    root = with_external()
+    del root["nodesExt"][0]["services"]["kv"]
+    assert decode(root, asked=OUTSIDE[0]).nodes == OUTSIDE
+    with pytest.raises(MalformedJson, match="no service kv"):
+        decode(root)
+
+
+def test_old_servers_have_one_network_and_no_tls() -> None:
+    root = config()
+    del root["nodesExt"]
+    assert decode(root, asked=Address("10.0.0.1", 8091)).network is Network.DEFAULT
+    with pytest.raises(NoSuchNetwork):
+        decode(root, network=Network.EXTERNAL)
+    with pytest.raises(MalformedJson, match="no ports with TLS"):
+        decode(root, tls=True)
+
+
+def test_a_server_list_without_a_port() -> None:
+    root = config()
+    del root["nodesExt"]
+    root["vBucketServerMap"]["serverList"] = ["10.0.0.1", "10.0.0.2:1"]
+    assert decode(root, asked=Address("10.0.0.1", 8091)).nodes[0] == Address("10.0.0.1", 11210)
+
+
+def test_a_bucket_that_is_being_made() -> None:
+    with pytest.raises(TemporaryFailure, match="no vbuckets yet") as raised:
+        decode(broken(["vBucketServerMap", "vBucketMap"], []))
+    assert raised.value.retriable
 
 
 # --- configs that can't be read -----------------------------------------------------------------------------------
@@ -165,7 +240,6 @@ def broken(path: list[Any], value: Any) -> dict[str, Any]:
     [
         {},
         broken(["vBucketServerMap"], []),
-        broken(["vBucketServerMap", "vBucketMap"], []),
         broken(["vBucketServerMap", "vBucketMap"], [[0]] * 0x10001),
         broken(["vBucketServerMap", "vBucketMap", 1], []),
         broken(["vBucketServerMap", "vBucketMap", 1], [2]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.connection_string import HOSTS_MAX, Address, ConnectionString, parse_address
+from headwater.client.connection_string import HOSTS_MAX, Address, BootstrapBy, ConnectionString, parse_address
 from headwater.errors import InvalidConnectionString
 
 
@@ -54,11 +54,31 @@ def test_hosts_and_ports(text: str, address: Address) -> None:
         "couchbase://localhost:11210",
         "couchbases://a:1,b:2,[::1]:3/bucket",
         "couchbase://ada%40home@host:11210/a%2Fb?network=default&empty=",
+        "couchbase://host:8091/b?bootstrap=http",
     ],
 )
 def test_the_text_form_reads_back_as_the_same(text: str) -> None:
     assert str(parse(text)) == text
     assert parse(str(parse(text))) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports", "by"),
+    [
+        ("couchbase://a/b", [11210], ["kv"]),
+        ("couchbase://a:8091/b", [8091], ["http"]),
+        ("couchbases://a:18091/b", [18091], ["http"]),
+        ("couchbase://a:8091,b:9000,c/b", [8091, 9000, 11210], ["http", "kv", "kv"]),
+        ("couchbase://a:9000,b/b?bootstrap=http", [9000, 8091], ["http", "http"]),
+        ("couchbases://a:9000,b:8091,c/b?bootstrap=http", [9000, 8091, 18091], ["http", "http", "http"]),
+        ("couchbase://a:8091,b:18091,c/b?bootstrap=kv", [8091, 18091, 11210], ["kv", "kv", "kv"]),
+        ("couchbase://a:8091/b?bootstrap=", [8091], ["http"]),
+    ],
+)
+def test_how_each_host_is_asked_for_the_cluster_map(text: str, ports: list[int], by: list[str]) -> None:
+    parsed = parse(text)
+    assert [address.port for address in parsed.addresses] == ports
+    assert [parsed.bootstrap_by(address) for address in parsed.addresses] == [BootstrapBy(name) for name in by]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +95,11 @@ def test_the_text_form_reads_back_as_the_same(text: str) -> None:
         ("couchbase://a:0", "'0' is not a port", "1 to 65535"),
         ("couchbase://a:65536", "'65536' is not a port", "1 to 65535"),
         ("couchbase://a:٣", "'٣' is not a port", "1 to 65535"),
-        ("couchbase://a:8091", "cluster manager", "11210"),
-        ("couchbases://a:18091", "cluster manager", "11207"),
+        ("couchbases://a:8091", "cluster manager's without TLS", "18091"),
+        ("couchbase://b,a:18091", "cluster manager's with TLS", "couchbases://"),
+        ("couchbase://a?bootstrap=https", "no bootstrap by 'https'", "kv, http"),
+        ("couchbase://a..b", "is not a host name", "couchbase://host"),
+        (f"couchbase://{'a' * 64}.com", "is not a host name", "couchbase://host"),
         ("couchbase://::1", "is not a host", "in brackets: [::1]"),
         ("couchbase://[::1", "is not a host and a port", "couchbase://host"),
         ("couchbase://[1.2.3.4]", "is not an IPv6 address", "couchbase://host"),

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from handshake_peer import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
 
 from headwater.client.handshake import (
     HANDSHAKE,
+    PUSHED_FRAMES_MAX,
     ClientHandshake,
     Credentials,
     HandshakeFailed,
@@ -19,19 +21,23 @@ from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
     BadMagic,
+    ConnectionClosed,
     FrameTooLarge,
-    KeyNotFound,
+    HeadwaterError,
     LocalProtocolError,
     MalformedMessage,
+    NotSupported,
     RemoteProtocolError,
     StatusError,
+    TlsFailed,
     UnexpectedMessage,
+    UnknownBucket,
+    WrongProtocol,
 )
 from headwater.protocol.compression import compress
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature
-from headwater.protocol.frames import FrameBuffer
-from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
+from headwater.protocol.messages import Request, Response, decode_message
 from headwater.protocol.messages.session import (
     ClustermapChangeNotification,
     GetClusterConfig,
@@ -44,82 +50,9 @@ from headwater.protocol.messages.session import (
     SelectBucket,
 )
 from headwater.protocol.opcodes import Opcode
-from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, derive_credentials, encode_nonce
+from headwater.protocol.sasl import Mechanism, encode_nonce
 from headwater.protocol.state_machine import all_events, transition
 from headwater.protocol.status import Status
-
-USER, PASSWORD = "ada", "pässword, with = and ,"
-CONFIG = b'{"rev": 1}'
-ASKED = (Feature.XERROR, Feature.COLLECTIONS, Feature.SNAPPY)
-
-
-class Peer:
-    """A server's side of the handshake. `replace` answers one kind of request in another way."""
-
-    def __init__(
-        self, *, mechanisms: str = "SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN", bucket: str = "travel"
-    ) -> None:
-        self.mechanisms = mechanisms
-        self.bucket = bucket
-        self.seen: list[Request] = []
-        self.writes: list[int] = []
-        """How many requests came in each write."""
-        self.replace: dict[type[Request], Callable[[Any], Response | Request]] = {}
-        self._frames = FrameBuffer()
-        self._scram: ScramServer | None = None
-
-    def receive_data(self, data: bytes) -> bytes:
-        self._frames.receive_data(data)
-        answers = []
-        for frame in self._frames.frames():
-            request = decode_message(frame)
-            assert isinstance(request, Request)
-            self.seen.append(request)
-            answers.append(self.replace.get(type(request), self._answer)(request))
-        self.writes.append(len(answers))
-        return b"".join(answer.encode() for answer in answers)
-
-    def _answer(self, request: Request) -> Response:
-        if isinstance(request, Hello):
-            agreed = tuple(feature for feature in request.features if feature is not Feature.SNAPPY)
-            return HelloResponse(opaque=request.opaque, features=agreed)
-        if isinstance(request, SaslListMechanisms):
-            return ok(request, self.mechanisms.encode())
-        if isinstance(request, SaslStep):
-            return self._step(request)
-        if isinstance(request, SaslAuth):
-            return self._auth(request)
-        if isinstance(request, SelectBucket):
-            return ok(request) if request.key == self.bucket.encode() else refused(request, Status.KEY_ENOENT)
-        assert isinstance(request, GetClusterConfig)
-        return ok(request, CONFIG)
-
-    def _auth(self, request: SaslAuth) -> Response:
-        mechanism = Mechanism.decode(request.key)
-        if mechanism is Mechanism.PLAIN:
-            matches = PlainLogin.decode(request.value) == PlainLogin(USER, PASSWORD)
-            return ok(request) if matches else refused(request, Status.AUTH_ERROR)
-        self._scram = ScramServer(
-            mechanism,
-            lambda mechanism, _: derive_credentials(mechanism, PASSWORD, salt=b"s" * 16, iterations=4000),
-            encode_nonce(b"server" * 3),
-        )
-        return ok(request, self._scram.start(request.value), status=Status.AUTH_CONTINUE)
-
-    def _step(self, request: SaslStep) -> Response:
-        assert self._scram is not None
-        try:
-            return ok(request, self._scram.finish(request.value))
-        except AuthenticationFailed:
-            return refused(request, Status.AUTH_ERROR)
-
-
-def ok(request: Request, value: bytes = b"", *, status: Status = Status.SUCCESS, **parts: Any) -> PlainResponse:
-    return PlainResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status, value=value, **parts)
-
-
-def refused(request: Request, status: Status, value: bytes = b"") -> ErrorResponse:
-    return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status, value=value)
 
 
 def handshake(*, password: str = PASSWORD, bucket: str | None = "travel", **options: Any) -> ClientHandshake:
@@ -176,6 +109,32 @@ def test_the_best_mechanism_is_taken_and_the_agent_is_told() -> None:
     assert peer.seen[0].key == b"a tool"
 
 
+@pytest.mark.parametrize("mechanism", list(Mechanism))
+def test_the_mechanism_can_be_named(mechanism: Mechanism) -> None:
+    """PLAIN, too, and then also where others can listen: whoever names it wants it."""
+    client = run(handshake(mechanism=mechanism, plain_allowed=False), Peer())
+    assert client.outcome is not None
+    assert client.outcome.mechanism is mechanism
+
+
+def test_a_mechanism_that_the_server_does_not_offer() -> None:
+    peer = Peer(mechanisms="SCRAM-SHA1 PLAIN")
+    error = failure(handshake(mechanism=Mechanism.SCRAM_SHA512), peer)
+    assert isinstance(error, AuthenticationFailed)
+    assert "does not offer SCRAM-SHA512, but only SCRAM-SHA1 PLAIN" in str(error)
+    assert "SASL_AUTH" not in opcodes(peer)
+
+
+def test_a_certificate_is_the_login() -> None:
+    """A server that knows the user from the certificate takes no SASL, and needs none."""
+    peer = Peer(is_known_by_certificate=True)
+    assert run(handshake(credentials=None), peer).outcome is not None
+    assert opcodes(peer) == ["HELLO", "SELECT_BUCKET", "GET_CLUSTER_CONFIG"]
+    error = failure(handshake(), Peer(is_known_by_certificate=True))
+    assert isinstance(error, NotSupported)
+    assert "leave the user and the password out" in str(error)
+
+
 def test_without_credentials_there_is_no_login() -> None:
     peer = Peer()
     client = run(handshake(credentials=None), peer)
@@ -208,6 +167,53 @@ def test_a_compressed_config_is_inflated() -> None:
     client = run(handshake(), peer)
     assert client.outcome is not None
     assert client.outcome.cluster_config == CONFIG
+
+
+# --- what the server sends of its own accord ----------------------------------------------------------------------
+
+PUSHED = ClustermapChangeNotification(epoch=1, revision=7, key=b"travel", value=b"{}")
+
+
+@pytest.mark.parametrize("before", [SaslListMechanisms, SaslAuth, SaslStep, SelectBucket, GetClusterConfig])
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+def test_what_the_server_pushes_between_answers_is_kept(before: type[Request], chunk_bytes: int) -> None:
+    peer = Peer()
+    peer.pushed_before[before] = PUSHED
+    client = run(handshake(), peer, chunk_bytes=chunk_bytes)
+    assert client.outcome is not None
+    assert [decode_message(frame) for frame in client.pushed] == [PUSHED]
+    assert client.trailing_data == b""
+
+
+def test_nothing_is_pushed_before_it_was_agreed_on() -> None:
+    peer = Peer()
+    peer.pushed_before[Hello] = PUSHED
+    assert isinstance(failure(handshake(), peer), UnexpectedMessage)
+
+
+def test_of_many_pushed_frames_the_newest_are_kept() -> None:
+    client = handshake(credentials=None)
+    answers = Peer().receive_data(client.data_to_send())
+    hello_bytes = len(HelloResponse(features=(Feature.XERROR, Feature.COLLECTIONS)).encode())
+    pushed = [ClustermapChangeNotification(epoch=1, revision=revision) for revision in range(PUSHED_FRAMES_MAX + 5)]
+    client.receive_data(answers[:hello_bytes] + b"".join(each.encode() for each in pushed) + answers[hello_bytes:])
+    assert client.outcome is not None
+    assert [decode_message(frame) for frame in client.pushed] == pushed[5:]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+@pytest.mark.parametrize("trailing", [b"", b"\x80", PUSHED.encode(), PUSHED.encode() + b"\x81\x0a", b"no frame"])
+def test_what_comes_behind_the_last_answer_is_for_others(trailing: bytes, chunk_bytes: int) -> None:
+    client = handshake(credentials=None)
+    data = Peer().receive_data(client.data_to_send()) + trailing
+    at = 0
+    while client.outcome is None:
+        client.receive_data(data[at : at + chunk_bytes])
+        at += chunk_bytes
+    assert client.trailing_data + data[at:] == trailing
+    assert not client.pushed
+    with pytest.raises(LocalProtocolError, match="over"):
+        client.receive_data(b"")
 
 
 def test_the_password_is_in_no_repr() -> None:
@@ -244,7 +250,7 @@ def test_a_password_is_not_sent_in_clear_where_others_can_listen() -> None:
 
 def test_an_unknown_bucket() -> None:
     error = failure(handshake(bucket="travle"), Peer())
-    assert isinstance(error, KeyNotFound)
+    assert isinstance(error, UnknownBucket)
     assert "there is no bucket 'travle'" in str(error)
 
 
@@ -254,6 +260,9 @@ def test_a_bucket_that_the_user_may_not_use() -> None:
     error = failure(handshake(), peer)
     assert isinstance(error, AccessDenied)
     assert "give the user a role" in str(error)
+    error = failure(handshake(credentials=None), peer)
+    assert isinstance(error, AccessDenied)
+    assert "nobody has logged in" in str(error)
 
 
 @pytest.mark.parametrize("kind", [Hello, SaslListMechanisms, SaslAuth, SaslStep, SelectBucket, GetClusterConfig])
@@ -283,13 +292,38 @@ def test_a_false_server_cannot_make_up_the_signature() -> None:
 # --- nonsense -----------------------------------------------------------------------------------------------------
 
 
-def test_bytes_that_are_no_frames() -> None:
+@pytest.mark.parametrize(
+    ("data", "kind", "hint"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", WrongProtocol, "bootstrap=http"),
+        (b"H", WrongProtocol, "bootstrap=http"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", TlsFailed, "couchbases://"),
+        (b"\x15", TlsFailed, "couchbases://"),
+        (b"\x16\x03\x03", TlsFailed, "couchbases://"),
+        (b"\x15\x04", BadMagic, "key-value protocol"),
+        (b"HELO", BadMagic, "key-value protocol"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", BadMagic, "key-value protocol"),
+        (b"\x00", BadMagic, "key-value protocol"),
+    ],
+)
+def test_bytes_that_are_no_frames(data: bytes, kind: type[HeadwaterError], hint: str) -> None:
     client = handshake()
-    with pytest.raises(BadMagic):
-        client.receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(HeadwaterError) as raised:
+        client.receive_data(data)
+    assert type(raised.value) is kind
+    assert hint in raised.value.hint
     assert client.state is HandshakeState.FAILED
     with pytest.raises(LocalProtocolError, match="over"):
         client.receive_data(b"")
+
+
+def test_bytes_that_are_no_frame_any_more() -> None:
+    """Only the first bytes of a connection tell what the server speaks."""
+    client = handshake()
+    client.receive_data(Peer().receive_data(client.data_to_send()))
+    with pytest.raises(HeadwaterError) as raised:
+        client.receive_data(b"HTTP/1.1 400")
+    assert type(raised.value) is BadMagic
 
 
 def test_an_answer_that_is_too_large() -> None:
@@ -329,19 +363,9 @@ def test_a_login_that_never_ends(kind: type[Request], status: Status) -> None:
     assert isinstance(failure(handshake(plain_allowed=True), peer), UnexpectedMessage)
 
 
-def test_a_frame_after_the_last_answer() -> None:
-    peer = Peer()
-    client = handshake(credentials=None)
-    answers = peer.receive_data(client.data_to_send())
-    with pytest.raises(UnexpectedMessage, match="every request was answered"):
-        client.receive_data(answers + HelloResponse().encode())
-    assert client.state is HandshakeState.FAILED
-    assert client.outcome is None
-
-
 def test_the_server_closes_too_soon() -> None:
     client = handshake()
-    with pytest.raises(RemoteProtocolError, match="closed the connection when Hello was to be answered"):
+    with pytest.raises(ConnectionClosed, match="closed the connection when Hello was to be answered"):
         client.receive_end()
     with pytest.raises(LocalProtocolError):
         client.receive_end()
@@ -365,7 +389,8 @@ def test_every_pair_moves_as_the_table_says_or_raises(state: HandshakeState, eve
             transition(HANDSHAKE, state, event)
 
 
-def test_every_state_can_fail_but_the_one_that_has() -> None:
+def test_every_state_can_fail_but_the_last_ones() -> None:
     assert set(HANDSHAKE) == set(HandshakeState)
-    assert [state for state in HANDSHAKE if HandshakeFailed not in HANDSHAKE[state]] == [HandshakeState.FAILED]
+    last = [HandshakeState.READY, HandshakeState.FAILED]
+    assert [state for state in HANDSHAKE if HandshakeFailed not in HANDSHAKE[state]] == last
     assert [state for state in HANDSHAKE if HelloAnswered in HANDSHAKE[state]] == [HandshakeState.HELLO]

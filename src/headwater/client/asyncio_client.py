@@ -1,0 +1,289 @@
+"""The client under asyncio: `async with headwater.connect("couchbase://host/bucket", …) as client`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from headwater.client.asyncio_edge import AsyncioEdge
+from headwater.client.backoff import Backoff, is_final
+from headwater.client.bucket_view import BucketView, look_at_bucket
+from headwater.client.checkpoints.store import CheckpointStore
+from headwater.client.client_settings import ClientSettings
+from headwater.client.cluster_map import ClusterMap, Network
+from headwater.client.collection_names import CollectionFilter, CollectionNames
+from headwater.client.connection_string import Address
+from headwater.client.dcp_link import DcpControl, DcpLink, DcpOpening
+from headwater.client.group_reading import GroupBatches
+from headwater.client.groups.kv_document import group_bucket
+from headwater.client.groups.membership import Membership
+from headwater.client.link_pool import SCOUT, Slot
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import ReadOptions, Start
+from headwater.client.reader import Outside, Reader
+from headwater.client.reading import Batches, Changes, ReadStart
+from headwater.client.tls_settings import TlsSettings
+from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
+from headwater.protocol.features import Feature
+from headwater.protocol.messages.dcp_connection import OpenFlags
+from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.protocol.stream_request_value import StreamRequestValue
+
+_NAME_RANDOM_BYTES = 6
+
+DCP_FEATURES = (
+    Feature.TCP_NODELAY,
+    Feature.XATTR,
+    Feature.XERROR,
+    Feature.SELECT_BUCKET,
+    Feature.JSON,
+    Feature.COLLECTIONS,
+    Feature.DUPLEX,
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
+)
+
+
+def connect(
+    url: str,
+    *,
+    user: str | None = None,
+    password: str | None = None,
+    tls: TlsSettings | None = None,
+    **settings: Any,
+) -> Client:
+    """A client of the bucket that the connection string names. Use it in `async with`."""
+    return Client(ClientSettings.make(url, user=user, password=password, tls=tls, **settings))
+
+
+class Client:
+    """Reads one bucket."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._bucket: BucketView | None = None
+        self._readings: list[Batches] = []
+
+    async def __aenter__(self) -> Self:
+        self._bucket = await self._look()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all reads. What their callers have finished with is saved."""
+        readings, self._readings = self._readings, []
+        for reading in readings:
+            await reading.aclose()
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """As it was when the client connected."""
+        return self._connected().cluster_map
+
+    @property
+    def bucket_uuid(self) -> str:
+        return self._connected().cluster_map.uuid
+
+    def _connected(self) -> BucketView:
+        if self._bucket is None:
+            raise LocalProtocolError("the client is not connected", hint="Use it in `async with`")
+        return self._bucket
+
+    async def _look(self) -> BucketView:
+        return await asyncio.to_thread(look_at_bucket, self.settings)
+
+    async def _look_patiently(self, options: ReadOptions) -> BucketView:
+        """A read is as patient with its first connection as with any other."""
+        backoff = Backoff(
+            delay_s_min=options.reconnect_delay_s_min, delay_s_max=options.reconnect_delay_s_max, random=random.random
+        )
+        give_up_s = math.inf if options.give_up_after_s is None else time.monotonic() + options.give_up_after_s
+        for failures in itertools.count(1):
+            try:
+                return await self._look()
+            except HeadwaterError as error:
+                if is_final(error) or time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(backoff.delay_s(failures))
+        raise AssertionError("counting has no end")
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def batches(
+        self, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None, **options: Any
+    ) -> Batches:
+        """Changes as Arrow record batches. The options are those of `ReadOptions`.
+
+        With a checkpoint the read goes on from what is saved there, and `start` is for the first time only. A member of
+        a group needs a checkpoint that all members share.
+        """
+        return self.read(ReadOptions.make(**options), checkpoint=checkpoint, group=group)
+
+    def changes(
+        self, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None, **options: Any
+    ) -> Changes:
+        """Changes as objects, one by one. The arguments are those of `batches`."""
+        return Changes(self.batches(checkpoint=checkpoint, group=group, **options))
+
+    def read(
+        self, options: ReadOptions, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None
+    ) -> Batches:
+        """As `batches`, with options that were made before."""
+        vbuckets = self._connected().cluster_map.vbuckets
+        if group is None:
+            reading = Batches(lambda: self._begin_from_checkpoint(options, checkpoint), checkpoint)
+        else:
+            checkpoint = _checked_for_group(options, checkpoint)
+            reading = GroupBatches(
+                lambda offsets: self._begin(replace(options, vbuckets=frozenset(offsets)), offsets),
+                checkpoint,
+                membership=group,
+                bucket=group_bucket(self.settings, vbuckets=vbuckets),
+            )
+        self._readings.append(reading)
+        return reading
+
+    async def _begin_from_checkpoint(self, options: ReadOptions, checkpoint: CheckpointStore | None) -> ReadStart:
+        saved = None if checkpoint is None else await checkpoint.load()
+        return await self._begin(options, saved or options.start)
+
+    async def _begin(self, options: ReadOptions, start: Start | Offsets | dict[VBucketId, StreamOffset]) -> ReadStart:
+        bucket = await self._look_patiently(options)
+        names = CollectionNames(bucket.manifest)
+        selected = names.select(scopes=options.scopes, collections=options.collections)
+        value, only = _filter(selected)
+        offsets = _starting_offsets(options, start, bucket.cluster_map)
+
+        def make_reader(now_s: float) -> Reader:
+            return Reader(
+                options,
+                cluster_map=bucket.cluster_map,
+                seeds=self.settings.kv_addresses or bucket.cluster_map.nodes,
+                offsets=offsets,
+                from_now=start is Start.NOW,
+                stream_flags=StreamFlags(0),
+                stream_value=value.encode() if bucket.has_collections else b"",
+                outside=self._outside(options, bucket.cluster_map.network),
+                now_s=now_s,
+            )
+
+        return ReadStart(
+            edge=AsyncioEdge(make_reader, tls=self.settings.tls_context(), timeouts=self.settings.timeouts),
+            names=names,
+            collections=bucket.has_collections,
+            xattrs=options.xattrs,
+            only=only,
+            bucket_uuid=bucket.cluster_map.uuid,
+            others={} if not isinstance(start, Offsets) else _without(start.offsets, offsets),
+        )
+
+    def _outside(self, options: ReadOptions, network: Network) -> Outside:
+        reader_id = os.urandom(_NAME_RANDOM_BYTES).hex()
+        features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
+        login = replace(self.settings, features=features).login()
+
+        def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
+            name = f"{options.name}:{reader_id}:{slot.id}"
+            opening = None if slot.lane == SCOUT else _opening(options, name)
+            return DcpLink(login.handshake(is_loopback=is_loopback), opening, now_s=now_s)
+
+        def decode_map(config: bytes, asked: Address) -> ClusterMap:
+            return self.settings.decode_map(config, asked=asked, network=network)
+
+        return Outside(
+            new_link=new_link,
+            decode_map=decode_map,
+            open_spool=lambda: tempfile.TemporaryFile(prefix="headwater-"),
+            random=random.random,
+        )
+
+
+def _opening(options: ReadOptions, name: str) -> DcpOpening:
+    flags = OpenFlags.PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES
+    flags |= OpenFlags.INCLUDE_XATTRS if options.xattrs else OpenFlags(0)
+    flags |= OpenFlags.NO_VALUE if options.no_value else OpenFlags(0)
+    controls = [
+        DcpControl(key="enable_noop", value="true", is_required=True),
+        DcpControl(key="set_noop_interval", value=str(options.noop_interval_s), is_required=True),
+        DcpControl(key="connection_buffer_size", value=str(options.buffer_bytes), is_required=True),
+        DcpControl(key="enable_expiry_opcode", value="true"),
+        DcpControl(key="supports_cursor_dropping", value="true"),
+        DcpControl(key="v7_dcp_status_codes", value="true"),
+        DcpControl(key="flatbuffers_system_events", value="true"),
+    ]
+    if options.history:
+        controls.append(DcpControl(key="change_streams", value="true", is_required=True))
+    if options.compression:
+        controls.append(DcpControl(key="force_value_compression", value="true", is_required=True))
+    return DcpOpening(
+        name=name,
+        flags=flags,
+        controls=tuple(controls),
+        buffer_bytes=options.buffer_bytes,
+        noop_interval_s=options.noop_interval_s,
+    )
+
+
+def _without(
+    given: Mapping[VBucketId, StreamOffset], read: Mapping[VBucketId, StreamOffset]
+) -> dict[VBucketId, StreamOffset]:
+    return {vbucket: offset for vbucket, offset in given.items() if vbucket not in read}
+
+
+def _checked_for_group(options: ReadOptions, checkpoint: CheckpointStore | None) -> CheckpointStore:
+    if checkpoint is None:
+        raise InvalidInput(
+            "a member of a group needs a checkpoint",
+            hint="Give one that all members share, such as XattrCheckpoint: others go on with what one has left",
+        )
+    if options.vbuckets is not None or options.end is not None or options.start is not Start.BEGINNING:
+        raise InvalidInput(
+            "a member of a group can't choose its vbuckets, its start or its end",
+            hint="Leave out vbuckets, start and end: the group says what is read, and the checkpoint from where",
+        )
+    return checkpoint
+
+
+def _filter(selected: CollectionFilter) -> tuple[StreamRequestValue, CollectionFilter | None]:
+    """What the server is asked to filter, and what has to be filtered here.
+
+    A server filters by collections or by one scope. Anything more is read whole.
+    """
+    if selected.collections and not selected.scopes:
+        return StreamRequestValue(collections=tuple(sorted(selected.collections))), None
+    if len(selected.scopes) == 1 and not selected.collections:
+        return StreamRequestValue(scope=next(iter(selected.scopes))), None
+    return StreamRequestValue(), selected if selected.scopes else None
+
+
+def _starting_offsets(
+    options: ReadOptions, start: Start | Offsets | dict[VBucketId, StreamOffset], cluster_map: ClusterMap
+) -> dict[VBucketId, StreamOffset]:
+    if isinstance(start, dict):
+        return start
+    vbuckets = frozenset(map(VBucketId, range(cluster_map.vbuckets)))
+    given: dict[VBucketId, StreamOffset] = {}
+    if isinstance(start, Offsets):
+        start.check_bucket(cluster_map.uuid)
+        given = dict(start.offsets)
+    wanted = vbuckets if options.vbuckets is None else options.vbuckets
+    if options.end is not None and not isinstance(options.end, str):
+        wanted &= frozenset(options.end)
+    unknown = sorted((wanted | given.keys()) - vbuckets)
+    if unknown:
+        raise InvalidInput(
+            f"there is no vbucket {unknown[0]}: the bucket has {cluster_map.vbuckets}",
+            hint="Check the vbuckets, and that the offsets are of this bucket",
+        )
+    return {vbucket: given.get(vbucket, StreamOffset()) for vbucket in sorted(wanted)}

@@ -1,0 +1,184 @@
+"""A checkpoint in a file of its own.
+
+A save writes a new file beside the old one, brings it to the disk, gives it the old one's name, and brings the folder
+to the disk. A rename is whole or has not happened, so whoever looks, and whenever the process is killed, finds the old
+offsets or the new ones. What a killed process leaves behind is a temporary file that nobody reads and that the next
+save replaces.
+
+Beside the checkpoint lies a file that is locked while a reader uses it. The system takes the lock away when the process
+ends, however it ends, so there is nothing to clean up. It must be a file of its own: the checkpoint itself is another
+file after every save.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import weakref
+from pathlib import Path
+
+from headwater.client.checkpoints.damage import read_offsets
+from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
+from headwater.errors import CheckpointFailed, CheckpointInUse
+
+_MODE = 0o666
+"""Less what the user's umask takes away, as for any file. There is nothing secret in it."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FileCheckpoint:
+    """Keeps offsets in a file, as the text of `Offsets.to_json`. The folder must be there.
+
+    From the first load or save until `close` the file is this reader's: another one gets `CheckpointInUse`. Looking at
+    it is free to all, `Offsets.from_json(path.read_text())` at any moment. To start anew, remove the file.
+
+    The folder should be on a disk of this machine. On some network file systems a rename is not whole and a lock
+    is not seen by others.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        # A link stays a link, and a process that changes its folder keeps its checkpoint.
+        self.path = Path(os.path.realpath(path))
+        self._turn = threading.Lock()
+        self._release: weakref.finalize[[int], FileCheckpoint] | None = None
+        """Gives the lock back, at the latest when nobody has this object any more."""
+
+    async def load(self) -> Offsets | None:
+        """What was saved last, or None where there is no file. A file that can't be read is `CheckpointFailed`."""
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, offsets: Offsets) -> None:
+        """Replace the file. When this returns it is on the disk; if this fails, the old file is as it was."""
+        await asyncio.to_thread(self._save, offsets)
+
+    async def close(self) -> None:
+        """Let others use the file."""
+        await asyncio.to_thread(self._close)
+
+    # --- in a thread ----------------------------------------------------------------------------------------------
+
+    def _load(self) -> Offsets | None:
+        with self._turn:
+            self._hold()
+            try:
+                text = _read_file(self.path)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise CheckpointFailed(
+                    f"the checkpoint {self.path} can't be read: {error.strerror}",
+                    hint="Check that it is a file that the user of this process may read",
+                ) from error
+        return read_offsets(text, what=f"the checkpoint {self.path}", to_start_anew="remove it")
+
+    def _save(self, offsets: Offsets) -> None:
+        text = offsets.to_json().encode("ascii") + b"\n"
+        with self._turn:
+            self._hold()
+            try:
+                _replace_file(self.path, text)
+            except OSError as error:
+                raise _not_written(self.path, error) from error
+
+    def _close(self) -> None:
+        with self._turn:
+            if self._release is not None:
+                self._release()
+                self._release = None
+
+    def _hold(self) -> None:
+        if self._release is None:
+            self._release = weakref.finalize(self, os.close, _lock(self.path))
+
+
+# --- the file -----------------------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        # One more than allowed is enough to be refused for.
+        return file.read(TEXT_CHARS_MAX + 2)
+
+
+def _replace_file(path: Path, text: bytes) -> None:
+    temporary = _beside(path, ".tmp")
+    try:
+        _write_file(temporary, text)
+        os.replace(temporary, path)
+    except BaseException:
+        # It would do no harm, and it would take up room that is missing already.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _write_file(path: Path, text: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    # A new file every time: in a folder that others can write to, a link may lie in wait under this name.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE), "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is on the disk once the folder is."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        # A file system that can't do this for folders says so in this way, and has no better one.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(number)
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+# --- the lock -----------------------------------------------------------------------------------------------------
+
+
+def _lock(path: Path) -> int:
+    """Lock the checkpoint for this reader, and tell at once what would fail the first save."""
+    lock_path = _beside(path, ".lock")
+    try:
+        number = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _MODE)
+    except FileNotFoundError as error:
+        raise CheckpointFailed(
+            f"there is no folder {path.parent} to keep a checkpoint in", hint="Make the folder, or check the path"
+        ) from error
+    except OSError as error:
+        raise _not_written(path, error) from error
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(number)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise CheckpointInUse(
+                f"another reader uses the checkpoint {path}", hint="Stop it, or give this one a file of its own"
+            ) from error
+        raise CheckpointFailed(
+            f"the checkpoint {path} can't be locked: {error.strerror}", hint="Use a folder on a disk of this machine"
+        ) from error
+    return number
+
+
+# --- what went wrong ----------------------------------------------------------------------------------------------
+
+
+def _not_written(path: Path, error: OSError) -> CheckpointFailed:
+    is_full = error.errno in _NO_ROOM
+    hint = "Free disk space" if is_full else f"Check that files can be made and replaced in {path.parent}"
+    return CheckpointFailed(
+        f"the checkpoint {path} can't be written: {error.strerror}",
+        hint=f"{hint}; what was saved before is as it was",
+    )

@@ -1,0 +1,295 @@
+"""A checkpoint in the bucket that is read, so that a consumer needs no place of its own to keep anything.
+
+Each vbucket has a document, and its offset is in an extended attribute of it, `headwater`:
+
+    {"writer":"9f86d081884c7d65","checkpoint":{"version":1,"bucket_uuid":"…","offsets":[[VBUCKET,…]]}}
+
+One document a vbucket, because the members of a group save disjoint vbuckets, and would be in each other's way in a
+document that they share. What has not moved is not written. And each document lies in the vbucket it is about, by a key
+that is made for that (`document_keys`), which is worth a lot:
+
+* To save an offset is itself a change in the bucket, which the reader gets and which moves an offset. If that were the
+  offset of another vbucket, it would have to be saved, too, and a group on an idle bucket would save for ever. Here it
+  is the same vbucket, the server tells the seqno of the save, and an offset that has moved by that one change only
+  needs no saving. A vbucket that nobody else writes to comes to rest after one save.
+* The save comes after the changes it is about, in the same history. So that history never ends before its checkpoint,
+  whichever replica takes over.
+
+The document's CAS keeps two readers apart. A reader writes over what it has read or written itself. If it meets
+something else, then another one saves the same vbucket, and it gets `CheckpointInUse`. `writer` tells a reader its own
+writes, because a write whose answer was lost changes the CAS, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headwater.client.checkpoints.damage import damaged, read_offsets
+from headwater.client.checkpoints.document_keys import GROUP_BYTES_MAX, checkpoint_key
+from headwater.client.checkpoints.kv_port import KvPort
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.offsets import Offsets
+from headwater.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointInUse,
+    HeadwaterError,
+    InvalidInput,
+    InvalidOffsets,
+    KeyExists,
+    KeyNotFound,
+    StatusError,
+    UnknownBucket,
+)
+from headwater.protocol.messages import Request, Response
+from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocDictUpsert, SubdocGet, SubdocResponse
+from headwater.protocol.numbers import Cas, CollectionId, VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.protocol.status import Status
+
+XATTR = b"headwater"
+"""Not one of the system's, which start with an underscore: for those a user needs rights of their own."""
+
+ATTEMPTS_MAX = 5
+"""How often a save may find a document changed under its hands, though by nobody who saves it."""
+
+_UNREAD = StreamOffset()
+_TO_START_ANEW = "delete the document"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """A vbucket's document, as it was last read or written."""
+
+    cas: Cas = Cas(0)
+    """0 where there is none."""
+    writer: str = ""
+    offset: StreamOffset = _UNREAD
+    saved_as: tuple[int, int] | None = None
+    """The vbuuid and the seqno of the save itself, where it was our own."""
+
+    def covers(self, offset: StreamOffset) -> bool:
+        """Whether one can just as well go on from what is stored: nothing but our own save lies between."""
+        if offset == self.offset:
+            return True
+        return offset.seqno == self.offset.seqno + 1 and self.saved_as == (offset.vbuuid, offset.seqno)
+
+    def is_by_same_save(self, other: _Stored) -> bool:
+        return (self.writer, self.offset) == (other.writer, other.offset)
+
+
+_NOTHING_STORED = _Stored()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where the documents are. The keys depend on the number of vbuckets."""
+
+    cluster_map: ClusterMap
+    collection_id: CollectionId | None
+    keys: tuple[bytes, ...]
+
+
+class XattrCheckpoint:
+    """Keeps offsets in documents of the bucket that is read.
+
+    `group` names the consumer. The members of a group use the same name, and each saves the vbuckets that it reads. The
+    documents are in the collection that is named, as `scope.collection`, or in the default one. Their bodies are `{}`,
+    and they show up in streams and queries, with keys that start with `document_keys.KEY_PREFIX`. The collection must
+    not have a time to live: a checkpoint that expires is a vbucket that is read from the beginning.
+
+    A save is whole for each vbucket, not for all of them together: if it fails, each has its old offset or its new one.
+
+    A failover that takes changes back takes back, with them, the checkpoints that were saved after them. The reader
+    then goes on from an older one, and nobody tells it to undo what it made of those changes. If that matters, read
+    with `mitigate_rollbacks=True`, or keep the offsets elsewhere.
+    """
+
+    def __init__(self, kv: KvPort, *, group: str, collection: str | None = None) -> None:
+        if not group.isprintable() or {" ", ":"} & {*group} or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
+            raise InvalidInput(
+                f"{group[:GROUP_BYTES_MAX]!r} is no name for a group",
+                hint=f"Use 1 to {GROUP_BYTES_MAX} bytes without spaces and colons",
+            )
+        self.group = group
+        self._kv = kv
+        self._collection = collection
+        self._writer = secrets.token_hex(8)
+        self._place: _Place | None = None
+        self._stored: dict[VBucketId, _Stored] = {}
+
+    async def load(self, vbuckets: Iterable[VBucketId] | None = None) -> Offsets | None:
+        """What was saved last, of some vbuckets or of all; None where nothing was.
+
+        From now on this reader may save over what was found.
+        """
+        place = await self._look_around()
+        wanted = range(place.cluster_map.vbuckets) if vbuckets is None else vbuckets
+        found = await self._look_at(place, sorted(map(VBucketId, wanted)))
+        self._stored |= found
+        offsets = {vbucket: stored.offset for vbucket, stored in found.items() if stored.cas}
+        return Offsets(place.cluster_map.uuid, offsets) if offsets else None
+
+    async def save(self, offsets: Offsets) -> None:
+        """Write the offsets that have moved."""
+        place = await self._look_around()
+        offsets.check_bucket(place.cluster_map.uuid)
+        new = [vbucket for vbucket in offsets.vbuckets if vbucket not in self._stored]
+        self._stored |= await self._look_at(place, new)
+        due = [vbucket for vbucket in offsets.vbuckets if not self._stored[vbucket].covers(offsets[vbucket])]
+        for _ in range(ATTEMPTS_MAX):
+            due = await self._write(place, offsets, due)
+            if not due:
+                return
+            await self._check_changed(place, due)
+        raise self._in_use(due[0])
+
+    async def close(self) -> None:
+        """Let go of the connections. Who loads again starts afresh."""
+        self._place = None
+        self._stored.clear()
+        await self._kv.close()
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    async def _look_around(self) -> _Place:
+        if self._place is None:
+            try:
+                cluster_map = await self._kv.cluster_map()
+                collection_id = await self._kv.collection_id(self._collection)
+            except HeadwaterError as error:
+                raise self._failed("reached", error) from error
+            keys = await asyncio.to_thread(_all_keys, self.group, cluster_map.vbuckets)
+            self._place = _Place(cluster_map=cluster_map, collection_id=collection_id, keys=keys)
+        return self._place
+
+    async def _look_at(self, place: _Place, vbuckets: Sequence[VBucketId]) -> dict[VBucketId, _Stored]:
+        """The documents of some vbuckets, as they are now."""
+        _check_vbuckets(place, vbuckets)
+        requests = [
+            SubdocGet(
+                vbucket=vbucket,
+                collection_id=place.collection_id,
+                key=place.keys[vbucket],
+                flags=PathFlags.XATTR,
+                path=XATTR,
+            )
+            for vbucket in vbuckets
+        ]
+        answers = await self._ask("read", requests)
+        return {
+            vbucket: self._decode(place, vbucket, answer) for vbucket, answer in zip(vbuckets, answers, strict=True)
+        }
+
+    def _decode(self, place: _Place, vbucket: VBucketId, answer: Response | StatusError) -> _Stored:
+        # A bucket that is missing has the status of a document that is.
+        if isinstance(answer, KeyNotFound) and not isinstance(answer, UnknownBucket):
+            return _NOTHING_STORED
+        what = f"the checkpoint in document {place.keys[vbucket].decode()!r}"
+        if isinstance(answer, StatusError):
+            if answer.status == Status.SUBDOC_PATH_ENOENT:
+                raise damaged(what, "the attribute is missing", to_start_anew=_TO_START_ANEW) from answer
+            raise self._failed("read", answer) from answer
+        assert isinstance(answer, SubdocResponse)
+        writer, offsets = _decode_xattr(answer.value, what)
+        offsets.check_bucket(place.cluster_map.uuid)
+        if offsets.vbuckets != (vbucket,):
+            raise damaged(what, "it is of another vbucket", to_start_anew=_TO_START_ANEW)
+        return _Stored(cas=answer.cas, writer=writer, offset=offsets[vbucket])
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    async def _write(self, place: _Place, offsets: Offsets, vbuckets: Sequence[VBucketId]) -> list[VBucketId]:
+        """Save some vbuckets. Gives those whose documents are not what was last seen of them."""
+        requests = [self._save_request(place, offsets, vbucket) for vbucket in vbuckets]
+        answers = await self._ask("written", requests)
+        changed: list[VBucketId] = []
+        refusal: StatusError | None = None
+        for vbucket, answer in zip(vbuckets, answers, strict=True):
+            if isinstance(answer, SubdocResponse):
+                saved_as = None if answer.vbuuid is None or answer.seqno is None else (answer.vbuuid, answer.seqno)
+                self._stored[vbucket] = _Stored(
+                    cas=answer.cas, writer=self._writer, offset=offsets[vbucket], saved_as=saved_as
+                )
+            elif isinstance(answer, KeyExists | KeyNotFound):
+                changed.append(vbucket)
+            else:
+                assert isinstance(answer, StatusError)
+                refusal = refusal or answer
+        if refusal is not None:
+            raise self._failed("written", refusal) from refusal
+        return changed
+
+    def _save_request(self, place: _Place, offsets: Offsets, vbucket: VBucketId) -> Request:
+        cas = self._stored[vbucket].cas
+        alone = Offsets(offsets.bucket_uuid, {vbucket: offsets[vbucket]})
+        return SubdocDictUpsert(
+            vbucket=vbucket,
+            cas=cas,
+            collection_id=place.collection_id,
+            key=place.keys[vbucket],
+            flags=PathFlags.XATTR,
+            doc_flags=None if cas else DocFlags.ADD,
+            path=XATTR,
+            new_value=f'{{"writer":"{self._writer}","checkpoint":{alone.to_json()}}}'.encode(),
+        )
+
+    async def _check_changed(self, place: _Place, vbuckets: Sequence[VBucketId]) -> None:
+        """Look again at documents that are not what they were, and go on unless another reader has saved them.
+
+        It may have been our own write, whose answer was lost. Or the document was deleted, or changed in another part.
+        """
+        for vbucket, stored in (await self._look_at(place, vbuckets)).items():
+            is_ours = stored.writer == self._writer or stored.is_by_same_save(self._stored[vbucket])
+            if stored.cas and not is_ours:
+                raise self._in_use(vbucket)
+            self._stored[vbucket] = stored
+
+    # --- both -----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, done: str, requests: Sequence[Request]) -> list[Response | StatusError]:
+        if not requests:
+            return []
+        try:
+            return await self._kv.request(requests)
+        except CheckpointError:
+            raise
+        except HeadwaterError as error:
+            raise self._failed(done, error) from error
+
+    def _failed(self, done: str, error: HeadwaterError) -> CheckpointFailed:
+        return CheckpointFailed(
+            f"the checkpoint of group {self.group!r} can't be {done}: {error.reason}", hint=error.hint
+        )
+
+    def _in_use(self, vbucket: VBucketId) -> CheckpointInUse:
+        return CheckpointInUse(
+            f"another reader has saved vbucket {vbucket} of group {self.group!r}",
+            hint="Stop it, give this one a group of its own, or load the checkpoint again and go on from there",
+        )
+
+
+def _all_keys(group: str, vbuckets: int) -> tuple[bytes, ...]:
+    return tuple(checkpoint_key(group, VBucketId(vbucket), vbuckets) for vbucket in range(vbuckets))
+
+
+def _check_vbuckets(place: _Place, vbuckets: Sequence[VBucketId]) -> None:
+    unknown = [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(place.keys)]
+    if unknown:
+        raise InvalidOffsets(
+            f"there is no vbucket {unknown[0]}: the bucket has {len(place.keys)}",
+            hint="Check that the offsets are of this bucket",
+        )
+
+
+def _decode_xattr(text: bytes, what: str) -> tuple[str, Offsets]:
+    try:
+        root = json.loads(text)
+        writer, checkpoint = str(root["writer"]), json.dumps(root["checkpoint"])
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise damaged(what, "the attribute is not what was written", to_start_anew=_TO_START_ANEW) from error
+    return writer, read_offsets(checkpoint.encode(), what=what, to_start_anew=_TO_START_ANEW)

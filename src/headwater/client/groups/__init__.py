@@ -1,0 +1,34 @@
+"""Consumer groups: several processes share the vbuckets of a bucket.
+
+* `StaticMember(2, of=5)`: by numbers that the processes are started with.
+* `LeaseGroup("name")`: by leases in a document of the bucket, so that members may come, go and die.
+"""
+
+from headwater.client.groups.document_port import DocumentPort, StoredDocument
+from headwater.client.groups.kv_document import KvDocument, group_bucket
+from headwater.client.groups.lease_group import LeaseGroup
+from headwater.client.groups.membership import (
+    Assignment,
+    AssignmentChange,
+    GroupBucket,
+    Membership,
+    assignments,
+    joined,
+)
+from headwater.client.groups.static_member import StaticMember, vbuckets_of_member
+
+__all__ = [
+    "Assignment",
+    "AssignmentChange",
+    "DocumentPort",
+    "GroupBucket",
+    "KvDocument",
+    "LeaseGroup",
+    "Membership",
+    "StaticMember",
+    "StoredDocument",
+    "assignments",
+    "group_bucket",
+    "joined",
+    "vbuckets_of_member",
+]

@@ -1,0 +1,217 @@
+"""The document that the members of a group share: who is there, who reads which vbucket, and who is to.
+
+It is JSON, so that an operator can read it:
+
+    {
+      "format": 1,
+      "first_generation": 1767225600,
+      "seats": [{"id": "5f0c…", "member": "worker-1", "heartbeat": 12, "lease_s": 15.0, "replaced": false}, …],
+      "owners":      [0, 0, 1, -1, …],
+      "targets":     [0, 1, 1, 0, …],
+      "generations": [1, 1, 1, 2, …]
+    }
+
+`owners`, `targets` and `generations` have a number for every vbucket. Owners and targets are indices of `seats`, or -1
+for nobody; generations count on from `first_generation`. What any of it means is told in `lease_member`.
+
+A member that finds a document it does not understand leaves it alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headwater.errors import GroupDocumentInvalid
+
+FORMAT = 1
+KEY_PREFIX = "_headwater:group:"
+DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
+"""A bucket with 65536 vbuckets, the most that there can be, needs about a quarter of it."""
+SEATS_MAX = 256
+NAME_CHARS_MAX = 100
+"""Of a group, a member and a seat."""
+LEASE_S_MAX = 3600.0
+COUNT_MAX = 2**53 - 1
+"""Of heartbeats and generations: what any reader of JSON can take."""
+
+_NOBODY = -1
+_HINT = "End all members of the group, delete the document, and start them again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A member, from the time it joins until its lease has run out. Who joins again gets another seat."""
+
+    id: str
+    member_id: str
+    heartbeat: int
+    """Counts up. That it has changed is all that others can tell about the member."""
+    lease_s: float
+    """How long the member may go on after its last heartbeat, by its own word."""
+    is_replaced: bool = False
+    """A newer process has joined by the same member id: this seat is to have no vbuckets any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDocument:
+    """One state of the group. A change makes a new one."""
+
+    first_generation: int
+    seats: tuple[Seat, ...]
+    owners: tuple[str | None, ...]
+    """For every vbucket the id of the seat that may read it."""
+    targets: tuple[str | None, ...]
+    """For every vbucket the id of the seat that is to read it."""
+    takings: tuple[int, ...]
+    """For every vbucket how often it was taken."""
+
+    @classmethod
+    def empty(cls, *, vbuckets: int, first_generation: int) -> GroupDocument:
+        nobody = (None,) * vbuckets
+        return cls(first_generation=first_generation, seats=(), owners=nobody, targets=nobody, takings=(0,) * vbuckets)
+
+    @property
+    def vbuckets(self) -> int:
+        return len(self.owners)
+
+    def seat(self, seat_id: str) -> Seat | None:
+        return next((seat for seat in self.seats if seat.id == seat_id), None)
+
+    def generation(self, vbucket: int) -> int:
+        return self.first_generation + self.takings[vbucket]
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything is where it is to be."""
+        return self.owners == self.targets
+
+    def with_seat(self, seat: Seat) -> GroupDocument:
+        """With a seat that is new, or as it is now."""
+        if self.seat(seat.id) is None:
+            return replace(self, seats=(*self.seats, seat))
+        return replace(self, seats=tuple(seat if other.id == seat.id else other for other in self.seats))
+
+    def without_seats(self, gone: Iterable[str]) -> GroupDocument:
+        """Without some seats, whose vbuckets are nobody's then."""
+        ids = frozenset(gone)
+        return replace(
+            self,
+            seats=tuple(seat for seat in self.seats if seat.id not in ids),
+            owners=tuple(None if owner in ids else owner for owner in self.owners),
+            targets=tuple(None if target in ids else target for target in self.targets),
+        )
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        index: dict[str | None, int] = {seat.id: at for at, seat in enumerate(self.seats)}
+        index[None] = _NOBODY
+        members = {
+            "format": FORMAT,
+            "first_generation": self.first_generation,
+            "seats": [_encode_seat(seat) for seat in self.seats],
+            "owners": [index[owner] for owner in self.owners],
+            "targets": [index[target] for target in self.targets],
+            "generations": self.takings,
+        }
+        return json.dumps(members, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> GroupDocument:
+        """Read a document, or raise `GroupDocumentInvalid`."""
+        root = _parse(value)
+        seats = tuple(_decode_seat(seat) for seat in _get(root, "seats", list))
+        ids = [seat.id for seat in seats]
+        if len(set(ids)) != len(ids) or len(ids) > SEATS_MAX:
+            raise _invalid(f"it has {len(ids)} seats, of which {len(set(ids))} differ, and may have {SEATS_MAX}")
+        takings = _numbers(root, "generations", 0, COUNT_MAX)
+        owners = _numbers(root, "owners", _NOBODY, len(seats) - 1)
+        targets = _numbers(root, "targets", _NOBODY, len(seats) - 1)
+        if not len(owners) == len(targets) == len(takings):
+            raise _invalid("it does not say the same number of vbuckets everywhere")
+        by_index: list[str | None] = [*ids, None]
+        return cls(
+            first_generation=_count(root, "first_generation"),
+            seats=seats,
+            owners=tuple(by_index[owner] for owner in owners),
+            targets=tuple(by_index[target] for target in targets),
+            takings=tuple(takings),
+        )
+
+
+def _encode_seat(seat: Seat) -> dict[str, Any]:
+    return {
+        "id": seat.id,
+        "member": seat.member_id,
+        "heartbeat": seat.heartbeat,
+        "lease_s": seat.lease_s,
+        "replaced": seat.is_replaced,
+    }
+
+
+def _invalid(reason: str, *, hint: str = _HINT) -> GroupDocumentInvalid:
+    return GroupDocumentInvalid(f"the group's document can't be read: {reason}", hint=hint)
+
+
+def _parse(value: bytes) -> dict[str, Any]:
+    if len(value) > DOCUMENT_BYTES_MAX:
+        raise _invalid(f"it has {len(value)} bytes, more than {DOCUMENT_BYTES_MAX}")
+    try:
+        root = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise _invalid("it is not JSON") from error
+    if not isinstance(root, dict):
+        raise _invalid("it is not an object")
+    if root.get("format") != FORMAT:
+        raise _invalid(
+            f"its format is {root.get('format')!r}, not {FORMAT}",
+            hint="Use one version of Headwater for all members of a group",
+        )
+    return root
+
+
+def _get(parent: dict[str, Any], name: str, kind: type) -> Any:
+    value = parent.get(name)
+    if type(value) is not kind:
+        raise _invalid(f"{name} is missing or not what it should be")
+    return value
+
+
+def _count(parent: dict[str, Any], name: str) -> int:
+    count: int = _get(parent, name, int)
+    if not 0 <= count <= COUNT_MAX:
+        raise _invalid(f"{name} is {count}")
+    return count
+
+
+def _numbers(parent: dict[str, Any], name: str, least: int, most: int) -> list[int]:
+    numbers: list[int] = _get(parent, name, list)
+    if not all(type(number) is int and least <= number <= most for number in numbers):
+        raise _invalid(f"{name} has what is no number from {least} to {most}")
+    return numbers
+
+
+def _name(parent: dict[str, Any], name: str) -> str:
+    text: str = _get(parent, name, str)
+    if not 0 < len(text) <= NAME_CHARS_MAX:
+        raise _invalid(f"{name} has {len(text)} characters")
+    return text
+
+
+def _decode_seat(seat: Any) -> Seat:
+    if not isinstance(seat, dict):
+        raise _invalid("a seat is not an object")
+    lease_s: Any = seat.get("lease_s")
+    # Not a number is neither above nor below anything, so the comparison has to be this way round.
+    if type(lease_s) not in (int, float) or not 0 < lease_s <= LEASE_S_MAX:
+        raise _invalid(f"a lease of {lease_s!r} seconds")
+    return Seat(
+        id=_name(seat, "id"),
+        member_id=_name(seat, "member"),
+        heartbeat=_count(seat, "heartbeat"),
+        lease_s=float(lease_s),
+        is_replaced=_get(seat, "replaced", bool),
+    )

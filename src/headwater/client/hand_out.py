@@ -1,0 +1,133 @@
+"""The queue between the streams and the caller, and the flow control that bounds it.
+
+A server may send as much as fits its window, and gets room back when the caller takes pieces, so the caller's speed
+bounds what waits here. Snapshots that are not complete can't be taken, and one larger than the window could never be
+completed: so when nothing waits for the caller, what is held is acknowledged without being taken, and goes to a
+temporary file where it is more than memory is meant for. At any time there is in memory at most a window of every
+connection and `held_bytes_max`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from headwater.client.pieces import ChangeRun, Piece
+from headwater.client.spool import OpenSpool, Spool, SpooledRun
+from headwater.client.vbucket_stream import Passed, VBucketStream
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
+
+Release = Callable[[int, int], None]
+"""Gives a link room back: the link, and the bytes."""
+
+
+class Taken(NamedTuple):
+    pieces: list[Piece]
+    vbuckets: set[VBucketId]
+    """Where the caller's place has moved."""
+
+
+class HandOut:
+    """What waits for the caller, and where the caller is."""
+
+    def __init__(self, *, release: Release, held_bytes_max: int, open_spool: OpenSpool) -> None:
+        self.offsets: dict[VBucketId, StreamOffset] = {}
+        """Where the caller is."""
+        self.held_bytes = 0
+        """In memory, of snapshots that are not complete."""
+        self.waiting_bytes = 0
+        self._release = release
+        self._held_bytes_max = held_bytes_max
+        self._open_spool = open_spool
+        self._spools: dict[VBucketId, Spool] = {}
+        self._held_by: dict[VBucketId, int] = {}
+        self._waiting: deque[Passed] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
+    # --- from the streams -----------------------------------------------------------------------------------------
+
+    def put(self, passed: Iterable[Passed]) -> None:
+        for item in passed:
+            self._spools.pop(item.vbucket, None)
+            self.waiting_bytes += item.data_bytes
+            self._waiting.append(item)
+
+    def note_held(self, stream: VBucketStream) -> None:
+        """A stream holds more or less than before. Where the memory for that is used up, it goes to disk."""
+        self._count_held(stream)
+        if self.held_bytes > self._held_bytes_max and stream.held_bytes:
+            self._spool(stream)
+            self._count_held(stream)
+
+    def _count_held(self, stream: VBucketStream) -> None:
+        self.held_bytes += stream.held_bytes - self._held_by.get(stream.vbucket, 0)
+        self._held_by[stream.vbucket] = stream.held_bytes
+
+    def _spool(self, stream: VBucketStream) -> None:
+        if stream.vbucket not in self._spools:
+            self._spools[stream.vbucket] = Spool(self._open_spool)
+        spool = self._spools[stream.vbucket]
+        for item in stream.held:
+            if isinstance(item.piece, ChangeRun):
+                item.piece = spool.put(item.piece)
+        stream.held_bytes = 0
+
+    def release_held(self, streams: Iterable[VBucketStream]) -> None:
+        """Acknowledge what streams hold, though nobody has taken it: without more there will be nothing to take."""
+        for stream in streams:
+            for item in stream.held:
+                self._release_window(item)
+
+    def drop(self, dropped: Iterable[Passed]) -> None:
+        """These will be asked for again."""
+        for item in dropped:
+            if isinstance(item.piece, SpooledRun):
+                item.piece.spool.close()
+                self._spools.pop(item.vbucket, None)
+            self._release_window(item)
+
+    def leave(self, vbucket: VBucketId) -> None:
+        """Nobody wants what waits of this vbucket."""
+        self.drop(item for item in self._waiting if item.vbucket == vbucket)
+        self._waiting = deque(item for item in self._waiting if item.vbucket != vbucket)
+
+    def close(self) -> None:
+        """Leave no file open."""
+        for spool in self._spools.values():
+            spool.close()
+        for item in self._waiting:
+            if isinstance(item.piece, SpooledRun):
+                item.piece.spool.close()
+
+    # --- to the caller --------------------------------------------------------------------------------------------
+
+    def take(self, bytes_max: int) -> Taken:
+        """What waits, up to about that many bytes, and at least one piece if there is any.
+
+        A snapshot is not cut in two for being a little too much; a large one is.
+        """
+        pieces: list[Piece] = []
+        vbuckets: set[VBucketId] = set()
+        taken_bytes = 0
+        at_end_of_snapshot = True
+        while self._waiting and taken_bytes < (bytes_max if at_end_of_snapshot else 2 * bytes_max):
+            item = self._waiting.popleft()
+            at_end_of_snapshot = item.offset.is_complete
+            taken_bytes += item.data_bytes
+            self.waiting_bytes -= item.data_bytes
+            self.offsets[item.vbucket] = item.offset
+            vbuckets.add(item.vbucket)
+            self._release_window(item)
+            if item.piece is not None:
+                pieces.append(item.piece.load() if isinstance(item.piece, SpooledRun) else item.piece)
+        return Taken(pieces, vbuckets)
+
+    def _release_window(self, item: Passed) -> None:
+        if item.link:
+            self._release(item.link, item.data_bytes)
+            item.link = 0

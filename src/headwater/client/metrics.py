@@ -1,0 +1,224 @@
+"""What a reader counts, and how far behind it is.
+
+The reader adds to the numbers when it has received a run of changes or handed out a batch, never for a single change.
+They may be read at any time, also from another thread: what is replaced is replaced in one step, and what grows is
+copied before it is looked at.
+
+**Lag** is counted in seqnos: those that a vbucket has and the caller has not been given yet. It is no number of
+changes: a document that was changed ten times takes ten seqnos and may come as one change, and seqnos of collections
+that are not read are counted with the rest. A lag is unknown, and then None and not 0, until the vbucket's high seqno
+has been heard; and again after a rollback, because the seqno that was known belonged to a history that did not happen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.client.connection_string import Address
+from headwater.client.pieces import RollbackPiece
+from headwater.errors import HeadwaterError
+from headwater.protocol.messages.dcp_stream import StreamEndReason
+from headwater.protocol.numbers import Seqno, VBucketId
+
+LAST_ROLLBACKS_MAX = 16
+"""How many rollbacks are remembered one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far a reader is behind, in seqnos."""
+
+    total_seqnos: int | None
+    """Over all vbuckets that are read; None unless all of them are known."""
+    max_seqnos: int | None
+    """Of the vbucket that is furthest behind; None where none is known."""
+    vbuckets_unknown: int
+    """How many vbuckets are read whose lag nobody knows."""
+
+
+class ReaderMetrics:
+    """The numbers of one reader, since it started."""
+
+    def __init__(self, reader: str, bucket: str) -> None:
+        self.reader = reader
+        self.bucket = bucket
+        self.changes: Counter[str] = Counter()
+        """Handed out, by `op`: rollbacks and events of collections, too."""
+        self.handed_out_bytes = 0
+        """Of the batches, as they lie in memory."""
+        self.batches = 0
+        self.received_changes = 0
+        """Also those that are received a second time, after a connection was lost."""
+        self.received_bytes = 0
+        """From the servers, all messages counted."""
+        self.received_change_bytes = 0
+        """What of them was changes, headers included."""
+        self.snapshots = 0
+        self.acks = 0
+        self.acked_bytes = 0
+        self.ready_bytes = 0
+        """Waiting to be taken by the caller."""
+        self.held_bytes = 0
+        """Not to be taken yet: of snapshots that are not complete, or not persisted by all copies."""
+        self.stream_requests = 0
+        self.stream_ends: Counter[str] = Counter()
+        """By reason."""
+        self.rollbacks = 0
+        self.last_rollbacks: tuple[RollbackPiece, ...] = ()
+        """The newest last."""
+        self.reconnects: Counter[str] = Counter()
+        """By node."""
+        self.disconnects: Counter[str] = Counter()
+        """Connections that were lost or could not be made, by the name of the error."""
+        self.noops = 0
+        self.config_updates = 0
+        self._handed_out_seqnos: dict[VBucketId, Seqno] = {}
+        """Of every vbucket that is read. The caller is there."""
+        self._received_seqnos: dict[VBucketId, Seqno] = {}
+        self._high_seqnos: dict[VBucketId, Seqno] = {}
+        self._left: set[VBucketId] = set()
+
+    # --- what was received ----------------------------------------------------------------------------------------
+
+    def on_received(self, byte_count: int) -> None:
+        self.received_bytes += byte_count
+
+    def on_run(self, vbucket: VBucketId, rows: int, data_bytes: int, last_seqno: int) -> None:
+        """Changes of one vbucket have come. `on_received` counts their bytes, too."""
+        self.received_changes += rows
+        self.received_change_bytes += data_bytes
+        self._received_seqnos[vbucket] = Seqno(last_seqno)
+
+    def on_snapshot(self, vbucket: VBucketId, end_seqno: Seqno) -> None:
+        """A snapshot begins. The vbucket has at least what the snapshot will bring."""
+        self.snapshots += 1
+        self._high_seqnos[vbucket] = max(end_seqno, self._high_seqnos.get(vbucket, Seqno(0)))
+
+    def set_high_seqnos(self, seqnos: Mapping[VBucketId, Seqno]) -> None:
+        """What a server has answered: it may be lower than what was known before, after a failover."""
+        self._high_seqnos.update(seqnos)
+
+    def on_ack(self, acked_bytes: int) -> None:
+        self.acks += 1
+        self.acked_bytes += acked_bytes
+
+    def on_noop(self) -> None:
+        self.noops += 1
+
+    # --- where the caller is --------------------------------------------------------------------------------------
+
+    def on_followed(self, vbucket: VBucketId, seqno: Seqno) -> None:
+        """The vbucket is read from here on."""
+        self._left.discard(vbucket)
+        self._handed_out_seqnos[vbucket] = seqno
+
+    def on_left(self, vbucket: VBucketId) -> None:
+        """The vbucket is read no more: it has come to its end, or is somebody else's."""
+        self._left.add(vbucket)
+        for seqnos in (self._handed_out_seqnos, self._received_seqnos, self._high_seqnos):
+            seqnos.pop(vbucket, None)
+
+    # --- what was handed out --------------------------------------------------------------------------------------
+
+    def on_handed_out(self, vbucket: VBucketId, seqno: Seqno) -> None:
+        """The caller has been given everything up to here."""
+        # What was received of a vbucket before it was left is still handed out.
+        if vbucket not in self._left:
+            self._handed_out_seqnos[vbucket] = seqno
+
+    def on_batch(self, batch: pa.RecordBatch) -> None:
+        """The caller has been given these rows."""
+        ops = batch.column("op")
+        counts = np.bincount(ops.indices.to_numpy(), minlength=len(ops.dictionary))
+        for op, count in zip(ops.dictionary.to_pylist(), counts.tolist(), strict=True):
+            if count:
+                self.changes[op] += count
+        self.handed_out_bytes += batch.nbytes
+        self.batches += 1
+
+    def set_buffered(self, *, ready_bytes: int, held_bytes: int) -> None:
+        self.ready_bytes = ready_bytes
+        self.held_bytes = held_bytes
+
+    # --- streams and connections ----------------------------------------------------------------------------------
+
+    def on_stream_request(self) -> None:
+        self.stream_requests += 1
+
+    def on_stream_end(self, reason: StreamEndReason) -> None:
+        # A peer has 2**32 reasons to send.
+        self.stream_ends[reason.name.lower() if reason.is_known else "unknown"] += 1
+
+    def on_rollback(self, rollback: RollbackPiece) -> None:
+        vbucket, seqno = rollback.vbucket, rollback.seqno
+        self.rollbacks += 1
+        self.last_rollbacks = (*self.last_rollbacks, rollback)[-LAST_ROLLBACKS_MAX:]
+        self._received_seqnos[vbucket] = seqno
+        if vbucket in self._handed_out_seqnos:
+            self._handed_out_seqnos[vbucket] = min(seqno, self._handed_out_seqnos[vbucket])
+        self._high_seqnos.pop(vbucket, None)
+
+    def on_reconnect(self, node: Address) -> None:
+        self.reconnects[str(node)] += 1
+
+    def on_disconnect(self, error: HeadwaterError) -> None:
+        self.disconnects[type(error).__name__] += 1
+
+    def on_config_update(self) -> None:
+        self.config_updates += 1
+
+    # --- to be read -----------------------------------------------------------------------------------------------
+
+    def lags(self) -> dict[VBucketId, int | None]:
+        """The lag of every vbucket that is read, in seqnos; None where it is not known."""
+        highs = self._high_seqnos.copy()
+        return {
+            # The place may be newer than the high seqno, which was told a while ago.
+            vbucket: max(0, highs[vbucket] - seqno) if vbucket in highs else None
+            for vbucket, seqno in self._handed_out_seqnos.copy().items()
+        }
+
+    def lag(self) -> Lag:
+        return self._summed(self.lags())
+
+    def snapshot(self, *, vbuckets: bool = False) -> dict[str, Any]:
+        """All numbers as they are now, ready for JSON; with `vbuckets` also those of every vbucket."""
+        lags = self.lags()
+        taken = {name: _copied(value) for name, value in vars(self).items() if not name.startswith("_")}
+        taken["last_rollbacks"] = [asdict(rollback) for rollback in self.last_rollbacks]
+        taken["lag"] = asdict(self._summed(lags))
+        if vbuckets:
+            taken["vbuckets"] = self._vbuckets(lags)
+        return taken
+
+    def _summed(self, lags: dict[VBucketId, int | None]) -> Lag:
+        known = [lag for lag in lags.values() if lag is not None]
+        unknown = len(lags) - len(known)
+        # A reader whose vbuckets have all come to their end is behind by nothing. One that has none yet can't tell.
+        has_started = bool(lags or self._left)
+        return Lag(
+            total_seqnos=sum(known) if has_started and not unknown else None,
+            max_seqnos=max(known, default=None),
+            vbuckets_unknown=unknown,
+        )
+
+    def _vbuckets(self, lags: dict[VBucketId, int | None]) -> dict[str, dict[str, int | None]]:
+        return {
+            str(vbucket): {
+                "handed_out_seqno": self._handed_out_seqnos.get(vbucket),
+                "received_seqno": self._received_seqnos.get(vbucket),
+                "high_seqno": self._high_seqnos.get(vbucket),
+                "lag_seqnos": lag,
+            }
+            for vbucket, lag in sorted(lags.items())
+        }
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, Counter) else value

@@ -1,0 +1,350 @@
+"""The persistence gate, sans-IO: a change is held back until no failover can take it away.
+
+A server streams a change as soon as it has it in memory, and its replicas get it no sooner than we do. If the active
+node is lost at that moment, a replica takes its place with what *it* has, a new branch of history begins there, and
+the consumer has to roll back. Who can't undo what he has passed on would rather wait until every copy that could take
+over has the change on disk. That is what this gate is for.
+
+**What it asks.** Observe-seqno asks a node how far it has persisted a vbucket, and names a branch by its vbuuid. The
+gate names the branch that the change was read on, never the one that a node happens to be on now. There are three
+answers:
+
+* The node is on that branch: it has persisted the branch up to `persisted_seqno`.
+* The node has gone on to another branch (format 1), and holds the one asked for up to `last_received_seqno` only. What
+  it has persisted above that are other changes with the same numbers, so the lower of the two counts.
+* The node does not know the branch (KEY_ENOENT): it may share nothing with it, and nothing counts. That is common, and
+  passes: a replica learns of a new branch when it connects to the new active node.
+
+A seqno is released when the copies that are required have all persisted it. Required are the active node and every
+replica, or the active node and as many replicas as make more than half of all copies (`Copies.MAJORITY`, which is what
+a durable write of level *majority* waits for).
+
+**When an answer no longer counts.** An answer tells of the node that gave it, at the time it gave it. So a newer one
+takes the place of an older one even where it is lower, and all are void with a new cluster map (a copy may have been
+taken away and put back, empty, between two maps that we have seen), with a refusal, and with the loss of the
+connection. An answer that was under way when it became void is let pass by. What has been released stays released: it
+may have been handed out in the same moment.
+
+**Copies that are not there.** A node out of reach holds its vbuckets back, until it answers or the cluster map is
+without it. A replica that the map lists as missing holds back, too, unless `missing_replicas_hold` is off: it can't
+take over now, but a node that was failed over may come back behind us, and take over later. A bucket on one node whose
+setting asks for replicas never gets them, so there the option has to be off. `stalled` finds a vbucket that gets no
+further, and `why_held` tells what it waits for.
+
+**What it can't know.** A replica that takes over inside a snapshot of its own begins its branch where that snapshot
+began, and the answer does not tell where that is. So rollbacks become rare, not impossible, and a consumer must still
+know what to do with one. An ephemeral bucket persists nothing, and would be held for ever.
+
+Other clients ask each copy for its own newest branch and compare those. After a failover the copies soon agree again,
+on a branch that never had some of the changes that are still held, and such a client lets them go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.connection_string import Address
+from headwater.errors import KeyNotFound, StatusError, UnexpectedMessage
+from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+
+INTERVAL_S = 0.5
+"""How often a copy is asked about a vbucket while something of it waits."""
+
+REQUESTS_AT_ONCE_MAX = 512
+"""Requests of one call. What is due beyond that comes first in the next one."""
+
+REFUSED_PAUSE_S_MAX = 5.0
+"""A copy that refuses is asked less and less often, down to this."""
+
+_DOUBLINGS_MAX = 16
+_NEVER_S = float("-inf")
+
+
+class Copies(StrEnum):
+    """Which copies of a vbucket must have persisted a change."""
+
+    ALL = "all"
+    MAJORITY = "majority"
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What one node has said of a vbucket."""
+
+    persisted: Seqno | None = None
+    """On the branch that is waited for; None while nothing is known that counts."""
+    refusals: int = 0
+    """In a row."""
+    ask_again_s: float = _NEVER_S
+
+    def describe(self) -> str:
+        if self.persisted is not None:
+            return f"has persisted {self.persisted}"
+        return "refuses to tell" if self.refusals else "has not told yet"
+
+
+@dataclass(slots=True)
+class _Ask:
+    """A request under way."""
+
+    is_void: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """A vbucket of which something waits, or has waited."""
+
+    vbuuid: Vbuuid = Vbuuid(0)
+    wanted: Seqno = Seqno(0)
+    """The highest seqno that waits, or has waited."""
+    released: Seqno = Seqno(0)
+    """Never more than was wanted: what is wanted later has to be backed by answers that count then."""
+    copies: dict[Address, _Copy] = field(default_factory=dict)
+    """The active node first, if there is one."""
+    has_active: bool = False
+    needed: int = 0
+    """How many copies must have persisted a change, the active one among them."""
+    asked_s: float = _NEVER_S
+    due_s: float | None = None
+    """When the copies are to be asked. It is set while something waits."""
+    stuck_since_s: float | None = None
+    """When the copies were first asked for what waits now, and since when nothing was released."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.released < self.wanted
+
+    def release(self) -> bool:
+        """Release what the answers allow. True if that is more than before."""
+        before = self.released
+        self.released = max(before, min(self.wanted, self._persisted_by_needed()))
+        if self.released > before:
+            self.stuck_since_s = None
+        return self.released > before
+
+    def _persisted_by_needed(self) -> Seqno:
+        known = [copy.persisted or Seqno(0) for copy in self.copies.values()]
+        if not self.has_active or len(known) < self.needed:
+            return Seqno(0)
+        active, *replicas = known
+        replicas.sort(reverse=True)
+        return min([active, *replicas[: self.needed - 1]])
+
+    def behind(self) -> list[tuple[Address, _Copy]]:
+        """The copies that have not yet said that they have persisted all that waits."""
+        return [(address, copy) for address, copy in self.copies.items() if (copy.persisted or 0) < self.wanted]
+
+
+class PersistenceGate:
+    """Tells for every vbucket up to which seqno changes may be handed out, and what to ask of whom to find out.
+
+    All requests to one node go over one connection: answers come in the order of their requests.
+    """
+
+    def __init__(
+        self,
+        cluster_map: ClusterMap,
+        *,
+        interval_s: float = INTERVAL_S,
+        copies: Copies = Copies.ALL,
+        missing_replicas_hold: bool = True,
+        requests_at_once_max: int = REQUESTS_AT_ONCE_MAX,
+    ) -> None:
+        self._map = cluster_map
+        self._interval_s = interval_s
+        self._required = copies
+        self._missing_replicas_hold = missing_replicas_hold
+        self._requests_at_once_max = requests_at_once_max
+        self._now_s = _NEVER_S
+        self._held: dict[VBucketId, _Held] = {}
+        self._asked: dict[VBucketId, dict[Address, _Ask]] = {}
+        """At most one request for a vbucket is under way to a node, so its next answer is the answer to that."""
+        self._queue: list[tuple[float, VBucketId]] = []
+        """A heap. An entry whose time is not the vbucket's `due_s` is left over, and skipped."""
+
+    # --- the changes ----------------------------------------------------------------------------------------------
+
+    def wants(self, vbucket: VBucketId, vbuuid: Vbuuid, seqno: Seqno) -> None:
+        """Something that was read on this branch waits, up to this seqno.
+
+        With another branch than before, what is known of the old one is of no use. What waits from the old branch waits
+        on with the new one: a server that went on from there without a rollback has it in the new branch's history.
+        After a rollback, `on_rollback` has to come first.
+        """
+        held = self._held.get(vbucket)
+        if held is None or held.vbuuid != vbuuid:
+            held = self._placed_anew(vbucket, vbuuid, held)
+        held.wanted = max(held.wanted, seqno)
+        held.release()
+        if held.is_waiting and held.due_s is None:
+            self._enqueue(vbucket, held, held.asked_s + self._interval_s)
+
+    def released_seqno(self, vbucket: VBucketId) -> Seqno:
+        """Up to here, all that was wanted may be handed out. 0 where nothing is known."""
+        held = self._held.get(vbucket)
+        return Seqno(0) if held is None else held.released
+
+    def on_rollback(self, vbucket: VBucketId) -> None:
+        """Nothing of this vbucket waits any more: it was rolled back, or is no longer read.
+
+        What is still held of it after a rollback has to be wanted again.
+        """
+        self._make_void(vbucket)
+        self._held.pop(vbucket, None)
+
+    @property
+    def waiting(self) -> list[VBucketId]:
+        """The vbuckets of which something waits."""
+        return [vbucket for vbucket, held in self._held.items() if held.is_waiting]
+
+    def stalled(self, now_s: float, *, after_s: float) -> VBucketId | None:
+        """A vbucket of which something waits, and nothing has been released for longer than that."""
+        for vbucket, held in self._held.items():
+            if held.is_waiting and held.stuck_since_s is not None and now_s - held.stuck_since_s > after_s:
+                return vbucket
+        return None
+
+    def why_held(self, vbucket: VBucketId) -> str | None:
+        """What a vbucket waits for, in words for a log; None where it does not wait."""
+        held = self._held.get(vbucket)
+        if held is None or not held.is_waiting:
+            return None
+        reasons = [f"{address} {copy.describe()}" for address, copy in held.behind()]
+        if not held.has_active:
+            reasons.append("no node has it active")
+        if len(held.copies) < held.needed:
+            reasons.append(f"there are {len(held.copies)} of the {held.needed} copies that must have it")
+        return f"vbucket {vbucket} waits for seqno {held.wanted} to be persisted: {', '.join(reasons)}"
+
+    # --- the questions --------------------------------------------------------------------------------------------
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When `requests_due` may have something to ask, or None if nothing waits."""
+        return self._queue[0][0] if self._queue else None
+
+    @property
+    def nodes_waited_for(self) -> set[Address]:
+        """The nodes that have something to tell. Some may have replicas only of what is read, and so no stream."""
+        waiting = (held for held in self._held.values() if held.is_waiting)
+        return {address for held in waiting for address, _ in held.behind()}
+
+    def requests_due(self, now_s: float, reachable: Container[Address]) -> list[tuple[Address, ObserveSeqno]]:
+        """What to ask now, and of which node. It counts as asked: whatever becomes of it has to be told.
+
+        At most about `requests_at_once_max`: all copies of the last vbucket are asked together.
+        """
+        self._now_s = now_s
+        due: list[tuple[Address, ObserveSeqno]] = []
+        while self._queue and self._queue[0][0] <= now_s and len(due) < self._requests_at_once_max:
+            due_s, vbucket = heappop(self._queue)
+            held = self._held.get(vbucket)
+            if held is None or held.due_s != due_s:
+                continue
+            held.due_s = None
+            if held.is_waiting:
+                due += self._ask_copies(vbucket, held, reachable)
+                held.asked_s = now_s
+                held.stuck_since_s = now_s if held.stuck_since_s is None else held.stuck_since_s
+                self._enqueue(vbucket, held, now_s + self._interval_s)
+        return due
+
+    def _ask_copies(
+        self, vbucket: VBucketId, held: _Held, reachable: Container[Address]
+    ) -> list[tuple[Address, ObserveSeqno]]:
+        requests = []
+        asked = self._asked.setdefault(vbucket, {})
+        for address, copy in held.behind():
+            if address in reachable and address not in asked and copy.ask_again_s <= self._now_s:
+                asked[address] = _Ask()
+                requests.append((address, ObserveSeqno(vbucket=vbucket, vbuuid=held.vbuuid)))
+        return requests
+
+    # --- the answers ----------------------------------------------------------------------------------------------
+
+    def on_observed(self, node: Address, request: ObserveSeqno, answer: ObserveSeqnoResponse) -> bool:
+        """A node has answered. True if more of the vbucket is released than before."""
+        if answer.vbucket != request.vbucket:
+            raise UnexpectedMessage(f"the seqnos of vbucket {answer.vbucket}, when {request.vbucket} was asked for")
+        held = self._take_ask(node, request)
+        if held is None:
+            return False
+        copy = held.copies[node]
+        copy.persisted = persisted_on_branch(request.vbuuid, answer)
+        copy.refusals = 0
+        return held.release()
+
+    def on_refused(self, node: Address, request: ObserveSeqno, error: StatusError) -> None:
+        """A node has refused to answer: what it said before no longer counts, and it is asked again later.
+
+        Raises the error where it will not pass by itself.
+        """
+        if not (error.retriable or isinstance(error, KeyNotFound)):
+            raise error
+        held = self._take_ask(node, request)
+        if held is None:
+            return
+        copy = held.copies[node]
+        copy.persisted = None
+        copy.refusals = min(copy.refusals + 1, _DOUBLINGS_MAX)
+        copy.ask_again_s = self._now_s + min(self._interval_s * 2**copy.refusals, REFUSED_PAUSE_S_MAX)
+
+    def on_disconnected(self, node: Address) -> None:
+        """The connection to a node is gone: it will not answer, and may come back with less than it had."""
+        for asked in self._asked.values():
+            asked.pop(node, None)
+        for held in self._held.values():
+            if node in held.copies:
+                held.copies[node] = _Copy()
+
+    def on_cluster_map(self, cluster_map: ClusterMap) -> None:
+        """The copies may be elsewhere now."""
+        if cluster_map == self._map:
+            return
+        self._map = cluster_map
+        for vbucket, held in self._held.items():
+            self._placed_anew(vbucket, held.vbuuid, held)
+
+    def _take_ask(self, node: Address, request: ObserveSeqno) -> _Held | None:
+        """What the answer to a request is about; None if it no longer matters."""
+        ask = self._asked.get(request.vbucket, {}).pop(node, None)
+        return None if ask is None or ask.is_void else self._held[request.vbucket]
+
+    def _make_void(self, vbucket: VBucketId) -> None:
+        for ask in self._asked.get(vbucket, {}).values():
+            ask.is_void = True
+
+    # --- the copies -----------------------------------------------------------------------------------------------
+
+    def _placed_anew(self, vbucket: VBucketId, vbuuid: Vbuuid, before: _Held | None) -> _Held:
+        """A vbucket with the copies that the cluster map has, of which nothing is known yet."""
+        self._make_void(vbucket)
+        row = self._map.vbucket_nodes[vbucket] if vbucket < self._map.vbuckets else (-1,)
+        present = [self._map.nodes[node] for node in row if node >= 0]
+        counted = len(row) if self._missing_replicas_hold else len(present)
+        held = before or _Held()
+        held.vbuuid = vbuuid
+        held.copies = {address: _Copy() for address in present}
+        held.has_active = row[0] >= 0
+        held.needed = counted if self._required is Copies.ALL else counted // 2 + 1
+        self._held[vbucket] = held
+        return held
+
+    def _enqueue(self, vbucket: VBucketId, held: _Held, due_s: float) -> None:
+        held.due_s = due_s
+        heappush(self._queue, (due_s, vbucket))
+
+
+def persisted_on_branch(vbuuid: Vbuuid, answer: ObserveSeqnoResponse) -> Seqno:
+    """How much of a branch a node has persisted, by its answer when it was asked for that branch."""
+    if answer.vbuuid == vbuuid:
+        return answer.persisted_seqno
+    if answer.old_vbuuid == vbuuid and answer.last_received_seqno is not None:
+        return min(answer.persisted_seqno, answer.last_received_seqno)
+    # It speaks of branches that nobody has asked for.
+    return Seqno(0)

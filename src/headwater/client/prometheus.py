@@ -1,0 +1,197 @@
+"""The numbers of readers for Prometheus.
+
+Nothing is counted twice: a scrape reads `ReaderMetrics`. All readers of a registry go through one collector, because
+a family of metrics may appear once only; they are told apart by the labels `reader` and `bucket`.
+
+To serve them, use what `prometheus_client` has: `start_http_server(9100, addr="127.0.0.1")` for a port of its own (it
+listens on all addresses unless told), `make_asgi_app()` inside a web application.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from headwater.client.metrics import ReaderMetrics
+from headwater.errors import InvalidInput
+
+PREFIX = "headwater_client_"
+READER_LABELS = ("reader", "bucket")
+
+Family = CounterMetricFamily | GaugeMetricFamily
+Numbers = Mapping[str, Any]
+"""What `ReaderMetrics.snapshot` gives."""
+Samples = Iterable[tuple[tuple[str, ...], float | None]]
+"""Values of the family's own label, if it has one, and the number; a number that is None is left out."""
+
+
+class HasMetrics(Protocol):
+    """A read."""
+
+    @property
+    def metrics(self) -> ReaderMetrics: ...
+
+
+# --- the families -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A family of metrics, and where its numbers come from."""
+
+    name: str
+    documentation: str
+    read: Callable[[Numbers], Samples]
+    label: str | None = None
+
+    def make(self) -> Family:
+        make = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+        labels = (*READER_LABELS, self.label) if self.label else READER_LABELS
+        return make(PREFIX + self.name, self.documentation, labels=labels)
+
+
+def _one(*path: str) -> Callable[[Numbers], Samples]:
+    """A number by itself, found under these names."""
+
+    def read(numbers: Numbers) -> Samples:
+        found: Any = numbers
+        for name in path:
+            found = found[name]
+        return [((), found)]
+
+    return read
+
+
+def _by(name: str) -> Callable[[Numbers], Samples]:
+    """Numbers by a label."""
+    return lambda numbers: [((value,), number) for value, number in numbers[name].items()]
+
+
+def _buffered(numbers: Numbers) -> Samples:
+    return [(("ready",), numbers["ready_bytes"]), (("held",), numbers["held_bytes"])]
+
+
+def _vbucket_lags(numbers: Numbers) -> Samples:
+    """Nothing, unless the reader is registered with `per_vbucket`."""
+    return [((vbucket,), told["lag_seqnos"]) for vbucket, told in numbers.get("vbuckets", {}).items()]
+
+
+_KINDS = (
+    _Kind("changes_total", "Changes handed out, rollbacks and events among them.", _by("changes"), "op"),
+    _Kind(
+        "handed_out_bytes_total", "Bytes of the batches handed out, as they lie in memory.", _one("handed_out_bytes")
+    ),
+    _Kind("batches_total", "Batches handed out.", _one("batches")),
+    _Kind("received_changes_total", "Changes received, those received again among them.", _one("received_changes")),
+    _Kind("received_bytes_total", "Bytes received from the servers.", _one("received_bytes")),
+    _Kind("received_change_bytes_total", "Bytes received that were changes.", _one("received_change_bytes")),
+    _Kind("snapshots_total", "Snapshots begun.", _one("snapshots")),
+    _Kind("acks_total", "Flow-control acknowledgements sent.", _one("acks")),
+    _Kind("acked_bytes_total", "Bytes acknowledged to the servers.", _one("acked_bytes")),
+    _Kind("buffered_bytes", "Bytes received and not handed out: ready to be taken, or held back.", _buffered, "state"),
+    _Kind("stream_requests_total", "Streams asked for.", _one("stream_requests")),
+    _Kind("stream_ends_total", "Streams ended by a server.", _by("stream_ends"), "reason"),
+    _Kind("rollbacks_total", "Rollbacks of a vbucket.", _one("rollbacks")),
+    _Kind("reconnects_total", "Connections made again.", _by("reconnects"), "node"),
+    _Kind("disconnects_total", "Connections lost, or not made.", _by("disconnects"), "error"),
+    _Kind("noops_total", "Noops answered.", _one("noops")),
+    _Kind("config_updates_total", "New cluster maps.", _one("config_updates")),
+    _Kind(
+        "lag_seqnos",
+        "Seqnos that the vbuckets have and the caller has not been given. Absent unless known of all vbuckets.",
+        _one("lag", "total_seqnos"),
+    ),
+    _Kind("lag_max_seqnos", "Lag of the vbucket furthest behind, of those known.", _one("lag", "max_seqnos")),
+    _Kind("lag_unknown_vbuckets", "Vbuckets whose lag is not known.", _one("lag", "vbuckets_unknown")),
+    _Kind("vbucket_lag_seqnos", "Lag of a vbucket. Only where it is asked for.", _vbucket_lags, "vbucket"),
+)
+
+
+# --- the collector ------------------------------------------------------------------------------------------------
+
+
+class ReaderCollector:
+    """Tells a registry about readers. `register` makes one where there is none."""
+
+    def __init__(self) -> None:
+        self._readers: dict[tuple[str, str], tuple[ReaderMetrics, bool]] = {}
+        """By reader and bucket, with whether vbuckets are told one by one."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._readers
+
+    def add(self, metrics: ReaderMetrics, *, per_vbucket: bool = False) -> None:
+        key = metrics.reader, metrics.bucket
+        if key in self._readers:
+            raise InvalidInput(
+                f"a reader {metrics.reader!r} of bucket {metrics.bucket!r} is registered already",
+                hint="Give each read a name of its own, or unregister the other one",
+            )
+        self._readers[key] = metrics, per_vbucket
+
+    def remove(self, metrics: ReaderMetrics) -> None:
+        key = metrics.reader, metrics.bucket
+        if self._readers.get(key, (None, False))[0] is not metrics:
+            raise InvalidInput(
+                f"the reader {metrics.reader!r} of bucket {metrics.bucket!r} is not registered",
+                hint="Unregister what was registered, and with the same registry",
+            )
+        del self._readers[key]
+
+    def describe(self) -> Iterator[Family]:
+        """The families without numbers: a registry asks for them to find names that are taken."""
+        return (kind.make() for kind in _KINDS)
+
+    def collect(self) -> Iterator[Family]:
+        told = [
+            (labels, metrics.snapshot(vbuckets=per_vbucket))
+            for labels, (metrics, per_vbucket) in self._readers.copy().items()
+        ]
+        for kind in _KINDS:
+            family = kind.make()
+            for labels, numbers in told:
+                for own, number in kind.read(numbers):
+                    if number is not None:
+                        family.add_metric((*labels, *own), number)
+            yield family
+
+
+_collectors: WeakKeyDictionary[CollectorRegistry, ReaderCollector] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def register(
+    source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY, per_vbucket: bool = False
+) -> None:
+    """Show the numbers of a read to Prometheus, until `unregister`.
+
+    With `per_vbucket` the lag of every vbucket is a time series of its own: 1,024 of them for most buckets.
+    """
+    with _lock:
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = ReaderCollector()
+            registry.register(collector)
+            _collectors[registry] = collector
+        collector.add(_metrics_of(source), per_vbucket=per_vbucket)
+
+
+def unregister(source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY) -> None:
+    """Show the numbers of a read no more."""
+    with _lock:
+        collector = _collectors.get(registry, ReaderCollector())
+        collector.remove(_metrics_of(source))
+        if collector.is_empty:
+            registry.unregister(collector)
+            del _collectors[registry]
+
+
+def _metrics_of(source: ReaderMetrics | HasMetrics) -> ReaderMetrics:
+    return source if isinstance(source, ReaderMetrics) else source.metrics

@@ -1,0 +1,230 @@
+"""A read as the caller sees it, under asyncio: batches or typed changes, the place it has come to, and checkpoints.
+
+What is saved is what the caller has finished with. A batch is finished when the next one is asked for, so a program
+that dies or breaks off in the middle of one gets it again: at least once. Whoever needs exactly once keeps `offsets`
+together with the data, in one transaction, and starts from them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+
+from headwater.client.asyncio_edge import AsyncioEdge
+from headwater.client.batches import build_batch
+from headwater.client.changes import Change, Rollback, changes_of
+from headwater.client.checkpoints.store import CheckpointStore
+from headwater.client.collection_names import CollectionFilter, CollectionNames
+from headwater.client.metrics import ReaderMetrics
+from headwater.client.offsets import Offsets
+from headwater.client.pieces import Piece
+from headwater.errors import LocalProtocolError
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+
+CHECKPOINT_INTERVAL_S = 5.0
+"""How often what is finished is saved, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStart:
+    """What a read is made of, once the bucket is known."""
+
+    edge: AsyncioEdge
+    names: CollectionNames
+    collections: bool
+    """Whether the server has collections."""
+    xattrs: bool
+    only: CollectionFilter | None
+    """What is left to be filtered here."""
+    bucket_uuid: str
+    others: Mapping[VBucketId, StreamOffset]
+    """The places of vbuckets that are not read, if they were given: they are kept with those that are."""
+
+    def place(self, offsets: Mapping[VBucketId, StreamOffset]) -> Offsets:
+        return Offsets(self.bucket_uuid, {**self.others, **offsets})
+
+    def build(self, pieces: list[Piece]) -> pa.RecordBatch:
+        return build_batch(pieces, self.names, collections=self.collections, xattrs=self.xattrs, only=self.only)
+
+
+Begin = Callable[[], Awaitable[ReadStart]]
+
+
+class Batches:
+    """Arrow record batches, one after the other. The schema is `headwater.client.batches.change_schema`."""
+
+    def __init__(self, begin: Begin, checkpoint: CheckpointStore | None = None) -> None:
+        self._begin = begin
+        self._checkpoint = checkpoint
+        self._started: ReadStart | None = None
+        self._is_closed = False
+        self._finished: dict[VBucketId, StreamOffset] = {}
+        self._saved: dict[VBucketId, StreamOffset] = {}
+        self._saved_s = 0.0
+
+    # --- where it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> Offsets:
+        """Behind the last batch that was handed out."""
+        return self._running().place(self._running().edge.reader.offsets)
+
+    @property
+    def finished(self) -> Offsets:
+        """Before the last batch that was handed out: what the caller has asked for more after."""
+        return self._running().place(self._finished)
+
+    @property
+    def metrics(self) -> ReaderMetrics:
+        return self._running().edge.reader.metrics
+
+    def _running(self) -> ReadStart:
+        if self._started is None:
+            raise LocalProtocolError("the read has not started yet", hint="Ask for its first batch or change first")
+        return self._started
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        while True:
+            pieces = await self.take()
+            if pieces is None:
+                raise StopAsyncIteration
+            batch = self.build(pieces)
+            if batch.num_rows:
+                return batch
+
+    async def take(self) -> list[Piece] | None:
+        """The next pieces as they were received; None at the end. What was taken before counts as finished."""
+        if self._is_closed:
+            return None
+        started = await self.start()
+        self._finished = started.edge.reader.offsets
+        await self._save_if_due()
+        pieces = await started.edge.take()
+        if pieces is None:
+            self._finished = started.edge.reader.offsets
+            await self.aclose()
+        return pieces
+
+    def build(self, pieces: list[Piece]) -> pa.RecordBatch:
+        """The rows of pieces that were taken. May be called in any thread, one call after the other."""
+        started = self._running()
+        batch = started.build(pieces)
+        started.edge.reader.metrics.on_batch(batch)
+        return batch
+
+    async def start(self) -> ReadStart:
+        if self._started is None:
+            started = await self._begin()
+            await started.edge.wait_for_places()
+            self._started = started
+            self._saved_s = time.monotonic()
+            self._saved = self._finished = self._started.edge.reader.offsets
+        return self._started
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    async def _save_if_due(self) -> None:
+        if time.monotonic() - self._saved_s >= CHECKPOINT_INTERVAL_S:
+            await self.save()
+
+    async def save(self) -> None:
+        """Save now what is finished."""
+        if self._checkpoint is not None and self._finished and self._finished != self._saved:
+            await self._checkpoint.save(self.finished)
+            self._saved = self._finished
+        self._saved_s = time.monotonic()
+
+    async def aclose(self) -> None:
+        """Save what is finished, and leave nothing open."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self.save()
+        finally:
+            if self._started is not None:
+                await self._started.edge.close()
+            if self._checkpoint is not None:
+                await self._checkpoint.close()
+
+
+class BatchWalk:
+    """Goes through a batch change by change, and knows the offsets at each step."""
+
+    def __init__(self) -> None:
+        self._left: Iterator[Change] = iter(())
+        self._before: Offsets | None = None
+        """Before the batch; None between batches."""
+        self._last: dict[VBucketId, Change] = {}
+        """The last change of each vbucket that was gone past."""
+
+    def next_change(self) -> Change | None:
+        """None where the batch is done."""
+        change = next(self._left, None)
+        if change is None:
+            self._before = None
+            self._last.clear()
+        else:
+            self._last[change.vbucket] = change
+        return change
+
+    def enter(self, batch: pa.RecordBatch, *, before: Offsets) -> None:
+        self._before = before
+        self._left = changes_of(batch)
+
+    def offsets(self, *, behind: Offsets) -> Offsets:
+        """`behind` is where the whole batch ends."""
+        if self._before is None:
+            return behind
+        return self._before.updated({vbucket: _offset_after(change) for vbucket, change in self._last.items()})
+
+
+class Changes:
+    """Typed changes, one after the other."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._walk = BatchWalk()
+
+    @property
+    def offsets(self) -> Offsets:
+        """Behind the last change that was handed out."""
+        return self._walk.offsets(behind=self._batches.offsets)
+
+    @property
+    def metrics(self) -> ReaderMetrics:
+        return self._batches.metrics
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        while (change := self._walk.next_change()) is None:
+            batch = await self._batches.__anext__()
+            self._walk.enter(batch, before=self._batches.finished)
+        return change
+
+    async def aclose(self) -> None:
+        await self._batches.aclose()
+
+
+def _offset_after(change: Change) -> StreamOffset:
+    if isinstance(change, Rollback):
+        seqno = Seqno(change.seqno)
+        return StreamOffset(vbuuid=Vbuuid(change.new_vbuuid), seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
+    return StreamOffset(
+        vbuuid=Vbuuid(change.vbuuid),
+        seqno=Seqno(change.seqno),
+        snapshot_start=Seqno(change.snapshot_start),
+        snapshot_end=Seqno(change.snapshot_end),
+    )

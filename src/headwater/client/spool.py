@@ -1,0 +1,58 @@
+"""Room on disk for snapshots that are too large to be held in memory until they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from headwater.client.pieces import ChangeRun
+from headwater.errors import StoreFull
+
+OpenSpool = Callable[[], BinaryIO]
+"""Opens a new temporary file that is gone when it is closed."""
+
+
+class Spool:
+    """The runs of one snapshot in a file. They are read back in order, and the file goes with the last of them."""
+
+    def __init__(self, open_file: OpenSpool) -> None:
+        self._file = open_file()
+        self._unread = 0
+
+    def put(self, run: ChangeRun) -> SpooledRun:
+        start = self._file.seek(0, 2)
+        try:
+            self._file.write(run.data)
+            self._file.flush()
+        except OSError as error:
+            raise StoreFull(
+                f"a snapshot too large for memory can't be put on disk: {error.strerror or error}",
+                hint="Make room in the folder for temporary files (TMPDIR), raise held_bytes_max, or read as-they-come",
+            ) from error
+        self._unread += 1
+        return SpooledRun(run=replace(run, data=b""), data_bytes=len(run.data), start=start, spool=self)
+
+    def get(self, spooled: SpooledRun) -> ChangeRun:
+        self._file.seek(spooled.start)
+        run = replace(spooled.run, data=self._file.read(spooled.data_bytes))
+        self._unread -= 1
+        if not self._unread:
+            self.close()
+        return run
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpooledRun:
+    """A run whose bytes are on disk."""
+
+    run: ChangeRun
+    data_bytes: int
+    start: int
+    spool: Spool
+
+    def load(self) -> ChangeRun:
+        return self.spool.get(self)

@@ -1,0 +1,148 @@
+"""How far every vbucket is, and the branches of its history: what a planner has to know, asked of all nodes at once.
+
+This is an edge: it blocks. Connections are kept, since planners ask again and again.
+
+There is no request for the failover logs of all vbuckets, so there is one for each; they are sent together and their
+answers read without the typed codec, because a plan of 1,024 vbuckets is made several times a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from headwater.client.bootstrap import bootstrap
+from headwater.client.client_settings import ClientSettings
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import KvConnection
+from headwater.errors import BucketReplaced, ConnectionFailed, HeadwaterError, NotMyVBucket, status_error
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.frames import HEADER
+from headwater.protocol.messages.dcp_connection import Open, OpenFlags
+from headwater.protocol.messages.dcp_stream import GetFailoverLog, VBucketState, decode_failover_log
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.status import Status
+
+SURVEY_NAME = "headwater-survey"
+_NAME_RANDOM_BYTES = 6
+RETRIES_MAX = 20
+RETRY_DELAY_S = 0.25
+"""While a rebalance or a failover is under way vbuckets may be with nobody, for a short time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketStatus:
+    high_seqno: Seqno
+    failover_log: FailoverLog
+
+
+class Surveyor:
+    """Asks the nodes of a bucket. Use it in `with`, or `close` it."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._connections: dict[Address, KvConnection] = {}
+        self.cluster_map = bootstrap(settings).cluster_map
+
+    def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
+        """The state of these vbuckets, or of all. Waits for those that are on their way from node to node."""
+        wanted = set(range(self.cluster_map.vbuckets) if vbuckets is None else vbuckets)
+        found: dict[VBucketId, VBucketStatus] = {}
+        for attempt in range(RETRIES_MAX):
+            try:
+                found |= self._ask_nodes({VBucketId(vbucket) for vbucket in wanted - found.keys()})
+                if len(found) == len(wanted):
+                    return found
+                failure: HeadwaterError = self._homeless(wanted - found.keys())
+            except ConnectionFailed as error:
+                failure = error
+            if attempt:
+                time.sleep(RETRY_DELAY_S)
+            self.refresh_map()
+        raise failure
+
+    def refresh_map(self) -> None:
+        """Read the cluster map again, over new connections."""
+        self.close()
+        newer = bootstrap(self._settings).cluster_map
+        if newer.uuid != self.cluster_map.uuid:
+            raise BucketReplaced(self.cluster_map.bucket)
+        self.cluster_map = newer
+
+    def _homeless(self, vbuckets: set[int]) -> NotMyVBucket:
+        return NotMyVBucket(
+            Status.NOT_MY_VBUCKET,
+            f"{len(vbuckets)} vbuckets have no active node, vbucket {min(vbuckets)} among them",
+            hint="Wait for the failover or the rebalance to end, and look whether all nodes are up",
+        )
+
+    def _ask_nodes(self, vbuckets: set[VBucketId]) -> dict[VBucketId, VBucketStatus]:
+        by_node: dict[Address, list[VBucketId]] = {}
+        for vbucket in vbuckets:
+            node = self.cluster_map.active_node(vbucket)
+            if node >= 0:
+                by_node.setdefault(self.cluster_map.nodes[node], []).append(vbucket)
+        found: dict[VBucketId, VBucketStatus] = {}
+        for address, asked in by_node.items():
+            connection = self._connection(address)
+            # In this order: a seqno is never of an older branch than the log it is told with.
+            logs = _failover_logs(connection, asked)
+            highs = _high_seqnos(connection)
+            found |= {
+                vbucket: VBucketStatus(high_seqno=highs[vbucket], failover_log=log)
+                for vbucket, log in logs.items()
+                if vbucket in highs
+            }
+        return found
+
+    def _connection(self, address: Address) -> KvConnection:
+        if address not in self._connections:
+            connection = KvConnection.open(address, self._settings.login())
+            self._connections[address] = connection
+            # Servers tell failover logs on DCP connections only.
+            name = f"{SURVEY_NAME}:{os.urandom(_NAME_RANDOM_BYTES).hex()}"
+            connection.request(Open(key=name.encode(), flags=OpenFlags.PRODUCER))
+        return self._connections[address]
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _high_seqnos(connection: KvConnection) -> dict[VBucketId, Seqno]:
+    answer = connection.request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
+    assert isinstance(answer, GetAllVbSeqnosResponse)
+    return {entry.vbucket: entry.seqno for entry in answer.seqnos}
+
+
+def _failover_logs(connection: KvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
+    """The logs of those that the node has."""
+    requests = b"".join(_failover_log_request(vbucket) for vbucket in vbuckets)
+    logs: dict[VBucketId, FailoverLog] = {}
+    for frame in connection.exchange(requests, answers=len(vbuckets)):
+        # The opaque of a request is its vbucket.
+        vbucket = VBucketId(frame.opaque)
+        if frame.opcode != Opcode.DCP_GET_FAILOVER_LOG or frame.specific not in (Status.SUCCESS, Status.NOT_MY_VBUCKET):
+            raise status_error(frame.specific, f"the failover log of vbucket {vbucket} can't be read")
+        if frame.specific == Status.SUCCESS:
+            logs[vbucket] = FailoverLog.of(decode_failover_log(frame.value))
+    return logs
+
+
+def _failover_log_request(vbucket: VBucketId) -> bytes:
+    return HEADER.pack(Magic.REQUEST, GetFailoverLog.opcode, 0, 0, 0, vbucket, 0, vbucket, 0)

@@ -1,0 +1,231 @@
+"""One vbucket as a consumer follows it, sans-IO: where it is, what it still holds, and how it comes through a rollback.
+
+The stream keeps three places apart:
+
+* `offset`: up to here everything has been passed on. A stream that breaks goes on from here.
+* `asked`: the point of the last stream request. It is the offset, or below it while a rollback is being settled.
+* the tracker's offset: up to here changes have been received. What lies between is held until its snapshot is complete.
+
+The saved vbuuid stays in the request until the server has judged it; only its yes puts the newest one in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headwater.client.dcp_link import StreamRun
+from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
+from headwater.client.resume_point import Boundaries, resume_point
+from headwater.client.spool import SpooledRun
+from headwater.errors import SnapshotViolation
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.messages import Request
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
+from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import CloseStream, StreamEnd, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
+from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
+from headwater.protocol.stream_state import (
+    ConsumerStream,
+    RollbackDemanded,
+    RollbackDone,
+    SnapshotCompleted,
+    StreamAccepted,
+    StreamRefused,
+    consumer_stream_after,
+)
+from headwater.protocol.system_events import decode_event
+
+
+@dataclass(slots=True, kw_only=True)
+class Passed:
+    """Something that the stream passes on, and where the consumer is once it has taken it."""
+
+    vbucket: VBucketId
+    piece: Piece | SpooledRun | None
+    """None where the place has moved and there is nothing to see."""
+    offset: StreamOffset
+    data_bytes: int = 0
+    link: int = 0
+    """The link that it came on, while the server has no room back for it; 0 otherwise."""
+
+
+class VBucketStream:
+    """The stream of one vbucket, over all its connections."""
+
+    def __init__(self, vbucket: VBucketId, offset: StreamOffset, *, whole_snapshots: bool) -> None:
+        self.vbucket = vbucket
+        self.offset = offset
+        self.asked = offset
+        self.end_seqno: Seqno = SEQNO_MAX
+        self.state = ConsumerStream.IDLE
+        self.failover_log: FailoverLog | None = None
+        self.held: list[Passed] = []
+        """Of a snapshot that is not complete."""
+        self.held_bytes = 0
+        """What of it is in memory."""
+        self._boundaries = Boundaries(offset)
+        self._whole_snapshots = whole_snapshots
+        self._tracker = SnapshotTracker(offset=offset)
+
+    @property
+    def received_seqno(self) -> Seqno:
+        return self._tracker.offset.seqno
+
+    @property
+    def has_reached_end(self) -> bool:
+        return self._tracker.is_complete and self.offset.seqno >= self.end_seqno
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state in (ConsumerStream.IDLE, ConsumerStream.ENDED)
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def start_from(self, offset: StreamOffset) -> None:
+        """The place to start from was not known when the stream was made."""
+        self.offset = self.asked = offset
+        self._boundaries = Boundaries(offset)
+        self._tracker = SnapshotTracker(offset=offset)
+
+    def request(self, *, flags: StreamFlags, value: bytes) -> StreamRequest:
+        """Ask for what comes after `asked`."""
+        if self.state is ConsumerStream.ENDED:
+            self.state = ConsumerStream.IDLE
+        self._move(StreamRequest)
+        return StreamRequest(
+            vbucket=self.vbucket,
+            flags=flags,
+            start_seqno=self.asked.seqno,
+            # A start beyond the end is refused before the branch is judged, and the judgement is what we need.
+            end_seqno=max(self.end_seqno, self.asked.seqno),
+            vbuuid=self.asked.vbuuid,
+            snapshot_start_seqno=self.asked.snapshot_start,
+            snapshot_end_seqno=self.asked.snapshot_end,
+            value=value,
+        )
+
+    def on_accepted(self, failover_log: FailoverLog) -> list[Passed]:
+        """The server goes on from `asked`: if that is below the offset, what lies between is rolled back."""
+        self._move(StreamAccepted)
+        before, self.failover_log = self.offset, failover_log
+        self.offset = self.asked = replace(self.asked, vbuuid=failover_log.newest.vbuuid)
+        self._tracker = SnapshotTracker(offset=self.offset)
+        if self.offset.seqno >= before.seqno:
+            # The branch may have another name now, and the caller should know the place by that.
+            return [Passed(vbucket=self.vbucket, piece=None, offset=self.offset)] if self.offset != before else []
+        self._boundaries.cut(self.offset.seqno)
+        rollback = RollbackPiece(
+            vbucket=self.vbucket,
+            seqno=self.offset.seqno,
+            from_seqno=before.seqno,
+            old_vbuuid=before.vbuuid,
+            new_vbuuid=self.offset.vbuuid,
+        )
+        return [Passed(vbucket=self.vbucket, piece=rollback, offset=self.offset)]
+
+    def on_rollback_demanded(self) -> None:
+        """The server's failover log is needed next: `on_server_log`."""
+        self._move(RollbackDemanded)
+
+    def on_server_log(self, server_log: FailoverLog, *, demanded: Seqno) -> None:
+        """Choose the point to ask from next."""
+        self._move(RollbackDone)
+        self.asked = resume_point(
+            self.asked,
+            demanded=demanded,
+            server_log=server_log,
+            own_log=self.failover_log,
+            boundaries=self._boundaries.seqnos,
+        )
+
+    def on_refused(self) -> None:
+        self._move(StreamRefused)
+
+    # --- following ------------------------------------------------------------------------------------------------
+
+    def on_run(self, run: StreamRun, link: int) -> list[Passed]:
+        self._move(Mutation)  # for deletions and expirations the table says the same
+        tracker = self._tracker.on_seqno(Seqno(run.first_seqno))
+        if run.rows > 1:
+            tracker = tracker.on_seqno(Seqno(run.last_seqno))
+        offset = tracker.offset
+        piece = ChangeRun(
+            vbucket=self.vbucket,
+            vbuuid=offset.vbuuid,
+            snapshot_start=offset.snapshot_start,
+            snapshot_end=offset.snapshot_end,
+            rows=run.rows,
+            data=run.data,
+        )
+        return self._advance(tracker, piece, link=link, data_bytes=len(run.data))
+
+    def on_message(self, message: Request) -> list[Passed]:
+        """Any message of the stream but its changes. The caller acts on a stream end."""
+        self._move(type(message))
+        if isinstance(message, SnapshotMarker):
+            self._tracker = self._tracker.on_marker(
+                start=message.start_seqno, end=message.end_seqno, flags=message.flags
+            )
+        elif isinstance(message, SystemEvent):
+            return self._on_system_event(message)
+        elif isinstance(message, SeqnoAdvanced):
+            return self._advance(self._tracker.on_seqno(message.seqno), None)
+        elif isinstance(message, StreamEnd) and self.received_seqno >= self.end_seqno:
+            return self._pass_held()
+        elif isinstance(message, Mutation | Deletion | Expiration):
+            raise SnapshotViolation(f"a {type(message).__name__} whose extras are cut off")
+        return []
+
+    def on_lost(self) -> list[Passed]:
+        """The connection or the stream is gone. What is held is asked for again, and returned to be let go."""
+        if self.state is not ConsumerStream.IDLE:
+            self.state = ConsumerStream.ENDED
+        self._tracker = SnapshotTracker(offset=self.offset)
+        return self._let_go()
+
+    def on_closed(self) -> list[Passed]:
+        """We have closed it ourselves."""
+        self._move(CloseStream)
+        return self.on_lost()
+
+    def _on_system_event(self, message: SystemEvent) -> list[Passed]:
+        tracker = self._tracker.on_seqno(message.seqno)
+        piece = EventPiece(
+            vbucket=self.vbucket,
+            vbuuid=tracker.offset.vbuuid,
+            snapshot_start=tracker.offset.snapshot_start,
+            snapshot_end=tracker.offset.snapshot_end,
+            seqno=message.seqno,
+            event=decode_event(message),
+        )
+        return self._advance(tracker, piece)
+
+    def _advance(
+        self, tracker: SnapshotTracker, piece: Piece | None, *, link: int = 0, data_bytes: int = 0
+    ) -> list[Passed]:
+        self._tracker = tracker
+        self.held_bytes += data_bytes
+        self.held.append(
+            Passed(vbucket=self.vbucket, piece=piece, offset=tracker.offset, data_bytes=data_bytes, link=link)
+        )
+        if tracker.is_complete:
+            self._move(SnapshotCompleted)
+            self._boundaries.add(tracker.offset.seqno)
+        elif self._whole_snapshots:
+            return []
+        return self._pass_held()
+
+    def _pass_held(self) -> list[Passed]:
+        self.offset = self.asked = self._tracker.offset
+        return self._let_go()
+
+    def _let_go(self) -> list[Passed]:
+        held, self.held = self.held, []
+        self.held_bytes = 0
+        return held
+
+    def _move(self, event: type[Any]) -> None:
+        self.state = consumer_stream_after(self.state, event)

@@ -1,0 +1,90 @@
+"""A document in memory that members share, and ways to it that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from headwater.client.groups.document_port import StoredDocument
+from headwater.client.groups.group_document import GroupDocument
+from headwater.client.groups.membership import GroupBucket
+from headwater.errors import HeadwaterError
+from headwater.protocol.numbers import Cas
+
+ANSWER_S = 0.01
+
+
+@dataclass
+class MemoryDocument:
+    """What the bucket has."""
+
+    vbuckets: int = 6
+    value: bytes | None = None
+    cas: int = 0
+    ports: list[MemoryPort] = field(default_factory=list)
+    asked_for: list[tuple[bytes, str | None]] = field(default_factory=list)
+
+    def bucket(self) -> GroupBucket:
+        return GroupBucket(vbuckets=self.vbuckets, open_document=self._open)
+
+    def _open(self, key: bytes, collection: str | None) -> MemoryPort:
+        self.asked_for.append((key, collection))
+        self.ports.append(MemoryPort(self))
+        return self.ports[-1]
+
+    def decoded(self) -> GroupDocument:
+        assert self.value is not None
+        return GroupDocument.decode(self.value)
+
+    def members(self) -> list[str]:
+        return [seat.member_id for seat in self.decoded().seats]
+
+
+class MemoryPort:
+    """A `DocumentPort` of one member."""
+
+    def __init__(self, document: MemoryDocument) -> None:
+        self._document = document
+        self.failure: HeadwaterError | None = None
+        """What every call raises from now on."""
+        self.is_silent = False
+        """Whether calls wait for ever from now on."""
+        self.is_closed = False
+        self.calls = 0
+        self.races = 0
+        """How many writes to come are made in vain, because another one is faster."""
+
+    async def read(self) -> StoredDocument | None:
+        await self._travel()
+        value = self._document.value
+        return None if value is None else StoredDocument(value, Cas(self._document.cas))
+
+    async def add(self, value: bytes) -> Cas | None:
+        return await self._write(value, is_allowed=lambda: self._document.value is None)
+
+    async def replace(self, value: bytes, cas: Cas) -> Cas | None:
+        return await self._write(value, is_allowed=lambda: self._document.cas == cas)
+
+    async def _write(self, value: bytes, *, is_allowed: object) -> Cas | None:
+        await self._travel()
+        assert callable(is_allowed)
+        if self.races:
+            self.races -= 1
+            return None
+        if not is_allowed():
+            return None
+        self._document.value = value
+        self._document.cas += 1
+        return Cas(self._document.cas)
+
+    async def _travel(self) -> None:
+        assert not self.is_closed
+        self.calls += 1
+        if self.is_silent:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(ANSWER_S)
+        if self.failure is not None:
+            raise self.failure
+
+    async def close(self) -> None:
+        self.is_closed = True

@@ -1,0 +1,135 @@
+"""The group's document: what is written is read again, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headwater.client.groups.group_document import (
+    DOCUMENT_BYTES_MAX,
+    LEASE_S_MAX,
+    NAME_CHARS_MAX,
+    SEATS_MAX,
+    GroupDocument,
+    Seat,
+)
+from headwater.errors import GroupDocumentInvalid
+
+ADA = Seat(id="1a", member_id="ada", heartbeat=3, lease_s=15.0)
+BEA = Seat(id="2b", member_id="bea", heartbeat=9, lease_s=4.5, is_replaced=True)
+DOCUMENT = GroupDocument(
+    first_generation=1000,
+    seats=(ADA, BEA),
+    owners=("1a", "2b", None),
+    targets=("1a", "1a", "2b"),
+    takings=(1, 4, 2),
+)
+
+
+def test_what_is_written_is_read_again() -> None:
+    assert GroupDocument.decode(DOCUMENT.encode()) == DOCUMENT
+    empty = GroupDocument.empty(vbuckets=5, first_generation=7)
+    assert GroupDocument.decode(empty.encode()) == empty
+
+
+def test_the_form_is_stable() -> None:
+    """Members of other versions read it."""
+    assert json.loads(DOCUMENT.encode()) == {
+        "format": 1,
+        "first_generation": 1000,
+        "seats": [
+            {"id": "1a", "member": "ada", "heartbeat": 3, "lease_s": 15.0, "replaced": False},
+            {"id": "2b", "member": "bea", "heartbeat": 9, "lease_s": 4.5, "replaced": True},
+        ],
+        "owners": [0, 1, -1],
+        "targets": [0, 0, 1],
+        "generations": [1, 4, 2],
+    }
+
+
+def test_generations_count_on_from_the_first() -> None:
+    assert [DOCUMENT.generation(vbucket) for vbucket in range(3)] == [1001, 1004, 1002]
+
+
+def test_the_largest_group_of_the_largest_bucket_fits() -> None:
+    seats = tuple(
+        Seat(id=f"{number:016x}", member_id="m" * NAME_CHARS_MAX, heartbeat=2**40, lease_s=15.0)
+        for number in range(SEATS_MAX)
+    )
+    everywhere = (seats[-1].id,) * 65536
+    largest = GroupDocument(
+        first_generation=2**40, seats=seats, owners=everywhere, targets=everywhere, takings=(2**31,) * 65536
+    )
+    assert len(largest.encode()) < DOCUMENT_BYTES_MAX
+    assert GroupDocument.decode(largest.encode()) == largest
+
+
+def test_a_seat_that_goes_leaves_its_vbuckets_to_nobody() -> None:
+    left = DOCUMENT.without_seats(["2b"])
+    assert (left.seats, left.owners, left.targets) == ((ADA,), ("1a", None, None), ("1a", "1a", None))
+    assert left.takings == DOCUMENT.takings
+
+
+def test_a_seat_is_added_or_changed() -> None:
+    older = Seat(id="1a", member_id="ada", heartbeat=4, lease_s=15.0)
+    assert DOCUMENT.with_seat(older).seats == (older, BEA)
+    other = Seat(id="3c", member_id="cleo", heartbeat=1, lease_s=15.0)
+    assert DOCUMENT.with_seat(other).seats == (ADA, BEA, other)
+
+
+def changed(**members: Any) -> bytes:
+    return json.dumps({**json.loads(DOCUMENT.encode()), **members}).encode()
+
+
+def seat(**members: Any) -> bytes:
+    first, second = json.loads(DOCUMENT.encode())["seats"]
+    return changed(seats=[{**first, **members}, second])
+
+
+INVALID = {
+    "not JSON": b"{",
+    "nested too deeply": b"[" * 100_000,
+    "not an object": b"[]",
+    "not UTF-8": b'{"format": "\xff"}',
+    "no format": b"{}",
+    "another format": changed(format=2),
+    "too large": b" " * (DOCUMENT_BYTES_MAX + 1),
+    "no first generation": changed(first_generation=None),
+    "a first generation below 0": changed(first_generation=-1),
+    "a first generation that is true": changed(first_generation=True),
+    "seats that are no list": changed(seats={}),
+    "a seat that is no object": changed(seats=[1]),
+    "two seats of one id": seat(id="2b"),
+    "more seats than may be": changed(seats=[{**json.loads(seat())["seats"][0], "id": str(at)} for at in range(257)]),
+    "a seat with no id": seat(id=""),
+    "a seat with a long id": seat(id="x" * (NAME_CHARS_MAX + 1)),
+    "a seat with a number for an id": seat(id=1),
+    "a seat of nobody": seat(member=None),
+    "a heartbeat below 0": seat(heartbeat=-1),
+    "a heartbeat that is no number": seat(heartbeat=1.5),
+    "a heartbeat too large": seat(heartbeat=2**53),
+    "no lease": seat(lease_s=0),
+    "a lease for ever": seat(lease_s=float("inf")),
+    "a lease that is no number": seat(lease_s=float("nan")),
+    "a lease that is too long": seat(lease_s=LEASE_S_MAX + 1),
+    "a lease that is text": seat(lease_s="15"),
+    "a lease that is true": seat(lease_s=True),
+    "replaced by a number": seat(replaced=1),
+    "an owner that is nobody": changed(owners=[0, 2, -1]),
+    "an owner below nobody": changed(owners=[0, 1, -2]),
+    "an owner that is true": changed(owners=[0, True, -1]),
+    "a target that is nobody": changed(targets=[0, 0, 2]),
+    "a generation below 0": changed(generations=[1, 4, -1]),
+    "owners that are missing": changed(owners=None),
+    "fewer targets than owners": changed(targets=[0, 0]),
+    "fewer generations than owners": changed(generations=[1, 4]),
+}
+
+
+@pytest.mark.parametrize("value", INVALID.values(), ids=INVALID)
+def test_anything_else_is_refused(value: bytes) -> None:
+    with pytest.raises(GroupDocumentInvalid) as caught:
+        GroupDocument.decode(value)
+    assert caught.value.hint

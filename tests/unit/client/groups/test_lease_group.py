@@ -1,0 +1,413 @@
+"""Elastic membership as a reader uses it: waiting, releasing, failing and stopping, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from memory_document import ANSWER_S, MemoryDocument
+from virtual_time import run, virtual_clock_s
+
+from headwater.client.groups.lease_group import LEAVE_S_MAX, LeaseGroup, lease_clock_s
+from headwater.client.groups.membership import Assignment, assignments, joined
+from headwater.errors import (
+    AccessDenied,
+    GroupDocumentInvalid,
+    HeadwaterError,
+    HostUnreachable,
+    InvalidInput,
+    LocalProtocolError,
+    MemberReplaced,
+    TemporaryFailure,
+)
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.status import Status
+
+LEASE_S, INTERVAL_S, MARGIN_S = 10.0, 2.0, 3.0
+GIVE_UP_AFTER_S = 60.0
+
+
+@pytest.fixture
+def document() -> MemoryDocument:
+    return MemoryDocument()
+
+
+def group(member: str | None = None, name: str = "g", collection: str | None = None) -> LeaseGroup:
+    return LeaseGroup(
+        name,
+        member,
+        lease_s=LEASE_S,
+        interval_s=INTERVAL_S,
+        margin_s=MARGIN_S,
+        collection=collection,
+        give_up_after_s=GIVE_UP_AFTER_S,
+        clock=virtual_clock_s,
+    )
+
+
+class FollowingReader:
+    """Does what a reader does with its assignments, and remembers them."""
+
+    def __init__(self, membership: LeaseGroup) -> None:
+        self.membership = membership
+        self.reading: frozenset[VBucketId] = frozenset()
+        self.task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        assignment = Assignment(number=0)
+        while not assignment.is_last:
+            newer = await self.membership.assignment_changed(assignment)
+            change = newer.since(assignment)
+            self.reading = newer.vbuckets
+            await self.membership.release(change.hand_over)
+            assignment = newer
+
+
+def all_of(*readers: FollowingReader) -> list[int]:
+    """What they read, in order; with one that two of them read in it twice."""
+    return sorted(vbucket for reader in readers for vbucket in reader.reading)
+
+
+# --- coming and going ---------------------------------------------------------------------------------------------
+
+
+def test_members_share_and_hand_back_when_they_leave(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            reader = FollowingReader(ada)
+            await asyncio.sleep(1)
+            assert len(reader.reading) == 6
+            async with joined(bea := group("bea"), document.bucket()):
+                other = FollowingReader(bea)
+                await asyncio.sleep(2 * INTERVAL_S)
+                assert len(reader.reading) == len(other.reading) == 3
+                assert all_of(reader, other) == list(range(6))
+            assert document.members() == ["ada"]
+            await asyncio.sleep(INTERVAL_S + 1)
+            assert len(reader.reading) == 6
+        await reader.task
+        await other.task
+        assert document.members() == []
+        assert reader.reading == frozenset()
+        assert all(port.is_closed for port in document.ports)
+
+    run(scenario())
+
+
+def test_a_member_that_is_gone_without_a_word_is_taken_over(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        await ada.start(document.bucket())
+        async with joined(bea := group("bea"), document.bucket()):
+            reader = FollowingReader(bea)
+            await asyncio.sleep(1)
+            document.ports[0].is_silent = True
+            await asyncio.sleep(LEASE_S)
+            assert not ada.current().vbuckets
+            assert not reader.reading
+            await asyncio.sleep(MARGIN_S + INTERVAL_S)
+            assert len(reader.reading) == 6
+        await ada.stop()
+
+    run(scenario())
+
+
+def test_a_release_is_written_at_once_also_after_trouble(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            document.ports[0].failure = UNREACHABLE
+            await asyncio.sleep(INTERVAL_S + 4)
+            document.ports[0].failure = None
+            await asyncio.sleep(1)
+            async with joined(group("bea"), document.bucket()):
+                moved = await ada.assignment_changed(ada.current())
+                await asyncio.sleep(5 * ANSWER_S)
+                assert document.decoded().owners.count(None) == 0
+                await ada.release(moved.to_release)
+                await asyncio.sleep(5 * ANSWER_S)
+                assert document.decoded().owners.count(None) == 3
+
+    run(scenario())
+
+
+def test_assignments_are_given_one_after_the_other(document: MemoryDocument) -> None:
+    async def scenario() -> list[int]:
+        counts = []
+        ada, bea = group("ada"), group("bea")
+        await ada.start(document.bucket())
+        async for assignment in assignments(ada):
+            counts.append(len(assignment.vbuckets))
+            if assignment.to_release:
+                await ada.release(assignment.to_release)
+                await ada.stop()
+            elif not assignment.is_last:
+                await bea.start(document.bucket())
+        await bea.stop()
+        return counts
+
+    assert run(scenario()) == [6, 3, 0]
+
+
+def test_the_document_has_the_name_of_the_group_and_is_in_the_collection_that_was_named(
+    document: MemoryDocument,
+) -> None:
+    async def scenario() -> None:
+        async with joined(group(name="invoices", collection="ops.groups"), document.bucket()):
+            pass
+
+    run(scenario())
+    assert document.asked_for == [(b"_headwater:group:invoices", "ops.groups")]
+
+
+def test_without_a_member_id_there_is_a_new_one_every_time() -> None:
+    assert group().member_id != group().member_id
+    assert repr(group("ada")) == "LeaseGroup('g', 'ada')"
+
+
+def test_writes_that_others_were_faster_with_are_tried_again(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        starting = asyncio.create_task(ada.start(document.bucket()))
+        await asyncio.sleep(0)
+        document.ports[0].races = 5
+        assert len((await starting).vbuckets) == 6
+        for _ in range(20):
+            document.ports[0].races = 2
+            await asyncio.sleep(INTERVAL_S)
+        assert len(ada.current().vbuckets) == 6
+        assert ada.current().number == 2, "the lease has never been lost"
+        await ada.stop()
+
+    run(scenario())
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+UNREACHABLE = HostUnreachable("nobody is there", hint="Wait")
+DENIED = AccessDenied(Status.EACCESS, "you may not")
+
+
+def test_a_document_that_is_out_of_reach_for_a_while_costs_the_lease_and_no_more(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            reader = FollowingReader(ada)
+            document.ports[0].failure = UNREACHABLE
+            await asyncio.sleep(INTERVAL_S + 1)
+            assert ada.last_failure is UNREACHABLE
+            assert len(reader.reading) == 6, "the lease is still good"
+            calls = document.ports[0].calls
+            await asyncio.sleep(LEASE_S)
+            assert not reader.reading
+            assert document.ports[0].calls - calls < 50, "a server that is down is asked again and again"
+            document.ports[0].failure = None
+            await asyncio.sleep(INTERVAL_S)
+            assert len(reader.reading) == 6
+            assert ada.last_failure is None
+
+    run(scenario())
+
+
+def test_what_is_refused_for_now_is_tried_again(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            document.ports[0].failure = TemporaryFailure(Status.ETMPFAIL)
+            await asyncio.sleep(INTERVAL_S + 1)
+            document.ports[0].failure = None
+            await asyncio.sleep(LEASE_S)
+            assert len(ada.current().vbuckets) == 6
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("error", [UNREACHABLE, DENIED], ids=["unreachable", "denied"])
+def test_what_is_in_the_way_of_joining_is_raised(document: MemoryDocument, error: HeadwaterError) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        starting = asyncio.create_task(ada.start(document.bucket()))
+        await asyncio.sleep(0)
+        document.ports[0].failure = error
+        with pytest.raises(type(error)):
+            await starting
+        assert document.ports[0].is_closed
+        await ada.stop()
+
+    run(scenario())
+
+
+async def failure_of(membership: LeaseGroup) -> HeadwaterError:
+    """What a reader gets that follows its assignments."""
+    reader = FollowingReader(membership)
+    with pytest.raises(HeadwaterError) as caught:
+        await reader.task
+    assert not reader.reading, "it was told to stop before it was told why"
+    return caught.value
+
+
+def test_a_document_that_stays_out_of_reach_fails_the_membership(document: MemoryDocument) -> None:
+    async def scenario() -> float:
+        async with joined(ada := group("ada"), document.bucket()):
+            began_s = virtual_clock_s()
+            document.ports[0].failure = UNREACHABLE
+            assert await failure_of(ada) is UNREACHABLE
+            failed_s = virtual_clock_s()
+        return failed_s - began_s
+
+    assert GIVE_UP_AFTER_S <= run(scenario()) < GIVE_UP_AFTER_S + 2 * INTERVAL_S
+
+
+def test_the_time_to_give_up_is_counted_from_the_last_success(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            for failure in (UNREACHABLE, None) * 4:
+                document.ports[0].failure = failure
+                await asyncio.sleep(GIVE_UP_AFTER_S / 2)
+            assert len(ada.current().vbuckets) == 6
+
+    run(scenario())
+
+
+def test_what_will_never_be_better_fails_the_membership_at_once(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            document.ports[0].failure = DENIED
+            denied_s = virtual_clock_s()
+            assert await failure_of(ada) is DENIED
+            assert virtual_clock_s() <= denied_s + INTERVAL_S + 1
+            with pytest.raises(AccessDenied):
+                await ada.assignment_changed(ada.current())
+        assert ada.current().is_last
+
+    run(scenario())
+
+
+def test_a_document_that_somebody_has_spoiled_is_left_alone(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            document.value, document.cas = b"{}", document.cas + 1
+            assert isinstance(await failure_of(ada), GroupDocumentInvalid)
+        assert document.value == b"{}"
+
+    run(scenario())
+
+
+def test_a_fault_of_our_own_reaches_the_reader(document: MemoryDocument, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with joined(ada := group("ada"), document.bucket()):
+            monkeypatch.setattr(document.ports[0], "read", None)
+            reader = FollowingReader(ada)
+            with pytest.raises(TypeError):
+                await reader.task
+            assert not reader.reading
+
+    run(scenario())
+
+
+def test_who_comes_later_by_the_same_id_stays(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada, again = group("ada"), group("ada")
+        async with joined(ada, document.bucket()), joined(again, document.bucket()):
+            reader = FollowingReader(again)
+            error = await failure_of(ada)
+            assert isinstance(error, MemberReplaced)
+            assert "'ada'" in error.reason
+            await asyncio.sleep(INTERVAL_S)
+            assert len(reader.reading) == 6
+
+    run(scenario())
+
+
+# --- stopping -----------------------------------------------------------------------------------------------------
+
+
+def test_stopping_waits_for_a_limited_time_only(document: MemoryDocument) -> None:
+    async def scenario() -> float:
+        ada = group("ada")
+        await ada.start(document.bucket())
+        document.ports[0].is_silent = True
+        began_s = virtual_clock_s()
+        await ada.stop()
+        assert document.ports[0].is_closed
+        await ada.stop()
+        return virtual_clock_s() - began_s
+
+    assert run(scenario()) == pytest.approx(LEAVE_S_MAX)
+    assert document.members() == ["ada"], "its lease runs out by itself"
+
+
+def test_stopping_is_tried_again_where_the_document_is_out_of_reach(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        await ada.start(document.bucket())
+        document.ports[0].failure = UNREACHABLE
+        stopping = asyncio.create_task(ada.stop())
+        await asyncio.sleep(1)
+        assert not ada.current().vbuckets
+        document.ports[0].failure = None
+        await stopping
+
+    run(scenario())
+    assert document.members() == []
+
+
+def test_who_waits_is_told_of_the_end(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        known = await ada.start(document.bucket())
+        waiting = asyncio.create_task(ada.assignment_changed(known))
+        await ada.stop()
+        assert not (await waiting).vbuckets
+        last = ada.current()
+        assert last.is_last
+        with pytest.raises(LocalProtocolError, match="has ended"):
+            await ada.assignment_changed(last)
+
+    run(scenario())
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_open(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        starting = asyncio.create_task(ada.start(document.bucket()))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert document.ports[0].is_closed
+        assert ada.current().is_last
+
+    run(scenario())
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_too_early_or_twice_is_refused(document: MemoryDocument) -> None:
+    async def scenario() -> None:
+        ada = group("ada")
+        for call in (ada.current, lambda: asyncio.ensure_future(ada.stop())):
+            with pytest.raises(LocalProtocolError, match="not been started"):
+                await call()
+        async with joined(ada, document.bucket()):
+            with pytest.raises(LocalProtocolError, match="started before"):
+                await ada.start(document.bucket())
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\nb", "\0"])
+def test_names_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="no name for a group"):
+        group(name=name)
+    with pytest.raises(InvalidInput, match="no name for a member"):
+        group(name)
+
+
+def test_a_name_that_makes_the_key_too_long_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=re.escape("a key of 317 bytes")):
+        group(name="€" * 100)
+
+
+def test_the_clock_goes_on() -> None:
+    first_s = lease_clock_s()
+    assert lease_clock_s() >= first_s

@@ -1,0 +1,271 @@
+"""Bootstrapping from any of several hosts, and what is said if none will do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from handshake_peer import PASSWORD, USER, Peer, refused
+from peer_server import Talk, answering, answering_http, down, hanging_up, http_answer, saying, serving, silent
+
+from headwater.client.bootstrap import Bootstrap, bootstrap
+from headwater.client.client_settings import ClientSettings
+from headwater.client.cluster_map import Network
+from headwater.client.connection_string import Address, BootstrapBy
+from headwater.client.kv_connection import Timeouts
+from headwater.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BadMagic,
+    HeadwaterError,
+    HostUnreachable,
+    MalformedJson,
+    NoAnswer,
+    NotSupported,
+    TemporaryFailure,
+    UnknownBucket,
+    WrongProtocol,
+)
+from headwater.protocol.messages.session import GetClusterConfig, SelectBucket
+from headwater.protocol.status import Status
+from node_process import PASSWORD as NODE_PASSWORD
+from node_process import USER as NODE_USER
+from node_process import StartNode
+
+TERSE = "/pools/default/b/travel"
+
+
+def config(*, rows: list[list[int]] | None = None, port: int = 11210) -> bytes:
+    nodes = [
+        {
+            "services": {"kv": port + at, "mgmt": 8091 + at},
+            "hostname": f"inside{at}",
+            "alternateAddresses": {"external": {"hostname": "127.0.0.1", "ports": {"kv": port + at}}},
+        }
+        for at in range(3)
+    ]
+    servers = [f"inside{at}:{port + at}" for at in range(3)]
+    rows = [[0, 1], [1, 2], [2, 0]] if rows is None else rows
+    return json.dumps(
+        {
+            "rev": 5,
+            "name": "travel",
+            "uuid": "u-1",
+            "nodesExt": nodes,
+            "vBucketServerMap": {"serverList": servers, "vBucketMap": rows},
+        }
+    ).encode()
+
+
+CONFIG = config()
+
+
+def good() -> Peer:
+    return Peer(config=CONFIG)
+
+
+def without_bucket() -> Peer:
+    return Peer(config=CONFIG, bucket="other")
+
+
+def refusing(status: Status) -> Talk:
+    def new_peer() -> Peer:
+        peer = Peer(config=CONFIG)
+        peer.replace[SelectBucket] = lambda request: refused(request, status)
+        return peer
+
+    return answering(new_peer)
+
+
+@pytest.fixture
+def hosts() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def serve(hosts: ExitStack, *talks: Talk | None) -> list[Address]:
+    """Hosts that talk, and hosts that are down where it says None."""
+    return [down() if talk is None else hosts.enter_context(serving(talk)) for talk in talks]
+
+
+def settings(addresses: list[Address], query: str = "", **options: Any) -> ClientSettings:
+    options = {"user": USER, "password": PASSWORD, **options}
+    where = ",".join(str(address) for address in addresses)
+    return ClientSettings.make(f"couchbase://{where}/travel{query}", **options)
+
+
+def failure(addresses: list[Address], query: str = "", **options: Any) -> HeadwaterError:
+    with pytest.raises(HeadwaterError) as raised:
+        bootstrap(settings(addresses, query, **options))
+    assert raised.value.hint
+    return raised.value
+
+
+# --- real nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_real_node_by_both_ways(start_node: StartNode) -> None:
+    node = start_node("--bucket", "travel", "--vbuckets", "4")
+    login = {"user": NODE_USER, "password": NODE_PASSWORD}
+    host, _, port = node.http_url.partition("://")[2].rpartition(":")
+    by_kv = bootstrap(settings([down(), node.address], **login))
+    by_http = bootstrap(settings([down(), Address(host, int(port))], "?bootstrap=http", **login))
+    assert (by_kv.by, by_http.by) == (BootstrapBy.KV, BootstrapBy.HTTP)
+    assert by_kv.cluster_map == by_http.cluster_map
+    assert by_kv.cluster_map.vbuckets == 4
+    assert by_kv.bucket_uuid == by_http.bucket_uuid != ""
+    assert by_kv.asked == by_kv.cluster_map.nodes[0] == node.address
+    assert pickle.loads(pickle.dumps(by_kv)) == by_kv
+
+
+# --- which host ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_host_that_answers_is_taken(hosts: ExitStack) -> None:
+    other = answering(lambda: Peer(config=config(rows=[[0]])))
+    first, second = serve(hosts, answering(good), other)
+    assert bootstrap(settings([first, second])).asked == first
+    assert bootstrap(settings([second, first])).asked == second
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        hanging_up,
+        saying(b"nonsense"),
+        saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        answering(without_bucket),
+        refusing(Status.ETMPFAIL),
+        refusing(Status.EACCESS),
+        answering(lambda: Peer(config=b"{}")),
+        answering(lambda: Peer(config=config(rows=[]))),
+    ],
+    ids=["down", "hangs up", "nonsense", "http", "no bucket", "busy", "no access", "no config", "being made"],
+)
+def test_a_host_that_will_not_do_is_skipped(hosts: ExitStack, bad: Talk | None) -> None:
+    addresses = serve(hosts, bad, answering(good), bad)
+    found = bootstrap(settings(addresses))
+    assert found.asked == addresses[1]
+    assert found.bucket_uuid == "u-1"
+
+
+def test_a_silent_host_is_skipped(hosts: ExitStack) -> None:
+    addresses = serve(hosts, silent, answering(good))
+    quick = Timeouts(connect_s=5.0, answer_s=1.0)
+    assert bootstrap(settings(addresses, timeouts=quick)).asked == addresses[1]
+
+
+def test_hosts_of_both_kinds(hosts: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the hosts has the port of a cluster manager, as far as the connection string goes."""
+    by_http, by_kv = serve(hosts, answering_http({TERSE: http_answer(CONFIG)}, []), answering(good))
+    monkeypatch.setattr("headwater.client.connection_string.HTTP_PORT", by_http.port)
+    assert bootstrap(settings([by_http, by_kv])).by is BootstrapBy.HTTP
+    assert bootstrap(settings([by_kv, by_http])).by is BootstrapBy.KV
+    assert bootstrap(settings([down(), by_http])).by is BootstrapBy.HTTP
+
+
+# --- which network ------------------------------------------------------------------------------------------------
+
+
+def test_the_network_over_the_key_value_protocol(hosts: ExitStack) -> None:
+    told = [CONFIG]
+    (address,) = serve(hosts, answering(lambda: Peer(config=told[0])))
+
+    def nodes(query: str, config: bytes) -> tuple[list[str], Network]:
+        told[0] = config
+        found = bootstrap(settings([address], query)).cluster_map
+        return [node.host for node in found.nodes], found.network
+
+    inside, outside = [f"inside{at}" for at in range(3)], ["127.0.0.1"] * 3
+    knows_us = config(port=address.port)
+    assert nodes("", CONFIG) == (inside, Network.DEFAULT)
+    assert nodes("", knows_us) == (outside, Network.EXTERNAL)
+    assert nodes("?network=auto", knows_us) == (outside, Network.EXTERNAL)
+    assert nodes("?network=default", knows_us) == (inside, Network.DEFAULT)
+    assert nodes("?network=external", CONFIG) == (outside, Network.EXTERNAL)
+
+
+# --- none will do -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("talk", "kind", "words"),
+    [
+        (answering(without_bucket), UnknownBucket, "there is no bucket 'travel'"),
+        (refusing(Status.EACCESS), AccessDenied, "may not use it"),
+        (refusing(Status.ETMPFAIL), TemporaryFailure, "ETMPFAIL"),
+        (saying(b"nonsense"), BadMagic, "not a magic byte"),
+        (saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"), WrongProtocol, "answers in HTTP"),
+        (answering(lambda: Peer(config=b"[]")), MalformedJson, "not an object"),
+    ],
+    ids=["no bucket", "no access", "busy", "nonsense", "http", "no config"],
+)
+def test_what_one_host_says_is_not_hidden_by_others_that_are_down(
+    hosts: ExitStack, talk: Talk, kind: type[HeadwaterError], words: str, place: int
+) -> None:
+    talks: list[Talk | None] = [None, None]
+    talks.insert(place, talk)
+    addresses = serve(hosts, *talks)
+    error = failure(addresses)
+    assert type(error) is kind
+    assert error.reason.startswith("no host can be used: ")
+    assert words in error.reason
+    assert error.reason.count("can't be reached: Connection refused") == 2
+    assert all(str(address) in error.reason for address in addresses)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_wrong_password_is_told_and_not_tried_again(hosts: ExitStack, place: int) -> None:
+    asked: list[Peer] = []
+
+    def new_peer() -> Peer:
+        asked.append(good())
+        return asked[-1]
+
+    talks: list[Talk | None] = [None, answering(new_peer)]
+    talks.insert(place, answering(new_peer))
+    error = failure(serve(hosts, *talks), password="wrong")
+    assert type(error) is AuthenticationFailed
+    assert "the user or the password is wrong" in error.reason
+    assert "127.0.0.1:" in error.reason
+    assert len(asked) == 1
+
+
+def test_all_hosts_are_down() -> None:
+    addresses = [down(), down()]
+    error = failure(addresses)
+    assert type(error) is HostUnreachable
+    assert error.reason.startswith("no host can be reached: ")
+    assert all(f"{address} can't be reached: Connection refused" in error.reason for address in addresses)
+
+
+def test_one_host_that_is_silent(hosts: ExitStack) -> None:
+    (address,) = serve(hosts, silent)
+    error = failure([address], timeouts=Timeouts(answer_s=0.2))
+    assert type(error) is NoAnswer
+    assert error.reason == f"{address} has not answered for 0.2 seconds"
+
+
+def test_a_server_outside_a_cluster(hosts: ExitStack) -> None:
+    def new_peer() -> Peer:
+        peer = Peer()
+        peer.replace[GetClusterConfig] = lambda request: refused(request, Status.KEY_ENOENT)
+        return peer
+
+    (address,) = serve(hosts, answering(new_peer))
+    error = failure([address])
+    assert type(error) is NotSupported
+    assert "has no cluster config" in error.reason
+
+
+def test_what_comes_out_of_it_is_a_bootstrap(hosts: ExitStack) -> None:
+    (address,) = serve(hosts, answering(good))
+    found = bootstrap(settings([address]))
+    assert isinstance(found, Bootstrap)
+    assert [found.cluster_map.active_node(vbucket) for vbucket in range(3)] == [0, 1, 2]

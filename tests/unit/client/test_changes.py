@@ -1,0 +1,278 @@
+"""Typed changes: what they are like to a Python programmer, and their JSON form."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from headwater.client.batches import OPS, build_batch
+from headwater.client.changes import (
+    ROWS_AT_A_TIME,
+    Change,
+    CollectionCreated,
+    CollectionDropped,
+    CollectionModified,
+    Deletion,
+    DocumentChange,
+    Expiration,
+    Mutation,
+    Rollback,
+    ScopeCreated,
+    ScopeDropped,
+    changes_of,
+)
+from headwater.client.collection_names import CollectionNames
+from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
+from headwater.errors import LocalProtocolError
+from headwater.protocol import system_events
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages import dcp_changes
+from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, ScopeId, Seqno, VBucketId, Vbuuid
+
+GARDEN = Manifest().with_scope("garden").with_collection("garden", "fruit")  # 8 and 9
+PLACE: dict[str, Any] = {"vbucket": VBucketId(7), "vbuuid": Vbuuid(0xAB)}
+SNAPSHOT: dict[str, Any] = {"snapshot_start": Seqno(1), "snapshot_end": Seqno(5)}
+
+APPLE = Mutation(
+    **PLACE,
+    **SNAPSHOT,
+    seqno=Seqno(3),
+    rev=2,
+    scope="garden",
+    collection="fruit",
+    collection_id=CollectionId(9),
+    key="äpple",
+    value=b'{"colour":"red"}',
+    datatype=Datatype.JSON,
+    flags=6,
+    expiry=1_900_000_000,
+    cas=Cas(1_794_715_140_654_366_720),
+)
+
+
+def read(*pieces: Piece, xattrs: bool = False) -> list[Change]:
+    return list(changes_of(build_batch(pieces, CollectionNames(GARDEN), collections=True, xattrs=xattrs)))
+
+
+def run(*messages: dcp_changes.Mutation | dcp_changes.Deletion | dcp_changes.Expiration) -> ChangeRun:
+    return ChangeRun(**PLACE, **SNAPSHOT, rows=len(messages), data=b"".join(message.encode() for message in messages))
+
+
+def sent(key: bytes = "äpple".encode(), number: int = 3) -> dcp_changes.Mutation:
+    return dcp_changes.Mutation(
+        vbucket=VBucketId(7),
+        cas=APPLE.cas,
+        datatype=Datatype.JSON,
+        seqno=Seqno(number),
+        rev_seqno=2,
+        flags=6,
+        expiry=1_900_000_000,
+        collection_id=CollectionId(9),
+        key=key,
+        value=APPLE.value,
+    )
+
+
+# --- out of batches -----------------------------------------------------------------------------------------------
+
+
+def test_changes_of_documents() -> None:
+    removal: dict[str, Any] = {
+        "vbucket": VBucketId(7), "seqno": Seqno(4), "rev_seqno": 3, "collection_id": CollectionId(9), "key": b"k",
+    }  # fmt: skip
+    changes = read(run(sent(), dcp_changes.Deletion(**removal), dcp_changes.Expiration(**removal, delete_time=8)))
+    deletion = Deletion(
+        **PLACE,
+        **SNAPSHOT,
+        seqno=Seqno(4),
+        rev=3,
+        scope="garden",
+        collection="fruit",
+        collection_id=CollectionId(9),
+        key="k",
+        value=None,
+        datatype=Datatype.RAW,
+        flags=0,
+        expiry=0,
+        cas=Cas(0),
+    )
+    expiration = Expiration(
+        **{**{field.name: getattr(deletion, field.name) for field in fields(deletion)}, "expiry": 8}
+    )
+    assert changes == [APPLE, deletion, expiration]
+    assert [type(change.datatype) for change in changes if isinstance(change, DocumentChange)] == [Datatype] * 3
+
+
+def test_events_and_rollbacks_among_them() -> None:
+    scope: dict[str, Any] = {"manifest_uid": ManifestUid(5), "scope_id": ScopeId(8)}
+    collection: dict[str, Any] = {**scope, "collection_id": CollectionId(9)}
+    told: list[system_events.Event] = [
+        system_events.CollectionCreated(**collection, name="fruit"),
+        system_events.CollectionModified(**collection, name="fruit", history=True),
+        system_events.CollectionDropped(**collection),
+        system_events.ScopeCreated(**scope, name="garden"),
+        system_events.ScopeDropped(**scope),
+    ]
+    pieces = [EventPiece(**PLACE, **SNAPSHOT, seqno=Seqno(2), event=event) for event in told]
+    numbers: dict[str, Any] = {
+        "vbucket": VBucketId(7), "seqno": Seqno(2), "from_seqno": Seqno(9),
+        "old_vbuuid": Vbuuid(1), "new_vbuuid": Vbuuid(2**64 - 1),
+    }  # fmt: skip
+    changes = read(pieces[0], run(sent()), *pieces[1:], RollbackPiece(**numbers), run(sent()))
+    of_scope: dict[str, Any] = {**PLACE, **SNAPSHOT, "seqno": Seqno(2), "scope": "garden"}
+    of_collection: dict[str, Any] = {**of_scope, "collection": "fruit", "collection_id": CollectionId(9)}
+    assert changes == [
+        CollectionCreated(**of_collection),
+        APPLE,
+        CollectionModified(**of_collection),
+        CollectionDropped(**of_collection),
+        ScopeCreated(**of_scope),
+        ScopeDropped(**of_scope),
+        Rollback(**numbers),
+        APPLE,
+    ]
+    assert {change.op for change in changes} | {"deletion", "expiration"} == set(OPS)
+
+
+def test_many_changes_keep_their_order() -> None:
+    count = 2 * ROWS_AT_A_TIME + 7
+    changes = read(run(*(sent(number=number) for number in range(count))))
+    assert [change.seqno for change in changes] == list(range(count))
+    assert changes[-1] == replace(APPLE, seqno=Seqno(count - 1))
+
+
+def test_attributes_are_a_dictionary_where_they_were_asked_for() -> None:
+    value = b"\0\0\0\x09\0\0\0\x05_a\x001\x00{}"
+    with_xattrs = replace(sent(), value=value, datatype=Datatype.XATTR)
+    first, second = read(run(with_xattrs, sent()), xattrs=True)
+    assert isinstance(first, Mutation)
+    assert (first.xattrs, first.value) == ({"_a": b"1"}, b"{}")
+    assert isinstance(second, Mutation)
+    assert second.xattrs is None
+    assert read(run(with_xattrs)) == [replace(first, xattrs=None)]
+
+
+def test_a_key_that_is_not_utf_8_can_be_had_as_it_was_sent() -> None:
+    odd, sound = read(run(sent(b"\xff\xc3k"), sent()))
+    assert isinstance(odd, Mutation)
+    assert odd.key == "\udcff\udcc3k"
+    assert odd.key_bytes == b"\xff\xc3k"
+    assert sound == APPLE
+    assert APPLE.key_bytes == "äpple".encode()
+
+
+# --- as Python objects --------------------------------------------------------------------------------------------
+
+
+def test_changes_can_not_be_changed_and_can_be_kept() -> None:
+    (change,) = read(run(sent()))
+    with pytest.raises(FrozenInstanceError):
+        change.seqno = Seqno(1)  # type: ignore[misc]
+    assert not hasattr(change, "__dict__")
+    assert pickle.loads(pickle.dumps(change)) == change
+    assert len({change, APPLE, replace(APPLE, xattrs={"a": b"1"})}) == 2
+    assert repr(change).startswith("Mutation(vbucket=7, vbuuid=171, seqno=3, ")
+
+
+def test_the_time_of_a_change_is_in_its_cas() -> None:
+    assert APPLE.changed_at == datetime(2026, 11, 15, 3, 59, 0, 654366, tzinfo=UTC)
+    assert replace(APPLE, cas=Cas(APPLE.cas | 0xFFFF)).changed_at == APPLE.changed_at
+    assert replace(APPLE, cas=Cas(0)).changed_at is None
+    latest = replace(APPLE, cas=Cas(2**64 - 1)).changed_at
+    assert latest is not None
+    assert latest.year == 2554
+
+
+def test_json_values() -> None:
+    assert APPLE.is_json
+    assert APPLE.json() == {"colour": "red"}
+    assert replace(APPLE, value=b"1", datatype=Datatype.RAW).json() == 1
+    members = {field.name: getattr(APPLE, field.name) for field in fields(APPLE)}
+    assert Deletion(**{**members, "value": None}).json() is None
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"NaN", b"1\x000\x00", b"[" * 100_000, b"1" * 5_000])
+def test_what_is_not_json_is_told_apart(value: bytes) -> None:
+    change = replace(APPLE, value=value)
+    with pytest.raises(LocalProtocolError, match="the value of 'äpple' can't be read as JSON") as raised:
+        change.json()
+    assert "is_json" in raised.value.hint
+    assert "value" not in change.to_dict()
+
+
+# --- the JSON form ------------------------------------------------------------------------------------------------
+
+
+def test_the_json_form_of_a_document() -> None:
+    assert json.loads(json.dumps(APPLE.to_dict())) == {
+        "op": "mutation",
+        "vbucket": 7,
+        "vbuuid": 0xAB,
+        "seqno": 3,
+        "rev": 2,
+        "scope": "garden",
+        "collection": "fruit",
+        "collection_id": 9,
+        "key": "äpple",
+        "value": {"colour": "red"},
+        "flags": 6,
+        "expiry": 1_900_000_000,
+        "cas": 1_794_715_140_654_366_720,
+        "changed_at": "2026-11-15T03:59:00.654366+00:00",
+        "snapshot_start": 1,
+        "snapshot_end": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "members", "missing"),
+    [
+        ({"value": b"\xff"}, {"value_base64": "/w=="}, {"value"}),
+        ({"value": b"1", "datatype": Datatype.RAW}, {"value_base64": "MQ=="}, {"value"}),
+        ({"value": None}, {"value": None}, {"value_base64"}),
+        ({"key": "\udcff"}, {"key_base64": "/w=="}, {"key"}),
+        ({"cas": 0}, {"changed_at": None}, set()),
+        ({"xattrs": {}}, {"xattrs": {}}, {"xattrs_base64"}),
+        ({"xattrs": {"a": b"[1]", "b": b"?"}}, {"xattrs": {"a": [1]}, "xattrs_base64": {"b": "Pw=="}}, set()),
+    ],
+)
+def test_what_can_not_stand_in_json_is_base64(
+    changed: dict[str, Any], members: dict[str, Any], missing: set[str]
+) -> None:
+    form = replace(APPLE, **changed).to_dict()
+    assert {name: form[name] for name in members} == members
+    assert not missing & form.keys()
+
+
+def test_the_json_form_of_events_and_rollbacks() -> None:
+    dropped = CollectionDropped(
+        **PLACE, **SNAPSHOT, seqno=Seqno(2), scope=None, collection="fruit", collection_id=CollectionId(9)
+    )
+    assert dropped.to_dict() == {
+        "op": "collection_dropped",
+        "vbucket": 7,
+        "vbuuid": 0xAB,
+        "seqno": 2,
+        "scope": None,
+        "snapshot_start": 1,
+        "snapshot_end": 5,
+        "collection": "fruit",
+        "collection_id": 9,
+    }
+    rollback = Rollback(
+        vbucket=VBucketId(7), seqno=Seqno(2), from_seqno=Seqno(9), old_vbuuid=Vbuuid(1), new_vbuuid=Vbuuid(2)
+    )
+    assert rollback.to_dict() == {
+        "op": "rollback",
+        "vbucket": 7,
+        "seqno": 2,
+        "from_seqno": 9,
+        "old_vbuuid": 1,
+        "new_vbuuid": 2,
+    }

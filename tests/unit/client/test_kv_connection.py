@@ -1,0 +1,491 @@
+"""Key-value connections over real sockets: to servers as they should be, and to everything else that may listen."""
+
+from __future__ import annotations
+
+import gc
+import random
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handshake_peer import CONFIG, PASSWORD, USER, Peer, ok, refused
+from peer_server import answering, down, dripping, hanging_up, saying, serving, silent
+
+from certificates import self_signed
+from headwater.client.client_settings import ClientSettings
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import KvConnection, Timeouts, is_loopback
+from headwater.client.tls_settings import TlsSettings
+from headwater.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BadMagic,
+    ConnectionClosed,
+    ConnectionFailed,
+    HeadwaterError,
+    HostUnreachable,
+    NoAnswer,
+    NotMyVBucket,
+    RemoteProtocolError,
+    TlsFailed,
+    UnexpectedMessage,
+    UnknownBucket,
+    WrongProtocol,
+)
+from headwater.protocol.frames import decode_frames
+from headwater.protocol.messages import Request, decode_message
+from headwater.protocol.messages.documents import Get
+from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Noop, SaslAuth
+from headwater.protocol.sasl import Mechanism
+from headwater.protocol.status import Status
+from node_process import PASSWORD as NODE_PASSWORD
+from node_process import USER as NODE_USER
+from node_process import StartNode
+
+QUICK = Timeouts(connect_s=5.0, answer_s=0.2)
+PATIENT = Timeouts()
+
+
+def settings(
+    address: Address, bucket: str = "travel", *, tls: TlsSettings | None = None, **options: Any
+) -> ClientSettings:
+    scheme = "couchbase" if tls is None else "couchbases"
+    options = {"user": USER, "password": PASSWORD, **options}
+    return ClientSettings.make(f"{scheme}://{address}/{bucket}", tls=tls, **options)
+
+
+def connect(address: Address, bucket: str = "travel", **options: Any) -> KvConnection:
+    return KvConnection.open(address, settings(address, bucket, **options).login())
+
+
+def failure(address: Address, bucket: str = "travel", **options: Any) -> HeadwaterError:
+    with pytest.raises(HeadwaterError) as raised:
+        connect(address, bucket, **options)
+    assert raised.value.hint
+    assert PASSWORD not in str(raised.value)
+    return raised.value
+
+
+# --- it works -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", [None, *Mechanism])
+def test_a_connection_that_is_ready(mechanism: Mechanism | None) -> None:
+    with serving(answering(Peer)) as address, connect(address, mechanism=mechanism) as connection:
+        assert connection.outcome.cluster_config == CONFIG
+        assert connection.outcome.mechanism is (mechanism or Mechanism.SCRAM_SHA512)
+        assert connection.buffered_bytes == 0
+        assert connection.sock.gettimeout() == PATIENT.answer_s
+
+
+def test_a_real_node(start_node: StartNode) -> None:
+    node = start_node()
+    login = {"user": NODE_USER, "password": NODE_PASSWORD}
+    for mechanism in Mechanism:
+        with connect(node.address, "default", mechanism=mechanism, **login) as connection:
+            assert connection.outcome.mechanism is mechanism
+            connection.request(Noop())
+            assert b"vBucketServerMap" in connection.request(GetClusterConfig()).value  # type: ignore[attr-defined]
+    assert type(failure(node.address, "default", user=NODE_USER, password="wrong")) is AuthenticationFailed
+    assert type(failure(node.address, "other", **login)) is AccessDenied
+    unknown = failure(node.address, "default", user=None, password=None)
+    assert type(unknown) is AccessDenied
+    assert "nobody has logged in" in unknown.reason
+
+
+@pytest.mark.parametrize(
+    ("tls", "is_loopback", "mechanism", "is_sent"),
+    [
+        (None, False, None, False),
+        (None, False, "PLAIN", True),
+        (None, True, None, True),
+        (TlsSettings(), False, None, True),
+    ],
+)
+def test_where_a_password_may_be_sent_in_clear(
+    tls: TlsSettings | None, is_loopback: bool, mechanism: str | None, is_sent: bool
+) -> None:
+    peer = Peer(mechanisms="PLAIN")
+    login = settings(Address("h", 1), tls=tls, mechanism=mechanism).login()
+    handshake = login.handshake(is_loopback=is_loopback)
+    with nullcontext() if is_sent else pytest.raises(AuthenticationFailed):
+        while data := handshake.data_to_send():
+            handshake.receive_data(peer.receive_data(data))
+    assert (handshake.outcome is not None) is is_sent
+    assert any(isinstance(request, SaslAuth) for request in peer.seen) is is_sent
+
+
+def test_every_handshake_has_a_nonce_of_its_own() -> None:
+    drawn = iter([b"a" * 18, b"b" * 18])
+    login = replace(settings(Address("h", 1)).login(), random_bytes=lambda count: next(drawn)[:count])
+    firsts = []
+    for _ in range(2):
+        handshake, peer = login.handshake(is_loopback=True), Peer()
+        for _ in range(2):
+            handshake.receive_data(peer.receive_data(handshake.data_to_send()))
+        firsts.append(peer.seen[2])
+    assert all(isinstance(first, SaslAuth) for first in firsts)
+    assert firsts[0] != firsts[1]
+
+
+def test_what_comes_behind_the_handshake_is_not_lost() -> None:
+    """A notification and the answer to a request that is made later: all in one piece, with the last answer."""
+    noop = Noop(opaque=99)
+
+    def talk(sock: socket.socket) -> None:
+        peer = Peer()
+        while data := sock.recv(1 << 16):
+            answers = peer.receive_data(data)
+            if isinstance(peer.seen[-1], GetClusterConfig):
+                answers += ClustermapChangeNotification(epoch=1, revision=2).encode() + ok(noop).encode()
+            sock.sendall(answers)
+            if isinstance(peer.seen[-1], GetClusterConfig):
+                break
+        sock.recv(1 << 16)
+
+    with serving(talk) as address, connect(address) as connection:
+        assert connection.buffered_bytes > 0
+        assert connection.request(noop) == ok(noop)
+        assert connection.buffered_bytes == 0
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def replying(reply: Callable[[Request], bytes]) -> Callable[[socket.socket], None]:
+    """Shakes hands, then answers one request."""
+
+    def talk(sock: socket.socket) -> None:
+        peer = Peer()
+        while not (peer.seen and isinstance(peer.seen[-1], GetClusterConfig)):
+            sock.sendall(peer.receive_data(sock.recv(1 << 16)))
+        (frame,) = decode_frames(sock.recv(1 << 16))
+        request = decode_message(frame)
+        assert isinstance(request, Request)
+        sock.sendall(reply(request))
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "reason"),
+    [
+        (lambda request: ok(Get(key=b"k")).encode(), UnexpectedMessage, "GET, where the answer to Noop was due"),
+        (lambda request: ok(Noop(opaque=8)).encode(), UnexpectedMessage, "NOOP, where"),
+        (lambda request: ok(request).encode()[:20], ConnectionClosed, "has closed the connection"),
+        (lambda request: b"nonsense", BadMagic, "not a magic byte"),
+    ],
+)
+def test_answers_that_are_none(reply: Callable[[Request], bytes], kind: type[HeadwaterError], reason: str) -> None:
+    with serving(replying(reply)) as address, connect(address) as connection:
+        with pytest.raises(HeadwaterError) as raised:
+            connection.request(Noop(opaque=7))
+        assert type(raised.value) is kind
+        assert reason in raised.value.reason
+
+
+def test_a_refusal_is_the_error_of_its_status() -> None:
+    refuse = replying(lambda request: refused(request, Status.NOT_MY_VBUCKET).encode())
+    with serving(refuse) as address, connect(address) as connection, pytest.raises(NotMyVBucket):
+        connection.request(Noop())
+
+
+def test_an_answer_that_does_not_come() -> None:
+    def talk(sock: socket.socket) -> None:
+        replying(lambda request: b"")(sock)
+        silent(sock)
+
+    with serving(talk) as address, connect(address) as connection:
+        connection.sock.settimeout(0.05)
+        with pytest.raises(NoAnswer):
+            connection.request(Noop())
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password() -> None:
+    with serving(answering(Peer)) as address:
+        error = failure(address, password="wrong")
+    assert type(error) is AuthenticationFailed
+    assert "the user or the password is wrong" in error.reason
+
+
+def test_an_unknown_bucket() -> None:
+    with serving(answering(Peer)) as address:
+        error = failure(address, "travle")
+    assert type(error) is UnknownBucket
+    assert "there is no bucket 'travle'" in error.reason
+
+
+# --- nobody, nothing, nonsense ------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_down() -> None:
+    address = down()
+    error = failure(address)
+    assert type(error) is HostUnreachable
+    assert error.reason == f"{address} can't be reached: Connection refused"
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 63 + "." + "b" * 63])
+def test_a_host_that_does_not_exist(host: str) -> None:
+    assert type(failure(Address(host, 11210))) is HostUnreachable
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "\0", "ü" * 64])
+def test_a_name_that_no_host_can_have(host: str) -> None:
+    """A cluster map may say anything."""
+    login = settings(Address("h", 1)).login()
+    with pytest.raises(HostUnreachable):
+        KvConnection.open(Address(host, 11210), login)
+
+
+def test_a_server_that_is_silent() -> None:
+    with serving(silent) as address:
+        error = failure(address, timeouts=QUICK)
+    assert type(error) is NoAnswer
+    assert error.reason == f"{address} has not answered for 0.2 seconds"
+    assert error.retriable
+
+
+def test_a_server_that_says_a_byte_now_and_then() -> None:
+    """The handshake as a whole has its time."""
+    with serving(dripping(b"\x81" + bytes(1000), every_s=0.02)) as address:
+        assert type(failure(address, timeouts=QUICK)) is NoAnswer
+
+
+def test_a_server_that_hangs_up() -> None:
+    with serving(hanging_up) as address:
+        error = failure(address)
+    assert type(error) is ConnectionClosed
+    assert "closed the connection when Hello was to be answered" in error.reason
+    assert "TLS on both ends or on neither" in error.hint
+
+
+def resetting(sock: socket.socket) -> None:
+    """To linger for no time is to end with a reset."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_a_server_that_hangs_up_at_once() -> None:
+    with serving(resetting) as address:
+        # Where the end comes before the connection is ready, there is none.
+        assert type(failure(address)) in (ConnectionClosed, HostUnreachable)
+        assert type(failure(address, tls=TlsSettings())) in (TlsFailed, HostUnreachable)
+
+
+def test_no_socket_is_left_open_if_the_end_comes_before_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would leave it to the garbage collector, whose warning is an error here."""
+    real = socket.create_connection
+
+    def create(*arguments: Any, **options: Any) -> socket.socket:
+        sock = real(*arguments, **options)
+        sock.sendall(b"go")
+        select.select([sock], [], [])
+        return sock
+
+    def talk(sock: socket.socket) -> None:
+        sock.recv(2)
+        resetting(sock)
+
+    monkeypatch.setattr(socket, "create_connection", create)
+    with serving(talk) as address:
+        assert type(failure(address, tls=TlsSettings())) is TlsFailed
+    gc.collect()
+
+
+def test_a_web_server() -> None:
+    with serving(saying(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")) as address:
+        error = failure(address)
+    assert type(error) is WrongProtocol
+    assert "answers in HTTP" in error.reason
+    assert "?bootstrap=http" in error.hint
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes(seed: int) -> None:
+    with serving(saying(random.Random(seed).randbytes(4096))) as address:
+        error = failure(address, timeouts=QUICK)
+    # By chance the first bytes may be a header, and then the rest of its body is waited for.
+    assert isinstance(error, RemoteProtocolError | ConnectionFailed)
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    return self_signed(tmp_path)
+
+
+def server_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return context
+
+
+def test_tls(certificate: tuple[Path, Path]) -> None:
+    with serving(answering(Peer), tls=server_context(certificate)) as address:
+        with connect(address, tls=TlsSettings(ca_file=certificate[0])) as connection:
+            assert connection.outcome.cluster_config == CONFIG
+        with connect(address, tls=TlsSettings(skip_verify=True)) as connection:
+            assert connection.outcome.cluster_config == CONFIG
+        error = failure(address, tls=TlsSettings())
+    assert type(error) is TlsFailed
+    assert f"the certificate of {address} is not trusted" in error.reason
+    assert "--tls-ca" in error.hint
+    assert not error.retriable
+
+
+def test_a_certificate_of_another_host(certificate: tuple[Path, Path]) -> None:
+    """The same host by a name that is not in its certificate."""
+    with serving(answering(Peer), tls=server_context(certificate)) as address:
+        error = failure(Address("127.1", address.port), tls=TlsSettings(ca_file=certificate[0]))
+    assert type(error) is TlsFailed
+    assert "mismatch" in error.reason
+
+
+@pytest.mark.parametrize("talk", [hanging_up, saying(b"what?"), saying(b"HTTP/1.1 400 Bad Request\r\n\r\n")])
+def test_tls_to_a_port_without_it(talk: Callable[[socket.socket], None]) -> None:
+    with serving(talk) as address:
+        error = failure(address, tls=TlsSettings())
+    assert type(error) is TlsFailed
+    assert f"{address} does not speak TLS" in error.reason
+    assert "couchbase:// without TLS" in error.hint
+
+
+def test_tls_to_a_silent_port() -> None:
+    with serving(silent) as address:
+        assert type(failure(address, tls=TlsSettings(), timeouts=QUICK)) is TlsFailed
+
+
+@pytest.mark.parametrize("says_why", [False, True], ids=["closes", "alerts"])
+def test_no_tls_to_a_port_with_it(certificate: tuple[Path, Path], says_why: bool) -> None:
+    """Some servers send an alert of TLS, which is no frame. Most just hang up, and are asked again with TLS."""
+
+    def talk(sock: socket.socket) -> None:
+        if sock.recv(1, socket.MSG_PEEK) != b"\x16":
+            sock.recv(1 << 16)
+            sock.sendall(b"\x15\x03\x01\x00\x02\x02\x46" if says_why else b"")
+            return
+        server_context(certificate).wrap_socket(sock, server_side=True).close()
+
+    with serving(talk) as address:
+        error = failure(address)
+    assert type(error) is TlsFailed
+    assert "speaks TLS" in error.reason
+    assert "couchbases://" in error.hint
+
+
+def test_both_mistakes_with_real_nodes(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
+    plain = start_node()
+    encrypted = start_node("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
+    login = {"user": NODE_USER, "password": NODE_PASSWORD}
+    trust = TlsSettings(ca_file=certificate[0])
+    with connect(encrypted.address, "default", tls=trust, **login) as connection:
+        assert connection.outcome.mechanism is Mechanism.SCRAM_SHA512
+    assert "speaks TLS, and this connection does not" in failure(encrypted.address, "default", **login).reason
+    assert "does not speak TLS" in failure(plain.address, "default", tls=trust, **login).reason
+
+
+# --- client certificates ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client_certificate(tmp_path: Path) -> tuple[Path, Path]:
+    folder = tmp_path / "client"
+    folder.mkdir()
+    return self_signed(folder)
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda version: version.name)
+def strict_context(
+    request: pytest.FixtureRequest, certificate: tuple[Path, Path], client_certificate: tuple[Path, Path]
+) -> ssl.SSLContext:
+    """Of a server that wants a certificate of its clients, and trusts one."""
+    context = server_context(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(client_certificate[0])
+    context.minimum_version = context.maximum_version = request.param
+    return context
+
+
+def test_a_client_certificate_is_the_login(
+    strict_context: ssl.SSLContext, certificate: tuple[Path, Path], client_certificate: tuple[Path, Path]
+) -> None:
+    shown: list[bytes | None] = []
+    peers: list[Peer] = []
+
+    def talk(sock: socket.socket) -> None:
+        assert isinstance(sock, ssl.SSLSocket)
+        shown.append(sock.getpeercert(binary_form=True))
+        peers.append(Peer(is_known_by_certificate=True))
+        answering(lambda: peers[-1])(sock)
+
+    tls = TlsSettings(ca_file=certificate[0], certificate_file=client_certificate[0], key_file=client_certificate[1])
+    with serving(talk, tls=strict_context) as address:
+        with connect(address, tls=tls, user=None, password=None) as connection:
+            assert connection.outcome.mechanism is None
+            assert connection.outcome.cluster_config == CONFIG
+        with_password = failure(address, tls=tls)
+    assert shown[0] == ssl.PEM_cert_to_DER_cert(client_certificate[0].read_text())
+    assert [type(request).__name__ for request in peers[0].seen] == ["Hello", "SelectBucket", "GetClusterConfig"]
+    assert "leave the user and the password out" in with_password.hint
+
+
+def test_a_password_and_a_certificate(
+    strict_context: ssl.SSLContext, certificate: tuple[Path, Path], client_certificate: tuple[Path, Path]
+) -> None:
+    """A server may want a certificate of everybody, and know the users by their passwords."""
+    tls = TlsSettings(ca_file=certificate[0], certificate_file=client_certificate[0], key_file=client_certificate[1])
+    with serving(answering(Peer), tls=strict_context) as address, connect(address, tls=tls) as connection:
+        assert connection.outcome.mechanism is Mechanism.SCRAM_SHA512
+
+
+@pytest.mark.parametrize("shows_one", [False, True], ids=["none", "an unknown one"])
+def test_a_client_certificate_that_is_missing_or_not_trusted(
+    strict_context: ssl.SSLContext, certificate: tuple[Path, Path], shows_one: bool
+) -> None:
+    tls = TlsSettings(
+        ca_file=certificate[0],
+        certificate_file=certificate[0] if shows_one else None,
+        key_file=certificate[1] if shows_one else None,
+    )
+    with serving(answering(Peer), tls=strict_context) as address:
+        for _ in range(20):
+            error = failure(address, tls=tls, user=None, password=None)
+            assert type(error) is TlsFailed
+            assert "has refused TLS with us" in error.reason
+            assert "client certificate" in error.hint
+
+
+# --- loopback -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1%eth0", False), ("::", False),
+    ],
+)  # fmt: skip
+def test_what_stays_on_this_machine(peer: str, expected: bool) -> None:
+    class _Sock(socket.socket):
+        def getpeername(self) -> tuple[str, int]:
+            return peer, 1
+
+    with _Sock() as sock:
+        assert is_loopback(sock) is expected
+
+
+def test_a_socket_that_is_not_connected_any_more() -> None:
+    with socket.socket() as sock:
+        assert not is_loopback(sock)
