@@ -15,7 +15,7 @@ import rich_click as click
 from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
 from headwater.cli.frame_view import printable
 from headwater.cli.management_api import PORT_MAX, Answer, Management, ManagementUrl, find_management
-from headwater.client.kv_connection import TlsSettings
+from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError
 
 MAX_TTL_S_MAX = 2**31 - 1

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from headwater.cli.frame_view import printable
 from headwater.client.handshake import Credentials
-from headwater.client.kv_connection import TlsSettings
+from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput
 
 USER_VARIABLE = "HEADWATER_USER"

@@ -11,7 +11,7 @@ import rich_click as click
 
 from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
 from headwater.cli.management_api import PORT_MAX, Answer, Management, ManagementUrl, find_management
-from headwater.client.kv_connection import TlsSettings
+from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError
 
 _VBUCKET_MAX = 0xFFFF

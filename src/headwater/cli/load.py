@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, tls_settings
 from headwater.cli.frame_view import printable
+from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.client.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments
 from headwater.client.json_lines import JsonLines
@@ -114,12 +115,13 @@ def load(
     try:
         keys = KeyTemplate.parse(template)
         where = ConnectionString.parse(url)
-        cluster = KvCluster(
+        settings = ClientSettings.of(
             where,
             credentials(where, user, password),
             tls=tls_settings(tls_ca, tls_skip_verify),
             agent=f"headwater-load/{__version__}",
         )
+        cluster = KvCluster(settings)
         source: JsonLines | GeneratedDocuments
         if file is not None:
             source = JsonLines(file, keys)

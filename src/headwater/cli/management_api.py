@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from headwater.client.connection_string import Address, ConnectionString, parse_address
+from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, parse_address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, TlsFailed
@@ -47,7 +47,10 @@ class ManagementUrl:
         string = ConnectionString.parse(text)
         if string.bucket is None:
             raise _no_bucket()
-        return cls(addresses=string.addresses, tls=string.tls, is_http=False, bucket=string.bucket, user=string.user)
+        by = string.bootstrap_by(string.addresses[0])
+        addresses = tuple(address for address in string.addresses if string.bootstrap_by(address) is by)
+        is_http = by is BootstrapBy.HTTP
+        return cls(addresses=addresses, tls=string.tls, is_http=is_http, bucket=string.bucket, user=string.user)
 
     @classmethod
     def _parse_http(cls, text: str) -> ManagementUrl:

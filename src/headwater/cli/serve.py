@@ -28,6 +28,8 @@ def default_data_folder() -> Path:
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the data lies.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--advertise-host", help="The name clients reach the node by, where it differs from --host.")
+@click.option("--advertise-port", type=click.IntRange(1, 65535), help="The port they reach it by, if not --port.")
+@click.option("--advertise-http-port", type=click.IntRange(1, 65535), help="The same for --http-port.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Key-value port; 0 for a free one. [default: 11210]")
 @click.option("--http-port", type=click.IntRange(0, 65535), help="HTTP port; 0 for a free one. [default: 8091]")
 @click.option("--upr-port", type=click.IntRange(0, 65535), help="Serve the UPR draft on this port; 0 for a free one.")
@@ -62,6 +64,8 @@ def serve(
     data: Path | None,
     host: str,
     advertise_host: str | None,
+    advertise_port: int | None,
+    advertise_http_port: int | None,
     port: int | None,
     http_port: int | None,
     upr_port: int | None,
@@ -101,6 +105,8 @@ def serve(
             data=data or default_data_folder(),
             host=host,
             advertise_host=advertise_host,
+            advertise_port=advertise_port,
+            advertise_http_port=advertise_http_port,
             port=port,
             http_port=http_port,
             upr_port=upr_port,

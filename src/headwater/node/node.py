@@ -224,6 +224,7 @@ class Node:
             HTTP_PORT if tls is None else HTTP_TLS_PORT,
             lambda port: self._listen_http(port, tls),
         )
+        kv_port, http_port = options.advertise_port or kv_port, options.advertise_http_port or http_port
         host = options.advertise_host or ("127.0.0.1" if options.host in LOOPBACK_HOSTS else options.host)
         self._address = NodeAddress(
             host=host,

@@ -30,6 +30,9 @@ class NodeOptions:
     host: str = "127.0.0.1"
     advertise_host: str | None = None
     """The name that clients know the node by; the host it listens on where that is one."""
+    advertise_port: int | None = None
+    """The key-value port that clients reach the node by; the one it listens on unless something lies in between."""
+    advertise_http_port: int | None = None
     port: int | None = None
     http_port: int | None = None
     upr_port: int | None = None

@@ -346,6 +346,8 @@ def test_tls_with_a_server_that_has_none(served: _Served) -> None:
         ("http://h/b", [("h", 8091)], False, True, "b", None),
         ("HTTPS://ann@h/b%25/", [("h", 18091)], True, True, "b%", "ann"),
         ("http://[::1]:80/b", [("::1", 80)], False, True, "b", None),
+        ("couchbase://h:8091,i/b", [("h", 8091)], False, True, "b", None),
+        ("couchbases://h,i:18091/b", [("h", 11207)], True, False, "b", None),
     ],
 )
 def test_urls(
@@ -359,7 +361,7 @@ def test_urls(
 @pytest.mark.parametrize(
     "text",
     ["", "h/b", "ftp://h/b", "couchbase://h", "http://h", "http://h/", "http://h/a/b", "http:///b", "http://h:x/b",
-     "http://[::1/b", "http://h:0/b", "couchbase://h:8091/b"],
+     "http://[::1/b", "http://h:0/b", "couchbases://h:8091/b"],
 )  # fmt: skip
 def test_urls_that_are_none(text: str) -> None:
     with pytest.raises(InvalidConnectionString):

@@ -1,0 +1,286 @@
+"""`headwater tail`: print the changes of a bucket as they come, for people, scripts and Arrow."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.core import ParameterSource
+
+from headwater import __version__
+from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, fail, tls_settings
+from headwater.cli.frame_view import printable
+from headwater.cli.tailing.formats import Encoder, Format, encoder
+from headwater.cli.tailing.interruptions import Interrupted
+from headwater.cli.tailing.places import read_start, resume_command
+from headwater.cli.tailing.tailer import Tailer
+from headwater.client.blocking_client import Client
+from headwater.client.client_settings import ClientSettings
+from headwater.client.connection_string import ConnectionString
+from headwater.client.offsets import VBUCKETS_MAX
+from headwater.client.read_options import MIB, ReadOptions, Snapshots
+from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput
+
+_SIZE = re.compile(r"(?P<number>[0-9]{1,12})(?P<unit>[kKmMgG]?)(?:i?[bB])?")
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_RANGE = re.compile(r"(?P<first>[0-9]{1,5})(?:-(?P<last>[0-9]{1,5}))?")
+
+
+def _parse_size(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size: write a number of bytes, or 64K or 16M.")
+    return int(match["number"]) * _UNITS[match["unit"].lower()]
+
+
+def _parse_vbuckets(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        match = _RANGE.fullmatch(value)
+        if match is None or not int(match["first"]) <= int(match["last"] or match["first"]) < VBUCKETS_MAX:
+            raise click.BadParameter(f"{value!r} is no vbucket: write 12, or 0-15 for a range.")
+    return values
+
+
+def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
+    """None for all of them."""
+    found: set[int] = set()
+    for value in values:
+        first, _, last = value.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return frozenset(found) if values else None
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--from",
+    "start",
+    default="beginning",
+    show_default=True,
+    metavar="PLACE",
+    help="beginning, now, a file with offsets, or offsets as JSON.",
+)
+@click.option(
+    "--to",
+    "end",
+    type=click.Choice(["now", "inf"]),
+    default="inf",
+    show_default=True,
+    help="End with what is there now, or never.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice([choice.value for choice in Format]),
+    default=Format.PRETTY.value,
+    show_default=True,
+    help="Lines for people, one JSON object a line, or an Arrow IPC stream.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
+@click.option(
+    "--collection",
+    "collections",
+    multiple=True,
+    metavar="SCOPE.COLLECTION",
+    help="Only this collection; repeat for more.",
+)
+@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
+@click.option(
+    "--vbucket",
+    "vbuckets",
+    multiple=True,
+    metavar="N|N-M",
+    callback=_parse_vbuckets,
+    help="Only these vbuckets; repeat for more.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only keys like this, * for any characters, ? for one; repeat for more. All changes are still received.",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after N changes.")
+@click.option("--no-value", is_flag=True, help="Keys without values.")
+@click.option("--xattrs", is_flag=True, help="Extended attributes, too.")
+@click.option("--history", is_flag=True, help="All versions of a document, where the collection keeps them.")
+@click.option("--as-they-come", is_flag=True, help="Don't wait until a snapshot is complete.")
+@click.option("--persisted", is_flag=True, help="Wait until all replicas have persisted a change.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Go on where the last run with this file ended, and keep the place in it. --from is for the first run.",
+)
+@click.option(
+    "--offsets-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the offsets to it at the end, for --from.",
+)
+@click.option(
+    "--buffer-size",
+    "buffer_bytes",
+    default=f"{16 * MIB // 1024**2}M",
+    show_default=True,
+    metavar="BYTES",
+    callback=_parse_size,
+    help="What a node may send before it is taken; 64K and 16M are understood.",
+)
+@click.option(
+    "--connections", type=click.IntRange(1, 64), default=1, show_default=True, help="Connections to each node."
+)
+@click.option("--compression", is_flag=True, help="Let the server send values compressed.")
+@click.option("--name", default="headwater-tail", show_default=True, help="What the server shows the connections as.")
+@click.option(
+    "--give-up-after",
+    "give_up_after_s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds that a part of the bucket may be out of reach.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No line with the lag.")
+@connection_options
+@click.pass_context
+def tail(
+    context: click.RichContext,
+    /,
+    url: str,
+    start: str,
+    end: str,
+    format_name: str,
+    as_json: bool,
+    limit: int | None,
+    keys: tuple[str, ...],
+    checkpoint: Path | None,
+    offsets_file: Path | None,
+    quiet: bool,
+    user: str | None,
+    password: str | None,
+    tls_ca: Path | None,
+    tls_skip_verify: bool,
+    **options: Any,
+) -> None:
+    """Print the changes of a bucket as they come.
+
+    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. There is one line a change: mutations, deletions,
+    expirations, collections that come and go, and rollbacks, which say that changes shown before did not happen.
+
+    Ctrl-C ends it, and prints the command that goes on from there. The exit code is 0 at the end of what was asked for
+    and where the reader of a pipe has left, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C and 143 after
+    SIGTERM.
+
+    \b
+    Examples:
+      headwater tail couchbase://localhost/default
+      headwater tail couchbase://localhost/default --to now --json | jq .key
+      headwater tail couchbase://localhost/default --from now --key 'user::*'
+      headwater tail couchbase://localhost/default --checkpoint place.json --json
+    """
+    try:
+        tailer = Tailer(
+            client=_client(url, user, password, tls_ca, tls_skip_verify),
+            start=read_start(start),
+            options=_read_options(end, **options),
+            encoder=_encoder(_format(context, format_name, as_json=as_json), **options),
+            keys=keys,
+            limit=limit,
+            checkpoint=checkpoint,
+            offsets_file=offsets_file,
+            quiet=quiet,
+        )
+    except HeadwaterError as error:
+        fail(str(error))
+    exit_code = _run(tailer, context)
+    if tailer.interruptions.number is not None:
+        # At once: a thread that waits for a server's answer would be waited for.
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+def _client(url: str, user: str | None, password: str | None, tls_ca: Path | None, tls_skip_verify: bool) -> Client:
+    where = ConnectionString.parse(url)
+    return Client(
+        ClientSettings.of(
+            where,
+            credentials(where, user, password),
+            tls=tls_settings(tls_ca, tls_skip_verify),
+            agent=f"headwater-tail/{__version__}",
+        )
+    )
+
+
+def _read_options(
+    end: str, *, vbuckets: tuple[str, ...], as_they_come: bool, persisted: bool, connections: int, **others: Any
+) -> dict[str, Any]:
+    """The options of the client, checked."""
+    options = {
+        "end": None if end == "inf" else end,
+        "vbuckets": _vbuckets(vbuckets),
+        "snapshots": Snapshots.AS_THEY_COME if as_they_come else Snapshots.COMPLETE,
+        "mitigate_rollbacks": persisted,
+        "connections_per_node": connections,
+        **others,
+    }
+    ReadOptions.make(**options)
+    return options
+
+
+def _format(context: click.RichContext, name: str, *, as_json: bool) -> Format:
+    is_told = context.get_parameter_source("format_name") is ParameterSource.COMMANDLINE
+    if as_json and is_told and name != Format.JSONL:
+        raise click.UsageError(f"--json is not --format {name}: give one of the two.")
+    return Format.JSONL if as_json else Format(name)
+
+
+def _encoder(format_: Format, *, no_value: bool, xattrs: bool, **_: Any) -> Encoder:
+    if format_ is Format.ARROW and sys.stdout.isatty():
+        raise InvalidInput(
+            "Arrow is no text for a terminal", hint="Send it to a file (> changes.arrows) or a program (| program)"
+        )
+    return encoder(format_, no_value=no_value, xattrs=xattrs)
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+def _run(tailer: Tailer, context: click.RichContext) -> int:
+    """Returns the exit code, and has told why if it is not 0."""
+    try:
+        tailer.run()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`).
+        tailer.output.abandon()
+        return 0
+    except Interrupted:
+        what = "Interrupted" if tailer.interruptions.number is signal.SIGINT else "Ended"
+        _tell_how_to_go_on(f"{what} after {_changes(tailer.written)}.", tailer, context)
+        return tailer.interruptions.exit_code
+    except HeadwaterError as error:
+        click.echo(f"Error: {printable(str(error))}", err=True)
+        if tailer.written and not isinstance(error, CheckpointError | BucketReplaced):
+            _tell_how_to_go_on(f"{_changes(tailer.written)} came before that.", tailer, context)
+        return EXIT_FAILED
+    return 0
+
+
+def _tell_how_to_go_on(what: str, tailer: Tailer, context: click.RichContext) -> None:
+    if tailer.offsets is None:
+        return
+    command = resume_command(context, tailer.offsets, is_terminal=sys.stderr.isatty())
+    click.echo(f"{what} To go on from there:\n  {printable(command)}", err=True)
+
+
+def _changes(count: int) -> str:
+    return f"{count:,} change{'' if count == 1 else 's'}"
