@@ -1,0 +1,96 @@
+"""Whatever happens to its connections, a consumer ends with what the node holds. A seed replays a failure.
+
+`HEADWATER_FAULT_SEED=17 python -m pytest tests/client_faults/test_fault_schedules.py` runs one seed. The faults are the
+same then, byte for byte; how far the writer is when they strike is up to the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from consumer_state import differences
+from followed_client import FollowedClient
+from proxied_node import ProxiedBucket, ProxiedNode
+from random_writes import RandomWrites
+from stored_documents import streamed_documents
+
+from fault_proxy import FaultSchedule
+
+SEEDS = 200
+GROUPS = 20
+OPERATIONS = 40
+STOPS_MAX = 3
+
+_ONE_SEED = os.environ.get("HEADWATER_FAULT_SEED")
+_GROUPS = (
+    [range(int(_ONE_SEED), int(_ONE_SEED) + 1)]
+    if _ONE_SEED is not None
+    else [range(first, first + SEEDS // GROUPS) for first in range(0, SEEDS, SEEDS // GROUPS)]
+)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedNode]:
+    # Streams see what is durable, however early a writer is answered.
+    options = ("--durability", "memory")
+    buckets = [f"group-{number}" for number in range(len(_GROUPS))]
+    with ProxiedNode(tmp_path_factory.mktemp("schedules") / "data", *options, buckets=buckets) as node:
+        yield node
+
+
+@pytest.mark.parametrize("group", range(len(_GROUPS)), ids=[f"seeds {g[0]} to {g[-1]}" for g in _GROUPS])
+def test_any_faults_lead_to_what_is_stored(node: ProxiedNode, group: int) -> None:
+    bucket = ProxiedBucket(node, f"group-{group}")
+    failures = []
+    for seed in _GROUPS[group]:
+        schedule = FaultSchedule(seed)
+        try:
+            run_schedule(bucket, schedule)
+        except Exception:
+            failures.append(f"seed {seed} fails with\n{schedule.describe()}\n{traceback.format_exc()}")
+    assert not failures, "\n".join(failures)
+
+
+def run_schedule(bucket: ProxiedBucket, schedule: FaultSchedule) -> None:
+    dice = random.Random(schedule.seed)
+    consumer = FollowedClient(bucket.url, tls=bucket.node.tls, **random_options(dice))
+    bucket.proxy.use(schedule)
+    with RandomWrites(bucket, schedule.seed, operations=OPERATIONS) as writes:
+        asyncio.run(read_with_stops(consumer, writes, dice))
+    check_state(bucket, consumer, writes)
+
+
+def random_options(dice: random.Random) -> dict[str, Any]:
+    """Small limits, so that small data meets them, or none of them."""
+    options: dict[str, Any] = {
+        "snapshots": dice.choice(["complete", "complete", "as-they-come"]),
+        "batch_bytes": dice.choice([1, 1000]),
+        "buffer_bytes": dice.choice([1024, 20_000]),
+        "held_bytes_max": dice.choice([0, 1000]),
+        "connections_per_node": 2,
+        "by_change": True,
+    }
+    return {name: value for name, value in options.items() if name == "snapshots" or dice.random() < 0.5}
+
+
+async def read_with_stops(consumer: FollowedClient, writes: RandomWrites, dice: random.Random) -> None:
+    """Leave and come back a few times, and stay then until all is there."""
+    for _ in range(dice.randint(0, STOPS_MAX)):
+        if await consumer.read(writes.fences.are_in, steps_max=dice.choice([1, 3, 30])):
+            return
+    assert await consumer.read(writes.fences.are_in)
+
+
+def check_state(bucket: ProxiedBucket, consumer: FollowedClient, writes: RandomWrites) -> None:
+    stored = streamed_documents(bucket)
+    # The judge is judged, too: streams and single reads tell the same of a node.
+    fences = {key for key in stored if key[1] in writes.fences.keys}
+    assert {key: (stored[key].cas, stored[key].value) for key in stored.keys() - fences} == writes.left
+    wrong = differences(consumer.state.documents(), stored)
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,379 @@
+"""A TCP proxy that does to a connection what networks do, in front of a real server.
+
+It cuts, truncates, delays and splits. It never changes bytes and never lets them overtake each other: what comes out on
+one side is always the beginning of what went in on the other. What happens to a connection is decided by its number,
+counted from 0 in the order of their arrival, and by nothing else.
+
+A node that is to be reached by the proxy alone has to be told so, with the proxy's port as `--advertise-port`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+HOST = "127.0.0.1"
+RECEIVE_BYTES = 64 * 1024
+CALL_S_MAX = 30.0
+"""Far beyond what anything here takes."""
+LAST_WORDS_S_MAX = 1.0
+"""How long a side that was told of the end may take to close."""
+PORTS_TO_CHOOSE = range(20_000, 32_000)
+"""Below those that systems give to outgoing connections, so that a port stays free while its server is down."""
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Way(Enum):
+    TO_CLIENT = "to client"
+    TO_SERVER = "to server"
+
+
+class Ending(Enum):
+    """How both ends get to know."""
+
+    FIN = "FIN"
+    """They read all that was passed, and then the end."""
+    RESET = "RST"
+    """What was passed and not read yet may be lost, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Pass so many bytes, which may end inside a message, then end the connection in both ways."""
+
+    way: Way
+    after_bytes: int
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Pass so many bytes, then end this way alone. The other stays open until its own end."""
+
+    way: Way
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Pass so many bytes and nothing more, and keep the connection open, as a dead machine does."""
+
+    way: Way
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Hold back what comes after so many bytes, once."""
+
+    way: Way
+    after_bytes: int
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Pass the first bytes in many small pieces, each written by itself."""
+
+    way: Way
+    until_bytes: int
+    piece_bytes_max: int
+    seed: int = 0
+
+
+Action = Cut | Truncate | Stall | Delay | Split
+Plan = Callable[[int], Sequence[Action]]
+"""What happens to a connection, by its number."""
+
+
+def no_faults(connection: int) -> Sequence[Action]:
+    """Everything is passed as it comes."""
+    return ()
+
+
+# --- schedules ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSchedule:
+    """Faults that a seed decides, and nothing else: its repr is all that is needed to have them again."""
+
+    seed: int
+    faulty_connections: int = 6
+    """Later ones are left alone, so that whoever tries again gets through in the end."""
+    to_client_bytes_max: int = 1 << 15
+    to_server_bytes_max: int = 1 << 11
+    delay_s_max: float = 0.02
+
+    def __call__(self, connection: int) -> tuple[Action, ...]:
+        if connection >= self.faulty_connections:
+            return ()
+        dice = random.Random(f"{self.seed}/{connection}")
+        actions: list[Action] = []
+        for way in Way:
+            if dice.random() < 0.5:
+                actions.append(self._split(dice, way))
+            if dice.random() < 0.3:
+                actions.append(Delay(way, self._position(dice, way), dice.uniform(0, self.delay_s_max)))
+        if dice.random() < 0.9:
+            actions.append(self._end(dice))
+        return tuple(actions)
+
+    def _split(self, dice: random.Random, way: Way) -> Split:
+        """Single bytes for a while, or small pieces for longer: each is a call of the system."""
+        piece_bytes_max = dice.choice([1, 3, 20, 300])
+        return Split(way, piece_bytes_max * 400, piece_bytes_max, seed=dice.randrange(1 << 32))
+
+    def _end(self, dice: random.Random) -> Action:
+        # Most of the bytes go to the client, and so do most of the faults.
+        way = dice.choices(list(Way), weights=[3, 1])[0]
+        position = self._position(dice, way)
+        if dice.random() < 0.2:
+            return Truncate(way, position)
+        return Cut(way, position, dice.choice(list(Ending)))
+
+    def _position(self, dice: random.Random, way: Way) -> int:
+        """Early, later or anywhere, so that logging in is met as well as the opening of streams and long ones are."""
+        limit = self.to_client_bytes_max if way is Way.TO_CLIENT else self.to_server_bytes_max
+        return dice.randrange(limit >> dice.choice([6, 3, 0]))
+
+    def describe(self) -> str:
+        """What it does, a line a connection."""
+        lines = [f"  {number}: {'; '.join(map(str, self(number)))}" for number in range(self.faulty_connections)]
+        return "\n".join([repr(self), *lines])
+
+
+# --- the proxy ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the proxy has done since it was given its plan."""
+
+    connections: int = 0
+    ended: int = 0
+    """Connections that a plan has cut or truncated."""
+    passed_bytes: dict[Way, int] = field(default_factory=lambda: dict.fromkeys(Way, 0))
+
+
+class FaultProxy:
+    """Listens while the `with` block lasts, on a thread of its own, so that any kind of client can be tested."""
+
+    def __init__(self, server_port: int, plan: Plan = no_faults, *, port: int = 0) -> None:
+        self.server_port = server_port
+        self.counts = Counts()
+        self._plan = plan
+        self._listening = socket.create_server((HOST, port))
+        self._listening.setblocking(False)
+        self.port: int = self._listening.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy")
+        self._accepting: asyncio.Task[None]
+        self._connections: set[asyncio.Task[None]] = set()
+        self._errors: list[BaseException] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._call(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._listening.close()
+        assert not self._errors, self._errors
+
+    def use(self, plan: Plan) -> None:
+        """End all connections and begin another plan, with connection 0."""
+        self._call(self._use(plan))
+
+    def cut_all(self) -> None:
+        """Reset every connection. The plan goes on."""
+        self._call(self._cut_all())
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_S_MAX)
+
+    # --- on the thread of the proxy -------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def _stop(self) -> None:
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        await self._cut_all()
+
+    async def _use(self, plan: Plan) -> None:
+        await self._cut_all()
+        self._plan, self.counts = plan, Counts()
+
+    async def _cut_all(self) -> None:
+        connections = list(self._connections)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        while True:
+            client, _ = await self._loop.sock_accept(self._listening)
+            number = self.counts.connections
+            self.counts.connections += 1
+            task = asyncio.create_task(self._serve(client, self._plan(number)))
+            self._connections.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._errors.append(error)
+
+    async def _serve(self, client: socket.socket, actions: Sequence[Action]) -> None:
+        server = socket.socket()
+        ending = Ending.RESET
+        try:
+            for sock in (client, server):
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.sock_connect(server, (HOST, self.server_port))
+            ending = await self._pass_both_ways(client, server, actions)
+        except OSError:
+            pass  # One side is gone, or was never there, and so is the other then.
+        finally:
+            for sock in (client, server):
+                if ending is Ending.RESET:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                sock.close()
+
+    async def _pass_both_ways(self, client: socket.socket, server: socket.socket, actions: Sequence[Action]) -> Ending:
+        """Returns how the connection has ended."""
+        ways = {
+            asyncio.create_task(self._pass(server, client, Way.TO_CLIENT, actions)),
+            asyncio.create_task(self._pass(client, server, Way.TO_SERVER, actions)),
+        }
+        try:
+            while ways:
+                done, ways = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                # Where one side has reset the connection, both ways may tell, and one is enough.
+                for error in [way.exception() for way in done]:
+                    if error is not None:
+                        raise error
+                endings = [way.result() for way in done]
+                if Ending.RESET in endings:
+                    return Ending.RESET
+                if Ending.FIN in endings:
+                    await self._say_the_end(client, server)
+                    return Ending.FIN
+            return Ending.FIN
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _say_the_end(self, *sockets: socket.socket) -> None:
+        """End both ways, and throw away what still comes, or else the system would make a reset of it."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S_MAX):
+                for sock in sockets:
+                    sock.shutdown(socket.SHUT_WR)
+                for sock in sockets:
+                    while await self._loop.sock_recv(sock, RECEIVE_BYTES):
+                        pass
+
+    async def _pass(
+        self, source: socket.socket, sink: socket.socket, way: Way, actions: Sequence[Action]
+    ) -> Ending | None:
+        """Pass one way until its end, or until the plan ends both: then returns how."""
+        script = _Script(way, actions)
+        while data := await self._loop.sock_recv(source, RECEIVE_BYTES):
+            for piece in script.pieces(data):
+                if piece.delay_s:
+                    await asyncio.sleep(piece.delay_s)
+                await self._loop.sock_sendall(sink, piece.data)
+                self.counts.passed_bytes[way] += len(piece.data)
+                # So that the other way, and the other end, have a turn between two pieces.
+                await asyncio.sleep(0)
+            if isinstance(script.ended_by, Stall):
+                await self._loop.create_future()
+            if script.ended_by is not None:
+                self.counts.ended += 1
+            if isinstance(script.ended_by, Cut):
+                return script.ended_by.ending
+            if isinstance(script.ended_by, Truncate):
+                break
+        sink.shutdown(socket.SHUT_WR)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    data: bytes
+    delay_s: float = 0.0
+
+
+class _Script:
+    """The plan of one connection in one way: which pieces are passed of what comes, and what ends it."""
+
+    def __init__(self, way: Way, actions: Sequence[Action]) -> None:
+        mine = [action for action in actions if action.way is way]
+        self.ended_by: Cut | Truncate | Stall | None = None
+        self._ends = sorted(
+            (action for action in mine if isinstance(action, Cut | Truncate | Stall)), key=lambda end: end.after_bytes
+        )
+        self._delays = sorted(
+            (action for action in mine if isinstance(action, Delay)), key=lambda delay: delay.after_bytes
+        )
+        self._splits = [(action, random.Random(action.seed)) for action in mine if isinstance(action, Split)]
+        self._passed = 0
+
+    def pieces(self, data: bytes) -> Iterator[_Piece]:
+        """What to pass of the bytes that have come. `ended_by` is set where that is not everything."""
+        if self._ends and self._passed + len(data) > self._ends[0].after_bytes:
+            self.ended_by = self._ends[0]
+            data = data[: self.ended_by.after_bytes - self._passed]
+        at = 0
+        while at < len(data):
+            delay_s = 0.0
+            while self._delays and self._delays[0].after_bytes <= self._passed:
+                delay_s += self._delays.pop(0).delay_s
+            piece = data[at : at + self._piece_bytes(len(data) - at)]
+            yield _Piece(piece, delay_s)
+            at += len(piece)
+            self._passed += len(piece)
+
+    def _piece_bytes(self, left: int) -> int:
+        """Up to the next delay, and no more than the splits allow."""
+        size = left
+        if self._delays:
+            size = min(size, self._delays[0].after_bytes - self._passed)
+        for split, dice in self._splits:
+            if self._passed < split.until_bytes:
+                size = min(size, dice.randint(1, split.piece_bytes_max))
+        return size
+
+
+# --- ports --------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port for a server that is started later, and again after it was killed."""
+    dice = random.SystemRandom()
+    while True:
+        port = dice.choice(PORTS_TO_CHOOSE)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((HOST, port))
+            return port
