@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from bench import decoding, engines, key_value, streaming
+from bench import client, decoding, engines, key_value, landing, streaming
+from bench.measure import SCALE
 from bench.report import Section, write_page
 
-BENCHMARKS: dict[str, Callable[[], Section]] = {
+BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "decoding": decoding.run,
     "sets": key_value.run_sets,
     "load": key_value.run_load,
@@ -16,8 +17,10 @@ BENCHMARKS: dict[str, Callable[[], Section]] = {
     "filtered": streaming.run_filtered,
     "live": streaming.run_live,
     "idle": streaming.run_idle,
+    "drain": client.run_drain,
+    "landing": landing.run,
 }
-DECISIONS: dict[str, Callable[[], Section]] = {"engines": engines.run}
+DECISIONS: dict[str, Callable[[], Section | Sequence[Section]]] = {"engines": engines.run}
 """Benchmarks that back a decision once made; run by name only."""
 
 
@@ -27,13 +30,14 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown benchmark {unknown[0]}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
-    sections = []
+    sections: list[Section] = []
     for name in names or BENCHMARKS:
         print(f"running {name} …", file=sys.stderr)
-        section = known[name]()
-        print(section.to_markdown(), end="\n\n", flush=True)
-        sections.append(section)
-    if not names:
+        made = known[name]()
+        for section in [made] if isinstance(made, Section) else made:
+            print(section.to_markdown(), end="\n\n", flush=True)
+            sections.append(section)
+    if not names and SCALE == 1:
         write_page(sections, "make bench")
     return 0
 

@@ -16,7 +16,7 @@ from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.kernels import decode_changes
 from headwater.protocol.kernels.decode import other_message_frame
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_connection import Control, Open
+from headwater.protocol.messages.dcp_connection import BufferAck, Control, Open
 from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_stream import StreamEnd, StreamFlags, StreamRequest
 from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
@@ -30,8 +30,8 @@ PIECE_BYTES = 1024 * 1024
 _NO_FLAGS = StreamFlags(0)
 
 
-def connect_dcp(port: int, login: Login, name: str) -> socket.socket:
-    """A connection that is logged in, has its bucket and is open for streams."""
+def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None = None) -> socket.socket:
+    """A connection that is logged in, has its bucket and is open for streams; with flow control, if a buffer is told."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
     plain = PlainLogin(user=login.user, password=login.password).encode()
     requests = [
@@ -41,6 +41,8 @@ def connect_dcp(port: int, login: Login, name: str) -> socket.socket:
         Open(key=name.encode()),
         Control(key=b"enable_noop", value=b"true"),  # streams with collections are refused without
     ]
+    if buffer_bytes is not None:
+        requests.append(Control(key=b"connection_buffer_size", value=str(buffer_bytes).encode()))
     connection.sendall(b"".join(request.encode() for request in requests))
     frames = FrameBuffer()
     for _ in requests:
@@ -117,6 +119,25 @@ def drain(connect: Callable[[], socket.socket], requests: bytes, total_bytes: in
                 raise RuntimeError(f"the connection ended {missing} bytes too early")
             missing -= received
         return Drained(opening_s=first_s - start_s, data_s=time.perf_counter() - first_s)
+
+
+def drain_acknowledging(connection: socket.socket, requests: bytes, total_bytes: int, ack_bytes: int) -> float:
+    """Send requests on an open connection, take so many bytes and acknowledge them. Returns the seconds it took."""
+    buffer = bytearray(PIECE_BYTES)
+    ack = BufferAck(acked_bytes=ack_bytes).encode()
+    start_s = time.perf_counter()
+    connection.sendall(requests)
+    missing, unacked = total_bytes, 0
+    while missing > 0:
+        received = connection.recv_into(buffer)
+        if not received:
+            raise RuntimeError(f"the connection ended {missing} bytes too early")
+        missing -= received
+        unacked += received
+        if unacked >= ack_bytes:
+            connection.sendall(ack)
+            unacked -= ack_bytes
+    return time.perf_counter() - start_s
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Timing in turns, and in a process of its own where the state of the memory matters."""
+"""Timing in turns, in a process of its own where the state of the memory matters, and sizes to try a benchmark with."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -11,6 +12,18 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+
+SCALE = float(os.environ.get("HEADWATER_BENCH_SCALE", "1"))
+"""To try a benchmark with a part of its documents, such as 0.01. Its figures are worth nothing then."""
+
+
+def scaled(count: int) -> int:
+    return max(1, round(count * SCALE))
+
+
+def load_now() -> str:
+    """How busy the machine was in the last minute, to be told beside the figures."""
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 def in_turns(*tasks: Callable[[], object], rounds: int, keep_results: bool = False) -> list[float]:

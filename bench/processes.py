@@ -34,16 +34,19 @@ class NodeProcess:
         return int(self.url.rsplit(":", 1)[1])
 
     def memory_bytes(self) -> int:
-        """The memory that is the process's own. Mapped pages of the data files are the system's to take back."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"RssAnon:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found.group(1)) * 1024
+        return memory_bytes(self.process.pid)
 
     def cpu_s(self) -> float:
         """The processor time that the process has used, of its own and of the system's."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_bytes(pid: int) -> int:
+    """The memory that is a process's own. Mapped pages of data files are the system's to take back."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found.group(1)) * 1024
 
 
 @contextmanager
@@ -57,9 +60,9 @@ def data_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def node(folder: Path) -> Iterator[NodeProcess]:
+def node(folder: Path, *options: str) -> Iterator[NodeProcess]:
     command = [*HEADWATER, "serve", "--data", str(folder), "--port", "0", "--http-port", "0", "--json", *_CREDENTIALS]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
@@ -88,9 +91,9 @@ def memcached() -> Iterator[int | None]:
         process.wait()
 
 
-def load(url: str, *options: str) -> dict[str, Any]:
+def load(url: str, *options: str, bucket: str = LOGIN.bucket) -> dict[str, Any]:
     """Run `headwater load` and return what it reports."""
-    command = [*HEADWATER, "load", f"{url}/{LOGIN.bucket}", *options, "--json", *_CREDENTIALS]
+    command = [*HEADWATER, "load", f"{url}/{bucket}", *options, "--json", *_CREDENTIALS]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report

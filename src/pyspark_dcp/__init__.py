@@ -1,1 +1,5 @@
-"""Spark looks for its Python data sources in top-level modules named `pyspark_*`; the `dcp` source belongs here."""
+"""Spark looks for data sources in every top-level module whose name begins with `pyspark_`, and finds `dcp` here."""
+
+from headwater.spark.source import DcpDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

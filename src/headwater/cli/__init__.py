@@ -11,7 +11,7 @@ import rich_click as click
 
 from headwater import __version__
 
-COMMANDS = ("collections", "decode", "drill", "load", "serve")
+COMMANDS = ("collections", "decode", "drill", "land", "load", "serve", "tail", "verify")
 """The module and the function have the command's name."""
 
 

@@ -1,0 +1,29 @@
+"""Spark: the `dcp` data source, and the pipeline that lands a bucket in Delta tables.
+
+from headwater import spark as headwater_spark
+
+headwater_spark.register(spark)
+spark.readStream.format("dcp").option("url", "couchbase://host/bucket").load()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("dcp")` known to a session, and give its executors the compiled kernels.
+
+    Where the package is installed Spark finds the source by itself; an executor that is new then compiles in its first
+    task.
+    """
+    from headwater.spark.shipped_kernels import ship_kernels
+    from headwater.spark.source import DcpDataSource
+
+    spark.dataSource.register(DcpDataSource)
+    ship_kernels(spark)

@@ -1,0 +1,306 @@
+"""The log of a Delta table: what is live, what has been done, and one way to change it.
+
+A commit adds files and removes files, all or nothing, and says what it was by two means of Delta's own:
+
+* *Application transactions*: a name and a number each. The log keeps the newest number of every name for ever, through
+  checkpoints and cleaning. They say which batch of which query is in the table, and how far a group has been merged.
+* *Commit metadata*: here the offsets that the table holds, and the collections that have been seen. It is lost with the
+  commit when the log is cleaned. So every commit of ours carries the whole of it, and the tables forbid others to clean
+  their logs by the way (`delta.enableExpiredLogCleanup`). `maintenance` cleans, after a commit that carries it on.
+
+A commit that somebody else gets ahead of fails, and is not tried again: it was planned on a table that is no more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+from zlib import compress, decompress
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from headwater.client.offsets import Offsets
+from headwater.errors import LakeDamaged, LakeError, LakeInUse
+from headwater.spark.lake.data_files import DataFile
+from headwater.spark.lake.layout import TablePlace
+
+_STATE = "headwater.state"
+_HISTORY_STEP = 64
+_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """What a table holds, as its newest commit says."""
+
+    offsets: Offsets
+    """Of every vbucket, where the rows of the table end."""
+    collections: Mapping[int, str] = field(default_factory=dict)
+    """Of `changes`: collection id → the name of its tables. An id keeps its tables for ever."""
+    ended_query: str | None = None
+    """Of `changes`: a query that must not go on, because some vbucket has to be read again from 0."""
+
+    def encode(self) -> str:
+        members = {
+            "offsets": self.offsets.to_json(),
+            "collections": {str(id_): name for id_, name in self.collections.items()},
+            "ended_query": self.ended_query,
+        }
+        return b64encode(compress(json.dumps(members).encode(), 1)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        members = json.loads(decompress(b64decode(text)))
+        return cls(
+            offsets=Offsets.from_json(members["offsets"]),
+            collections={int(id_): name for id_, name in members["collections"].items()},
+            ended_query=members["ended_query"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One change of a table."""
+
+    add: Sequence[DataFile] = ()
+    remove: Sequence[DataFile] = ()
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    state: TableState
+    is_rearrangement: bool = False
+    """The rows stay the same and only lie in other files: whoever follows the table's changes can pass it over."""
+
+
+class DeltaLog:
+    """An open table. It shows the table as it was at the last `refresh` or commit."""
+
+    def __init__(self, table: DeltaTable, place: TablePlace) -> None:
+        self.place = place
+        self._table = table
+        self._files: tuple[int, dict[str, DataFile]] | None = None
+
+    @classmethod
+    def open(cls, place: TablePlace) -> Self | None:
+        """The table at a place, or None where there is none."""
+        try:
+            return cls(DeltaTable(place.uri, storage_options=_options(place)), place)
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            raise LakeDamaged(
+                f"the log of the table at {place.uri} can't be read: {error}",
+                hint="Bring its `_delta_log` back from a backup, or land into another directory",
+            ) from error
+
+    @classmethod
+    def create(
+        cls,
+        place: TablePlace,
+        schema: pa.Schema,
+        *,
+        partition_by: Sequence[str] = (),
+        ranges: Sequence[str],
+        properties: Mapping[str, str],
+        transactions: Mapping[str, int],
+        state: TableState,
+    ) -> Self:
+        """Make a table with no rows. One that is there already is left as it is."""
+        DeltaTable.create(
+            place.uri,
+            schema,
+            mode="ignore",
+            partition_by=list(partition_by),
+            configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
+            storage_options=_options(place),
+            raise_if_key_not_exists=False,
+            commit_properties=_commit_properties(transactions, state),
+        )
+        log = cls.open(place)
+        assert log is not None, "the table has just been made"
+        return log
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        version = self._table.version()
+        assert version is not None, "an open table has a version"
+        return version
+
+    @property
+    def properties(self) -> Mapping[str, str | None]:
+        return self._table.metadata().configuration
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns, those that the table is partitioned by among them."""
+        return pa.schema(self._table.schema())
+
+    @property
+    def delta_table(self) -> DeltaTable:
+        return self._table
+
+    def refresh(self) -> None:
+        self._table.update_incremental()
+
+    def transaction(self, name: str) -> int | None:
+        """The newest number of an application transaction."""
+        return self._table.transaction_version(name)
+
+    def files(self) -> list[DataFile]:
+        """The live files, oldest first."""
+        if self._files is None or self._files[0] != self.version:
+            rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+            files = [_to_data_file(row) for row in rows]
+            files.sort(key=lambda file: (file.modified_ms, file.path))
+            self._files = self.version, {file.path: file for file in files}
+        return list(self._files[1].values())
+
+    def is_live(self, path: str) -> bool:
+        self.files()
+        assert self._files is not None
+        return path in self._files[1]
+
+    def state(self) -> TableState:
+        """What the table holds.
+
+        Commits of others, such as an OPTIMIZE, do not say it: the newest that does, counts.
+        """
+        limit = 1
+        while True:
+            commits = self._table.history(limit)
+            for commit in commits:
+                if text := commit.get(_STATE):
+                    return _decode_state(text, self.place)
+            if len(commits) < limit:
+                raise LakeDamaged(
+                    f"the log of the table at {self.place.uri} no longer says which offsets the table holds",
+                    hint="The log was cleaned by another tool: bring it back from a backup, or land into another "
+                    "directory",
+                )
+            limit *= _HISTORY_STEP
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    def commit(self, commit: Commit) -> None:
+        """Change the table. Either all of it is done, or nothing and an error is raised."""
+        data_change = not commit.is_rearrangement
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            *(_to_add_action(file, data_change=data_change) for file in commit.add),
+            *(
+                RemoveAction(file.path, data_change, now_ms, file.size_bytes, dict(file.partition))
+                for file in commit.remove
+            ),
+        ]
+        # Planned on files that are gone, a commit would bring their rows back; delta-rs itself does not look.
+        gone = [file.path for file in commit.remove if not self.is_live(file.path)]
+        assert not gone, f"files that are to be removed are not live: {gone}"
+        try:
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                self._table.metadata().partition_columns,
+                commit_properties=_commit_properties(commit.transactions, commit.state),
+            )
+        except CommitFailedError as error:
+            raise LakeInUse(
+                f"somebody else has written to the table at {self.place.uri} meanwhile ({error})",
+                hint="Let only one pipeline write to a directory, then start again: nothing is lost",
+            ) from error
+        except DeltaError as error:
+            raise LakeError(
+                f"the table at {self.place.uri} can't be written: {error}",
+                hint="See that the directory can be written and has room, then start again: nothing is lost",
+            ) from error
+        self.refresh()
+
+    def vacuum(self, state: TableState, *, retention_hours: int) -> int:
+        """Delete files that no version of the last hours needs and that are older than that. Returns how many."""
+        deleted = self._table.vacuum(
+            retention_hours=retention_hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+            commit_properties=_commit_properties({}, state),
+        )
+        self.refresh()
+        return len(deleted)
+
+    def clean(self) -> None:
+        """Make a checkpoint, and delete entries before it that are older than the log's retention."""
+        self._table.create_checkpoint()
+        self._table.cleanup_metadata()
+        self.refresh()
+
+
+def _options(place: TablePlace) -> dict[str, str] | None:
+    return None if place.storage_options is None else dict(place.storage_options)
+
+
+def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={_STATE: state.encode()},
+        max_commit_retries=0,
+        app_transactions=[Transaction(name, number) for name, number in transactions.items()],
+    )
+
+
+def _decode_state(text: str, place: TablePlace) -> TableState:
+    try:
+        return TableState.decode(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LakeDamaged(
+            f"the offsets in the log of the table at {place.uri} can't be read ({error!r})",
+            hint="Bring the log back from a backup, or land into another directory",
+        ) from error
+
+
+def _to_add_action(file: DataFile, *, data_change: bool) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values=dict(file.partition),
+        modification_time=file.modified_ms,
+        data_change=data_change,
+        stats=file.stats(),
+    )
+
+
+def _to_data_file(row: Mapping[str, Any]) -> DataFile:
+    columns = [name.removeprefix("min.") for name in row if name.startswith("min.")]
+    ranges = {
+        column: (row[f"min.{column}"], row[f"max.{column}"])
+        for column in columns
+        if row[f"min.{column}"] is not None and row[f"max.{column}"] is not None
+    }
+    partition = tuple(
+        (name.removeprefix("partition."), _partition_text(value))
+        for name, value in row.items()
+        if name.startswith("partition.")
+    )
+    return DataFile(
+        path=row["path"],
+        size_bytes=row["size_bytes"],
+        rows=row["num_records"] or 0,
+        partition=partition,
+        ranges=ranges,
+        modified_ms=row["modification_time"],
+    )
+
+
+def _partition_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def held_offsets(place: TablePlace) -> Offsets | None:
+    """The offsets that a table holds; None where there is no table."""
+    log = DeltaLog.open(place)
+    return None if log is None else log.state().offsets

@@ -1,0 +1,307 @@
+"""Typed columns: fields of documents as columns of their table.
+
+A field that is missing or null gives null. One that the column's type can't hold makes the document not fit: then all
+typed columns of it are null, and `rejects` has it with the reason. The document itself stays where it is.
+
+A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
+what it would have to change: an INT takes 7 and neither 7.0 nor "7". A TIMESTAMP is a string as ISO 8601 writes it, in
+UTC where it names no zone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+from numpy.typing import NDArray
+
+from headwater.errors import InvalidColumns
+from headwater.spark.lake.column_ddl import ColumnDef, is_column_name, parse_columns, to_ddl, type_name
+from headwater.spark.lake.json_fields import Form, JsonFields, Kind, find_fields, integers, texts
+from headwater.spark.lake.schemas import GROUP, XATTRS, documents_schema
+
+_Marks = NDArray[np.bool_]
+_RESERVED = {*documents_schema(xattrs=False).names, XATTRS.name, GROUP.name}
+_ABSENT = (Kind.MISSING, Kind.NULL)
+_STRINGS = (Kind.STRING, Kind.ESCAPED_STRING)
+_NUMBERS = (Kind.INTEGER, Kind.REAL)
+_KIND_NAMES = {
+    **dict.fromkeys(_ABSENT, "nothing"),
+    **dict.fromkeys((Kind.TRUE, Kind.FALSE), "a boolean"),
+    **dict.fromkeys(_NUMBERS, "a number"),
+    **dict.fromkeys(_STRINGS, "a string"),
+    Kind.OBJECT: "an object",
+    Kind.ARRAY: "an array",
+}
+_ROWS_A_TIME = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Documents in columns."""
+
+    columns: dict[str, pa.ChunkedArray]
+    reasons: pa.ChunkedArray
+    """By document: why it does not fit; null where it does."""
+
+
+@dataclass(frozen=True)
+class TypedColumns:
+    """The typed columns of a table. `ddl` is as `to_ddl` writes it."""
+
+    ddl: str
+
+    @classmethod
+    def from_ddl(cls, ddl: str) -> TypedColumns:
+        columns = parse_columns(ddl)
+        for column in columns:
+            if column.name.lower() in _RESERVED:
+                raise InvalidColumns(
+                    f"the table has a column {column.name!r} of its own",
+                    hint="Leave this field in `document`: get_json_object reads it from there",
+                )
+        return cls(to_ddl(columns))
+
+    @cached_property
+    def definitions(self) -> list[ColumnDef]:
+        return parse_columns(self.ddl)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        # Also what is required is null where a document does not fit.
+        return pa.schema([pa.field(column.name, column.type) for column in self.definitions])
+
+    def parse(self, documents: pa.Array | pa.ChunkedArray) -> Parsed:
+        """The columns of documents; null stands for one that is not JSON."""
+        parts = [
+            self._parse_part(documents.slice(start, _ROWS_A_TIME)) for start in range(0, len(documents), _ROWS_A_TIME)
+        ]
+        return Parsed(
+            {
+                column.name: pa.chunked_array([columns[column.name] for columns, _ in parts], column.type)
+                for column in self.definitions
+            },
+            pa.chunked_array([reasons for _, reasons in parts], pa.string()),
+        )
+
+    def _parse_part(self, documents: pa.Array | pa.ChunkedArray) -> tuple[dict[str, pa.Array], pa.Array]:
+        if isinstance(documents, pa.ChunkedArray):
+            documents = documents.combine_chunks()
+        is_json = np.asarray(documents.is_valid())
+        fields = find_fields(documents.fill_null(""), [column.name for column in self.definitions])
+        reasons = np.full(len(documents), None, dtype=object)
+        reasons[fields.forms == Form.OTHER_JSON] = "it is JSON, but no object"
+        reasons[fields.forms == Form.MALFORMED] = "it is called JSON, but can't be read as such"
+        reasons[~is_json] = "it is not JSON"
+        columns = {}
+        for number, column in enumerate(self.definitions):
+            values, bad = _column_values(column, _Field.of(fields, number))
+            columns[column.name] = values
+            _add_reasons(reasons, bad, column, fields.kinds[number])
+        self._parse_slowly(documents, fields.forms == Form.ESCAPED_NAMES, columns, reasons)
+        fits = pa.array(_is_open(reasons))
+        return (
+            {name: pc.if_else(fits, values, pa.scalar(None, values.type)) for name, values in columns.items()},
+            pa.array(reasons, pa.string()),
+        )
+
+    def _parse_slowly(
+        self, documents: pa.Array, which: _Marks, columns: dict[str, pa.Array], reasons: NDArray[np.object_]
+    ) -> None:
+        """Documents whose fields have escapes in their names are written again without, and parsed by themselves."""
+        if not which.any():
+            return
+        wanted = {column.name for column in self.definitions}
+        plain = []
+        for text in documents.filter(pa.array(which)).to_pylist():
+            try:
+                plain.append(json.dumps({k: v for k, v in json.loads(text).items() if k in wanted}, ensure_ascii=False))
+            except (ValueError, RecursionError):
+                plain.append("!")
+        parsed = self.parse(pa.array(plain, pa.string()))
+        for name, values in columns.items():
+            replacement = parsed.columns[name].combine_chunks()
+            columns[name] = pc.replace_with_mask(values, pa.array(which), replacement)
+        reasons[which] = parsed.reasons.to_numpy(zero_copy_only=False)
+
+
+def _is_open(reasons: NDArray[np.object_]) -> _Marks:
+    """By document: nothing speaks against it so far."""
+    marks: _Marks = np.equal(reasons, np.array(None, dtype=object))
+    return marks
+
+
+def _add_reasons(reasons: NDArray[np.object_], bad: _Marks, column: ColumnDef, kinds: NDArray[np.uint8]) -> None:
+    for kind in np.unique(kinds[bad]).tolist():
+        found = _KIND_NAMES[Kind(kind)]
+        marks = bad & (kinds == kind) & _is_open(reasons)
+        reasons[marks] = f"column {column.name}: {type_name(column.type)} can't hold {found} like this"
+    if column.is_required:
+        absent = np.isin(kinds, _ABSENT) & _is_open(reasons)
+        reasons[absent] = f"column {column.name}: it must not be missing or null"
+
+
+# --- one field of many documents ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    fields: JsonFields
+    number: int
+
+    @classmethod
+    def of(cls, fields: JsonFields, number: int) -> _Field:
+        return cls(fields, number)
+
+    @property
+    def kinds(self) -> NDArray[np.uint8]:
+        kinds: NDArray[np.uint8] = self.fields.kinds[self.number]
+        return kinds
+
+    def is_one_of(self, *kinds: Kind) -> _Marks:
+        return np.isin(self.kinds, kinds)
+
+    def texts(self, wanted: _Marks) -> pa.Array:
+        """The values as they are written; strings without their quotes, and what is escaped in them still so."""
+        return texts(self.fields.data, self.fields.starts[self.number], self.fields.ends[self.number], wanted)
+
+    def integers(self) -> tuple[NDArray[np.int64], _Marks]:
+        wanted = self.is_one_of(Kind.INTEGER)
+        return integers(self.fields.data, self.fields.starts[self.number], self.fields.ends[self.number], wanted)
+
+
+def _column_values(column: ColumnDef, field: _Field) -> tuple[pa.Array, _Marks]:
+    """The values of a column, and a mark where a value is there that the type can't hold."""
+    is_there = ~field.is_one_of(*_ABSENT)
+    type_ = column.type
+    if pa.types.is_string(type_):
+        values, good = _strings(field, is_there)
+    elif pa.types.is_boolean(type_):
+        good = field.is_one_of(Kind.TRUE, Kind.FALSE)
+        values = pa.array(field.is_one_of(Kind.TRUE), mask=~good)
+    elif pa.types.is_integer(type_):
+        values, good = _integers(field, type_)
+    elif pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        good = field.is_one_of(*_NUMBERS)
+        values, good = _cast(field.texts(good), type_)
+        if pa.types.is_floating(type_):
+            good &= np.asarray(pc.fill_null(pc.is_finite(values), False))
+    elif pa.types.is_date(type_) or pa.types.is_timestamp(type_):
+        wanted, _ = _strings(field, field.is_one_of(*_STRINGS))
+        values, good = _times(wanted, type_) if pa.types.is_timestamp(type_) else _cast(wanted, type_)
+    else:
+        wanted = Kind.ARRAY if pa.types.is_list(type_) else Kind.OBJECT
+        values, good = _halved(field.texts(field.is_one_of(wanted)), type_, _parse_nested)
+    return values, is_there & ~good
+
+
+def _strings(field: _Field, wanted: _Marks) -> tuple[pa.Array, _Marks]:
+    values = field.texts(wanted)
+    escaped = wanted & field.is_one_of(Kind.ESCAPED_STRING)
+    good = wanted.copy()
+    if escaped.any():
+        plain = [_unescaped(text) for text in values.filter(pa.array(escaped)).to_pylist()]
+        values = pc.replace_with_mask(values, pa.array(escaped), pa.array(plain, values.type))
+        good[escaped] = [text is not None for text in plain]
+    return values.cast(pa.string()), good
+
+
+def _unescaped(text: str) -> str | None:
+    """What a string with escapes says; None where it says half of a character."""
+    try:
+        plain: str = json.loads(f'"{text}"', strict=False)
+        plain.encode()
+    except ValueError:
+        return None
+    return plain
+
+
+def _integers(field: _Field, type_: pa.DataType) -> tuple[pa.Array, _Marks]:
+    numbers, good = field.integers()
+    limits = np.iinfo(type_.to_pandas_dtype())
+    good &= (numbers >= limits.min) & (numbers <= limits.max)
+    return pa.array(numbers.astype(type_.to_pandas_dtype()), mask=~good), good
+
+
+def _times(values: pa.Array, type_: pa.DataType) -> tuple[pa.Array, _Marks]:
+    has_zone = pc.match_substring_regex(values, r"(?:[Zz]|[+-]\d\d:?(?:\d\d)?)$")
+    is_zoned = pc.fill_null(has_zone, False)
+    is_zoned = pc.and_(is_zoned, pc.fill_null(pc.match_substring(values, ":"), False))
+    nothing = pa.scalar(None, values.type)
+    zoned, good_zoned = _cast(pc.if_else(is_zoned, values, nothing), type_)
+    plain, good_plain = _cast(pc.if_else(is_zoned, nothing, values), pa.timestamp("us"))
+    return pc.if_else(is_zoned, zoned, plain.cast(pa.int64()).cast(type_)), good_zoned | good_plain
+
+
+def _cast(values: pa.Array, type_: pa.DataType) -> tuple[pa.Array, _Marks]:
+    return _halved(values, type_, lambda part, wanted: part.cast(wanted))
+
+
+def _halved(values: pa.Array, type_: pa.DataType, convert: Any) -> tuple[pa.Array, _Marks]:
+    """Convert texts all at once, and where that fails, by halves: few are ever bad.
+
+    Gives the values, null where they can't be converted, and a mark on those that were.
+    """
+    try:
+        return convert(values, type_), np.asarray(values.is_valid())
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return pa.nulls(1, type_), np.zeros(1, dtype=np.bool_)
+    half = len(values) // 2
+    parts = [_halved(part, type_, convert) for part in (values.slice(0, half), values.slice(half))]
+    return pa.concat_arrays([part for part, _ in parts]), np.concatenate([good for _, good in parts])
+
+
+def _parse_nested(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Objects and arrays with Arrow's own reader, which takes one text a line."""
+    # A line end can't be inside a string of JSON, so it may become a space.
+    lines = pc.replace_substring_regex(values.fill_null("null"), r"[\r\n]", " ")
+    text = b"".join(b'{"v":%s}\n' % line.encode() for line in lines.to_pylist())
+    options = pj.ParseOptions(explicit_schema=pa.schema([pa.field("v", type_)]), unexpected_field_behavior="ignore")
+    block = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    parsed = pj.read_json(io.BytesIO(text), read_options=block, parse_options=options)
+    if parsed.num_rows != len(values):
+        raise pa.ArrowInvalid("a text has more than one value")
+    return parsed.column("v").combine_chunks()
+
+
+# --- columns from what the documents have ---------------------------------------------------------------------------
+
+
+def infer_columns(documents: Iterable[str | None]) -> TypedColumns | None:
+    """Columns for the fields that some documents have; None where there are none.
+
+    Whole numbers make a BIGINT, others a DOUBLE, strings a STRING, booleans a BOOLEAN; what is mixed or nested becomes
+    a STRING with its JSON text. A field is left out where a table can't have a column of its name.
+    """
+    kinds: dict[str, set[type]] = {}
+    for text in documents:
+        try:
+            document = json.loads(text or "null")
+        except (ValueError, RecursionError):
+            continue
+        for name, value in document.items() if isinstance(document, dict) else ():
+            kinds.setdefault(name, set()).update([] if value is None else [type(value)])
+    taken = set(_RESERVED)
+    columns = []
+    for name, found in kinds.items():
+        if found and is_column_name(name) and name.lower() not in taken:
+            taken.add(name.lower())
+            columns.append(ColumnDef(name, _type_for(found)))
+    return TypedColumns(to_ddl(columns)) if columns else None
+
+
+def _type_for(found: set[type]) -> pa.DataType:
+    if found == {bool}:
+        return pa.bool_()
+    if found == {int}:
+        return pa.int64()
+    return pa.float64() if found <= {int, float} else pa.string()

@@ -1,0 +1,32 @@
+"""Compile the kernels of this package before a task needs them: that takes seconds, and its result is kept on disk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.spark.lake.digests import ChangeDigester, digest_documents
+from headwater.spark.lake.key_index import KeyIndex
+from headwater.spark.lake.schemas import changes_schema, documents_schema
+from headwater.spark.lake.typed_columns import TypedColumns
+
+
+def warm_up() -> None:
+    """Call everything that is compiled once, as it is called in earnest."""
+    index = KeyIndex(pa.array([b"a", b"b", b"a"]), np.array([1, 2, 3]))
+    index.find(pa.array([b"a", b"c"]))
+    TypedColumns.from_ddl("n INT, s STRING").parse(pa.array(['{"n": 1, "s": "a"}', None]))
+    for schema in (documents_schema(xattrs=False), changes_schema(xattrs=False)):
+        row = {field.name: _value(field) for field in schema}
+        table = pa.Table.from_pylist([row], schema)
+        if "void" in schema.names:
+            digester = ChangeDigester(1)
+            digester.add(table)
+            digester.finish()
+        else:
+            digest_documents([table], vbuckets=1)
+
+
+def _value(field: pa.Field) -> object:
+    values = {"op": "mutation", "key": "a", "document": "{}", "value": b"{}", "void": False}
+    return values.get(field.name, None if field.nullable else 0)

@@ -1,0 +1,236 @@
+"""The data source `dcp`: `spark.read.format("dcp")` and `spark.readStream.format("dcp")`.
+
+Spark makes one stream reader for planning, which lives as long as the query, and pickles others to the tasks. So a
+reader holds options only, and what is made of them is made when it is first needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import Start
+from headwater.client.survey import Surveyor
+from headwater.errors import InvalidInput
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.spark.planning import Survey, TaskPlan, plan_end, plan_tasks
+from headwater.spark.read_extents import ExtentFolder, ReadExtent
+from headwater.spark.rows import SparkRows, spark_schema
+from headwater.spark.source_options import SourceOptions
+from headwater.spark.task_read import read_ranges
+
+BYTES_PER_ROW = 512
+"""What a change is taken to have, where a limit is given in bytes: seqnos can be counted, bytes can't."""
+
+
+class DcpPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, plan: TaskPlan, bucket_uuid: str) -> None:
+        super().__init__((plan, bucket_uuid))
+        self.plan = plan
+        self.bucket_uuid = bucket_uuid
+
+
+class DcpDataSource(DataSource):
+    """Changes of a Couchbase bucket, as rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dcp"
+
+    def schema(self) -> StructType:
+        return spark_schema(self._checked)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return DcpBatchReader(self._checked, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return DcpStreamReader(self._checked, schema)
+
+    @cached_property
+    def _checked(self) -> SourceOptions:
+        return SourceOptions.make(self.options)
+
+
+class _Planner:
+    """What both kinds of readers share: the connection to the bucket, and the way to rows."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._spark_schema = schema
+        self._connected: Surveyor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connected": None}
+
+    @property
+    def _surveyor(self) -> Surveyor:
+        if self._connected is None:
+            self._connected = Surveyor(self._options.settings)
+        return self._connected
+
+    @property
+    def _bucket_uuid(self) -> str:
+        return self._surveyor.cluster_map.uuid
+
+    def _first_offsets(self) -> Offsets:
+        """Where `startingOffsets` says. Vbuckets that it does not name start at their beginning."""
+        vbuckets = map(VBucketId, range(self._surveyor.cluster_map.vbuckets))
+        offsets = Offsets(self._bucket_uuid, dict.fromkeys(vbuckets, StreamOffset()))
+        start = self._options.start
+        if isinstance(start, Offsets):
+            start.check_bucket(self._bucket_uuid)
+            return offsets.updated(start.offsets)
+        return offsets if start is Start.BEGINNING else _high_offsets(self._bucket_uuid, self._surveyor.survey())
+
+    def _partitions(self, start: Offsets, end: Offsets) -> list[DcpPartition]:
+        cluster_map = self._surveyor.cluster_map
+        node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
+        plans = plan_tasks(start, end, node_of=node_of, tasks_min=self._options.partitions_min)
+        return [DcpPartition(plan, start.bucket_uuid) for plan in plans]
+
+    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, DcpPartition)
+        rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
+        if partition.plan.rollbacks:
+            yield rows.rollbacks(partition.plan.rollbacks)
+        for batch in read_ranges(partition.plan, self._options, partition.bucket_uuid):
+            yield rows.convert(batch)
+
+
+class DcpBatchReader(_Planner, DataSourceReader):
+    """Everything from `startingOffsets` to `endingOffsets`, or to now."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        start = self._first_offsets()
+        end = self._options.end
+        if end is None:
+            end = plan_end(start, self._surveyor.survey(), {})
+        end.check_bucket(start.bucket_uuid)
+        below = [vbucket for vbucket, offset in end.offsets.items() if offset.seqno < start[vbucket].seqno]
+        if below:
+            raise InvalidInput(
+                f"vbucket {below[0]} can't be read from its starting offset: it lies behind the end, or a failover "
+                "has taken it back",
+                hint="Start from the beginning, or read it as a stream, which tells rollbacks as rows",
+            )
+        return self._partitions(start, end) or [DcpPartition(TaskPlan(), start.bucket_uuid)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows(partition)
+
+
+class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Changes as they come, in batches that Spark can repeat."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._target: dict[VBucketId, Seqno] | None = None
+        self._extents: dict[VBucketId, ReadExtent] = {}
+
+    # --- planning, in one process for the whole query -------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return _to_spark(self._first_offsets())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        began = _from_spark(start)
+        began.check_bucket(self._bucket_uuid)
+        self._read_extents()
+        rows_max = _rows_max(limit)
+        survey = self._settled_survey(began)
+        return _to_spark(plan_end(began, survey, self._extents, target=self._target, rows_max=rows_max))
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return _to_spark(_high_offsets(self._bucket_uuid, self._last_survey))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.rows_per_trigger_max is not None:
+            return ReadMaxRows(self._options.rows_per_trigger_max)
+        if self._options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = {vbucket: status.high_seqno for vbucket, status in self._surveyor.survey().items()}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._partitions(_from_spark(start), _from_spark(end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.progress_dir is not None:
+            ExtentFolder(self._options.progress_dir).compact(self._extents)
+
+    def stop(self) -> None:
+        if self._connected is not None:
+            self._connected.close()
+
+    def _settled_survey(self, began: Offsets) -> Survey:
+        """A failover in the middle of a survey looks like a server that has lost its newest changes: ask once more."""
+        survey = self._surveyor.survey(began.vbuckets)
+        odd = [
+            vbucket
+            for vbucket, offset in began.offsets.items()
+            if survey[vbucket].failover_log.newest.vbuuid == offset.vbuuid and survey[vbucket].high_seqno < offset.seqno
+        ]
+        self._last_survey = survey | self._surveyor.survey(odd) if odd else survey
+        return self._last_survey
+
+    def _read_extents(self) -> None:
+        if self._options.progress_dir is not None:
+            self._extents = ExtentFolder(self._options.progress_dir).read()
+
+    # --- reading, in the tasks ------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._rows(partition)
+
+
+def _rows_max(limit: ReadLimit) -> int | None:
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows
+    if isinstance(limit, ReadMaxBytes):
+        return max(1, limit.max_bytes // BYTES_PER_ROW)
+    return None
+
+
+def _high_offsets(bucket_uuid: str, survey: Survey) -> Offsets:
+    return Offsets(
+        bucket_uuid,
+        {
+            vbucket: StreamOffset(
+                vbuuid=status.failover_log.newest.vbuuid,
+                seqno=status.high_seqno,
+                snapshot_start=status.high_seqno,
+                snapshot_end=status.high_seqno,
+            )
+            for vbucket, status in survey.items()
+        },
+    )
+
+
+def _to_spark(offsets: Offsets) -> dict[str, Any]:
+    """Spark compares offsets as text: the same place must always be the same text."""
+    told: dict[str, Any] = json.loads(offsets.to_json())
+    return told
+
+
+def _from_spark(offset: dict[str, Any]) -> Offsets:
+    return Offsets.from_json(json.dumps(offset))

@@ -1,0 +1,86 @@
+"""What a task does: read ranges of vbuckets and give their rows, no more and no less.
+
+Three things may happen between the plan and the read, and none of them fails the task:
+
+* The server has written on. Its snapshot goes beyond the range, and what lies behind the range is left out.
+* A failover has taken back a part of the range. The reader sees a rollback; from there on the vbucket is left alone.
+  The planner finds the new branch, nothing in the extents says that the vbucket was read to its end, and so the next
+  batch rolls it back to a place that is sure.
+* A node is lost or vbuckets move. The reader follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.client import blocking_client
+from headwater.client.batches import OPS
+from headwater.client.offsets import Offsets
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.spark.planning import TaskPlan
+from headwater.spark.read_extents import ExtentFolder, ReadExtent
+from headwater.spark.shipped_kernels import use_shipped_kernels
+from headwater.spark.source_options import SourceOptions
+
+_ROLLBACK = OPS.index("rollback")
+_VBUCKETS_MAX = 0x10000
+
+
+def read_ranges(plan: TaskPlan, options: SourceOptions, bucket_uuid: str) -> Iterator[pa.RecordBatch]:
+    """The rows of all ranges, in the client's schema."""
+    if not plan.ranges:
+        return
+    use_shipped_kernels()
+    starts = Offsets(bucket_uuid, {read.vbucket: read.start for read in plan.ranges})
+    ends = {read.vbucket: read.end_seqno for read in plan.ranges}
+    cut = _Cut(ends)
+    with blocking_client.connect_with(options.settings) as client:
+        batches = client.read(replace(options.read, start=starts, end=ends))
+        for batch in batches:
+            kept = cut.keep(batch)
+            if kept.num_rows:
+                yield kept
+        if options.progress_dir is not None:
+            ExtentFolder(options.progress_dir).write(_extents(batches.offsets, ends, cut.rolled_back))
+
+
+def _extents(reached: Offsets, ends: dict[VBucketId, Seqno], rolled_back: set[int]) -> dict[VBucketId, ReadExtent]:
+    return {
+        vbucket: ReadExtent(
+            vbuuid=offset.vbuuid, seqno=min(offset.seqno, ends[vbucket]), snapshot_end=offset.snapshot_end
+        )
+        for vbucket, offset in reached.offsets.items()
+        if vbucket not in rolled_back
+    }
+
+
+class _Cut:
+    """Leaves out what lies behind the ranges, and what comes after a rollback."""
+
+    def __init__(self, ends: dict[VBucketId, Seqno]) -> None:
+        self.rolled_back: set[int] = set()
+        self._ends = np.zeros(_VBUCKETS_MAX, dtype=np.uint64)
+        self._ends[list(ends)] = list(ends.values())
+
+    def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        vbuckets = batch.column("vbucket").to_numpy()
+        is_rollback = batch.column("op").indices.to_numpy() == _ROLLBACK
+        if is_rollback.any():
+            batch = batch.filter(pa.array(self._before_rollbacks(vbuckets, is_rollback)))
+            vbuckets = batch.column("vbucket").to_numpy()
+        keep = batch.column("seqno").to_numpy() <= self._ends[vbuckets]
+        return batch if keep.all() else batch.filter(pa.array(keep))
+
+    def _before_rollbacks(self, vbuckets: np.ndarray, is_rollback: np.ndarray) -> np.ndarray:
+        keep = np.ones(len(vbuckets), dtype=bool)
+        for row in np.flatnonzero(is_rollback).tolist():
+            vbucket = int(vbuckets[row])
+            self.rolled_back.add(vbucket)
+            # From now on nothing of this vbucket is wanted, whatever seqno it has.
+            self._ends[vbucket] = 0
+            keep[row:] &= vbuckets[row:] != vbucket
+        return keep

@@ -1,0 +1,236 @@
+"""A bucket in memory, with failovers, and the rows that a reader of it would hand out.
+
+It knows nothing of tables: the tests hold the tables against it. Every vbucket has one list of changes, its present
+branch. A failover cuts the list and begins a new branch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+
+from headwater.client.batches import CHANGE_SCHEMA
+from headwater.client.offsets import Offsets
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+
+BUCKET_UUID = "5ab1e"
+EPOCH_NS = 1_700_000_000_000_000_000
+REMOVALS = ("deletion", "expiration")
+ENDS = ("collection_dropped", "collection_created")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    seqno: int
+    op: str
+    collection_id: int
+    key: bytes | None = None
+    value: bytes | None = None
+    is_json: bool = True
+    flags: int = 0
+    expiry: int = 0
+    rev: int = 1
+    cas: int = 0
+
+
+@dataclass(slots=True)
+class ModelVBucket:
+    vbuuid: int
+    changes: list[Change] = field(default_factory=list)
+    high_seqno: int = 0
+    sent_seqno: int = 0
+    """What the reader has handed out, of which branch."""
+    sent_vbuuid: int = 0
+    fork_seqno: int | None = None
+    """Since then the history has parted, here at the earliest."""
+
+    def upto(self, seqno: int) -> list[Change]:
+        return [change for change in self.changes if change.seqno <= seqno]
+
+
+def documents(changes: Iterable[Change]) -> dict[tuple[int, bytes], Change]:
+    """What changes leave: by collection and key."""
+    found: dict[tuple[int, bytes], Change] = {}
+    for change in changes:
+        if change.op in ENDS:
+            found = {place: it for place, it in found.items() if place[0] != change.collection_id}
+        elif change.key is not None:
+            place = change.collection_id, change.key
+            found.pop(place, None)
+            if change.op == "mutation":
+                found[place] = change
+    return found
+
+
+class ModelBucket:
+    """The bucket, and a reader of it."""
+
+    def __init__(self, vbuckets: int) -> None:
+        self._vbuuids = itertools.count(2**63 + 1)
+        """Too large for a signed number, as half of them are."""
+        self._times = itertools.count(1)
+        self.vbuckets = [ModelVBucket(vbuuid=next(self._vbuuids)) for _ in range(vbuckets)]
+        self.names: dict[int, tuple[str, str]] = {0: ("_default", "_default")}
+
+    # --- what happens in it ---------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        vbucket: int,
+        op: str,
+        collection_id: int,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        *,
+        is_json: bool = True,
+        flags: int = 0,
+        expiry: int = 0,
+    ) -> Change:
+        place = self.vbuckets[vbucket]
+        place.high_seqno += 1
+        change = Change(
+            seqno=place.high_seqno,
+            op=op,
+            collection_id=collection_id,
+            key=key,
+            value=value,
+            is_json=is_json,
+            flags=flags,
+            expiry=expiry,
+            rev=place.high_seqno,
+            cas=0 if key is None else EPOCH_NS + next(self._times) * 1_000_000,
+        )
+        place.changes.append(change)
+        return change
+
+    def event(self, op: str, collection_id: int) -> None:
+        """An event of a collection comes to all vbuckets."""
+        for vbucket in range(len(self.vbuckets)):
+            self.change(vbucket, op, collection_id)
+
+    def fail_over(self, vbucket: int, seqno: int) -> None:
+        """Another copy takes over, that has the changes up to a seqno."""
+        place = self.vbuckets[vbucket]
+        place.changes = place.upto(seqno)
+        place.high_seqno = seqno
+        place.vbuuid = next(self._vbuuids)
+        if seqno < place.sent_seqno:
+            place.fork_seqno = seqno if place.fork_seqno is None else min(seqno, place.fork_seqno)
+
+    # --- what a reader sees ---------------------------------------------------------------------------------------
+
+    def rows(self, vbucket: int, *, back_seqnos: int = 0, deduplicated: bool = False) -> list[dict[str, object]]:
+        """What the reader hands out next of a vbucket: all that is new, with a rollback before it if there was one.
+
+        The rollback goes `back_seqnos` further than it must, as it does when the fork lies inside a snapshot.
+        """
+        place = self.vbuckets[vbucket]
+        start = place.sent_seqno
+        rows = []
+        if place.fork_seqno is not None:
+            start = max(0, place.fork_seqno - back_seqnos)
+            rows.append(self._rollback_row(vbucket, start))
+        new = [change for change in place.changes if change.seqno > start]
+        if deduplicated:
+            newest = {(change.collection_id, change.key): change for change in new}
+            new = [change for change in new if change.key is None or newest[change.collection_id, change.key] is change]
+        return [*rows, *(self.row(vbucket, change, start) for change in new)]
+
+    def mark_sent(self, vbuckets: Iterable[int]) -> None:
+        for vbucket in vbuckets:
+            place = self.vbuckets[vbucket]
+            place.sent_seqno, place.sent_vbuuid, place.fork_seqno = place.high_seqno, place.vbuuid, None
+
+    def mark_unread(self, vbucket: int) -> None:
+        """The reader begins again."""
+        place = self.vbuckets[vbucket]
+        place.sent_seqno, place.sent_vbuuid, place.fork_seqno = 0, 0, None
+
+    def offsets(self, sending: Sequence[int] = ()) -> Offsets:
+        """Where the reader is, or will be behind some vbuckets' rows."""
+        found = {}
+        for number, place in enumerate(self.vbuckets):
+            is_new = number in sending
+            seqno = Seqno(place.high_seqno if is_new else place.sent_seqno)
+            vbuuid = Vbuuid(place.vbuuid if is_new else place.sent_vbuuid)
+            if vbuuid:
+                found[VBucketId(number)] = StreamOffset(
+                    vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno
+                )
+        return Offsets(BUCKET_UUID, found)
+
+    def sent_documents(self) -> dict[tuple[int, int, bytes], Change]:
+        """The documents of what was handed out, by vbucket, collection and key. Not to be asked between a failover
+        and the reader's next look at the vbucket."""
+        return {
+            (number, *place): change
+            for number, vbucket in enumerate(self.vbuckets)
+            for place, change in documents(vbucket.upto(vbucket.sent_seqno)).items()
+        }
+
+    def row(self, vbucket: int, change: Change, snapshot_start: int) -> dict[str, object]:
+        """A change as the reader hands it out."""
+        scope, collection = self.names[change.collection_id]
+        return {
+            "vbucket": vbucket,
+            "vbuuid": self.vbuckets[vbucket].vbuuid,
+            "seqno": change.seqno,
+            "rev": change.rev,
+            "op": change.op,
+            "scope": scope,
+            "collection": collection,
+            "collection_id": change.collection_id,
+            "key": change.key,
+            "value": change.value,
+            "datatype": int(change.is_json and change.op == "mutation"),
+            "flags": change.flags,
+            "expiry": change.expiry,
+            "cas": change.cas,
+            "changed_at": changed_at(change),
+            "snapshot_start": snapshot_start,
+            "snapshot_end": self.vbuckets[vbucket].high_seqno,
+        }
+
+    def _rollback_row(self, vbucket: int, kept: int) -> dict[str, object]:
+        place = self.vbuckets[vbucket]
+        details = {"from_seqno": place.sent_seqno, "old_vbuuid": place.sent_vbuuid, "new_vbuuid": place.vbuuid}
+        row = dict.fromkeys(("rev", "datatype", "flags", "expiry", "cas"), 0)
+        return {
+            **row,
+            "op": "rollback",
+            "vbucket": vbucket,
+            "vbuuid": place.vbuuid,
+            "seqno": kept,
+            "value": json.dumps(details).encode(),
+            "snapshot_start": kept,
+            "snapshot_end": kept,
+        }
+
+
+def changed_at(change: Change) -> datetime | None:
+    if change.cas == 0:
+        return None
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=change.cas // 1000)
+
+
+def batches(rows: Sequence[dict[str, object]], size: int) -> Iterator[pa.RecordBatch]:
+    """Rows as a reader's batches."""
+    plain = pa.schema([pa.field(f.name, _plain(f.type), f.nullable) for f in CHANGE_SCHEMA])
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        columns = [pa.array([row.get(field.name) for row in part], field.type) for field in plain]
+        columns = [
+            column.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else column
+            for column, field in zip(columns, CHANGE_SCHEMA, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA)
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    return type_.value_type if pa.types.is_dictionary(type_) else type_

@@ -1,0 +1,334 @@
+"""A lake against a model of the bucket, through rollbacks, replays and crashes between any two steps.
+
+After every batch that was landed, however many attempts it took, the tables must hold what the model has: the documents
+read in between and after a merge, the history, and `changes` with nothing in it alive twice. Small row groups, buffers
+and files make every boundary come up soon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
+from headwater.client.offsets import Offsets
+from headwater.errors import LakeOutOfStep
+from headwater.protocol.numbers import VBucketId
+from headwater.spark.lake import change_files, change_rows, data_files, file_joining, trimming
+from headwater.spark.lake.digests import ChangeDigester, digest_documents
+from headwater.spark.lake.file_joining import join_files
+from headwater.spark.lake.lake import Batch, Lake, LakeSettings
+from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.lake.trimming import trim_changes
+from headwater.spark.lake.typed_columns import TypedColumns
+from lake_checks import (
+    Place,
+    Row,
+    check_documents,
+    check_history,
+    check_no_duplicates,
+    expected_history,
+    place_of,
+    table_rows,
+)
+
+VBUCKETS = 5
+KEYS = [b"a", b"b", b"c", b"\xff\xfe", b"\\xff"]
+VALUES = [b'{"n": 1}', b'{"n": "two"}', b"[]", b"\x00\xff", b'{"n": 3, "\xc3\xa4": null}', b""]
+NUMBERS = {b'{"n": 1}': 1, b'{"n": 3, "\xc3\xa4": null}': 3, b"{}": None}
+"""What the typed column holds, of all values that fit it."""
+NAMES = {8: ("inventory", "hotel"), 9: ("inventory", "route"), 10: ("inventory", "hotel")}
+"""The third has the name of the first: it was dropped and made again."""
+
+vbuckets = st.integers(0, VBUCKETS - 1)
+crash_steps = st.sampled_from([None, None, 0, 1, 2, 3, 4, 5, 6, 8])
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+class CrashAt:
+    """Lets some steps pass, and no more."""
+
+    def __init__(self, steps: int | None) -> None:
+        self._left = steps
+
+    def __call__(self, name: str) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise Crash(name)
+
+
+class LakeMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="lake-model-"))
+        self.bucket = ModelBucket(VBUCKETS)
+        self.delivered: list[list[Change]] = [[] for _ in range(VBUCKETS)]
+        self.queries = self.batch_ids = 0
+        self.patches = ExitStack()
+
+    @initialize(
+        groups=st.sampled_from([1, 2, 5]),
+        fraction=st.sampled_from([0.0, 0.2, 1000.0]),
+        keep_bytes=st.sampled_from([0, 300, 2**40]),
+        row_group_rows=st.sampled_from([2, 128]),
+        buffer_bytes=st.sampled_from([200, 1000, 2**27]),
+        is_typed=st.booleans(),
+    )
+    def begin(
+        self,
+        groups: int,
+        fraction: float,
+        keep_bytes: int,
+        row_group_rows: int,
+        buffer_bytes: int,
+        is_typed: bool,
+    ) -> None:
+        self.groups, self.buffer_bytes, self.is_typed = groups, buffer_bytes, is_typed
+        for module, name, value in (
+            (change_rows, "KEEP_BYTES", keep_bytes),
+            (change_files, "ROW_GROUP_ROWS", row_group_rows),
+            (change_files, "_GROUP_ROWS_MIN", row_group_rows),
+            (data_files, "ROW_GROUP_ROWS", row_group_rows),
+            (file_joining, "JOIN_FILES_MIN", 2),
+            (file_joining, "JOIN_BYTES_A_TIME", 2000),
+            (trimming, "TRIM_ROWS_PER_DOCUMENT", 0),
+        ):
+            self.patches.enter_context(patch.object(module, name, value))
+        columns = {"*": TypedColumns.from_ddl("n BIGINT")} if is_typed else {}
+        rules = MergeRules(fraction=fraction, history=True, file_bytes=4000)
+        self.settings = LakeSettings(merging=rules, columns=columns)
+        self.bucket.names.update(NAMES)
+
+    def teardown(self) -> None:
+        self.patches.close()
+        shutil.rmtree(self.directory)
+
+    # --- the bucket -----------------------------------------------------------------------------------------------
+
+    @rule(
+        vbucket=vbuckets,
+        keys=st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)), min_size=1, max_size=6),
+        collection=st.sampled_from([0, 0, 8, 9, 10]),
+        flags=st.sampled_from([0, 2**32 - 1]),
+    )
+    def write(self, vbucket: int, keys: list[tuple[bytes, bytes]], collection: int, flags: int) -> None:
+        for key, value in keys:
+            is_json = value not in (b"\x00\xff", b"")
+            self.bucket.change(vbucket, "mutation", collection, key, value, is_json=is_json, flags=flags)
+
+    @rule(
+        vbucket=vbuckets,
+        key=st.sampled_from(KEYS),
+        collection=st.sampled_from([0, 0, 8, 9, 10]),
+        op=st.sampled_from(["deletion", "expiration"]),
+    )
+    def remove(self, vbucket: int, key: bytes, collection: int, op: str) -> None:
+        self.bucket.change(vbucket, op, collection, key)
+
+    @rule(collection=st.sampled_from([8, 9, 10]), op=st.sampled_from(["collection_dropped", "collection_created"]))
+    def end_collection(self, collection: int, op: str) -> None:
+        self.bucket.event(op, collection)
+
+    @rule(vbucket=vbuckets, part=st.floats(0, 1))
+    def fail_over(self, vbucket: int, part: float) -> None:
+        self.bucket.fail_over(vbucket, int(self.bucket.vbuckets[vbucket].high_seqno * part))
+
+    # --- landing --------------------------------------------------------------------------------------------------
+
+    @rule(
+        chosen=st.sets(vbuckets, min_size=1),
+        back_seqnos=st.sampled_from([0, 0, 1, 3, 1000]),
+        crashes=st.lists(crash_steps, max_size=3),
+        deduplicated=st.booleans(),
+        force=st.booleans(),
+        join=st.booleans(),
+        new_query=st.booleans(),
+        size=st.sampled_from([1, 2, 100]),
+        parting=st.none() | st.tuples(vbuckets, st.floats(0, 1), st.lists(st.sampled_from(KEYS), max_size=3)),
+    )
+    def land(
+        self,
+        chosen: set[int],
+        back_seqnos: int,
+        crashes: list[int | None],
+        deduplicated: bool,
+        force: bool,
+        join: bool,
+        new_query: bool,
+        size: int,
+        parting: tuple[int, float, list[bytes]] | None,
+    ) -> None:
+        # What has parted must be looked at, or the model can't say what the tables should have.
+        chosen |= {number for number, it in enumerate(self.bucket.vbuckets) if it.fork_seqno is not None}
+        sending = sorted(chosen)
+        rows = {v: self.bucket.rows(v, back_seqnos=back_seqnos, deduplicated=deduplicated) for v in sending}
+        self.note_delivered(rows)
+        if parting is not None and parting[0] in chosen:
+            rows[parting[0]] += self.part_while_read(*parting, back_seqnos)
+        for attempt, crash in enumerate([*crashes, None]):
+            try:
+                lake = self.open(CrashAt(crash))
+                if attempt and new_query and lake.held_offsets() == self.bucket.offsets(sending):
+                    # A new checkpoint begins where the tables end, and there is nothing behind it.
+                    self.queries += 1
+                else:
+                    self.attempt(lake, sending, rows, size)
+                lake.merge(force=force)
+                if join:
+                    join_files(lake, file_bytes=4000)
+                break
+            except Crash:
+                continue
+        self.batch_ids += 1
+        self.bucket.mark_sent(sending)
+        self.begin_again_where_wiped(lake, sending)
+        self.check(force=force)
+
+    def begin_again_where_wiped(self, lake: Lake, sending: Sequence[int]) -> None:
+        """A rollback that `changes` does not reach back to ends the query. Another one reads the vbucket from 0."""
+        wiped = [vbucket for vbucket in sending if lake.held_offsets().get(VBucketId(vbucket)) is None]
+        assert bool(wiped) == (lake.state.ended_query is not None)
+        for vbucket in wiped:
+            self.bucket.mark_unread(vbucket)
+            self.delivered[vbucket] = []
+        if wiped:
+            with pytest.raises(LakeOutOfStep):
+                self.begin_batch(lake, sending)
+            self.queries += 1
+
+    @precondition(lambda self: self.batch_ids)
+    @rule(force=st.booleans(), crash=crash_steps)
+    def trim(self, force: bool, crash: int | None) -> None:
+        with contextlib.suppress(Crash):
+            lake = self.open(CrashAt(crash))
+            lake.merge(force=force)
+            trim_changes(lake, datetime.now(UTC))
+
+    def part_while_read(
+        self, vbucket: int, part: float, keys: list[bytes], back_seqnos: int
+    ) -> list[dict[str, object]]:
+        """After what has been read of it, a vbucket fails over, and what follows is read in the same batch."""
+        self.bucket.mark_sent([vbucket])
+        self.fail_over(vbucket, part)
+        for key in keys:
+            self.bucket.change(vbucket, "mutation", 0, key, b"{}")
+        rows = self.bucket.rows(vbucket, back_seqnos=back_seqnos)
+        self.note_delivered({vbucket: rows})
+        return rows
+
+    def open(self, step: CrashAt) -> Lake:
+        return Lake.create(
+            str(self.directory),
+            bucket_uuid=BUCKET_UUID,
+            vbuckets=VBUCKETS,
+            groups=self.groups,
+            settings=self.settings,
+            step=step,
+        )
+
+    def attempt(self, lake: Lake, sending: Sequence[int], rows: dict[int, list[dict[str, object]]], size: int) -> None:
+        batch = self.begin_batch(lake, sending)
+        if batch is None:
+            return
+        writer = replace(batch.writer, buffer_bytes=self.buffer_bytes)
+        shares = [[v for v in sending if v % 2 == share] for share in (0, 1)]
+        reports = [writer.write(batches([row for v in share for row in rows[v]], size)) for share in shares]
+        lake.step("written")
+        lake.commit_batch(batch, reports)
+
+    def begin_batch(self, lake: Lake, sending: Sequence[int]) -> Batch | None:
+        return lake.begin_batch(
+            query_id=f"query-{self.queries}", batch_id=self.batch_ids, end=self.bucket.offsets(sending)
+        )
+
+    def note_delivered(self, rows: dict[int, list[dict[str, object]]]) -> None:
+        for vbucket, sent in rows.items():
+            by_seqno = {change.seqno: change for change in self.bucket.vbuckets[vbucket].changes}
+            for row in sent:
+                if row["op"] == "rollback":
+                    kept = row["seqno"]
+                    assert isinstance(kept, int)
+                    self.delivered[vbucket] = [it for it in self.delivered[vbucket] if it.seqno <= kept]
+                else:
+                    self.delivered[vbucket].append(by_seqno[row["seqno"]])  # type: ignore[index]
+
+    # --- what must be true ----------------------------------------------------------------------------------------
+
+    def check(self, *, force: bool) -> None:
+        expected = self.bucket.sent_documents()
+        changes = table_rows(self.directory / "changes")
+        check_no_duplicates(changes)
+        lake = Lake.open(str(self.directory))
+        assert lake is not None
+        assert lake.held_offsets() == self.bucket.offsets()
+        now = [rows for name in lake.tables for rows in lake.documents_now(name)]
+        check_documents((row for rows in now for row in rows.to_pylist()), expected)
+        self.check_digests(now)
+        for name in lake.tables:
+            self.check_offsets(name, lake.held_offsets(name))
+        if force:
+            merged = [row for name in lake.tables for row in table_rows(self.directory / "documents" / name)]
+            check_documents(merged, expected)
+            if self.is_typed:
+                self.check_typed(merged, expected, lake)
+            history = [row for name in lake.tables for row in table_rows(self.directory / "history" / name)]
+            check_history(history, expected_history(self.delivered))
+
+    def check_typed(self, rows: list[Row], expected: dict[Place, Change], lake: Lake) -> None:
+        """The column has the field where a document fits, and what does not fit is in `rejects`."""
+        assert {place_of(row): row["n"] for row in rows} == {
+            place: NUMBERS.get(change.value or b"") for place, change in expected.items()
+        }
+        rejects = [row for name in lake.tables for row in table_rows(self.directory / "rejects" / name)]
+        check_documents(rejects, {place: it for place, it in expected.items() if it.value not in NUMBERS})
+        assert all(row["reason"] for row in rejects)
+
+    def check_offsets(self, name: str, offsets: Offsets) -> None:
+        """A table, merged or not, holds just what its offsets say."""
+        expected = {
+            (int(vbucket), *place): change
+            for vbucket, at in offsets.offsets.items()
+            for place, change in documents(self.bucket.vbuckets[vbucket].upto(at.seqno)).items()
+            if ".".join(self.bucket.names[place[0]]) == name
+        }
+        check_documents(table_rows(self.directory / "documents" / name), expected)
+
+    def check_digests(self, now: list[pa.Table]) -> None:
+        """Of the tables as they are now, of the changes in them, and of the bucket when it is read from its start."""
+        digests = digest_documents(now, vbuckets=VBUCKETS)
+        landed, streamed = ChangeDigester(VBUCKETS), ChangeDigester(VBUCKETS)
+        landed.add(DeltaTable(self.directory / "changes").to_pyarrow_table())
+        for vbucket, place in enumerate(self.bucket.vbuckets):
+            rows = [self.bucket.row(vbucket, change, 0) for change in place.upto(place.sent_seqno)]
+            for batch in batches(rows, 3):
+                streamed.add(batch)
+        assert digests == landed.finish()
+        assert digests == streamed.finish()
+
+
+LakeMachine.TestCase.settings = settings(
+    max_examples=40,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+TestLakeMachine = LakeMachine.TestCase

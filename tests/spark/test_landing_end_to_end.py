@@ -1,0 +1,228 @@
+"""A bucket in which everything happens, landed step by step: after each the tables are the bucket.
+
+The story ends with a failover. Documents A are on every copy of a vbucket; documents B are on the active copy alone,
+and that is lost; the copy that takes over goes on with documents C. Some keys are written in A and again in B, and the
+tables get both in one batch. A server then sends the newer version alone, so the older one, which holds again after the
+failover, is nowhere in the tables, and has to be read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from landed_bucket import LandedBucket, key_of
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+from spark_node import DEFAULT, SourceBucket
+
+from headwater.client.survey import VBucketStatus
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.spark import landing, planning
+from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.read_extents import ReadExtent
+from headwater.spark.source import DcpDataSource, DcpStreamReader
+from headwater.spark.verification import Verdict
+from node_process import PASSWORD, USER
+
+HOTELS = "inventory.hotel"
+ROOMS = "inventory.room"
+VBUCKET = 2
+TRAPS = 5
+COMMAND_S_MAX = 120.0
+
+ODD_KEYS = {
+    b"\xff\xfe": b'{"key":"no UTF-8"}',
+    b"\\xff\\xfe": b'{"key":"looks like the other one"}',
+    "schlüssel ☃".encode(): b'{"key":"beyond ASCII"}',
+    b"with\nline\x00and nul": b'{"key":"control characters"}',
+    b"'; DROP TABLE \"x\" --%": b'{"key":"quotes"}',
+    b"k" * 246: b'{"key":"as long as it may be"}',
+}
+VALUES = {
+    b"binary": b"\x00\xff\xfe\x80",
+    b"empty": b"",
+    b"number": b"17",
+    b"text": "nur Text: ☃".encode(),
+    b"almost": b'{"cut off":',
+    b"spaces": b'{ "a" : [1, 2.50, null] }',
+    b"large": b'{"padding":"' + b"x" * 100_000 + b'"}',
+}
+
+
+def headwater_verify(bucket: SourceBucket, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command."""
+    return subprocess.run(
+        [sys.executable, "-m", "headwater", "verify", bucket.url, str(folder), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S_MAX,
+        check=False,
+        env={**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD},
+    )
+
+
+def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    landed = LandedBucket(bucket, spark, tmp_path / "lake", rules=MergeRules(fraction=0, history=True))
+    expected = {**ODD_KEYS, **VALUES, **{b"plain-%d" % number: b'{"n":%d}' % number for number in range(20)}}
+
+    # Documents of all kinds, and collections.
+    bucket.put_each(expected)
+    bucket.put([b"plain-0"], expected[b"plain-0"], flags=0x02000006)
+    bucket.create_scope("inventory")
+    old_id = bucket.create_collection(HOTELS)
+    bucket.create_collection(ROOMS)
+    bucket.put([b"h1", b"h2"], b'{"in":"the first"}', into=HOTELS)
+    bucket.put([b"r1"], b'{"room":1}', into=ROOMS)
+    landed.land()
+    landed.check_equal()
+    assert landed.documents(DEFAULT) == expected
+    assert landed.documents(HOTELS).keys() == {b"h1", b"h2"}
+
+    # Updates, deletions, expirations; a collection is dropped and another one has its name.
+    bucket.put([b"plain-1", b"\xff\xfe", b"empty"], b'{"updated":true}')
+    expected |= dict.fromkeys([b"plain-1", b"\xff\xfe", b"empty"], b'{"updated":true}')
+    gone = [b"plain-2", b"\\xff\\xfe", b"binary", b"plain-3"]
+    bucket.delete(gone[:3])
+    bucket.expire([*gone[3:], b"never landed"])
+    expected = {key: value for key, value in expected.items() if key not in gone}
+    bucket.drop_collection(HOTELS)
+    new_id = bucket.create_collection(HOTELS)
+    bucket.put([b"h2", b"h3"], b'{"in":"the second"}', into=HOTELS)
+    bucket.drop_collection(ROOMS)
+    landed.land()
+    landed.check_equal()
+    assert landed.documents(DEFAULT) == expected
+    assert landed.documents(HOTELS) == dict.fromkeys([b"h2", b"h3"], b'{"in":"the second"}')
+    assert {row["collection_id"] for row in landed.rows("documents", HOTELS)} == {new_id}
+    assert {row["collection_id"] for row in landed.rows("history", HOTELS)} == {old_id, new_id}
+    assert landed.documents(ROOMS) == {}
+    assert {row["op"] for row in landed.rows("changes")} >= {"deletion", "expiration", "collection_dropped"}
+
+    # A and B come in one batch, and C after the failover.
+    traps = bucket.keys("trap", TRAPS, vbucket=VBUCKET)
+    doomed = bucket.keys("doomed", 2, vbucket=VBUCKET)
+    bucket.put([*traps, *doomed], b'{"wrote":"A"}')
+    bucket.put(bucket.keys("in-hotels", 2, vbucket=VBUCKET), b'{"wrote":"A"}', into=HOTELS)
+    shared_seqno = bucket.high_seqnos()[VBUCKET]
+    bucket.put([*traps, *bucket.keys("b", 3, vbucket=VBUCKET)], b'{"wrote":"B"}')
+    bucket.delete([*doomed, *bucket.keys("in-hotels", 1, vbucket=VBUCKET)[:0]])
+    bucket.delete(bucket.keys("in-hotels", 2, vbucket=VBUCKET), of=HOTELS)
+    bucket.put(bucket.keys("in-hotels-b", 2, vbucket=VBUCKET), b'{"wrote":"B"}', into=HOTELS)
+    lost_seqno = bucket.high_seqnos()[VBUCKET]
+    landed.land()
+    landed.check_equal()
+    versions = [row for row in landed.rows("changes") if row["key"] is not None and key_of(row) in traps]
+    assert len(versions) == TRAPS, "the trap is set: the versions of A were never seen"
+
+    vbuuid = bucket.fail_over(VBUCKET, shared_seqno)
+    bucket.put([*bucket.keys("c", 3, vbucket=VBUCKET), traps[0]], b'{"wrote":"C"}')
+    stale = headwater_verify(bucket, landed.folder)
+    assert stale.returncode == 1, "the tables are not the bucket until it is landed"
+    landed.land()
+    landed.check_equal()
+    assert landed.rolled_back.keys() == {VBUCKET}
+    wrote_a, wrote_c = b'{"wrote":"A"}', b'{"wrote":"C"}'
+    expected |= dict.fromkeys([*traps, *doomed], wrote_a)
+    expected |= dict.fromkeys([*bucket.keys("c", 3, vbucket=VBUCKET), traps[0]], wrote_c)
+    assert landed.documents(DEFAULT) == expected
+    assert landed.documents(HOTELS) == {
+        **dict.fromkeys([b"h2", b"h3"], b'{"in":"the second"}'),
+        **dict.fromkeys(bucket.keys("in-hotels", 2, vbucket=VBUCKET), wrote_a),
+    }
+    check_what_was_undone(landed, kept_seqno=landed.rolled_back[VBUCKET], lost_seqno=lost_seqno, vbuuid=vbuuid)
+
+    told = headwater_verify(bucket, landed.folder)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert json.loads(told.stdout)["vbuckets"] == {"equal": bucket.node.vbuckets, "differs": 0, "behind": 0}
+    # Nothing is new, so nothing is done.
+    version = landed.version()
+    landed.land()
+    assert (landed.batches, landed.version()) == ([], version)
+
+
+def check_what_was_undone(landed: LandedBucket, *, kept_seqno: int, lost_seqno: int, vbuuid: int) -> None:
+    """`changes` has the dead branch, marked; `history` knows nothing of it."""
+    changes = [row for row in landed.rows("changes") if row["vbucket"] == VBUCKET]
+    (rollback,) = (row for row in changes if row["op"] == "rollback")
+    assert (rollback["seqno"], rollback["vbuuid"], rollback["void"]) == (kept_seqno, vbuuid, False)
+    assert json.loads(rollback["value"])["from_seqno"] == lost_seqno
+    dead = [row for row in changes if row["void"]]
+    assert {row["seqno"] for row in dead} >= {lost_seqno}
+    assert all(row["seqno"] > kept_seqno and row["batch"] < rollback["batch"] for row in dead)
+    assert not [row for row in changes if not row["void"] and row["batch"] < rollback["batch"] > kept_seqno < row["seqno"]]
+    for collection in (DEFAULT, HOTELS):
+        versions = [row for row in landed.rows("history", collection) if row["vbucket"] == VBUCKET]
+        assert not [row for row in versions if b"B" in (row["document"] or "").encode() and "wrote" in row["document"]]
+        current = {key_of(row) for row in versions if row["is_current"]}
+        assert current == {key for key in landed.documents(collection) if landed.bucket.vbucket_of(key) == VBUCKET}
+
+
+# --- and without it -----------------------------------------------------------------------------------------------
+
+
+def believe(
+    vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, extent: ReadExtent | None
+) -> StreamOffset:
+    """Takes the place of the planner's judgement, and never rolls back."""
+    return StreamOffset(
+        vbuuid=status.failover_log.newest.vbuuid,
+        seqno=offset.seqno,
+        snapshot_start=offset.snapshot_start,
+        snapshot_end=offset.seqno,
+    )
+
+
+class CredulousReader(DcpStreamReader):
+    """Runs in a process of Spark's, so what it changes has to be changed there."""
+
+    def latestOffset(self, start, limit):  # type: ignore[no-untyped-def]  # noqa: N802
+        judge = planning._judge
+        planning._judge = believe
+        try:
+            return super().latestOffset(start, limit)
+        finally:
+            planning._judge = judge
+
+
+class CredulousSource(DcpDataSource):
+    def streamReader(self, schema: StructType) -> CredulousReader:  # noqa: N802
+        return CredulousReader(self._checked, schema)
+
+
+@pytest.mark.parametrize("source", [DcpDataSource, CredulousSource], ids=["as it is", "without the rollback"])
+def test_without_the_handling_of_rollbacks_the_tables_differ(
+    spark: SparkSession,
+    bucket: SourceBucket,
+    tmp_path: Path,
+    source: type[DcpDataSource],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With it, the same steps end well: it is the handling of rollbacks that makes the difference, and nothing else."""
+    monkeypatch.setattr(landing, "DcpDataSource", source)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        landed = LandedBucket(bucket, spark, tmp_path / "lake", rules=MergeRules(fraction=10))
+        keys = bucket.keys("key", 3, vbucket=VBUCKET)
+        bucket.put(keys, b'"A"')
+        shared_seqno = bucket.high_seqnos()[VBUCKET]
+        bucket.put(keys, b'"B"')
+        landed.land()
+        landed.check_equal()
+        bucket.fail_over(VBUCKET, shared_seqno)
+        bucket.put(bucket.keys("c", 4, vbucket=VBUCKET), b'"C"')
+        landed.land()
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    if source is DcpDataSource:
+        landed.check_equal()
+        return
+    (differing,) = (one for one in landed.compare().vbuckets if one.verdict is not Verdict.EQUAL)
+    assert (differing.vbucket, differing.verdict) == (VBUCKET, Verdict.DIFFERS)
+    assert headwater_verify(bucket, landed.folder).returncode == 1
