@@ -220,7 +220,7 @@ class CheckpointAhead(CheckpointError):
     """The checkpoint is further on in a vbucket than the server's history."""
 
     default_hint: ClassVar[str] = (
-        "The server has lost changes, or was restored from an older copy: start from the beginning with a new checkpoint"
+        "The server has lost changes or was restored from an older copy: start from the beginning with a new checkpoint"
     )
 
     def __init__(self, *, vbucket: int, seqno: int, high_seqno: int, hint: str = "") -> None:

@@ -74,6 +74,7 @@ class FollowedClient:
             complete_snapshots=options.get("snapshots", "complete") == "complete",
             # One that is much larger than a batch may be cut.
             whole_in_step=not by_change and "batch_bytes" not in options,
+            all_versions=options.get("history", False),
         )
 
     async def read(self, is_done: Callable[[ConsumerState], bool], *, steps_max: int | None = None) -> bool:

@@ -35,6 +35,7 @@ OTHER_VBUCKET = 1
 BUCKETS = 28
 """At least as many as there are tests: each has one of its own."""
 TRAPS = 5
+MANY_SNAPSHOTS = 120
 SNAPSHOTS = pytest.mark.parametrize("snapshots", ["complete", "as-they-come"])
 
 
@@ -243,6 +244,33 @@ def test_a_failover_to_before_the_last_one(story: Story, snapshots: str) -> None
 
     kept_seqnos = asyncio.run(read())
     assert [kept for _, kept, _ in rollbacks(consumer.state)] == kept_seqnos
+    story.check_stored(consumer.state)
+
+
+def test_a_failover_to_long_ago(story: Story) -> None:
+    """After many snapshots, more than a client remembers the ends of. It may go back further than it has to."""
+    story.write_a()
+    consumer = FollowedClient(story.bucket.url)
+
+    async def read() -> tuple[int, int]:
+        async with consumer.reading_on() as reading:
+            for number in range(MANY_SNAPSHOTS):
+                if number == MANY_SNAPSHOTS // 3:
+                    expected = dict(story.expected)
+                seqno = story.put(story.keys("again", 3)[number % 3 :][:1], str(number))
+                if number == MANY_SNAPSHOTS // 3 - 1:
+                    shared_seqno = seqno
+                await consumer.reaches(story.is_as_expected(), reading)
+            story.fail_over(shared_seqno)
+            story.expected = expected
+            story.write_c()
+            await consumer.reaches(story.is_as_expected(), reading)
+        return shared_seqno, seqno
+
+    shared_seqno, lost_seqno = asyncio.run(read())
+    ((vbucket, kept_seqno, from_seqno),) = rollbacks(consumer.state)
+    assert (vbucket, from_seqno) == (VBUCKET, lost_seqno)
+    assert 0 < kept_seqno <= shared_seqno
     story.check_stored(consumer.state)
 
 

@@ -123,6 +123,10 @@ def test_what_breaks_a_rule(rows: list[Row], said: str) -> None:
         check(*rows)
 
 
+def test_all_versions_of_a_key_in_a_snapshot() -> None:
+    StreamRules(complete_snapshots=True, all_versions=True).check([put(1, "a"), put(2, "a")], NO_OFFSETS)
+
+
 @pytest.mark.parametrize(
     "offset",
     [

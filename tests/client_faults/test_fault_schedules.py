@@ -14,18 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from consumer_state import differences
+from consumer_state import Document, Key, differences
 from followed_client import FollowedClient
 from proxied_node import ProxiedBucket, ProxiedNode
 from random_writes import RandomWrites
 from stored_documents import streamed_documents
 
 from fault_proxy import FaultSchedule
+from headwater.protocol.numbers import DEFAULT_COLLECTION
 
 SEEDS = 200
 GROUPS = 20
 OPERATIONS = 40
 STOPS_MAX = 3
+ONLY_COLLECTION = ("_default._default",)
 
 _ONE_SEED = os.environ.get("HEADWATER_FAULT_SEED")
 _GROUPS = (
@@ -59,24 +61,33 @@ def test_any_faults_lead_to_what_is_stored(node: ProxiedNode, group: int) -> Non
 
 def run_schedule(bucket: ProxiedBucket, schedule: FaultSchedule) -> None:
     dice = random.Random(schedule.seed)
-    consumer = FollowedClient(bucket.url, tls=bucket.node.tls, **random_options(dice))
+    options = random_options(dice)
+    consumer = FollowedClient(bucket.url, tls=bucket.node.tls, **options)
     bucket.proxy.use(schedule)
     with RandomWrites(bucket, schedule.seed, operations=OPERATIONS) as writes:
         asyncio.run(read_with_stops(consumer, writes, dice))
-    check_state(bucket, consumer, writes)
+    stored = checked_documents(bucket, writes)
+    if "collections" in options:
+        stored = {key: document for key, document in stored.items() if key[0] == DEFAULT_COLLECTION}
+    wrong = differences(consumer.state.documents(), stored)
+    assert not wrong, "\n".join(wrong)
 
 
 def random_options(dice: random.Random) -> dict[str, Any]:
-    """Small limits, so that small data meets them, or none of them."""
+    """Small limits, so that small data meets them, and all that changes what is sent, or none of it."""
     options: dict[str, Any] = {
-        "snapshots": dice.choice(["complete", "complete", "as-they-come"]),
         "batch_bytes": dice.choice([1, 1000]),
         "buffer_bytes": dice.choice([1024, 20_000]),
         "held_bytes_max": dice.choice([0, 1000]),
         "connections_per_node": 2,
+        "compression": True,
+        "xattrs": True,
+        "history": True,
+        "collections": ONLY_COLLECTION,
         "by_change": True,
     }
-    return {name: value for name, value in options.items() if name == "snapshots" or dice.random() < 0.5}
+    chosen = {name: value for name, value in options.items() if dice.random() < 0.4}
+    return {**chosen, "snapshots": dice.choice(["complete", "complete", "as-they-come"])}
 
 
 async def read_with_stops(consumer: FollowedClient, writes: RandomWrites, dice: random.Random) -> None:
@@ -87,10 +98,9 @@ async def read_with_stops(consumer: FollowedClient, writes: RandomWrites, dice: 
     assert await consumer.read(writes.fences.are_in)
 
 
-def check_state(bucket: ProxiedBucket, consumer: FollowedClient, writes: RandomWrites) -> None:
+def checked_documents(bucket: ProxiedBucket, writes: RandomWrites) -> dict[Key, Document]:
+    """What is stored. The judge is judged, too: streams and single reads tell the same of a node."""
     stored = streamed_documents(bucket)
-    # The judge is judged, too: streams and single reads tell the same of a node.
     fences = {key for key in stored if key[1] in writes.fences.keys}
     assert {key: (stored[key].cas, stored[key].value) for key in stored.keys() - fences} == writes.left
-    wrong = differences(consumer.state.documents(), stored)
-    assert not wrong, "\n".join(wrong)
+    return stored

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +19,19 @@ from followed_client import FollowedClient
 from proxied_node import ProxiedBucket, ProxiedNode
 from random_writes import RandomWrites, write_fences
 from stored_documents import streamed_documents
+from stream_rules import offsets_of_json
 
 from headwater.errors import ConnectionFailed
-from headwater.protocol.messages.documents import Set
-from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.messages.dcp_connection import Control, Open
+from headwater.protocol.messages.dcp_stream import StreamRequest
+from headwater.protocol.messages.documents import Delete, Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
+from headwater.protocol.status import Status
 
 SEED = 5
 KILLS = 3
+POLLS_MAX = 400
+"""Far more than it takes until a deletion is purged."""
 NOOP_INTERVAL_S = 1
 """The least that the protocol has. A silence of two of these is a dead connection."""
 
@@ -99,6 +106,53 @@ class Uninterrupted(threading.Thread):
                 key = b"key-%d" % (number % 50)
                 place = {"collection_id": DEFAULT_COLLECTION, "key": key, "vbucket": self._bucket.vbucket_of(key)}
                 connection.request(Set(value=b'{"number":%d}' % number, **place))
+
+
+# --- forgetting ---------------------------------------------------------------------------------------------------
+
+
+def test_deletions_that_were_purged_while_the_consumer_was_away(tmp_path: Path) -> None:
+    """Nobody can tell it of them any more, so it starts anew, and must not keep what it has."""
+    forgetful = ("--purge-age-seconds", "0", "--history-seconds", "0", "--history-bytes", "0")
+    with ProxiedNode(tmp_path / "data", *forgetful, "--compact-interval", "0.05", vbuckets=2) as node:
+        bucket = ProxiedBucket(node)
+        # Any key may be put in any vbucket: only clients mind.
+        place = {"collection_id": DEFAULT_COLLECTION, "vbucket": VBucketId(0)}
+        with bucket.connect_directly() as connection:
+            connection.request(Set(key=b"doomed", value=b"{}", **place))
+        fences = write_fences(bucket, b'"first"')
+        consumer = FollowedClient(bucket.url)
+        assert asyncio.run(consumer.read(fences.are_in))
+        with bucket.connect_directly() as connection:
+            connection.request(Delete(key=b"doomed", **place))
+            # Only what is settled is compacted, and a drill settles everything, also where it takes nothing back.
+            bucket.roll_back(1, bucket.high_seqnos(connection)[1])
+            for number in range(POLLS_MAX):
+                # There has to be something that is worth compacting.
+                connection.request(Set(key=b"busy", value=b"%d" % number, **place))
+                if has_to_start_again(bucket, consumer):
+                    break
+                time.sleep(0.05)
+        fences = write_fences(bucket, b'"second"')
+        assert asyncio.run(consumer.read(fences.are_in))
+        assert [(row["vbucket"], row["seqno"]) for row in consumer.state.rollbacks] == [(0, 0)]
+        check_state(bucket, consumer)
+
+
+def has_to_start_again(bucket: ProxiedBucket, consumer: FollowedClient) -> bool:
+    """What the node says to someone at the place where the consumer is."""
+    assert consumer.saved is not None
+    vbuuid, number, _, _ = offsets_of_json(consumer.saved)[0]
+    seqno = Seqno(number)
+    with bucket.connect_directly() as connection:
+        connection.request(Open(key=b"would-it-have-to"))
+        connection.request(Control(key=b"enable_noop", value=b"true"))
+        answer = connection.request(
+            StreamRequest(
+                vbuuid=Vbuuid(vbuuid), start_seqno=seqno, snapshot_start_seqno=seqno, snapshot_end_seqno=seqno
+            )
+        )
+    return answer.status == Status.ROLLBACK
 
 
 # --- standing still -----------------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from headwater.client.kv_connection import Timeouts
 NOOP_INTERVAL_S = 1
 """The least that the protocol has. A silence of two of these is a dead connection."""
 TIMEOUTS = Timeouts(connect_s=1, answer_s=1)
+FOUND_OUT_S_MAX = 20.0
+"""Far more than these take, and less than what a client takes that has not been told of them."""
 
 
 @pytest.mark.parametrize(
     ("connection", "way", "after_bytes"),
     [
-        # The look at the bucket with which a read begins. The one before it is that of `connect`, and its caller's affair.
+        # The look at the bucket with which a read begins. The one before it is `connect`'s, and its caller's affair.
         (1, Way.TO_CLIENT, 100),
         # The connection of the streams: while it logs in, while it opens, and then.
         (2, Way.TO_CLIENT, 100),
@@ -40,5 +42,5 @@ def test_a_silent_connection_is_replaced(shared_node: ProxiedNode, connection: i
 
     bucket.proxy.use(plan)
     consumer = FollowedClient(bucket.url, timeouts=TIMEOUTS, noop_interval_s=NOOP_INTERVAL_S)
-    assert asyncio.run(consumer.read(fences.are_in))
+    assert asyncio.run(asyncio.wait_for(consumer.read(fences.are_in), FOUND_OUT_S_MAX))
     assert bucket.proxy.counts.connections > 3

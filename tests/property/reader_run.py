@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 from reader_world import Cluster, Connection
 
@@ -67,8 +67,11 @@ class Run:
         self.rng = random.Random(seed)
         self.cluster = Cluster(self.rng, nodes=self.rng.randint(1, 4), vbuckets=VBUCKETS)
         self.now_s = 0.0
+        self.may_fail = False
         self.wires: dict[int, Connection] = {}
         self.consumer = Consumer()
+        self.files: list[BinaryIO] = []
+        """All that the reader has ever opened."""
         self.options = ReadOptions(
             snapshots=self.rng.choice(list(Snapshots)),
             buffer_bytes=self.rng.choice([1024, 4096, 1 << 20]),
@@ -91,11 +94,15 @@ class Run:
             outside=Outside(
                 new_link=self.new_link,
                 decode_map=lambda config, _: self.decode_map(config),
-                open_spool=io.BytesIO,
+                open_spool=self.open_file,
                 random=self.rng.random,
             ),
             now_s=self.now_s,
         )
+
+    def open_file(self) -> BinaryIO:
+        self.files.append(io.BytesIO())
+        return self.files[-1]
 
     def decode_map(self, config: bytes) -> ClusterMap:
         return ClusterMap.decode(config, asked=self.cluster.nodes[0])
@@ -117,16 +124,16 @@ class Run:
         """A moment passes: some bytes travel, and the caller may take something."""
         self.now_s += self.rng.choice([0.01, 0.1, 0.5])
         self.reader.tick(self.now_s)
-        self._obey()
+        self.obey()
         for connection in self.wires.values():
             connection.pump()
         for link, connection in list(self.wires.items()):
             self._deliver(link, connection)
         if self.rng.random() < 0.7:
             self.consumer.take(self.reader.take())
-        assert self.reader.failure is None
+        assert self.may_fail or self.reader.failure is None
 
-    def _obey(self) -> None:
+    def obey(self) -> None:
         for command in self.reader.commands():
             match command:
                 case OpenConnection(id=link, address=address):
@@ -152,6 +159,10 @@ class Run:
 
     def _deliver(self, link: int, connection: Connection) -> None:
         count = len(connection.outbox) if self.rng.random() < 0.5 else self.rng.randint(0, len(connection.outbox))
+        self.deliver(link, connection, count)
+
+    def deliver(self, link: int, connection: Connection, count: int) -> None:
+        """That many bytes arrive at the reader; a connection that is cut ends behind them."""
         data = bytes(connection.outbox[:count])
         del connection.outbox[:count]
         while data:
@@ -170,8 +181,16 @@ class Run:
 
     def disturb(self) -> None:
         events = [self.cluster.write] * 12 + [self.cluster.fail_over, self.cluster.rebalance, self.cluster.cut]
+        events += [self.cluster.orphan, self._leave_and_follow]
         events += [self.cluster.toggle_node, self._restart] if self.rng.random() < 0.3 else []
         self.rng.choice(events)()
+
+    def _leave_and_follow(self) -> None:
+        """As when a vbucket of a group's member was lost and taken again."""
+        vbucket = VBucketId(self.rng.randrange(VBUCKETS))
+        place = self.reader.offsets[vbucket]
+        self.reader.leave([vbucket], forget=[vbucket])
+        self.reader.follow({vbucket: place}, now_s=self.now_s)
 
     def _restart(self) -> None:
         """The consumer stops, and goes on from the offsets it has saved with its rows."""
@@ -199,3 +218,11 @@ class Run:
     def check(self) -> None:
         for number, vbucket in enumerate(self.cluster.vbuckets):
             assert self.consumer.contents(number) == vbucket.contents(), f"vbucket {number}"
+        for link, connection in list(self.wires.items()):
+            self.deliver(link, connection, len(connection.outbox))
+        self.obey()
+        for connection in self.wires.values():
+            assert connection.unacked_bytes * 5 <= self.options.buffer_bytes, "all that was taken is acknowledged"
+        assert (self.reader.metrics.ready_bytes, self.reader.metrics.held_bytes) == (0, 0)
+        self.reader.close()
+        assert all(file.closed for file in self.files), "no file is left open"

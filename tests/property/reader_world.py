@@ -98,13 +98,17 @@ class Cluster:
     def rebalance(self) -> None:
         self._move(self.rng.choice(self.vbuckets), StreamEndReason.STATE_CHANGED)
 
-    def _move(self, vbucket: VBucket, reason: StreamEndReason) -> None:
+    def orphan(self) -> None:
+        """A vbucket is with nobody, until it is moved or things are calm."""
+        self._move(self.rng.choice(self.vbuckets), StreamEndReason.STATE_CHANGED, to=-1)
+
+    def _move(self, vbucket: VBucket, reason: StreamEndReason, to: int | None = None) -> None:
         self.vbuuids += 1
         vbucket.log = vbucket.log.branch(Vbuuid(self.vbuuids), at_seqno=vbucket.high)
         number = VBucketId(self.vbuckets.index(vbucket))
         for connection in self.connections:
             connection.end_stream(number, reason)
-        vbucket.node = self.rng.randrange(len(self.nodes))
+        vbucket.node = self.rng.randrange(len(self.nodes)) if to is None else to
         self.revision += 1
 
     def cut(self) -> None:
@@ -120,6 +124,9 @@ class Cluster:
 
     def calm_down(self) -> None:
         self.is_up = [True] * len(self.nodes)
+        for vbucket in self.vbuckets:
+            if vbucket.node < 0:
+                self._move(vbucket, StreamEndReason.STATE_CHANGED)
 
     # --- what it says ---------------------------------------------------------------------------------------------
 
@@ -147,7 +154,7 @@ class Connection:
         self.streams: dict[int, Stream] = {}
         self._frames = FrameBuffer()
         self._window_bytes = 0
-        self._unacked_bytes = 0
+        self.unacked_bytes = 0
 
     def receive_data(self, data: bytes) -> None:
         self._frames.receive_data(data)
@@ -164,27 +171,7 @@ class Connection:
             case GetClusterConfig():
                 yield self._ok(request, self.cluster.config())
             case BufferAck():
-                self._unacked_bytes -= request.acked_bytes
-            case GetAllVbSeqnos():
-                seqnos = tuple(
-                    VBucketSeqno(vbucket=VBucketId(number), seqno=vbucket.high)
-                    for number, vbucket in enumerate(self.cluster.vbuckets)
-                    if vbucket.node == self.node
-                )
-                yield GetAllVbSeqnosResponse(opaque=request.opaque, seqnos=seqnos)
-            case GetFailoverLog() | StreamRequest() if self._vbucket(request).node != self.node:
-                yield ErrorResponse(
-                    opcode=Opcode(request.opcode), opaque=request.opaque, status=Status.NOT_MY_VBUCKET
-                )
-            case GetFailoverLog():
-                yield GetFailoverLogResponse(opaque=request.opaque, failover_log=self._vbucket(request).log.entries)
-            case StreamRequest():
-                yield self._open_stream(request)
-            case CloseStream():
-                self.streams = {
-                    opaque: stream for opaque, stream in self.streams.items() if stream.vbucket != request.vbucket
-                }
-                yield self._ok(request)
+                self.unacked_bytes -= request.acked_bytes
             case Control():
                 if request.key == b"connection_buffer_size":
                     self._window_bytes = int(request.value)
@@ -192,7 +179,28 @@ class Connection:
             case DcpNoop():
                 pass
             case _:
-                yield self._ok(request)
+                yield self._vbucket_answer(request)
+
+    def _vbucket_answer(self, request: Request) -> Response:
+        match request:
+            case GetAllVbSeqnos():
+                seqnos = tuple(
+                    VBucketSeqno(vbucket=VBucketId(number), seqno=vbucket.high)
+                    for number, vbucket in enumerate(self.cluster.vbuckets)
+                    if vbucket.node == self.node
+                )
+                return GetAllVbSeqnosResponse(opaque=request.opaque, seqnos=seqnos)
+            case GetFailoverLog() | StreamRequest() if self._vbucket(request).node != self.node:
+                return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=Status.NOT_MY_VBUCKET)
+            case GetFailoverLog():
+                return GetFailoverLogResponse(opaque=request.opaque, failover_log=self._vbucket(request).log.entries)
+            case StreamRequest():
+                return self._open_stream(request)
+            case CloseStream():
+                self.streams = {
+                    opaque: stream for opaque, stream in self.streams.items() if stream.vbucket != request.vbucket
+                }
+        return self._ok(request)
 
     def _vbucket(self, request: Request) -> VBucket:
         return self.cluster.vbuckets[request.vbucket]
@@ -241,9 +249,9 @@ class Connection:
             if not stream.pending:
                 self._begin_snapshot(stream)
             for _ in range(self.cluster.rng.randint(1, 3)):
-                if stream.pending and self._unacked_bytes < self._window_bytes:
+                if stream.pending and self.unacked_bytes < self._window_bytes:
                     frame = stream.pending.pop(0)
-                    self._unacked_bytes += counted_bytes(frame[1], len(frame))
+                    self.unacked_bytes += counted_bytes(frame[1], len(frame))
                     self.outbox += frame
 
     def _begin_snapshot(self, stream: Stream) -> None:

@@ -1,8 +1,9 @@
-"""Runs against the typed codec: whatever is sent, in whatever turns and pieces, each stream gets its frames in order."""
+"""Runs against the typed codec: whatever is sent, in whatever turns, each stream gets its frames in order."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_runs_tell_their_seqnos(changes: list[Mutation]) -> None:
     for run in cut.runs:
         seqnos, by_stream[run.opaque] = by_stream[run.opaque][: run.rows], by_stream[run.opaque][run.rows :]
         assert (run.first_seqno, run.last_seqno) == (seqnos[0], seqnos[-1])
-        assert bool(run.is_rising) == all(a < b for a, b in zip(seqnos, seqnos[1:], strict=False))
+        assert bool(run.is_rising) == all(a < b for a, b in pairwise(seqnos))
     assert not any(by_stream.values())
 
 

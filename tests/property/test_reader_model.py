@@ -24,7 +24,6 @@ def run_seed(seed: int) -> Run:
         run.step()
     run.settle()
     run.check()
-    run.reader.close()
     return run
 
 
@@ -58,3 +57,4 @@ def test_a_read_that_has_an_end_comes_to_it_whatever_happens(first: int) -> None
                 break
         assert run.reader.is_finished, f"seed {seed} does not come to its end"
         run.reader.close()
+        assert all(file.closed for file in run.files)

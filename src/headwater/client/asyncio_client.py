@@ -72,9 +72,11 @@ class Client:
         self.settings = settings
         self._bucket: BucketView | None = None
         self._readings: list[Batches] = []
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         self._bucket = await self._look()
+        self._is_closed = False
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -82,9 +84,12 @@ class Client:
 
     async def close(self) -> None:
         """End all reads. What their callers have finished with is saved."""
+        self._is_closed = True
         readings, self._readings = self._readings, []
-        for reading in readings:
-            await reading.aclose()
+        outcomes = await asyncio.gather(*(reading.aclose() for reading in readings), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     @property
     def cluster_map(self) -> ClusterMap:
@@ -141,6 +146,8 @@ class Client:
     ) -> Batches:
         """As `batches`, with options that were made before."""
         vbuckets = self._connected().cluster_map.vbuckets
+        if self._is_closed:
+            raise LocalProtocolError("the client is closed", hint="Read inside of `async with`, or make a new client")
         if group is None:
             reading = Batches(lambda: self._begin_from_checkpoint(options, checkpoint), checkpoint)
         else:
@@ -151,7 +158,7 @@ class Client:
                 membership=group,
                 bucket=group_bucket(self.settings, vbuckets=vbuckets),
             )
-        self._readings.append(reading)
+        self._readings = [*(other for other in self._readings if not other.is_closed), reading]
         return reading
 
     async def _begin_from_checkpoint(self, options: ReadOptions, checkpoint: CheckpointStore | None) -> ReadStart:

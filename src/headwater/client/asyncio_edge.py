@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 from headwater.client.connection_string import Address
@@ -19,6 +19,8 @@ from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 TICK_S = 0.05
+CLOSE_S_MAX = 1.0
+"""How long to wait for sockets to be closed. It takes a round of the event loop."""
 
 
 class _LinkProtocol(asyncio.BufferedProtocol):
@@ -29,20 +31,27 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._link = link
         self._scratch = memoryview(bytearray(4096))
 
+    # What goes wrong in these methods would only be logged by the event loop, so they must not raise.
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
-        self._edge.on_connected(self._link, cast(asyncio.Transport, transport))
+        with self._edge.failing_the_read():
+            # uvloop's transports are none of asyncio's classes.
+            self._edge.on_connected(self._link, cast(asyncio.Transport, transport))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        buffer = self._edge.reader.receive_buffer(self._link)
+        buffer = None
+        with self._edge.failing_the_read():
+            buffer = self._edge.reader.receive_buffer(self._link)
         return self._scratch if buffer is None else buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._edge.reader.received(self._link, nbytes, now_s=time.monotonic())
-        self._edge.pump()
+        with self._edge.failing_the_read():
+            self._edge.reader.received(self._link, nbytes, now_s=time.monotonic())
+            self._edge.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._edge.on_lost(self._link, exc)
+        with self._edge.failing_the_read():
+            self._edge.on_lost(self._link, exc)
 
 
 class AsyncioEdge:
@@ -57,21 +66,28 @@ class AsyncioEdge:
         self._transports: dict[int, asyncio.Transport] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._addresses: dict[int, Address] = {}
+        """Of the links that the reader has asked for and not given up."""
+        self._sockets: set[int] = set()
+        """Those that are connected, also where nobody needs them any more."""
+        self._fault: Exception | None = None
+        self._is_closed = False
         self._news = asyncio.Event()
         self._ticker = asyncio.create_task(self._tick_for_ever())
 
     async def take(self) -> list[Piece] | None:
         """The next pieces; None at the end of the read. Raises what has failed it, after what came before."""
         while not (pieces := self.take_now()):
-            if self.reader.is_finished:
+            if self.reader.is_finished or self._is_closed:
                 return None
             await self.wait()
         return pieces
 
     def take_now(self) -> list[Piece]:
         """What is there, which may be nothing. Raises what has failed the read, after what came before."""
+        if self._fault is not None:
+            raise self._fault
         pieces: list[Piece] = []
-        while self.reader.has_pieces and not pieces:
+        while self.reader.has_pieces and not pieces and not self._is_closed:
             pieces = self.reader.take()
             self.pump()
         if not pieces and self.reader.failure is not None:
@@ -81,12 +97,17 @@ class AsyncioEdge:
     async def wait(self) -> None:
         """Until there is something to take, or the read has come to its end."""
         self._news.clear()
-        if not (self.reader.has_pieces or self.reader.is_finished or self.reader.failure is not None):
+        if not self._has_news:
             await self._news.wait()
+
+    @property
+    def _has_news(self) -> bool:
+        has_failed = self.reader.failure is not None or self._fault is not None
+        return self.reader.has_pieces or self.reader.is_finished or has_failed or self._is_closed
 
     async def wait_for_places(self) -> None:
         """Until it is known where every vbucket starts: one that starts at what is there now has no place before."""
-        while not self.reader.is_placed and self.reader.failure is None:
+        while not (self.reader.is_placed or self.reader.failure or self._fault or self._is_closed):
             await asyncio.sleep(TICK_S)
 
     def follow(self, offsets: Mapping[VBucketId, StreamOffset]) -> None:
@@ -97,35 +118,52 @@ class AsyncioEdge:
         self.pump()
 
     async def close(self) -> None:
-        """Leave nothing open."""
+        """Leave nothing open. Whoever waits for more is told that there is none."""
+        self._is_closed = True
+        self._news.set()
         tasks = [self._ticker, *self._connecting.values()]
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        for transport in self._transports.values():
-            transport.abort()
-        self._transports.clear()
+        self._addresses.clear()
+        while self._transports:
+            self._transports.popitem()[1].abort()
         self.reader.close()
+        # All is on its way to be closed, also if we are cancelled while we wait for it.
+        await asyncio.wait(tasks)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                while self._sockets:
+                    await asyncio.sleep(0)
+
+    @contextlib.contextmanager
+    def failing_the_read(self) -> Iterator[None]:
+        """What goes wrong in here by a fault of our own fails the read, for there is nobody else to tell."""
+        try:
+            yield
+        except Exception as error:
+            self._fault = self._fault or error
+            self._news.set()
 
     # --- between the reader and the sockets -----------------------------------------------------------------------
 
     def pump(self) -> None:
         """Do what the reader wants done, and wake whoever waits for it."""
+        if self._is_closed:
+            return
         for command in self.reader.commands():
             self._obey(command)
         for link, data in self.reader.data_to_send():
             if link in self._transports:
                 self._transports[link].write(data)
-        if self.reader.has_pieces or self.reader.is_finished or self.reader.failure is not None:
+        if self._has_news:
             self._news.set()
 
     def _obey(self, command: Command) -> None:
         match command:
             case OpenConnection(id=link, address=address):
                 self._addresses[link] = address
-                self._connecting[link] = asyncio.create_task(self._connect(link, address))
+                task = self._connecting[link] = asyncio.create_task(self._connect(link, address))
+                task.add_done_callback(lambda _: self._connecting.pop(link))
             case CloseConnection(id=link):
                 self._addresses.pop(link, None)
                 transport = self._transports.pop(link, None)
@@ -145,12 +183,12 @@ class AsyncioEdge:
                     ssl=self._tls,
                     server_hostname=address.host if self._tls else None,
                 )
-        except (OSError, TimeoutError) as error:
-            self._fail(link, _connect_error(address, error))
-        finally:
-            del self._connecting[link]
+        except (OSError, ValueError) as error:
+            with self.failing_the_read():
+                self._fail(link, _connect_error(address, error))
 
     def on_connected(self, link: int, transport: asyncio.Transport) -> None:
+        self._sockets.add(link)
         if link not in self._addresses:
             transport.abort()  # it was given up meanwhile
             return
@@ -160,9 +198,11 @@ class AsyncioEdge:
         self.pump()
 
     def on_lost(self, link: int, error: Exception | None) -> None:
+        self._sockets.discard(link)
         if link not in self._transports:
             return
-        assert error is None or isinstance(error, OSError)
+        if error is not None and not isinstance(error, OSError):
+            raise error
         self._fail(link, None if error is None else broken(self._addresses[link], error))
 
     def _fail(self, link: int, error: HeadwaterError | None) -> None:
@@ -172,11 +212,12 @@ class AsyncioEdge:
         self.pump()
 
     async def _tick_for_ever(self) -> None:
-        while True:
-            self.reader.tick(time.monotonic())
-            self.pump()
+        while self._fault is None:
+            with self.failing_the_read():
+                self.reader.tick(time.monotonic())
+                self.pump()
             await asyncio.sleep(TICK_S)
 
 
-def _connect_error(address: Address, error: OSError) -> ConnectionFailed:
+def _connect_error(address: Address, error: OSError | ValueError) -> ConnectionFailed:
     return tls_failed(address, error) if isinstance(error, ssl.SSLError) else unreachable(address, error)

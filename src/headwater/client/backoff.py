@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headwater.client.connection_string import Address
 from headwater.errors import ConnectionFailed, HeadwaterError, RemoteProtocolError, StatusError, TlsFailed
 
+PROTOCOL_FAULTS_MAX = 16
+"""How often a node may break the protocol within the time that a read is patient for."""
 _DOUBLINGS_MAX = 32
 
 
@@ -27,6 +30,26 @@ class Backoff:
         doublings = min(max(failures - 1, 0), _DOUBLINGS_MAX)
         whole_s: float = min(self.delay_s_min * 2**doublings, self.delay_s_max)
         return whole_s * (0.5 + self.random() / 2)
+
+
+class Tolerance:
+    """A node that breaks the protocol once may do better next time. One that goes on with it will not."""
+
+    def __init__(self, *, within_s: float | None) -> None:
+        """None is for ever patient."""
+        self._within_s = within_s
+        self._faults: dict[Address, tuple[float, int]] = {}
+        """Since when, and how often."""
+
+    def ends_with(self, node: Address, now_s: float) -> bool:
+        """The node has broken the protocol: whether that is once too often."""
+        if self._within_s is None:
+            return False
+        since_s, count = self._faults.get(node, (now_s, 0))
+        if now_s - since_s > self._within_s:
+            since_s, count = now_s, 0
+        self._faults[node] = (since_s, count + 1)
+        return count + 1 >= PROTOCOL_FAULTS_MAX
 
 
 def is_final(error: HeadwaterError) -> bool:

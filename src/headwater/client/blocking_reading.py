@@ -38,6 +38,8 @@ class Batches:
         return self
 
     def __next__(self) -> pa.RecordBatch:
+        if self._batches.is_closed:
+            raise StopIteration
         while (pieces := self._thread.run(self._batches.take())) is not None:
             batch = self._batches.build(pieces)
             if batch.num_rows:
@@ -46,7 +48,8 @@ class Batches:
 
     def close(self) -> None:
         """Save what is finished, and leave nothing open."""
-        self._thread.run(self._batches.aclose())
+        if not self._batches.is_closed:
+            self._thread.run(self._batches.aclose())
 
 
 class Changes:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from headwater.client.checkpoints.store import CheckpointStore
 from headwater.client.groups.membership import Assignment, GroupBucket, Membership
 from headwater.client.offsets import Offsets
-from headwater.client.pieces import Piece
 from headwater.client.reading import Batches, ReadStart
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -33,27 +32,31 @@ class GroupBatches(Batches):
         self._membership = membership
         self._bucket = bucket
         self._assignment = Assignment(number=0)
+        self._has_joined = False
+
     async def _begin_with_assignment(self) -> ReadStart:
-        self._assignment = await self._membership.start(self._bucket)
+        if not self._has_joined:
+            await self._membership.start(self._bucket)
+            self._has_joined = True
+        self._assignment = self._membership.current()
         return await self._begin_at(await self._saved_offsets(self._assignment.vbuckets))
 
     async def _saved_offsets(self, vbuckets: frozenset[VBucketId]) -> dict[VBucketId, StreamOffset]:
         saved: Offsets | None = await self._store.load()
         return {vbucket: (saved and saved.get(vbucket)) or StreamOffset() for vbucket in sorted(vbuckets)}
 
-    async def take(self) -> list[Piece] | None:
-        while not self._is_closed:
-            started = await self.start()
+    async def _take_next(self) -> None:
+        while (started := await self.start()) is not None and not self._is_closed:
             await self._keep_to_assignment(started)
             await self._save_if_due()
             if self._assignment.is_last:
                 await self.aclose()
-                break
+                return
             # From here to the hand-out nothing is waited for, so the assignment is still the one that was looked at.
             if self._membership.current().number == self._assignment.number and (pieces := started.edge.take_now()):
-                return pieces
+                self._taken = pieces
+                return
             await self._wait_for_news(started)
-        return None
 
     async def _keep_to_assignment(self, started: ReadStart) -> None:
         """Do what the newest assignment says. The caller has finished with all that it was given."""
@@ -65,12 +68,14 @@ class GroupBatches(Batches):
         self._finished = reader.offsets
         if newest.number == self._assignment.number:
             return
-        self._assignment = newest
         reader.leave(change.hand_over)
         await self.save()
         await self._membership.release(change.hand_over)
         reader.leave(change.hand_over, forget=change.hand_over)
-        started.edge.follow(await self._saved_offsets(change.begin))
+        offsets = await self._saved_offsets(change.begin)
+        started.edge.follow(offsets)
+        # Only now: a caller that gives up while something is waited for comes back to all of this.
+        self._assignment = newest
 
     async def _wait_for_news(self, started: ReadStart) -> None:
         """Until there is something to take, or another assignment. Nothing is taken here, so nothing can get lost."""
@@ -93,5 +98,7 @@ class GroupBatches(Batches):
             own = self._membership.current()
             lost = own.since(self._assignment).drop
             self._finished = {vbucket: offset for vbucket, offset in self._finished.items() if vbucket not in lost}
-        await super().aclose()
-        await self._membership.stop()
+        try:
+            await super().aclose()
+        finally:
+            await self._membership.stop()

@@ -42,6 +42,8 @@ class HandOut:
         self._held_bytes_max = held_bytes_max
         self._open_spool = open_spool
         self._spools: dict[VBucketId, Spool] = {}
+        """Of the snapshots that streams hold now."""
+        self._open_spools: list[Spool] = []
         self._held_by: dict[VBucketId, int] = {}
         self._waiting: deque[Passed] = deque()
 
@@ -53,12 +55,13 @@ class HandOut:
 
     def put(self, passed: Iterable[Passed]) -> None:
         for item in passed:
-            self._spools.pop(item.vbucket, None)
             self.waiting_bytes += item.data_bytes
             self._waiting.append(item)
 
     def note_held(self, stream: VBucketStream) -> None:
         """A stream holds more or less than before. Where the memory for that is used up, it goes to disk."""
+        if not stream.held:
+            self._spools.pop(stream.vbucket, None)  # the next snapshot gets a file of its own
         self._count_held(stream)
         if self.held_bytes > self._held_bytes_max and stream.held_bytes:
             self._spool(stream)
@@ -70,7 +73,8 @@ class HandOut:
 
     def _spool(self, stream: VBucketStream) -> None:
         if stream.vbucket not in self._spools:
-            self._spools[stream.vbucket] = Spool(self._open_spool)
+            spool = self._spools[stream.vbucket] = Spool(self._open_spool)
+            self._open_spools = [*(other for other in self._open_spools if not other.is_closed), spool]
         spool = self._spools[stream.vbucket]
         for item in stream.held:
             if isinstance(item.piece, ChangeRun):
@@ -87,22 +91,20 @@ class HandOut:
         """These will be asked for again."""
         for item in dropped:
             if isinstance(item.piece, SpooledRun):
-                item.piece.spool.close()
-                self._spools.pop(item.vbucket, None)
+                item.piece.drop()
             self._release_window(item)
 
     def leave(self, vbucket: VBucketId) -> None:
         """Nobody wants what waits of this vbucket."""
-        self.drop(item for item in self._waiting if item.vbucket == vbucket)
+        left = [item for item in self._waiting if item.vbucket == vbucket]
+        self.drop(left)
+        self.waiting_bytes -= sum(item.data_bytes for item in left)
         self._waiting = deque(item for item in self._waiting if item.vbucket != vbucket)
 
     def close(self) -> None:
         """Leave no file open."""
-        for spool in self._spools.values():
+        for spool in self._open_spools:
             spool.close()
-        for item in self._waiting:
-            if isinstance(item.piece, SpooledRun):
-                item.piece.spool.close()
 
     # --- to the caller --------------------------------------------------------------------------------------------
 

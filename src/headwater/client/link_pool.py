@@ -34,6 +34,12 @@ class Slot:
     surveyed: dict[int, list[VBucketStream]] = field(default_factory=dict)
     """Streams that wait for the high seqnos, by the opaque of the request for them."""
 
+    @property
+    def all_streams(self) -> list[VBucketStream]:
+        """Everything that is lost with this connection."""
+        asked = [*self.streams.values(), *(stream for streams in self.surveyed.values() for stream in streams)]
+        return list(dict.fromkeys(asked))
+
 
 @dataclass(frozen=True, slots=True)
 class OpenConnection:
@@ -76,6 +82,9 @@ class LinkPool:
 
     def last_failure(self, address: Address) -> HeadwaterError | None:
         return self._failures[address].last if address in self._failures else None
+
+    def failures_in_a_row(self, address: Address) -> int:
+        return self._failures[address].count if address in self._failures else 0
 
     def retry_at_s(self, address: Address) -> float:
         """When this node may be tried again."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+from headwater.errors import LocalProtocolError
 
 T = TypeVar("T")
+
+CANCEL_S_MAX = 10.0
+"""How long an interrupted call may take to come to its end."""
 
 
 class LoopThread:
@@ -23,18 +27,60 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for."""
+        if self.is_closed:
+            work.close()
+            raise LocalProtocolError("the client is closed", hint="Read inside of `with`, or make a new client")
+        call = _Call(self._loop, work)
+        self._loop.call_soon_threadsafe(call.start)
         try:
-            return future.result()
+            call.ended.wait()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(call.cancel)
+            call.ended.wait(CANCEL_S_MAX)
             raise
+        return call.result()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
 
     def close(self) -> None:
+        """End the thread. Whatever still runs in it is cancelled."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class _Call(Generic[T]):
+    """A coroutine that one thread has given to the loop of another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self.ended = threading.Event()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(lambda _: self.ended.set())
+
+    def cancel(self) -> None:
+        assert self._task is not None, "started first"
+        self._task.cancel()
+
+    def result(self) -> T:
+        assert self._task is not None, "started first"
+        return self._task.result()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

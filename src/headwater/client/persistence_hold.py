@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from headwater.client.connection_string import Address
 from headwater.client.hand_out import HandOut
@@ -76,7 +77,9 @@ class PersistenceHold:
         waiting = self._waiting.pop(vbucket, deque())
         self._hand_out.drop(item for item in waiting if item.offset.seqno > kept)
         self.gate.on_rollback(vbucket)
-        if self._passed_seqnos.get(vbucket, self._hand_out.offsets[vbucket].seqno) > kept:
+        passed = self._passed_seqnos.get(vbucket, self._hand_out.offsets[vbucket].seqno)
+        if passed > kept:
+            assert isinstance(rollback.piece, RollbackPiece)
             self._passed_seqnos[vbucket] = kept
-            self._hand_out.put([rollback])
+            self._hand_out.put([replace(rollback, piece=replace(rollback.piece, from_seqno=passed))])
         self.put(item for item in waiting if item.offset.seqno <= kept)

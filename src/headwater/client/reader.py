@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from headwater.client.backoff import Backoff, is_final
+from headwater.client.backoff import Backoff, Tolerance, is_final
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.dcp_link import Answered, ConfigPushed, LinkEvent, LinkReady, StreamMessage, StreamRun
@@ -32,12 +32,14 @@ from headwater.client.read_options import End, ReadOptions, Snapshots
 from headwater.client.spool import OpenSpool
 from headwater.client.stream_ends import AfterEnd, after_end
 from headwater.client.vbucket_stream import Passed, VBucketStream
+from headwater.client.vbucket_waits import VBucketWaits
 from headwater.errors import (
     AccessDenied,
     BucketReplaced,
     CheckpointAhead,
     ConnectionFailed,
     HeadwaterError,
+    RemoteProtocolError,
     StatusError,
     status_error,
 )
@@ -60,6 +62,11 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 
+MAP_INTERVAL_S = 0.25
+"""How often the cluster map is asked for, at most, while it does not tell what we need to know."""
+REFUSALS_MAX = 3
+"""How often in a row a node may refuse to have us before we believe it."""
+
 DecodeMap = Callable[[bytes, Address], ClusterMap]
 
 
@@ -71,16 +78,6 @@ class Outside:
     decode_map: DecodeMap
     open_spool: OpenSpool
     random: Callable[[], float]
-
-
-@dataclass(slots=True)
-class _Wait:
-    """A vbucket without a stream."""
-
-    since_s: float
-    due_s: float
-    failures: int = 0
-    last: HeadwaterError | None = None
 
 
 class Reader:
@@ -119,12 +116,14 @@ class Reader:
         )
         self._hold = self._new_hold() if options.mitigate_rollbacks else None
         self._streams: dict[VBucketId, VBucketStream] = {}
-        self._waits: dict[VBucketId, _Wait] = {}
+        self._waits = VBucketWaits(self._backoff)
         self._from_now: dict[VBucketId, Seqno] = {}
         """Vbuckets that start at their high seqno, and have no offset before their failover log has been read."""
         self._demanded: dict[VBucketId, Seqno] = {}
         """Rollbacks that wait for the server's failover log."""
+        self._tolerance = Tolerance(within_s=options.give_up_after_s)
         self._map_is_wanted = False
+        self._map_due_s = now_s
         self._poll_due_s = now_s + options.poll_interval_s
         self.follow(offsets, from_now=from_now, now_s=now_s)
 
@@ -139,7 +138,7 @@ class Reader:
         whole = self._options.snapshots is Snapshots.COMPLETE
         for vbucket, offset in offsets.items():
             self._streams[vbucket] = VBucketStream(vbucket, offset, whole_snapshots=whole)
-            self._waits[vbucket] = _Wait(now_s, now_s)
+            self._waits.begin(vbucket, now_s=now_s)
             if from_now:
                 self._from_now[vbucket] = Seqno(0)
             else:
@@ -264,9 +263,9 @@ class Reader:
 
     def _ask_due(self, now_s: float) -> None:
         asked: dict[int, list[VBucketStream]] = {}
-        for vbucket, wait in self._waits.items():
+        for vbucket in self._waits.due(now_s):
             stream = self._streams[vbucket]
-            if wait.due_s > now_s or not stream.is_idle:
+            if not stream.is_idle:
                 continue
             node = self.cluster_map.active_node(vbucket)
             if node < 0:
@@ -285,7 +284,7 @@ class Reader:
         """Ask for streams, after the high seqnos where they are needed."""
         assert slot.link is not None
         for stream in streams:
-            self._waits[stream.vbucket].due_s = float("inf")
+            self._waits.asked(stream.vbucket)
         if self._options.end is None and not self._from_now:
             for stream in streams:
                 self._request(slot, stream)
@@ -299,7 +298,12 @@ class Reader:
         self.metrics.on_stream_request()
 
     def _on_high_seqnos(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        streams = slot.surveyed.pop(request.opaque, [])
+        streams = list(slot.surveyed.get(request.opaque, []))
+        self._take_high_seqnos(slot, streams, answer, now_s)
+        # Not before: what fails on the way is the end of the link, and then they all wait.
+        slot.surveyed.pop(request.opaque, None)
+
+    def _take_high_seqnos(self, slot: Slot, streams: list[VBucketStream], answer: Response, now_s: float) -> None:
         if not isinstance(answer, GetAllVbSeqnosResponse):
             self._wait_all(streams, _refusal(answer, "the high seqnos can't be read"), now_s)
             return
@@ -333,8 +337,9 @@ class Reader:
         """A failover may have left open streams with an end that their new history does not have."""
         for stream in list(slot.streams.values()):
             high = highs.get(stream.vbucket)
-            if high is not None and high < stream.end_seqno and stream.failover_log is not None:
-                stream.end_seqno = high
+            # One that is being asked for may have to roll back first, and the caller must know of that.
+            if high is not None and stream.is_accepted:
+                stream.end_seqno = min(stream.end_seqno, high)
                 if stream.has_reached_end:
                     self._detach(stream)
                     self._forget_stream(stream.vbucket)
@@ -405,7 +410,7 @@ class Reader:
         self.metrics.on_stream_end(message.reason)
         self._let_go(stream)
         after = after_end(message.reason)
-        if after is AfterEnd.FINISHED and (stream.offset.seqno >= stream.end_seqno or message.reason != 0):
+        if after is AfterEnd.FINISHED and stream.is_done_with(message.reason):
             self._forget_stream(stream.vbucket)
         elif after is AfterEnd.FAIL:
             self.failure = AccessDenied(
@@ -420,21 +425,20 @@ class Reader:
     def _on_stream_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
         stream = slot.streams.get(request.opaque)
         if stream is None:
-            if answer.status == Status.SUCCESS and slot.link is not None:
-                slot.link.request(CloseStream(vbucket=request.vbucket))  # it was left while it was being asked for
+            # It was left while it was being asked for. It is closed: the server takes requests in order.
             return
         if not isinstance(answer, StreamRequestResponse):
             del slot.streams[request.opaque]
             stream.on_refused()
             self._move_on(stream, _refusal(answer, f"the stream of vbucket {stream.vbucket} was refused"), now_s)
         elif answer.rollback_seqno is not None:
-            del slot.streams[request.opaque]
             stream.on_rollback_demanded()
+            del slot.streams[request.opaque]
             self._demanded[stream.vbucket] = answer.rollback_seqno
             assert slot.link is not None
             slot.streams[slot.link.request(GetFailoverLog(vbucket=stream.vbucket))] = stream
         else:
-            self._waits.pop(stream.vbucket, None)
+            self._waits.end(stream.vbucket)
             passed = stream.on_accepted(FailoverLog.of(answer.failover_log))
             for item in passed:
                 if isinstance(item.piece, RollbackPiece):
@@ -442,15 +446,16 @@ class Reader:
             self._pass_on(stream, passed)
 
     def _on_failover_log(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        stream = slot.streams.pop(request.opaque, None)
+        stream = slot.streams.get(request.opaque)
         if stream is None:
             return
+        log = FailoverLog.of(answer.failover_log) if isinstance(answer, GetFailoverLogResponse) else None
+        del slot.streams[request.opaque]
         demanded = self._demanded.pop(stream.vbucket, None)
-        if not isinstance(answer, GetFailoverLogResponse):
+        if log is None:
             self._let_go(stream)
             self._move_on(stream, _refusal(answer, "the failover log can't be read"), now_s)
             return
-        log = FailoverLog.of(answer.failover_log)
         if demanded is None:
             self._start_from_now(stream, log)
         else:
@@ -501,29 +506,33 @@ class Reader:
         self._map_is_wanted = False
         if new.uuid != self.cluster_map.uuid or new.vbuckets != self.cluster_map.vbuckets:
             self.failure = BucketReplaced(self.cluster_map.bucket)
+            return
         if new.version <= self.cluster_map.version:
             return
         old, self.cluster_map = self.cluster_map, new
         if self._hold is not None:
             self._hold.gate.on_cluster_map(new)
         self.metrics.on_config_update()
-        for vbucket, wait in self._waits.items():
+        for vbucket in self._streams:
             if _address(new, vbucket) != _address(old, vbucket):
-                wait.due_s = min(wait.due_s, now_s) if self._streams[vbucket].is_idle else wait.due_s
+                self._waits.hurry(vbucket, now_s=now_s)
         for slot in list(self._pool.slots.values()):
-            for stream in list(slot.streams.values()):
+            for stream in slot.all_streams:
                 if _address(new, stream.vbucket) != slot.address:
                     self._detach(stream)
                     self._wait(stream, None, now_s, at_once=True)
+            if slot.lane != SCOUT and slot.address not in new.nodes:
+                self._pool.forget(slot, None, now_s=now_s)
 
     def _look_for_map(self, now_s: float) -> None:
         ready = self._pool.ready
-        if ready:
+        if ready and now_s >= self._map_due_s:
             self._map_is_wanted = False
+            self._map_due_s = now_s + MAP_INTERVAL_S
             for slot in ready:
                 assert slot.link is not None
                 slot.link.request(GetClusterConfig())
-        else:
+        elif not ready:
             self._pool.scout((*self._seeds, *self.cluster_map.nodes), now_s=now_s)
 
     def _poll(self, now_s: float) -> None:
@@ -541,14 +550,22 @@ class Reader:
         if self._hold is not None and slot.lane == 0:
             self._hold.gate.on_disconnected(slot.address)
         self.metrics.on_disconnect(error)
-        streams = {*slot.streams.values(), *(stream for asked in slot.surveyed.values() for stream in asked)}
-        for stream in streams:
+        for stream in slot.all_streams:
             self._demanded.pop(stream.vbucket, None)
             self._let_go(stream)
             self._wait(stream, error, now_s, at_once=True)
         self._map_is_wanted = True
-        if is_final(error):
+        if self._is_hopeless(slot, error, now_s):
             self.failure = error
+
+    def _is_hopeless(self, slot: Slot, error: HeadwaterError, now_s: float) -> bool:
+        """Whether it makes no sense to try again."""
+        if slot.is_ready:
+            breaks_protocol = isinstance(error, RemoteProtocolError)
+            return is_final(error) or (breaks_protocol and self._tolerance.ends_with(slot.address, now_s))
+        # A node that has just left the cluster may refuse us, and the others know better: their map comes soon.
+        is_insisting = self._pool.failures_in_a_row(slot.address) >= REFUSALS_MAX
+        return is_final(error) and is_insisting and slot.address in self.cluster_map.nodes
 
     def _detach(self, stream: VBucketStream) -> None:
         """Close a stream where it is open, without waiting for it."""
@@ -569,7 +586,7 @@ class Reader:
 
     def _forget_stream(self, vbucket: VBucketId) -> None:
         del self._streams[vbucket]
-        self._waits.pop(vbucket, None)
+        self._waits.end(vbucket)
         self._from_now.pop(vbucket, None)
         self.metrics.on_left(vbucket)
 
@@ -588,10 +605,7 @@ class Reader:
     def _wait(
         self, stream: VBucketStream, error: HeadwaterError | None, now_s: float, *, at_once: bool = False
     ) -> None:
-        wait = self._waits.setdefault(stream.vbucket, _Wait(now_s, now_s))
-        wait.last = error or wait.last
-        wait.failures += not at_once
-        wait.due_s = now_s if at_once else now_s + self._backoff.delay_s(wait.failures)
+        self._waits.again(stream.vbucket, error, now_s=now_s, at_once=at_once)
 
     def _give_up_if_due(self, now_s: float) -> None:
         limit_s = self._options.give_up_after_s
@@ -604,15 +618,15 @@ class Reader:
                 hint="Look at the nodes that are named; where replicas are missing, set missing_replicas_hold to False",
             )
             return
-        for vbucket, wait in self._waits.items():
-            if now_s - wait.since_s > limit_s:
-                address = _address(self.cluster_map, vbucket)
-                last = wait.last or (self._pool.last_failure(address) if address is not None else None)
-                self.failure = last or ConnectionFailed(
-                    f"vbucket {vbucket} has been out of reach for {limit_s:.0f} seconds",
-                    hint="Look whether its node is up, or raise give_up_after_s",
-                )
-                return
+        overdue = self._waits.overdue(now_s, after_s=limit_s)
+        if overdue is not None:
+            vbucket, last = overdue
+            address = _address(self.cluster_map, vbucket)
+            last = last or (self._pool.last_failure(address) if address is not None else None)
+            self.failure = last or ConnectionFailed(
+                f"vbucket {vbucket} has been out of reach for {limit_s:.0f} seconds",
+                hint="Look whether its node is up, or raise give_up_after_s",
+            )
 
     # --- flow control ---------------------------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class Batches:
         self._checkpoint = checkpoint
         self._started: ReadStart | None = None
         self._is_closed = False
+        self._taken: list[Piece] | None = None
+        """Pieces that were taken and not built: whoever was interrupted in between gets them again."""
         self._finished: dict[VBucketId, StreamOffset] = {}
         self._saved: dict[VBucketId, StreamOffset] = {}
         self._saved_s = 0.0
@@ -72,7 +74,8 @@ class Batches:
     @property
     def offsets(self) -> Offsets:
         """Behind the last batch that was handed out."""
-        return self._running().place(self._running().edge.reader.offsets)
+        is_given = self._taken is None
+        return self._running().place(self._running().edge.reader.offsets if is_given else self._finished)
 
     @property
     def finished(self) -> Offsets:
@@ -82,6 +85,10 @@ class Batches:
     @property
     def metrics(self) -> ReaderMetrics:
         return self._running().edge.reader.metrics
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     def _running(self) -> ReadStart:
         if self._started is None:
@@ -103,33 +110,55 @@ class Batches:
                 return batch
 
     async def take(self) -> list[Piece] | None:
-        """The next pieces as they were received; None at the end. What was taken before counts as finished."""
+        """The next pieces as they were received; None at the end. What was built before counts as finished."""
         if self._is_closed:
             return None
+        if self._taken is None:
+            await self._take_next()
+        return self._taken
+
+    async def _take_next(self) -> None:
         started = await self.start()
+        if started is None:
+            return
         self._finished = started.edge.reader.offsets
         await self._save_if_due()
-        pieces = await started.edge.take()
-        if pieces is None:
+        self._taken = await started.edge.take()
+        if self._taken is None:
             self._finished = started.edge.reader.offsets
             await self.aclose()
-        return pieces
 
     def build(self, pieces: list[Piece]) -> pa.RecordBatch:
         """The rows of pieces that were taken. May be called in any thread, one call after the other."""
         started = self._running()
         batch = started.build(pieces)
         started.edge.reader.metrics.on_batch(batch)
+        self._taken = None
         return batch
 
-    async def start(self) -> ReadStart:
+    async def start(self) -> ReadStart | None:
+        """Begin to read, once. None if the read was closed meanwhile."""
         if self._started is None:
-            started = await self._begin()
-            await started.edge.wait_for_places()
-            self._started = started
-            self._saved_s = time.monotonic()
-            self._saved = self._finished = self._started.edge.reader.offsets
+            try:
+                await self._enter(await self._begin())
+            except BaseException:
+                # Another reader may have better luck, and must not find the checkpoint locked.
+                await self._close_checkpoint()
+                raise
         return self._started
+
+    async def _enter(self, started: ReadStart) -> None:
+        try:
+            await started.edge.wait_for_places()
+        except BaseException:
+            await started.edge.close()
+            raise
+        if self._is_closed:
+            await started.edge.close()
+            return
+        self._started = started
+        self._saved_s = time.monotonic()
+        self._saved = self._finished = started.edge.reader.offsets
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -152,10 +181,15 @@ class Batches:
         try:
             await self.save()
         finally:
-            if self._started is not None:
-                await self._started.edge.close()
-            if self._checkpoint is not None:
-                await self._checkpoint.close()
+            try:
+                if self._started is not None:
+                    await self._started.edge.close()
+            finally:
+                await self._close_checkpoint()
+
+    async def _close_checkpoint(self) -> None:
+        if self._checkpoint is not None:
+            await self._checkpoint.close()
 
 
 class BatchWalk:

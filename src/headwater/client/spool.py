@@ -14,32 +14,40 @@ OpenSpool = Callable[[], BinaryIO]
 
 
 class Spool:
-    """The runs of one snapshot in a file. They are read back in order, and the file goes with the last of them."""
+    """The runs of one snapshot in a file, which goes with the last of them that is read or dropped."""
 
     def __init__(self, open_file: OpenSpool) -> None:
-        self._file = open_file()
-        self._unread = 0
+        try:
+            self._file = open_file()
+        except OSError as error:
+            raise _no_room(error) from error
+        self._left = 0
 
     def put(self, run: ChangeRun) -> SpooledRun:
-        start = self._file.seek(0, 2)
         try:
+            start = self._file.seek(0, 2)
             self._file.write(run.data)
             self._file.flush()
         except OSError as error:
-            raise StoreFull(
-                f"a snapshot too large for memory can't be put on disk: {error.strerror or error}",
-                hint="Make room in the folder for temporary files (TMPDIR), raise held_bytes_max, or read as-they-come",
-            ) from error
-        self._unread += 1
+            raise _no_room(error) from error
+        self._left += 1
         return SpooledRun(run=replace(run, data=b""), data_bytes=len(run.data), start=start, spool=self)
 
     def get(self, spooled: SpooledRun) -> ChangeRun:
         self._file.seek(spooled.start)
         run = replace(spooled.run, data=self._file.read(spooled.data_bytes))
-        self._unread -= 1
-        if not self._unread:
-            self.close()
+        self.drop_one()
         return run
+
+    def drop_one(self) -> None:
+        """One of the runs is not needed any more."""
+        self._left -= 1
+        if not self._left:
+            self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._file.closed
 
     def close(self) -> None:
         self._file.close()
@@ -55,4 +63,15 @@ class SpooledRun:
     spool: Spool
 
     def load(self) -> ChangeRun:
+        """Read it back, once."""
         return self.spool.get(self)
+
+    def drop(self) -> None:
+        self.spool.drop_one()
+
+
+def _no_room(error: OSError) -> StoreFull:
+    return StoreFull(
+        f"a snapshot too large for memory can't be put on disk: {error.strerror or error}",
+        hint="Make room in the folder for temporary files (TMPDIR), raise held_bytes_max, or read as-they-come",
+    )

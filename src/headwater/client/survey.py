@@ -90,10 +90,16 @@ class Surveyor:
                 by_node.setdefault(self.cluster_map.nodes[node], []).append(vbucket)
         found: dict[VBucketId, VBucketStatus] = {}
         for address, asked in by_node.items():
-            connection = self._connection(address)
-            # In this order: a seqno is never of an older branch than the log it is told with.
-            logs = _failover_logs(connection, asked)
-            highs = _high_seqnos(connection)
+            try:
+                connection = self._connection(address)
+                # In this order: a seqno is never of an older branch than the log it is told with.
+                logs = _failover_logs(connection, asked)
+                highs = _high_seqnos(connection)
+            except BaseException:
+                # Answers may still be on their way, and nobody must take them for those to the next questions.
+                if address in self._connections:
+                    self._connections.pop(address).close()
+                raise
             found |= {
                 vbucket: VBucketStatus(high_seqno=highs[vbucket], failover_log=log)
                 for vbucket, log in logs.items()

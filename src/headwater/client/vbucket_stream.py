@@ -18,12 +18,12 @@ from headwater.client.dcp_link import StreamRun
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.client.resume_point import Boundaries, resume_point
 from headwater.client.spool import SpooledRun
-from headwater.errors import SnapshotViolation
+from headwater.errors import SnapshotViolation, UnexpectedMessage
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages import Request
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import CloseStream, StreamEnd, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
 from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
@@ -79,6 +79,11 @@ class VBucketStream:
         return self._tracker.is_complete and self.offset.seqno >= self.end_seqno
 
     @property
+    def is_accepted(self) -> bool:
+        """The server sends it. What it has is on the branch that the server is on."""
+        return self.state in (ConsumerStream.OPEN, ConsumerStream.IN_SNAPSHOT)
+
+    @property
     def is_idle(self) -> bool:
         return self.state in (ConsumerStream.IDLE, ConsumerStream.ENDED)
 
@@ -129,6 +134,8 @@ class VBucketStream:
     def on_rollback_demanded(self) -> None:
         """The server's failover log is needed next: `on_server_log`."""
         self._move(RollbackDemanded)
+        if self.asked == StreamOffset():
+            raise UnexpectedMessage("a rollback is demanded of a consumer that has nothing")
 
     def on_server_log(self, server_log: FailoverLog, *, demanded: Seqno) -> None:
         """Choose the point to ask from next."""
@@ -173,11 +180,21 @@ class VBucketStream:
             return self._on_system_event(message)
         elif isinstance(message, SeqnoAdvanced):
             return self._advance(self._tracker.on_seqno(message.seqno), None)
-        elif isinstance(message, StreamEnd) and self.received_seqno >= self.end_seqno:
+        elif isinstance(message, StreamEnd) and self.is_done_with(message.reason):
             return self._pass_held()
         elif isinstance(message, Mutation | Deletion | Expiration):
             raise SnapshotViolation(f"a {type(message).__name__} whose extras are cut off")
         return []
+
+    def is_done_with(self, reason: StreamEndReason) -> bool:
+        """Whether a stream that ends for this reason has brought all that was wanted.
+
+        A server that has come to the end says OK, though the last seqno it has sent may be lower: what lies between is
+        hidden from us. And where the collections that were asked for are gone, nothing can follow.
+        """
+        has_end = self.end_seqno != SEQNO_MAX
+        is_last = reason == StreamEndReason.FILTER_EMPTY or (reason == StreamEndReason.OK and has_end)
+        return is_last or self.received_seqno >= self.end_seqno
 
     def on_lost(self) -> list[Passed]:
         """The connection or the stream is gone. What is held is asked for again, and returned to be let go."""
@@ -185,11 +202,6 @@ class VBucketStream:
             self.state = ConsumerStream.ENDED
         self._tracker = SnapshotTracker(offset=self.offset)
         return self._let_go()
-
-    def on_closed(self) -> list[Passed]:
-        """We have closed it ourselves."""
-        self._move(CloseStream)
-        return self.on_lost()
 
     def _on_system_event(self, message: SystemEvent) -> list[Passed]:
         tracker = self._tracker.on_seqno(message.seqno)

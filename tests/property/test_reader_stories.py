@@ -1,0 +1,256 @@
+"""The reader in the corners that random runs seldom reach, step by step against the same cluster in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from reader_run import Run
+from reader_world import Connection, Stream
+
+from headwater.client.link_pool import CloseConnection, OpenConnection
+from headwater.client.read_options import End, Snapshots
+from headwater.errors import AuthenticationFailed, BucketReplaced, UnexpectedMessage
+from headwater.protocol.messages import Response
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamEndReason, StreamRequest, StreamRequestResponse
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+from headwater.protocol.status import Status
+
+FIRST = VBucketId(0)
+ONE_NODE = 2
+"""A seed whose cluster has one node."""
+
+
+def a_run(**options: Any) -> Run:
+    run = Run(ONE_NODE, **{"snapshots": Snapshots.COMPLETE, "connections_per_node": 1, "batch_bytes": 1, **options})
+    assert len(run.cluster.nodes) == 1
+    return run
+
+
+def write(run: Run, count: int, vbucket: VBucketId = FIRST) -> None:
+    history = run.cluster.vbuckets[vbucket].history
+    history += [(b"key%d" % (len(history) + n), b"value") for n in range(count)]
+
+
+def ask(run: Run) -> None:
+    """The reader says what it has to say; the nodes' answers wait on the wire."""
+    run.reader.tick(run.now_s)
+    run.obey()
+
+
+def arrive(run: Run) -> None:
+    """All that is on the wires arrives."""
+    for link, connection in list(run.wires.items()):
+        run.deliver(link, connection, len(connection.outbox))
+    run.obey()
+
+
+def connect(run: Run) -> Connection:
+    """Up to where the streams are asked for, and the answers are on the wire."""
+    ask(run)
+    arrive(run)  # the handshake
+    arrive(run)  # open and controls
+    return next(iter(run.wires.values()))
+
+
+def drain(run: Run) -> None:
+    while run.reader.has_pieces:
+        run.consumer.take(run.reader.take())
+
+
+def test_a_vbucket_that_is_left_and_followed_again_while_it_is_being_asked_for() -> None:
+    """The answer to the first request must not close the stream of the second."""
+    run = a_run()
+    connect(run)
+    run.reader.leave([FIRST])
+    run.reader.follow({FIRST: StreamOffset()}, now_s=run.now_s)
+    ask(run)
+    arrive(run)
+    write(run, 3)
+    run.settle()
+    run.check()
+
+
+def test_a_stream_that_ends_well_is_at_its_end_though_its_last_seqnos_were_hidden() -> None:
+    run = a_run(end={FIRST: Seqno(50)}, buffer_bytes=1 << 20)
+    run.reader = run.new_reader({FIRST: StreamOffset()})
+    write(run, 60)
+    connection = connect(run)
+    arrive(run)  # the high seqnos
+    arrive(run)  # the stream
+    for _ in range(4):
+        connection.pump()
+    connection.end_stream(FIRST, StreamEndReason.OK)
+    arrive(run)
+    drain(run)
+    assert run.reader.is_finished
+    sent = run.reader.offsets[FIRST]
+    assert 0 < sent.seqno < 50
+    assert sorted(run.consumer.rows[FIRST]) == list(range(1, sent.seqno + 1))
+
+
+def test_a_stream_whose_collections_are_gone_hands_out_what_it_held() -> None:
+    run = a_run(buffer_bytes=1 << 20)
+    run.reader = run.new_reader({FIRST: StreamOffset()})
+    write(run, 60)
+    connection = connect(run)
+    arrive(run)
+    for _ in range(4):
+        connection.pump()
+    connection.end_stream(FIRST, StreamEndReason.FILTER_EMPTY)
+    arrive(run)
+    drain(run)
+    assert run.reader.is_finished
+    assert run.consumer.rows[FIRST]
+
+
+def test_an_end_that_is_lowered_while_the_stream_is_on_its_way_to_it() -> None:
+    """The history became shorter between the question for the high seqnos and the stream."""
+    run = a_run(end=End.NOW)
+    run.reader = run.new_reader({FIRST: StreamOffset()})
+    write(run, 20)
+    connect(run)
+    del run.cluster.vbuckets[FIRST].history[10:]
+    arrive(run)  # the high seqno is 20, the stream is asked for up to there
+    arrive(run)
+    run.now_s += run.options.poll_interval_s
+    ask(run)  # a poll, answered before the first change
+    arrive(run)
+    for _ in range(200):
+        run.step()
+        if run.reader.is_finished:
+            break
+    assert run.reader.is_finished
+    assert len(run.consumer.rows[FIRST]) == 10
+
+
+def test_a_poll_does_not_end_a_read_before_its_rollback_is_told() -> None:
+    """The place is beyond the end that the new history has, and still the caller has to be told to go back."""
+    run = a_run(end=End.NOW, snapshots=Snapshots.AS_THEY_COME, buffer_bytes=1 << 20)
+    run.reader = run.new_reader({FIRST: StreamOffset()})
+    write(run, 60)
+    connection = connect(run)
+    arrive(run)
+    arrive(run)
+    for _ in range(9):
+        connection.pump()
+    arrive(run)
+    drain(run)
+    assert 10 < run.reader.offsets[FIRST].seqno < 60
+    vbucket = run.cluster.vbuckets[FIRST]
+    del vbucket.history[10:]
+    vbucket.log = vbucket.log.branch(Vbuuid(99), at_seqno=vbucket.high)
+    connection.is_cut = True
+    arrive(run)
+    run.now_s += 1
+    connect(run)
+    run.now_s += run.options.poll_interval_s
+    ask(run)  # the answer to the poll comes with the one that the stream is asked for after
+    for _ in range(50):
+        run.step()
+    assert run.reader.is_finished
+    assert run.consumer.rollbacks == 1
+    assert len(run.consumer.rows[FIRST]) == 10
+
+
+def test_a_map_of_another_bucket_fails_the_read_and_nothing_else() -> None:
+    run = a_run()
+    connection = connect(run)
+    config = json.loads(run.cluster.config()) | {"uuid": "another", "rev": 9}
+    config["vBucketServerMap"]["vBucketMap"] = [[0]]
+    connection.cluster.config = lambda: json.dumps(config).encode()  # type: ignore[method-assign]
+    run.now_s += run.options.poll_interval_s
+    ask(run)
+    arrive(run)
+    assert isinstance(run.reader.failure, BucketReplaced)
+
+
+def test_the_connection_to_a_node_that_has_left_is_closed() -> None:
+    run = Run(0, connections_per_node=1)
+    assert len(run.cluster.nodes) > 1
+    for _ in range(20):
+        run.step()
+    assert {connection.node for connection in run.wires.values()} == set(range(len(run.cluster.nodes)))
+    gone = len(run.cluster.nodes) - 1
+    for vbucket in run.cluster.vbuckets:
+        vbucket.node = 0
+    run.cluster.nodes.pop()
+    run.cluster.revision += 1
+    for _ in range(40):
+        run.step()
+    assert gone not in {connection.node for connection in run.wires.values()}
+
+
+class Insisting(Connection):
+    """Demands a rollback whatever it is asked for."""
+
+    def _open_stream(self, request: StreamRequest) -> Response:
+        return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=Seqno(0))
+
+
+class Stuttering(Connection):
+    """Begins a snapshot inside another."""
+
+    def _begin_snapshot(self, stream: Stream) -> None:
+        marker = SnapshotMarker(
+            vbucket=stream.vbucket,
+            opaque=stream.opaque,
+            start_seqno=Seqno(0),
+            end_seqno=Seqno(5),
+            flags=SnapshotFlags.MEMORY,
+        ).encode()
+        stream.pending = [marker, marker]
+
+
+@pytest.mark.parametrize("kind", [Insisting, Stuttering])
+def test_a_node_that_breaks_the_protocol_again_and_again_fails_the_read(
+    kind: type[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reader_run.Connection", kind)
+    run = a_run(give_up_after_s=300.0)
+    run.may_fail = True
+    while run.reader.failure is None and run.now_s < 300:
+        run.step()
+    assert isinstance(run.reader.failure, UnexpectedMessage)
+
+
+def test_one_refusal_of_a_node_is_not_the_end_of_a_read() -> None:
+    """It may have left the cluster a moment ago. If it insists, and the map insists, too, the read fails."""
+    run = a_run(reconnect_delay_s_max=10.0)
+    refusals = 0
+    while run.reader.failure is None:
+        run.now_s += 11
+        run.reader.tick(run.now_s)
+        for command in run.reader.commands():
+            if isinstance(command, OpenConnection):
+                refusals += 1
+                refusal = AuthenticationFailed(Status.AUTH_ERROR, "nobody knows you")
+                run.reader.on_lost(command.id, refusal, now_s=run.now_s)
+            else:
+                assert isinstance(command, CloseConnection)
+    assert refusals == 3
+    assert isinstance(run.reader.failure, AuthenticationFailed)
+
+
+def test_a_vbucket_that_moves_while_its_high_seqno_is_asked_for_is_asked_for_once() -> None:
+    run = Run(0, end=End.NOW, connections_per_node=1, give_up_after_s=None)
+    assert len(run.cluster.nodes) > 1
+    run.reader = run.new_reader({FIRST: StreamOffset()})
+    write(run, 5)
+    ask(run)
+    arrive(run)
+    arrive(run)  # the question for the high seqnos has been answered, on the wire
+    run.cluster.revision += 1
+    run.cluster.vbuckets[FIRST].node = 1
+    run.reader._on_map(run.decode_map(run.cluster.config()), run.now_s)
+    ask(run)
+    for _ in range(100):
+        run.step()
+        if run.reader.is_finished:
+            break
+    assert run.reader.is_finished
+    assert run.reader.metrics.stream_requests == 1
+    assert not run.reader.metrics.disconnects

@@ -1,0 +1,262 @@
+"""One connection: its states, what it makes of bytes, and the room it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from headwater.client.dcp_link import (
+    ANSWER_TIMEOUT_S,
+    LINK,
+    Answered,
+    ConfigPushed,
+    DcpControl,
+    DcpLink,
+    DcpOpening,
+    HandsShaken,
+    LinkEvent,
+    LinkReady,
+    LinkState,
+    OpeningAnswered,
+    ScoutDone,
+    StreamMessage,
+    StreamRun,
+)
+from headwater.client.handshake import ClientHandshake
+from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
+from headwater.protocol.features import WITH_COLLECTIONS, Feature
+from headwater.protocol.frames import decode_frames
+from headwater.protocol.messages import ErrorResponse, Message, PlainResponse, Request, decode_message
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.messages.dcp_connection import BufferAck, DcpNoop, Open, OpenFlags
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Hello, HelloResponse
+from headwater.protocol.numbers import CollectionId, Seqno
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.state_machine import all_events, transition
+from headwater.protocol.status import Status
+
+BUFFER_BYTES = 1000
+
+
+def opening() -> DcpOpening:
+    return DcpOpening(
+        name="test",
+        flags=OpenFlags.PRODUCER,
+        controls=(DcpControl(key="needed", value="1", is_required=True), DcpControl(key="nice", value="1")),
+        buffer_bytes=BUFFER_BYTES,
+        noop_interval_s=10,
+    )
+
+
+@dataclass
+class Talk:
+    """A link and the server's end of it. Requests that `refuse` picks get that status."""
+
+    is_scout: bool = False
+    refuse: Callable[[Request], Status | None] = lambda request: None
+    events: list[LinkEvent] = field(default_factory=list)
+    heard: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        handshake = ClientHandshake(credentials=None, bucket="b", nonce=b"")
+        self.link = DcpLink(handshake, None if self.is_scout else opening(), now_s=0.0)
+
+    def listen(self) -> list[Message]:
+        """What the link has to say."""
+        said = [decode_message(frame, WITH_COLLECTIONS) for frame in decode_frames(self.link.data_to_send())]
+        self.heard += said
+        return said
+
+    def answer(self) -> bool:
+        answers = [self._answer(said) for said in self.listen() if isinstance(said, Request)]
+        for data in answers:
+            self.say(data)
+        return bool(answers)
+
+    def _answer(self, request: Request) -> bytes:
+        status = self.refuse(request)
+        if status is not None:
+            return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status).encode()
+        if isinstance(request, Hello):
+            return HelloResponse(opaque=request.opaque, features=(Feature.COLLECTIONS,)).encode()
+        return PlainResponse(opcode=Opcode(request.opcode), opaque=request.opaque, value=b"").encode()
+
+    def say(self, data: bytes, *, now_s: float = 0.0) -> None:
+        self.events += self.link.receive_data(data, now_s=now_s)
+
+    def make_ready(self) -> Talk:
+        while self.answer():
+            pass
+        assert self.link.state is LinkState.READY
+        self.events.clear()
+        self.heard.clear()
+        return self
+
+
+def mutation(seqno: int, opaque: int = 9, value: bytes = b"") -> bytes:
+    parts = {"rev_seqno": 1, "key": b"k", "collection_id": CollectionId(0)}
+    return Mutation(opaque=opaque, seqno=Seqno(seqno), value=value, **parts).encode()
+
+
+@pytest.mark.parametrize("event", [HandsShaken, ScoutDone, OpeningAnswered])
+@pytest.mark.parametrize("state", LinkState)
+def test_every_pair_of_state_and_event(state: LinkState, event: type) -> None:
+    allowed = {
+        (LinkState.SHAKING_HANDS, HandsShaken): LinkState.OPENING,
+        (LinkState.SHAKING_HANDS, ScoutDone): LinkState.READY,
+        (LinkState.OPENING, OpeningAnswered): LinkState.READY,
+    }
+    if (state, event) in allowed:
+        assert transition(LINK, state, event) is allowed[state, event]
+    else:
+        with pytest.raises(UnexpectedMessage):
+            transition(LINK, state, event)
+
+
+def test_the_table_has_no_other_events() -> None:
+    assert all_events(LINK) == {HandsShaken, ScoutDone, OpeningAnswered}
+    assert set(LINK) == set(LinkState)
+
+
+def test_a_link_is_ready_when_all_controls_are_answered() -> None:
+    talk = Talk()
+    while talk.link.state is LinkState.SHAKING_HANDS:
+        assert talk.answer()
+    assert talk.link.state is LinkState.OPENING
+    assert talk.events == []
+    talk.answer()
+    assert [type(event) for event in talk.events] == [LinkReady]
+    assert any(isinstance(message, Open) for message in talk.heard)
+
+
+def test_a_scout_opens_nothing() -> None:
+    talk = Talk(is_scout=True)
+    while talk.answer():
+        pass
+    assert [type(event) for event in talk.events] == [LinkReady]
+    assert not any(isinstance(message, Open) for message in talk.heard)
+
+
+def test_a_control_that_is_only_nice_may_be_refused_and_one_that_is_needed_not() -> None:
+    Talk(refuse=lambda request: Status.EINVAL if b"nice" in request.encode() else None).make_ready()
+    with pytest.raises(NotSupported, match="needed=1"):
+        Talk(refuse=lambda request: Status.EINVAL if b"needed" in request.encode() else None).make_ready()
+
+
+def test_a_refused_open_is_the_servers_status() -> None:
+    with pytest.raises(AccessDenied):
+        Talk(refuse=lambda request: Status.EACCESS if isinstance(request, Open) else None).make_ready()
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 24, 100_000])
+def test_any_split_of_the_bytes_gives_the_same_changes(piece_bytes: int) -> None:
+    talk = Talk().make_ready()
+    marker = SnapshotMarker(opaque=9, start_seqno=Seqno(0), end_seqno=Seqno(3), flags=SnapshotFlags.MEMORY)
+    data = marker.encode() + mutation(1) + mutation(2) + mutation(3)
+    for start in range(0, len(data), piece_bytes):
+        talk.say(data[start : start + piece_bytes])
+    first, *runs = talk.events
+    assert isinstance(first, StreamMessage)
+    assert first.window_bytes == len(marker.encode())
+    assert b"".join(run.data for run in runs if isinstance(run, StreamRun)) == mutation(1) + mutation(2) + mutation(3)
+    assert sum(run.rows for run in runs if isinstance(run, StreamRun)) == 3
+
+
+def test_a_frame_larger_than_the_buffer() -> None:
+    talk = Talk().make_ready()
+    talk.say(mutation(1, value=b"x" * 3_000_000))
+    (run,) = talk.events
+    assert isinstance(run, StreamRun)
+    assert len(run.data) > 3_000_000
+
+
+def test_an_answer_comes_with_its_request() -> None:
+    talk = Talk().make_ready()
+    opaque = talk.link.request(GetClusterConfig())
+    talk.answer()
+    (event,) = talk.events
+    assert isinstance(event, Answered)
+    assert (event.request.opaque, event.answer.opaque) == (opaque, opaque)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PlainResponse(opcode=Opcode.GET_CLUSTER_CONFIG, opaque=77).encode(),
+        PlainResponse(opcode=Opcode.DCP_NOOP, opaque=5).encode(),
+        mutation(2) + mutation(2),
+    ],
+)
+def test_what_no_server_should_say(data: bytes) -> None:
+    talk = Talk().make_ready()
+    while talk.link.request(GetClusterConfig()) < 5:
+        pass
+    with pytest.raises(UnexpectedMessage):
+        talk.say(data)
+
+
+def test_noops_are_answered_and_pushed_maps_told() -> None:
+    talk = Talk().make_ready()
+    talk.say(DcpNoop(opaque=3).encode())
+    (answer,) = talk.listen()
+    assert (answer.opcode, answer.opaque) == (Opcode.DCP_NOOP, 3)
+    talk.say(ClustermapChangeNotification(revision=1, value=b"{}").encode())
+    assert talk.events == [ConfigPushed(b"{}")]
+
+
+def test_room_is_given_back_in_pieces_that_are_worth_a_message() -> None:
+    talk = Talk().make_ready()
+    data = mutation(1, value=b"x" * 300)
+    talk.say(data)
+    assert talk.link.owed_bytes == len(data)
+    talk.link.release(100)
+    assert talk.listen() == []
+    talk.link.release(len(data) - 100)
+    (ack,) = talk.listen()
+    assert isinstance(ack, BufferAck)
+    assert ack.acked_bytes == len(data)
+    assert talk.link.owed_bytes == 0
+
+
+def test_a_link_is_pressed_from_half_of_its_window_on() -> None:
+    talk = Talk().make_ready()
+    talk.say(mutation(1, value=b"x" * 300))
+    assert not talk.link.is_pressed
+    talk.say(mutation(2, value=b"x" * 300))
+    assert talk.link.is_pressed
+
+
+def test_a_server_that_knows_no_flow_control() -> None:
+    talk = Talk().make_ready()
+    too_much = b"".join(mutation(seqno, value=b"x" * 1_000_000) for seqno in range(1, 30))
+    with pytest.raises(UnexpectedMessage, match="flow-control buffer of 1000"):
+        talk.say(too_much)
+
+
+def test_a_silent_server_is_dead_after_two_and_a_half_noops() -> None:
+    link = Talk().make_ready().link
+    for second in range(26):
+        link.tick(float(second))
+    with pytest.raises(ConnectionFailed, match="silent"):
+        link.tick(26.0)
+
+
+def test_we_were_away_ourselves() -> None:
+    link = Talk().make_ready().link
+    link.tick(1000.0)
+
+
+def test_a_handshake_without_an_answer() -> None:
+    link = Talk().link
+    for second in range(int(ANSWER_TIMEOUT_S) + 1):
+        link.tick(float(second))
+    with pytest.raises(ConnectionFailed):
+        link.tick(ANSWER_TIMEOUT_S + 1)
+
+
+def test_the_end_of_the_connection() -> None:
+    with pytest.raises(ConnectionFailed, match="closed"):
+        Talk().make_ready().link.receive_end()

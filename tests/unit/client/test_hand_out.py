@@ -1,0 +1,139 @@
+"""What waits for the caller: order, place, room given back, and what goes to disk."""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO
+
+import pytest
+
+from headwater.client.dcp_link import StreamRun
+from headwater.client.hand_out import HandOut
+from headwater.client.pieces import ChangeRun
+from headwater.client.vbucket_stream import VBucketStream
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+
+LINK = 7
+
+
+class World:
+    def __init__(self, *, held_bytes_max: int = 1000) -> None:
+        self.released = 0
+        self.files: list[BinaryIO] = []
+        self.hand_out = HandOut(release=self._release, held_bytes_max=held_bytes_max, open_spool=self._open)
+
+    def _release(self, link: int, window_bytes: int) -> None:
+        assert link == LINK
+        self.released += window_bytes
+
+    def _open(self) -> BinaryIO:
+        self.files.append(io.BytesIO())
+        return self.files[-1]
+
+    def stream(self, vbucket: int = 0) -> VBucketStream:
+        stream = VBucketStream(VBucketId(vbucket), StreamOffset(), whole_snapshots=True)
+        stream.request(flags=StreamFlags(0), value=b"")
+        stream.on_accepted(FailoverLog.start(Vbuuid(1)))
+        return stream
+
+    def receive(self, stream: VBucketStream, first: int, end: int, *, put: bool = True) -> None:
+        """A snapshot of changes of ten bytes; it is complete if `put` is, for the caller's queue."""
+        marker = SnapshotMarker(start_seqno=Seqno(first), end_seqno=Seqno(end), flags=SnapshotFlags.MEMORY)
+        stream.on_message(marker)
+        for seqno in range(first, end + (1 if put else 0)):
+            self.hand_out.put(stream.on_run(StreamRun(1, 1, seqno, seqno, b"%010d" % seqno), LINK))
+            self.hand_out.note_held(stream)
+
+    def taken(self, bytes_max: int = 10_000) -> list[int]:
+        pieces = self.hand_out.take(bytes_max).pieces
+        return [int(bytes(piece.data)) for piece in pieces if isinstance(piece, ChangeRun)]
+
+
+def test_room_is_given_back_when_the_caller_takes() -> None:
+    world = World()
+    world.receive(world.stream(), 1, 3)
+    assert (world.released, world.hand_out.waiting_bytes) == (0, 30)
+    assert world.taken() == [1, 2, 3]
+    assert (world.released, world.hand_out.waiting_bytes) == (30, 0)
+    assert world.hand_out.offsets[VBucketId(0)].seqno == 3
+
+
+def test_a_small_snapshot_is_not_cut_in_two_and_a_large_one_is() -> None:
+    world = World()
+    world.receive(world.stream(), 1, 3)
+    assert world.taken(20) == [1, 2, 3]
+    world.receive(world.stream(1), 1, 9)
+    assert world.taken(20) == [1, 2, 3, 4]
+
+
+def test_what_is_held_is_acknowledged_once() -> None:
+    world = World()
+    stream = world.stream()
+    world.receive(stream, 1, 4, put=False)
+    world.hand_out.release_held([stream])
+    world.hand_out.release_held([stream])
+    assert world.released == 30
+    world.hand_out.put(stream.on_run(StreamRun(1, 1, 4, 4, b"%010d" % 4), LINK))
+    world.taken()
+    assert world.released == 40
+
+
+def test_beyond_its_memory_it_goes_to_disk_and_comes_back_in_order() -> None:
+    world = World(held_bytes_max=25)
+    world.receive(world.stream(), 1, 5)
+    assert len(world.files) == 1
+    assert world.hand_out.held_bytes == 0
+    assert world.taken() == [1, 2, 3, 4, 5]
+    assert world.files[0].closed
+
+
+def test_the_end_of_one_snapshot_on_disk_leaves_the_one_before_alone() -> None:
+    world = World(held_bytes_max=0)
+    stream = world.stream()
+    world.receive(stream, 1, 3)
+    world.receive(stream, 4, 6, put=False)
+    world.hand_out.drop(stream.on_lost())
+    world.hand_out.note_held(stream)
+    assert world.taken() == [1, 2, 3]
+    assert all(file.closed for file in world.files)
+
+
+def test_a_snapshot_that_waits_elsewhere_keeps_its_file_while_the_next_one_is_dropped() -> None:
+    """As with changes that wait to be persisted, which come to the queue later."""
+    world = World(held_bytes_max=0)
+    stream = world.stream()
+    waiting = []
+    stream.on_message(SnapshotMarker(start_seqno=Seqno(1), end_seqno=Seqno(3), flags=SnapshotFlags.MEMORY))
+    for seqno in range(1, 4):
+        waiting += stream.on_run(StreamRun(1, 1, seqno, seqno, b"%010d" % seqno), LINK)
+        world.hand_out.note_held(stream)
+    world.receive(stream, 4, 6, put=False)
+    world.hand_out.drop(stream.on_lost())
+    world.hand_out.note_held(stream)
+    world.hand_out.put(waiting)
+    assert world.taken() == [1, 2, 3]
+    assert all(file.closed for file in world.files)
+
+
+@pytest.mark.parametrize("held_bytes_max", [0, 1000])
+def test_what_is_left_is_acknowledged_and_forgotten(held_bytes_max: int) -> None:
+    world = World(held_bytes_max=held_bytes_max)
+    world.receive(world.stream(0), 1, 3)
+    world.receive(world.stream(1), 1, 2)
+    world.hand_out.leave(VBucketId(0))
+    assert (world.released, world.hand_out.waiting_bytes) == (30, 20)
+    assert world.taken() == [1, 2]
+    assert all(file.closed for file in world.files)
+
+
+def test_closing_leaves_no_file_open() -> None:
+    world = World(held_bytes_max=0)
+    world.receive(world.stream(0), 1, 3)
+    world.receive(world.stream(1), 1, 3, put=False)
+    world.hand_out.close()
+    assert len(world.files) == 2
+    assert all(file.closed for file in world.files)

@@ -1,0 +1,100 @@
+"""Which connections there are, and when a lost one is tried again."""
+
+from __future__ import annotations
+
+from headwater.client.backoff import Backoff
+from headwater.client.connection_string import Address
+from headwater.client.dcp_link import DcpLink
+from headwater.client.handshake import ClientHandshake
+from headwater.client.link_pool import SCOUT, CloseConnection, LinkPool, OpenConnection, Slot
+from headwater.errors import ConnectionFailed
+
+A, B = Address("a", 1), Address("b", 2)
+CUT = ConnectionFailed("cut")
+
+
+def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
+    return DcpLink(ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s)
+
+
+def new_pool() -> LinkPool:
+    return LinkPool(
+        new_link=new_link, backoff=Backoff(delay_s_min=1.0, delay_s_max=8.0, random=lambda: 0.999999999999999)
+    )
+
+
+def opened(pool: LinkPool) -> list[Address]:
+    commands, pool.commands = pool.commands, []
+    return [command.address for command in commands if isinstance(command, OpenConnection)]
+
+
+def ready(pool: LinkPool, address: Address, lane: int = 0) -> Slot:
+    pool.get(address, lane, now_s=0)
+    slot = next(slot for slot in pool.slots.values() if (slot.address, slot.lane) == (address, lane))
+    pool.on_connected(slot.id, is_loopback=True, now_s=0)
+    pool.on_ready(slot)
+    return slot
+
+
+def test_a_lane_has_one_link_and_it_is_there_when_it_is_ready() -> None:
+    pool = new_pool()
+    assert pool.get(A, 0, now_s=0) is None
+    assert pool.get(A, 0, now_s=0) is None
+    assert opened(pool) == [A]
+    slot = ready(pool, A)
+    assert pool.get(A, 0, now_s=0) is slot
+    assert pool.get(A, 1, now_s=0) is None
+    assert opened(pool) == [A]
+
+
+def test_a_lost_node_is_tried_again_later_each_time() -> None:
+    pool = new_pool()
+    now_s = 0.0
+    for delay_s in (1, 2, 4, 8, 8):
+        pool.get(A, 0, now_s=now_s)
+        assert opened(pool) == [A]
+        pool.forget(next(iter(pool.slots.values())), CUT, now_s=now_s)
+        pool.get(A, 0, now_s=now_s + delay_s - 0.1)
+        assert opened(pool) == []
+        now_s += delay_s
+    assert pool.failures_in_a_row(A) == 5
+    assert pool.last_failure(A) is CUT
+
+
+def test_a_link_that_is_ready_makes_up_for_all_failures() -> None:
+    pool = new_pool()
+    pool.forget(ready(pool, A), CUT, now_s=0)
+    pool.get(A, 0, now_s=5)
+    slot = next(iter(pool.slots.values()))
+    assert pool.on_ready(slot), "it had been lost"
+    assert (pool.failures_in_a_row(A), pool.last_failure(A), pool.retry_at_s(A)) == (0, None, 0.0)
+
+
+def test_a_connection_that_was_given_up_meanwhile_gets_no_link() -> None:
+    pool = new_pool()
+    pool.get(A, 0, now_s=0)
+    slot = next(iter(pool.slots.values()))
+    pool.forget(slot, None, now_s=0)
+    assert pool.commands == [OpenConnection(slot.id, A), CloseConnection(slot.id)]
+    assert pool.on_connected(slot.id, is_loopback=True, now_s=0) is None
+    assert pool.failures_in_a_row(A) == 0
+
+
+def test_one_scout_at_a_time_to_the_host_that_failed_longest_ago() -> None:
+    pool = new_pool()
+    pool.scout([A, B], now_s=0)
+    pool.scout([A, B], now_s=0)
+    assert opened(pool) == [A]
+    scout = next(iter(pool.slots.values()))
+    assert scout.lane == SCOUT
+    pool.forget(scout, CUT, now_s=0)
+    pool.scout([A, B], now_s=5)
+    assert opened(pool) == [B]
+
+
+def test_scouts_carry_no_streams() -> None:
+    pool = new_pool()
+    pool.scout([A], now_s=0)
+    scout = next(iter(pool.slots.values()))
+    assert not pool.on_ready(scout)
+    assert pool.ready == []

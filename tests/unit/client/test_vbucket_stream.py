@@ -1,0 +1,191 @@
+"""One vbucket as a consumer follows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.client.dcp_link import StreamRun
+from headwater.client.pieces import ChangeRun, RollbackPiece
+from headwater.client.vbucket_stream import Passed, VBucketStream
+from headwater.errors import SnapshotViolation, UnexpectedMessage
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
+from headwater.protocol.numbers import SEQNO_MAX, CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+
+OLD = FailoverLog.start(Vbuuid(1))
+
+
+def new(*, whole: bool = True, offset: StreamOffset | None = None) -> VBucketStream:
+    return VBucketStream(VBucketId(4), offset or StreamOffset(), whole_snapshots=whole)
+
+
+def ask(stream: VBucketStream) -> StreamRequest:
+    return stream.request(flags=StreamFlags(0), value=b"")
+
+
+def accepted(**options: bool) -> VBucketStream:
+    stream = new(**options)
+    ask(stream)
+    stream.on_accepted(OLD)
+    return stream
+
+
+def marker(start: int, end: int) -> SnapshotMarker:
+    return SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(end), flags=SnapshotFlags.MEMORY)
+
+
+def run(first: int, last: int) -> StreamRun:
+    return StreamRun(1, last - first + 1, first, last, b"x" * 10)
+
+
+def seqnos(passed: list[Passed]) -> list[int]:
+    return [item.offset.seqno for item in passed]
+
+
+def read(stream: VBucketStream, *ends: int) -> None:
+    for end in ends:
+        stream.on_message(marker(stream.received_seqno, end))
+        stream.on_run(run(stream.received_seqno + 1, end), 1)
+
+
+def test_a_snapshot_is_passed_on_when_it_is_complete() -> None:
+    stream = accepted()
+    stream.on_message(marker(0, 5))
+    assert stream.on_run(run(1, 3), 1) == []
+    assert (stream.offset.seqno, stream.received_seqno, stream.held_bytes) == (0, 3, 10)
+    assert seqnos(stream.on_run(run(4, 5), 1)) == [3, 5]
+    assert (stream.offset.seqno, stream.held_bytes) == (5, 0)
+
+
+def test_or_as_it_comes() -> None:
+    stream = accepted(whole=False)
+    stream.on_message(marker(0, 5))
+    assert seqnos(stream.on_run(run(1, 3), 1)) == [3]
+    assert stream.offset == StreamOffset(
+        vbuuid=Vbuuid(1), seqno=Seqno(3), snapshot_start=Seqno(0), snapshot_end=Seqno(5)
+    )
+
+
+def test_seqnos_that_are_hidden_complete_a_snapshot_with_nothing_to_see() -> None:
+    stream = accepted()
+    stream.on_message(marker(0, 5))
+    (passed,) = stream.on_message(SeqnoAdvanced(seqno=Seqno(5)))
+    assert passed.piece is None
+    assert passed.offset.is_complete
+
+
+def test_what_was_held_is_asked_for_again_when_the_stream_is_lost() -> None:
+    stream = accepted()
+    read(stream, 2)
+    stream.on_message(marker(3, 9))
+    stream.on_run(run(3, 4), 1)
+    assert seqnos(stream.on_lost()) == [4]
+    assert ask(stream).start_seqno == 2
+    assert stream.held_bytes == 0
+
+
+def test_a_rollback_goes_back_to_a_complete_snapshot_and_is_told_when_it_is_accepted() -> None:
+    stream = accepted()
+    read(stream, 10, 20, 30)
+    stream.on_lost()
+    assert ask(stream).vbuuid == 1, "the saved branch, until the server has judged it"
+    stream.on_rollback_demanded()
+    server = OLD.branch(Vbuuid(2), at_seqno=Seqno(25))
+    stream.on_server_log(server, demanded=Seqno(25))
+    assert ask(stream).start_seqno == 20
+    (passed,) = stream.on_accepted(server)
+    assert passed.piece == RollbackPiece(
+        vbucket=VBucketId(4), seqno=Seqno(20), from_seqno=Seqno(30), old_vbuuid=Vbuuid(1), new_vbuuid=Vbuuid(2)
+    )
+    stream.on_message(marker(20, 21))
+    (change,) = stream.on_run(run(21, 21), 1)
+    assert isinstance(change.piece, ChangeRun)
+    assert change.piece.vbuuid == 2
+
+
+def test_a_branch_with_a_new_name_moves_the_place_and_nothing_else() -> None:
+    stream = accepted()
+    read(stream, 10)
+    stream.on_lost()
+    ask(stream)
+    (passed,) = stream.on_accepted(OLD.branch(Vbuuid(2), at_seqno=Seqno(10)))
+    assert passed.piece is None
+    assert (passed.offset.vbuuid, passed.offset.seqno) == (2, 10)
+
+
+def test_a_rollback_that_is_demanded_of_one_who_has_nothing() -> None:
+    stream = new()
+    ask(stream)
+    with pytest.raises(UnexpectedMessage):
+        stream.on_rollback_demanded()
+
+
+@pytest.mark.parametrize(
+    ("reason", "end", "is_done"),
+    [
+        (StreamEndReason.OK, 50, True),
+        (StreamEndReason.OK, SEQNO_MAX, False),
+        (StreamEndReason.FILTER_EMPTY, SEQNO_MAX, True),
+        (StreamEndReason.STATE_CHANGED, 50, False),
+        (StreamEndReason.STATE_CHANGED, 3, True),
+    ],
+)
+def test_what_is_held_is_passed_on_at_the_end_of_all_and_only_then(
+    reason: StreamEndReason, end: int, is_done: bool
+) -> None:
+    stream = accepted()
+    stream.end_seqno = Seqno(end)
+    stream.on_message(marker(0, 100))
+    stream.on_run(run(1, 3), 1)
+    assert stream.is_done_with(reason) is is_done
+    assert seqnos(stream.on_message(StreamEnd(reason=reason))) == ([3] if is_done else [])
+
+
+def test_a_start_beyond_the_end_is_judged_all_the_same() -> None:
+    stream = accepted()
+    read(stream, 10)
+    stream.end_seqno = Seqno(5)
+    stream.on_lost()
+    assert ask(stream).end_seqno == 10
+
+
+@pytest.mark.parametrize(("first", "last"), [(6, 6), (3, 3), (5, 9)])
+def test_seqnos_that_do_not_belong_there(first: int, last: int) -> None:
+    stream = accepted(whole=False)
+    stream.on_message(marker(0, 5))
+    stream.on_run(run(1, 3), 1)
+    with pytest.raises(SnapshotViolation):
+        stream.on_run(run(first, last), 1)
+
+
+def test_a_change_before_the_answer_or_outside_a_snapshot() -> None:
+    stream = new()
+    ask(stream)
+    with pytest.raises(UnexpectedMessage):
+        stream.on_run(run(1, 1), 1)
+    with pytest.raises(UnexpectedMessage):
+        accepted().on_run(run(1, 1), 1)
+
+
+def test_a_change_whose_extras_are_cut_off() -> None:
+    stream = accepted()
+    stream.on_message(marker(0, 5))
+    with pytest.raises(SnapshotViolation, match="cut off"):
+        stream.on_message(Mutation(seqno=Seqno(1), rev_seqno=1, key=b"k", collection_id=CollectionId(0)))
+
+
+def test_whether_the_server_sends_it() -> None:
+    stream = new()
+    ask(stream)
+    assert not stream.is_accepted
+    assert not stream.is_idle
+    stream.on_accepted(OLD)
+    assert stream.is_accepted
+    stream.on_message(marker(0, 5))
+    assert stream.is_accepted
+    stream.on_lost()
+    assert not stream.is_accepted
+    assert stream.is_idle
