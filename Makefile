@@ -14,8 +14,10 @@ setup: ## Make .venv and look for Java; does nothing the second time
 demo: setup ## See it work
 	@scripts/demo
 
+# Spark has processes enough of its own, and one session for all of its tests.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/spark
+	$(BIN)/python -m pytest tests/spark
 
 check: lint types imports test ## All that CI runs: lint, types, imports, tests
 
