@@ -8,12 +8,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import headwater
 from bench.dcp_driver import connect_dcp, drain_acknowledging, stream_requests, survey_backfill
 from bench.measure import in_new_process, load_now, scaled
 from bench.processes import LOGIN, data_folder, load, node
 from bench.report import Section
+from headwater.client.changes import Mutation
 from headwater.client.read_options import ReadOptions
 from headwater.protocol.messages.dcp_stream import StreamFlags
 
@@ -22,8 +24,8 @@ VALUE_BYTES = 200
 VBUCKETS = 1024
 ROUNDS = 5
 BUFFER_BYTES = ReadOptions().buffer_bytes
-_CREDENTIALS = {"user": LOGIN.user, "password": LOGIN.password}
-_WARM_UP = {"vbuckets": [0], "end": "now"}
+_CREDENTIALS: dict[str, Any] = {"user": LOGIN.user, "password": LOGIN.password}
+_WARM_UP: dict[str, Any] = {"vbuckets": [0], "end": "now"}
 """A small read first: kernels are loaded, and modules imported, once in the life of a process."""
 
 
@@ -68,16 +70,17 @@ def _url(port: int) -> str:
     return f"couchbase://127.0.0.1:{port}/{LOGIN.bucket}"
 
 
-def drain_batches(port: int, _: int) -> Drain:
+def drain_batches(port: int, total_bytes: int) -> Drain:
     with headwater.blocking.connect(_url(port), **_CREDENTIALS) as client:
-        changes = sum(batch.num_rows for batch in client.batches(**_WARM_UP))
+        for _ in client.batches(**_WARM_UP):
+            pass
         watch = _Stopwatch()
         batches = client.batches(end="now")
         changes = sum(batch.num_rows for batch in batches)
         return watch.stop(changes=changes, received_bytes=batches.metrics.received_bytes)
 
 
-def drain_async_batches(port: int, _: int) -> Drain:
+def drain_async_batches(port: int, total_bytes: int) -> Drain:
     async def drain() -> Drain:
         async with headwater.connect(_url(port), **_CREDENTIALS) as client:
             async for _ in client.batches(**_WARM_UP):
@@ -92,12 +95,13 @@ def drain_async_batches(port: int, _: int) -> Drain:
     return asyncio.run(drain())
 
 
-def drain_changes(port: int, _: int) -> Drain:
+def drain_changes(port: int, total_bytes: int) -> Drain:
     with headwater.blocking.connect(_url(port), **_CREDENTIALS) as client:
-        count = sum(1 for _ in client.changes(**_WARM_UP))
+        for _ in client.changes(**_WARM_UP):
+            pass
         watch = _Stopwatch()
         changes = client.changes(end="now")
-        count = sum(1 for _ in changes)
+        count = sum(isinstance(change, Mutation) for change in changes)
         return watch.stop(changes=count, received_bytes=changes.metrics.received_bytes)
 
 

@@ -31,7 +31,7 @@ _NO_FLAGS = StreamFlags(0)
 
 
 def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None = None) -> socket.socket:
-    """A connection that is logged in, has its bucket and is open for streams; with flow control, if a buffer is told."""
+    """A connection that is logged in, has its bucket and is open for streams; with flow control, given a buffer."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
     plain = PlainLogin(user=login.user, password=login.password).encode()
     requests = [

@@ -49,6 +49,8 @@ class ModelVBucket:
     sent_vbuuid: int = 0
     fork_seqno: int | None = None
     """Since then the history has parted, here at the earliest."""
+    whole_seqnos: list[int] = field(default_factory=lambda: [0])
+    """Where the snapshots ended that were handed out: there, and only there, the state is known."""
 
     def upto(self, seqno: int) -> list[Change]:
         return [change for change in self.changes if change.seqno <= seqno]
@@ -125,16 +127,22 @@ class ModelBucket:
 
     # --- what a reader sees ---------------------------------------------------------------------------------------
 
-    def rows(self, vbucket: int, *, back_seqnos: int = 0, deduplicated: bool = False) -> list[dict[str, object]]:
+    def rows(
+        self, vbucket: int, *, back_seqnos: int = 0, deduplicated: bool = False, careless: bool = False
+    ) -> list[dict[str, object]]:
         """What the reader hands out next of a vbucket: all that is new, with a rollback before it if there was one.
 
-        The rollback goes `back_seqnos` further than it must, as it does when the fork lies inside a snapshot.
+        The rollback goes to the end of the last snapshot that is at least `back_seqnos` before the fork. If it is
+        careless, it goes to the very seqno, though that may be inside a snapshot.
         """
         place = self.vbuckets[vbucket]
         start = place.sent_seqno
         rows = []
         if place.fork_seqno is not None:
             start = max(0, place.fork_seqno - back_seqnos)
+            if not careless:
+                start = max(seqno for seqno in place.whole_seqnos if seqno <= start)
+            place.whole_seqnos = [seqno for seqno in place.whole_seqnos if seqno <= start]
             rows.append(self._rollback_row(vbucket, start))
         new = [change for change in place.changes if change.seqno > start]
         if deduplicated:
@@ -146,11 +154,13 @@ class ModelBucket:
         for vbucket in vbuckets:
             place = self.vbuckets[vbucket]
             place.sent_seqno, place.sent_vbuuid, place.fork_seqno = place.high_seqno, place.vbuuid, None
+            place.whole_seqnos.append(place.high_seqno)
 
     def mark_unread(self, vbucket: int) -> None:
         """The reader begins again."""
         place = self.vbuckets[vbucket]
         place.sent_seqno, place.sent_vbuuid, place.fork_seqno = 0, 0, None
+        place.whole_seqnos = [0]
 
     def offsets(self, sending: Sequence[int] = ()) -> Offsets:
         """Where the reader is, or will be behind some vbuckets' rows."""

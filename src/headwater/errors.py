@@ -243,6 +243,10 @@ class BucketReplaced(CheckpointError):
         )
 
 
+class ReadRolledBack(CheckpointError):
+    """A failover has taken back a part of what was to be read."""
+
+
 # --- the way to the peer ------------------------------------------------------------------------------------------
 
 

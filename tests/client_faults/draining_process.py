@@ -1,9 +1,14 @@
-"""Reads a bucket to its end in a process of its own, and prints how far its memory has grown meanwhile, as JSON.
+"""Reads a bucket to its end in a process of its own, and prints what that took of it, as JSON.
 
-    python draining_process.py SMALL_URL URL CLIENT SPEED
+    python draining_process.py memory SMALL_URL URL CLIENT SPEED
 
-Before, it reads the small bucket: what is loaded and compiled for that is not counted. CLIENT is `asyncio` or
-`blocking`; SPEED is `fast`, `slow` (it rests after every batch) or `stopped` (it rests for long after some).
+tells how far its memory has grown. Before, it reads the small bucket: what is loaded and compiled for that is not
+counted. CLIENT is `asyncio` or `blocking`; SPEED is `fast`, `slow` (it rests after every batch) or `stopped` (it rests
+for long after some).
+
+    python draining_process.py few-files URL FILES_MAX
+
+may have only so many files open, and no memory for snapshots that are not complete.
 """
 
 from __future__ import annotations
@@ -11,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import headwater
 from node_process import PASSWORD, USER
@@ -22,6 +29,8 @@ REST_S = 0.02
 LONG_REST_S = 1.0
 LONG_RESTS = frozenset({1, 7})
 """After the batches with these numbers."""
+
+SMALL_WINDOW_BYTES = 20_000
 
 _PROCESS = Path("/proc/self")
 _RESET_PEAK = "5"
@@ -40,10 +49,10 @@ def rest_s(speed: str, batch: int) -> float:
     return REST_S if speed == "slow" else 0.0
 
 
-async def drain_with_asyncio(url: str, speed: str) -> tuple[int, int]:
+async def drain_with_asyncio(url: str, speed: str, **options: Any) -> tuple[int, int]:
     rows = batches = 0
     async with headwater.connect(url, user=USER, password=PASSWORD) as client:
-        async for batch in client.batches(end="now"):
+        async for batch in client.batches(end="now", **options):
             rows += batch.num_rows
             batches += 1
             await asyncio.sleep(rest_s(speed, batches))
@@ -63,7 +72,7 @@ def drain(url: str, client_kind: str, speed: str) -> tuple[int, int]:
     return rows, batches
 
 
-def main(small_url: str, url: str, client_kind: str, speed: str) -> None:
+def tell_memory(small_url: str, url: str, client_kind: str, speed: str) -> None:
     drain(small_url, client_kind, "fast")
     (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
     before_bytes = memory_bytes("VmRSS")
@@ -74,5 +83,11 @@ def main(small_url: str, url: str, client_kind: str, speed: str) -> None:
     print(json.dumps({"rows": rows, "batches": batches, "grown_bytes": grown_bytes, "took_s": took_s}))
 
 
+def tell_with_few_files(url: str, files_max: str) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(files_max), int(files_max)))
+    rows, batches = asyncio.run(drain_with_asyncio(url, "fast", held_bytes_max=0, buffer_bytes=SMALL_WINDOW_BYTES))
+    print(json.dumps({"rows": rows, "batches": batches}))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"memory": tell_memory, "few-files": tell_with_few_files}[sys.argv[1]](*sys.argv[2:])

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -162,6 +163,8 @@ class LakeMachine(RuleBasedStateMachine):
         join=st.booleans(),
         new_query=st.booleans(),
         size=st.sampled_from([1, 2, 100]),
+        goes_on=st.booleans(),
+        careless=st.sampled_from([False, False, False, True]),
         parting=st.none() | st.tuples(vbuckets, st.floats(0, 1), st.lists(st.sampled_from(KEYS), max_size=3)),
     )
     def land(
@@ -174,18 +177,25 @@ class LakeMachine(RuleBasedStateMachine):
         join: bool,
         new_query: bool,
         size: int,
+        goes_on: bool,
+        careless: bool,
         parting: tuple[int, float, list[bytes]] | None,
     ) -> None:
         # What has parted must be looked at, or the model can't say what the tables should have.
         chosen |= {number for number, it in enumerate(self.bucket.vbuckets) if it.fork_seqno is not None}
         sending = sorted(chosen)
-        rows = {v: self.bucket.rows(v, back_seqnos=back_seqnos, deduplicated=deduplicated) for v in sending}
+        reading: dict[str, Any] = {"back_seqnos": back_seqnos, "deduplicated": deduplicated, "careless": careless}
+        rows = {v: self.bucket.rows(v, **reading) for v in sending}
         self.note_delivered(rows)
         if parting is not None and parting[0] in chosen:
-            rows[parting[0]] += self.part_while_read(*parting, back_seqnos)
+            rows[parting[0]] += self.part_while_read(*parting, reading)
+        lake = self.open(CrashAt(None))
         for attempt, crash in enumerate([*crashes, None]):
             try:
-                lake = self.open(CrashAt(crash))
+                if attempt and not goes_on:
+                    lake = self.open(CrashAt(None))
+                # Else not the process has failed, but the query, and another one uses the same object.
+                lake.step = CrashAt(crash)
                 if attempt and new_query and lake.held_offsets() == self.bucket.offsets(sending):
                     # A new checkpoint begins where the tables end, and there is nothing behind it.
                     self.queries += 1
@@ -223,14 +233,14 @@ class LakeMachine(RuleBasedStateMachine):
             trim_changes(lake, datetime.now(UTC))
 
     def part_while_read(
-        self, vbucket: int, part: float, keys: list[bytes], back_seqnos: int
+        self, vbucket: int, part: float, keys: list[bytes], reading: dict[str, Any]
     ) -> list[dict[str, object]]:
         """After what has been read of it, a vbucket fails over, and what follows is read in the same batch."""
         self.bucket.mark_sent([vbucket])
         self.fail_over(vbucket, part)
         for key in keys:
             self.bucket.change(vbucket, "mutation", 0, key, b"{}")
-        rows = self.bucket.rows(vbucket, back_seqnos=back_seqnos)
+        rows = self.bucket.rows(vbucket, **reading)
         self.note_delivered({vbucket: rows})
         return rows
 

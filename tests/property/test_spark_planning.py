@@ -1,14 +1,17 @@
 """The plans of the Spark source against a model of a vbucket that deduplicates and fails over.
 
-The bucket is a list of changes with branches. A read gives the newest version of each key behind its start, as a real
-server does, and the rows behind the planned end are left out, as a task does. Failovers happen anywhere: between a plan
-and its read, between a read and the next plan, more than once. Tasks may fail to tell how far their snapshot went.
+The bucket is a list of changes with branches. A read gives snapshots with the newest version of each key in them, as a
+real server does, and the rows behind the planned end are left out, as a task does. Failovers happen anywhere: between a
+plan and its read, between a read and the next plan, more than once. Tasks may fail to tell how far their snapshot went,
+may be run in vain before the run whose rows are kept, and once more after it.
 Whatever happens, a table that applies the rows and undoes the rollbacks ends up as the bucket.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +21,8 @@ from headwater.client.survey import VBucketStatus
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import TaskPlan, plan_end, plan_tasks
-from headwater.spark.read_extents import ReadExtent
+from headwater.spark.planning import VBucketRange, plan_end, plan_tasks
+from headwater.spark.read_extents import NO_BRANCH, ReadExtent
 
 VBUCKET = VBucketId(0)
 KEYS = "abcdef"
@@ -46,9 +49,15 @@ class Bucket:
     def status(self) -> VBucketStatus:
         return VBucketStatus(high_seqno=Seqno(len(self.history)), failover_log=self.log)
 
-    def snapshot(self, start: int) -> list[tuple[int, str, int]]:
-        newest = {key: (seqno, key, version) for seqno, (key, version) in enumerate(self.history, 1) if seqno > start}
-        return sorted(newest.values())
+    def snapshots(self, start: int, lengths: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, str, int]]]]:
+        """The snapshots that follow: the end and the rows of each. All but the last have these lengths."""
+        ends = [end for end in accumulate(lengths, initial=start) if start < end < len(self.history)]
+        for first, end in pairwise([start, *ends, len(self.history)]):
+            newest = {key: (seqno, key, version) for seqno, (key, version) in self._between(first, end)}
+            yield end, sorted(newest.values())
+
+    def _between(self, first: int, end: int) -> list[tuple[int, tuple[str, int]]]:
+        return list(enumerate(self.history[first:end], first + 1))
 
     def contents(self) -> dict[str, int]:
         return dict(self.history)
@@ -79,26 +88,33 @@ class Query:
     def plan(self, rows_max: int | None) -> Offsets:
         return plan_end(self.offsets, {VBUCKET: self.bucket.status()}, self.extents, rows_max=rows_max)
 
-    def run(self, end: Offsets, *, tells_extents: bool) -> None:
+    def run(self, end: Offsets, *, tells_extents: bool, lengths: Sequence[int] = (), keeps_rows: bool = True) -> None:
+        """Without `keeps_rows` it is run in vain."""
         for plan in plan_tasks(self.offsets, end, node_of={}, tasks_min=1):
-            self._run_task(plan, tells_extents)
-        self.offsets = end
+            for read in plan.ranges:
+                rows = self._read(read, tells_extents, lengths)
+                self.table.rows += rows if keeps_rows else []
+            for rollback in plan.rollbacks if keeps_rows else ():
+                self.table.roll_back(rollback.after.seqno)
 
-    def _run_task(self, plan: TaskPlan, tells_extents: bool) -> None:
-        for rollback in plan.rollbacks:
-            self.table.roll_back(rollback.after.seqno)
-        for read in plan.ranges:
-            if not self._can_go_on(read.start):
-                continue
-            snapshot = self.bucket.snapshot(read.start.seqno)
-            self.table.rows += [row for row in snapshot if row[0] <= read.end_seqno]
-            if tells_extents:
-                high = len(self.bucket.history)
-                self.extents[VBUCKET] = ReadExtent(
-                    vbuuid=self.bucket.log.newest.vbuuid,
-                    seqno=Seqno(min(high, read.end_seqno)),
-                    snapshot_end=Seqno(max(high, read.start.seqno)),
-                )
+    def _read(self, read: VBucketRange, tells_extents: bool, lengths: Sequence[int]) -> list[tuple[int, str, int]]:
+        rows: list[tuple[int, str, int]] = []
+        reached = read.start.seqno
+        for snapshot_end, snapshot in self.bucket.snapshots(read.start.seqno, lengths):
+            if reached < read.end_seqno and self._can_go_on(read.start):
+                rows += [row for row in snapshot if row[0] <= read.end_seqno]
+                reached = Seqno(snapshot_end)
+        if tells_extents:
+            is_whole = reached >= read.end_seqno
+            extent = ReadExtent(
+                vbuuid=self.bucket.log.newest.vbuuid if is_whole else NO_BRANCH,
+                start_seqno=read.start.seqno,
+                seqno=read.end_seqno,
+                snapshot_end=reached if is_whole else read.end_seqno,
+            )
+            known = self.extents.get(VBUCKET)
+            self.extents[VBUCKET] = known.joined(extent) if known else extent
+        return rows
 
     def _can_go_on(self, start: StreamOffset) -> bool:
         """The server's answer to the task's stream request; a task that is rolled back gives no rows."""
@@ -111,7 +127,33 @@ class Query:
 _writes = st.tuples(st.just("write"), st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
 _failovers = st.tuples(st.just("fail over"), st.integers(0, 8))
 _disturbance = st.one_of(st.none(), _writes, _failovers)
-_batches = st.tuples(st.just("batch"), _disturbance, st.booleans(), st.one_of(st.none(), st.integers(1, 4)))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch, and what happens before each time that it is run."""
+
+    rows_max: int | None
+    in_vain: tuple[tuple[str, object] | None, ...]
+    before: tuple[str, object] | None
+    again: tuple[tuple[str, object] | None, ...]
+    tells_extents: bool
+    lengths: tuple[int, ...]
+
+
+_runs = st.lists(_disturbance, max_size=1).map(tuple)
+_batches = st.tuples(
+    st.just("batch"),
+    st.builds(
+        Batch,
+        rows_max=st.one_of(st.none(), st.integers(1, 4)),
+        in_vain=_runs,
+        before=_disturbance,
+        again=_runs,
+        tells_extents=st.booleans(),
+        lengths=st.lists(st.integers(1, 5), max_size=3).map(tuple),
+    ),
+)
 
 
 def _disturb(bucket: Bucket, disturbance: tuple[str, object] | None) -> None:
@@ -123,24 +165,36 @@ def _disturb(bucket: Bucket, disturbance: tuple[str, object] | None) -> None:
             bucket.fail_over(lost)
 
 
-@settings(max_examples=600, deadline=None)
+def _run_batch(query: Query, batch: Batch) -> None:
+    end = query.plan(batch.rows_max)
+    for disturbance in batch.in_vain:
+        _disturb(query.bucket, disturbance)
+        query.run(end, tells_extents=batch.tells_extents, lengths=batch.lengths, keeps_rows=False)
+    _disturb(query.bucket, batch.before)
+    query.run(end, tells_extents=batch.tells_extents, lengths=batch.lengths)
+    for disturbance in batch.again:
+        _disturb(query.bucket, disturbance)
+        query.run(end, tells_extents=batch.tells_extents, lengths=batch.lengths, keeps_rows=False)
+    query.offsets = end
+
+
+@settings(max_examples=800, deadline=None)
 @given(st.lists(st.one_of(_writes, _failovers, _batches), max_size=25))
-def test_the_table_ends_up_as_the_bucket(steps: list[tuple[object, ...]]) -> None:
+def test_the_table_ends_up_as_the_bucket(steps: list[tuple[str, object]]) -> None:
     bucket = Bucket()
     query = Query(bucket)
     for step in steps:
-        if step[0] == "batch":
-            _, disturbance, tells_extents, rows_max = step
-            end = query.plan(rows_max)  # type: ignore[arg-type]
-            _disturb(bucket, disturbance)  # type: ignore[arg-type]
-            query.run(end, tells_extents=bool(tells_extents))
-        else:
-            _disturb(bucket, step)  # type: ignore[arg-type]
+        match step:
+            case ("batch", Batch() as batch):
+                _run_batch(query, batch)
+            case _:
+                _disturb(bucket, step)
     for _ in range(20):
         end = query.plan(None)
         if end == query.offsets:
             break
         query.run(end, tells_extents=True)
+        query.offsets = end
     assert query.plan(None) == query.offsets, "it comes to rest"
     assert query.table.contents() == bucket.contents()
     seqnos = [row[0] for row in query.table.rows]

@@ -2,8 +2,8 @@
 
 It keeps the checkpoint that Spark keeps, in the same files, and calls the source in Spark's order: after a crash the
 batch that was not committed is planned again with the offsets of the log. Tasks get the reader and their partition
-pickled. `step` is called before everything that a crash could come before; what it raises ends the process, so to speak:
-all that is left is on disk.
+pickled. `step` is called before everything that a crash could come before; what it raises ends the process, so to
+speak: all that is left is on disk.
 """
 
 from __future__ import annotations
@@ -188,9 +188,7 @@ class SimulatedFrame:
         assert self.function is not None
         reader, partition, function = pickle.loads(pickle.dumps((self.query.reader, partition, self.function)))
         self.query.session.step("run task")
-        results = [
-            ResultRow(*row.values()) for batch in function(reader.read(partition)) for row in batch.to_pylist()
-        ]
+        results = [ResultRow(*row.values()) for batch in function(reader.read(partition)) for row in batch.to_pylist()]
         if self.query.session.read_twice():
             self.query.session.step("run task again")
             for _ in reader.read(partition):

@@ -21,6 +21,7 @@ from headwater.errors import KeyNotFound
 from headwater.node.auth.user_file import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.protocol.messages.documents import Delete, Get, GetResponse, Set
+from headwater.protocol.messages.subdocument import PathFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
 from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN
@@ -122,9 +123,7 @@ class SourceBucket:
         keys = (b"%s-%d" % (prefix.encode(), number) for number in itertools.count())
         return list(itertools.islice((key for key in keys if self.vbucket_of(key) == vbucket), count))
 
-    def put(
-        self, keys: Iterable[bytes], value: bytes, *, into: str = DEFAULT, flags: int = 0, expiry: int = 0
-    ) -> None:
+    def put(self, keys: Iterable[bytes], value: bytes, *, into: str = DEFAULT, flags: int = 0, expiry: int = 0) -> None:
         for key in keys:
             self.connection.request(Set(value=value, flags=flags, expiry=expiry, **self._place(key, into)))
 
@@ -135,6 +134,11 @@ class SourceBucket:
     def delete(self, keys: Iterable[bytes], *, of: str = DEFAULT) -> None:
         for key in keys:
             self.connection.request(Delete(**self._place(key, of)))
+
+    def set_xattr(self, key: bytes, name: bytes, value: bytes) -> None:
+        """An extended attribute of a document of the default collection."""
+        place = self._place(key, DEFAULT)
+        self.connection.request(SubdocDictUpsert(path=name, new_value=value, flags=PathFlags.XATTR, **place))
 
     def get(self, key: bytes, *, of: str = DEFAULT) -> bytes | None:
         try:

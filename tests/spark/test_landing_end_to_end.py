@@ -42,7 +42,7 @@ ODD_KEYS = {
     b"\\xff\\xfe": b'{"key":"looks like the other one"}',
     "schlüssel ☃".encode(): b'{"key":"beyond ASCII"}',
     b"with\nline\x00and nul": b'{"key":"control characters"}',
-    b"'; DROP TABLE \"x\" --%": b'{"key":"quotes"}',
+    b'\'; DROP TABLE "x" --%': b'{"key":"quotes"}',
     b"k" * 246: b'{"key":"as long as it may be"}',
 }
 VALUES = {
@@ -156,7 +156,9 @@ def check_what_was_undone(landed: LandedBucket, *, kept_seqno: int, lost_seqno: 
     dead = [row for row in changes if row["void"]]
     assert {row["seqno"] for row in dead} >= {lost_seqno}
     assert all(row["seqno"] > kept_seqno and row["batch"] < rollback["batch"] for row in dead)
-    assert not [row for row in changes if not row["void"] and row["batch"] < rollback["batch"] > kept_seqno < row["seqno"]]
+    assert not [
+        row for row in changes if not row["void"] and row["batch"] < rollback["batch"] > kept_seqno < row["seqno"]
+    ]
     for collection in (DEFAULT, HOTELS):
         versions = [row for row in landed.rows("history", collection) if row["vbucket"] == VBUCKET]
         assert not [row for row in versions if b"B" in (row["document"] or "").encode() and "wrote" in row["document"]]
@@ -167,9 +169,7 @@ def check_what_was_undone(landed: LandedBucket, *, kept_seqno: int, lost_seqno: 
 # --- and without it -----------------------------------------------------------------------------------------------
 
 
-def believe(
-    vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, extent: ReadExtent | None
-) -> StreamOffset:
+def believe(vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, extent: ReadExtent | None) -> StreamOffset:
     """Takes the place of the planner's judgement, and never rolls back."""
     return StreamOffset(
         vbuuid=status.failover_log.newest.vbuuid,

@@ -6,42 +6,29 @@ any step of Spark's or of the lake's. Whatever happens, in the end the tables ar
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from landed_bucket import GROUPS, check_delivery
-from simulated_spark import SimulatedSpark
+from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket, SparkNode
 
-from headwater.spark import landing, task_read
-from headwater.spark.lake.lake import Lake, LakeSettings
 from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.tasks import run_here
-from headwater.spark.landing import Landing
-from headwater.spark.verification import compare
-from lake_checks import check_no_duplicates, table_rows
 
-SEEDS = 12
-SOAK_SEEDS = 500
+SEEDS = 4
+SOAK_SEEDS = range(1000, 1400)
+SOAK_SEEDS_AT_ONCE = 20
+"""Each has a bucket, and a node gets slower with many of them."""
 RUNS = 12
-KEYS = 8
+KEYS = 4
 """Of each vbucket."""
 VBUCKETS = 2
 
 
 class Killed(BaseException):
     """Nothing but the end of the process may catch it."""
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
-    names = [f"seed-{number}" for number in range(SEEDS)]
-    with SparkNode(tmp_path_factory.mktemp("simulated") / "data", vbuckets=VBUCKETS, buckets=names) as node:
-        yield node
 
 
 class Disturbance:
@@ -74,7 +61,7 @@ class Disturbance:
 
     def write(self) -> None:
         vbucket = self.dice.randrange(VBUCKETS)
-        for _ in range(self.dice.randint(1, 6)):
+        for _ in range(self.dice.randint(1, 5)):
             key = self.dice.choice(self._keys[vbucket])
             self._written += 1
             if self.dice.random() < 0.25 and self._bucket.get(key) is not None:
@@ -91,58 +78,44 @@ class Disturbance:
         self.happened.append(f"{vbucket} failed over from {high} to {kept}")
 
 
-def run_seed(bucket: SourceBucket, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_seed(bucket: SourceBucket, folder: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
     disturbance = Disturbance(bucket, seed)
     dice = disturbance.dice
-
-    def open_lake(*arguments: Any, **options: Any) -> Lake | None:
-        return real_open(*arguments, **{**options, "step": disturbance.before})
-
-    real_open = Lake.open
-    monkeypatch.setattr(landing, "SparkRunner", lambda session: run_here)
-    monkeypatch.setattr(landing.Lake, "open", open_lake)
-    # There are no executors to ship anything to.
-    monkeypatch.setattr(landing, "ship_kernels", lambda session: None)
-    monkeypatch.setattr(task_read, "use_shipped_kernels", lambda: False)
-    options = {"minPartitions": "2", "giveUpAfter": "60"}
-    if dice.random() < 0.5:
-        options["maxRowsPerTrigger"] = str(dice.randint(2, 12))
-    rules = MergeRules(fraction=dice.choice([0, 0.2, 3]), history=dice.random() < 0.5)
-
-    def run() -> bool:
-        """Returns whether it came to its end."""
-        pipeline = Landing(
-            source={**bucket.options, **options}, into=str(folder), lake=LakeSettings(merging=rules), groups=GROUPS
-        )
-        spark: Any = SimulatedSpark(step=disturbance.before, read_twice=disturbance.read_twice)
-        try:
-            pipeline.start(spark)
-        except Killed:
-            return False
-        finally:
-            landing._LAKES.clear()
-        return True
-
+    without_spark(patch, disturbance.before)
+    pipeline = SimulatedLanding(
+        bucket,
+        folder,
+        rules=MergeRules(fraction=dice.choice([0, 0.2, 3]), history=dice.random() < 0.5),
+        options={"maxRowsPerTrigger": str(dice.randint(2, 12))} if dice.random() < 0.5 else {},
+        step=disturbance.before,
+        read_twice=disturbance.read_twice,
+    )
     try:
         for _ in range(RUNS):
             disturbance.write()
-            run()
+            with contextlib.suppress(Killed):
+                pipeline.land()
         disturbance.is_on = False
-        options.pop("maxRowsPerTrigger", None)
-        assert run()
-        comparison = compare(bucket.settings, str(folder))
-        assert comparison.is_equal, comparison
-        changes = table_rows(folder / "changes")
-        check_no_duplicates(changes)
-        check_delivery(changes)
+        pipeline.land()
+        pipeline.check_equal()
     except BaseException as error:
         error.add_note(f"seed {seed}:\n" + "\n".join(disturbance.happened))
         raise
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_tables_are_the_bucket_whatever_happens(
-    node: SparkNode, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(SourceBucket(node, f"seed-{seed}")) as bucket:
-        run_seed(bucket, tmp_path / "lake", seed, monkeypatch)
+def run_seeds(seeds: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"seed-{seed}" for seed in seeds]
+    with SparkNode(folder / "data", vbuckets=VBUCKETS, buckets=names) as node:
+        for seed, name in zip(seeds, names, strict=True):
+            with contextlib.closing(SourceBucket(node, name)) as bucket, monkeypatch.context() as patched:
+                run_seed(bucket, folder / f"lake-{seed}", seed, patched)
+
+
+def test_the_tables_are_the_bucket_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_seeds(range(SEEDS), tmp_path, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first_seed", SOAK_SEEDS[::SOAK_SEEDS_AT_ONCE])
+def test_many_seeds(tmp_path: Path, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_seeds(range(first_seed, first_seed + SOAK_SEEDS_AT_ONCE), tmp_path, monkeypatch)

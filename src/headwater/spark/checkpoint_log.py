@@ -18,7 +18,6 @@ from headwater.errors import LakeOutOfStep
 from headwater.spark.lake.layout import open_filesystem
 
 _SOURCE_LINE = 2
-_HINT = "Start with a new checkpoint: it goes on where the tables end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,8 @@ class CheckpointLog:
     """The checkpoint of a query that reads one `dcp` source."""
 
     folder: str
+    number: int = 1
+    """Of all the checkpoints that a directory of tables has had."""
 
     def query_id(self) -> str:
         return str(self._json("metadata", line=0)["id"])
@@ -39,11 +40,19 @@ class CheckpointLog:
         return None if batch_id == 0 else self.offsets(batch_id - 1)
 
     @property
-    def exists(self) -> bool:
-        """Whether a query has ever planned a batch with it."""
+    def last_planned(self) -> int | None:
+        """The newest batch that has its offsets here; None where no query has ever planned one."""
+        return self._last("offsets")
+
+    @property
+    def last_committed(self) -> int | None:
+        """The newest batch that Spark knows to be done."""
+        return self._last("commits")
+
+    def _last(self, log: str) -> int | None:
         filesystem, folder = open_filesystem(self.folder)
-        found = filesystem.get_file_info(fs.FileSelector(f"{folder}/offsets", allow_not_found=True))
-        return any(entry.base_name.isdigit() for entry in found)
+        found = filesystem.get_file_info(fs.FileSelector(f"{folder}/{log}", allow_not_found=True))
+        return max((int(entry.base_name) for entry in found if entry.base_name.isdigit()), default=None)
 
     def _json(self, name: str, *, line: int) -> Any:
         filesystem, folder = open_filesystem(self.folder)
@@ -52,5 +61,6 @@ class CheckpointLog:
                 return json.loads(file.read().decode().splitlines()[line])
         except (OSError, ValueError, IndexError) as error:
             raise LakeOutOfStep(
-                f"{name} of the checkpoint in {self.folder} can't be read: {error}", hint=_HINT
+                f"{name} of the checkpoint in {self.folder} can't be read: {error}",
+                hint=f"Remove {self.folder}: the next run goes on where the tables end",
             ) from error

@@ -11,6 +11,7 @@ they have read. A checkpoint that is lost is no loss: the next query begins wher
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,12 +22,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.client.bootstrap import bootstrap
+from headwater.client.bucket_view import look_at_bucket
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
-from headwater.errors import InvalidInput
+from headwater.errors import InvalidInput, LakeOutOfStep
 from headwater.spark.checkpoint_log import CheckpointLog
 from headwater.spark.lake.file_joining import join_files
 from headwater.spark.lake.lake import Committed, Lake, LakeSettings
-from headwater.spark.lake.layout import GROUPS_DEFAULT, open_filesystem
+from headwater.spark.lake.layout import GROUPS_DEFAULT, TableKind, open_filesystem
 from headwater.spark.lake.tasks import RESULT_DDL, results_of
 from headwater.spark.lake.trimming import trim_changes
 from headwater.spark.lake.vacuum import clean_logs, vacuum
@@ -81,6 +85,8 @@ class BatchLander:
     settings: LakeSettings
     upkeep: Upkeep
     on_batch: OnBatch | None = None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Another one each time that the query is started."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         began = datetime.now(UTC)
@@ -116,13 +122,14 @@ class BatchLander:
             )
 
     def _lake(self) -> Lake:
-        """Opened once in a process: the next batch finds what the last one has left."""
+        """Opened once each time that the query is started: the next batch finds what the last one has left. What an
+        earlier start has left may be out of date, or half done."""
         with _OPENING:
-            lake = _LAKES.get(self.into)
-            if lake is None or lake.settings != self.settings:
+            run_id, lake = _LAKES.get(self.into, (None, None))
+            if lake is None or run_id != self.run_id:
                 lake = Lake.open(self.into, bucket_uuid=self.bucket_uuid, settings=self.settings)
                 assert lake is not None, "it was made before the query began"
-                _LAKES[self.into] = lake
+                _LAKES[self.into] = self.run_id, lake
             return lake
 
     def _keep_up(self, lake: Lake, run: SparkRunner) -> None:
@@ -133,7 +140,7 @@ class BatchLander:
         clean_logs(lake)
 
 
-_LAKES: dict[str, Lake] = {}
+_LAKES: dict[str, tuple[str, Lake]] = {}
 _OPENING = threading.Lock()
 
 
@@ -149,37 +156,46 @@ class Landing:
     groups: int = GROUPS_DEFAULT
 
     def prepare(self) -> Lake:
-        """Look at the bucket and make the tables' directory. Everything that can't work is found out here."""
+        """Look at the bucket and make the tables' directory. Everything that can't work is found out here, before
+        anything is made."""
         options = SourceOptions.make(self.source)
-        bucket = bootstrap(options.settings).cluster_map
-        xattrs = options.read.xattrs
+        bucket = _look_at_bucket(options)
         lake = Lake.open(self.into, bucket_uuid=bucket.uuid, settings=self.lake)
-        if lake is None:
-            self._check_empty()
-            lake = Lake.create(
-                self.into,
-                bucket_uuid=bucket.uuid,
-                vbuckets=bucket.vbuckets,
-                groups=self.groups,
-                xattrs=xattrs,
-                settings=self.lake,
-            )
-        if lake.facts.xattrs != xattrs:
+        if lake is not None:
+            self._check_xattrs(lake, options)
+            _check_fits(self._newest_checkpoint(), lake)
+            return lake
+        self._check_empty()
+        return Lake.create(
+            self.into,
+            bucket_uuid=bucket.uuid,
+            vbuckets=bucket.vbuckets,
+            groups=self.groups,
+            xattrs=options.read.xattrs,
+            settings=self.lake,
+        )
+
+    def _check_xattrs(self, lake: Lake, options: SourceOptions) -> None:
+        if lake.facts.xattrs != options.read.xattrs:
             had = "with" if lake.facts.xattrs else "without"
             raise InvalidInput(
                 f"the tables in {self.into} were made {had} extended attributes", hint="Use xattrs as before"
             )
-        return lake
 
     def _check_empty(self) -> None:
         """A directory that holds something else is most likely a mistake."""
-        filesystem, path = open_filesystem(self.into)
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        others = [entry.base_name for entry in found if entry.base_name != OWN_FOLDER]
+        others = [name for name in _names_in(self.into) if name != OWN_FOLDER and not self._is_unfinished(name)]
         if others:
             raise InvalidInput(
                 f"{self.into} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
             )
+        log = self._newest_checkpoint()
+        if log.last_planned is not None:
+            raise _out_of_step(log, f"belongs to tables that {self.into} no longer holds")
+
+    def _is_unfinished(self, name: str) -> bool:
+        """Whether it is what is left of the making of the first table, which was cut off."""
+        return name == TableKind.CHANGES and set(_names_in(f"{self.into}/{name}")) <= {_DELTA_LOG}
 
     def start(
         self, spark: SparkSession, *, every: str | None = None, on_batch: OnBatch | None = None
@@ -190,7 +206,7 @@ class Landing:
         """
         lake = self.prepare()
         checkpoint = self._checkpoint(lake)
-        source = {**self.source, "progressDir": f"{self.into.rstrip('/')}/{OWN_FOLDER}/progress"}
+        source = {**self.source, "progressDir": f"{self._own_folder}/progress"}
         if lake.last_batch >= 0:
             source["startingOffsets"] = lake.held_offsets().to_json()
         spark.dataSource.register(DcpDataSource)
@@ -210,15 +226,19 @@ class Landing:
 
     def _checkpoint(self, lake: Lake) -> CheckpointLog:
         """The newest checkpoint, unless its query was ended by a rollback that `changes` did not reach back for."""
-        root = f"{self.into.rstrip('/')}/{OWN_FOLDER}"
-        filesystem, path = open_filesystem(root)
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        numbers = [int(entry.base_name.removeprefix(_CHECKPOINT)) for entry in found if _is_checkpoint(entry.base_name)]
-        newest = max(numbers, default=1)
-        log = CheckpointLog(f"{root}/{_CHECKPOINT}{newest}")
-        if log.exists and lake.state.ended_query == log.query_id():
-            return CheckpointLog(f"{root}/{_CHECKPOINT}{newest + 1}")
-        return log
+        log = self._newest_checkpoint()
+        return self._numbered_checkpoint(log.number + 1) if _has_ended(log, lake) else log
+
+    def _newest_checkpoint(self) -> CheckpointLog:
+        found = [name.removeprefix(_CHECKPOINT) for name in _names_in(self._own_folder) if name.startswith(_CHECKPOINT)]
+        return self._numbered_checkpoint(max((int(number) for number in found if number.isdigit()), default=1))
+
+    def _numbered_checkpoint(self, number: int) -> CheckpointLog:
+        return CheckpointLog(f"{self._own_folder}/{_CHECKPOINT}{number}", number)
+
+    @property
+    def _own_folder(self) -> str:
+        return f"{self.into.rstrip('/')}/{OWN_FOLDER}"
 
     def merge_all(self, spark: SparkSession) -> int:
         """Bring the documents up to what `changes` holds, whatever is pending. Returns the number of merges."""
@@ -227,10 +247,56 @@ class Landing:
 
 
 _CHECKPOINT = "checkpoint-"
+_DELTA_LOG = "_delta_log"
 
 
-def _is_checkpoint(name: str) -> bool:
-    return name.startswith(_CHECKPOINT) and name.removeprefix(_CHECKPOINT).isdigit()
+def _look_at_bucket(options: SourceOptions) -> ClusterMap:
+    """Raises where the bucket, or what is wanted of it, is not there."""
+    cluster_map = bootstrap(options.settings).cluster_map
+    scopes, collections = options.read.scopes, options.read.collections
+    if scopes or collections:
+        CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
+    return cluster_map
+
+
+def _names_in(directory: str) -> list[str]:
+    filesystem, path = open_filesystem(directory)
+    try:
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except OSError as error:
+        raise InvalidInput(
+            f"{directory} can't be used: {error}", hint="Give a directory that can be written"
+        ) from error
+    return sorted(entry.base_name for entry in found)
+
+
+def _has_ended(log: CheckpointLog, lake: Lake) -> bool:
+    return log.last_planned is not None and lake.state.ended_query == log.query_id()
+
+
+def _check_fits(log: CheckpointLog, lake: Lake) -> None:
+    """With a checkpoint of another time than the tables, changes would be missing or come twice."""
+    if log.last_planned is None or _has_ended(log, lake):
+        return
+    landed = lake.changes.transaction(log.query_id())
+    if landed is None:
+        # Its first batch starts where the tables end, whatever that is.
+        fits = log.last_planned == 0 and log.last_committed is None
+    else:
+        fits = (log.last_committed or 0) <= landed <= log.last_planned
+    if not fits:
+        raise _out_of_step(log, "is of another time than the tables")
+    if landed is not None:
+        try:
+            lake.check_start(log.offsets(landed))
+        except LakeOutOfStep as error:
+            raise _out_of_step(log, f"is of another time than the tables: {error.reason}") from error
+
+
+def _out_of_step(log: CheckpointLog, what: str) -> LakeOutOfStep:
+    return LakeOutOfStep(
+        f"the checkpoint {log.folder} {what}", hint=f"Remove {log.folder}: the next run goes on where the tables end"
+    )
 
 
 def land(

@@ -1,8 +1,9 @@
 """Which offsets a batch ends at, and which tasks read it. Pure: everything that is known comes in.
 
-An offset of Spark has the four numbers of every vbucket. Its snapshot start is the last seqno at which everything up to
-it is known to have been read (`read_extents` says why that is not always the seqno itself), its snapshot end is always
-the seqno.
+An offset of Spark has the four numbers of every vbucket, as they stood when the batch was planned. Its snapshot start
+is the last seqno at which everything up to it is known to have been read (`read_extents` says why that is not always
+the seqno itself). Its snapshot end says how far the snapshots went that were read since then, before this batch; it is
+the seqno where they went no further. How far the batch itself came, its tasks tell in the extents.
 
 A vbucket whose branch is no longer the newest is judged before it is read on. Where it can go on it gets the newest
 branch's name. Where it can't, its offset goes *down*: that batch has one row of it, the rollback, and the next batch
@@ -12,20 +13,19 @@ reads on from there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headwater.client.offsets import Offsets
 from headwater.client.survey import VBucketStatus
 from headwater.errors import CheckpointAhead
-from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.read_extents import ReadExtent
+from headwater.spark.read_extents import Extents, ReadExtent
 
 ROWS_PER_PARTITION = 250_000
 """Beyond this a partition is worth a task of its own."""
 
 Survey = Mapping[VBucketId, VBucketStatus]
-Extents = Mapping[VBucketId, ReadExtent]
 
 
 # --- where a batch ends -------------------------------------------------------------------------------------------
@@ -40,78 +40,86 @@ def plan_end(
     rows_max: int | None = None,
 ) -> Offsets:
     """The offsets to read to. With `target` no seqno beyond it is taken, with `rows_max` no more changes than that."""
-    ends: dict[VBucketId, StreamOffset] = {}
+    kept: dict[VBucketId, StreamOffset] = {}
+    wanted: dict[VBucketId, int] = {}
     for vbucket, offset in start.offsets.items():
         status = survey[vbucket]
-        kept = _judge(vbucket, offset, status, extents.get(vbucket))
-        high = status.high_seqno
-        if target is not None:
-            high = min(high, max(target.get(vbucket, high), kept.seqno))
-        ends[vbucket] = kept if kept.seqno < offset.seqno else _moved(kept, Seqno(max(high, kept.seqno)))
+        kept[vbucket] = _judge(vbucket, offset, status, extents.get(vbucket))
+        if kept[vbucket].seqno == offset.seqno:
+            end_seqno = status.high_seqno if target is None else min(status.high_seqno, target.get(vbucket, SEQNO_MAX))
+            wanted[vbucket] = max(0, end_seqno - offset.seqno)
+    if rows_max is not None:
+        wanted = share_rows(wanted, rows_max)
+    ends = {vbucket: _moved(offset, by=wanted.get(vbucket, 0)) for vbucket, offset in kept.items()}
     # A branch that has only got another name is no news: a batch with no row would be made of it again and again.
-    ends = {vbucket: start[vbucket] if _is_idle(start[vbucket], end) else end for vbucket, end in ends.items()}
-    return Offsets(start.bucket_uuid, ends if rows_max is None else share_rows(start, ends, rows_max))
-
-
-def _is_idle(start: StreamOffset, end: StreamOffset) -> bool:
-    return start.seqno == end.seqno
+    ends |= {vbucket: offset for vbucket, offset in start.offsets.items() if ends[vbucket].seqno == offset.seqno}
+    return Offsets(start.bucket_uuid, ends)
 
 
 def _judge(vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, extent: ReadExtent | None) -> StreamOffset:
     """Where the vbucket goes on from: its seqno, or lower after a rollback."""
     log = status.failover_log
+    newest = log.newest.vbuuid
     if not offset.seqno:
-        return StreamOffset(vbuuid=log.newest.vbuuid)
-    snapshot_end = _snapshot_end(offset, extent)
-    boundary = offset.seqno if snapshot_end == offset.seqno else offset.snapshot_start
-    if log.newest.vbuuid == offset.vbuuid:
+        return StreamOffset(vbuuid=newest)
+    was_read = _matching(offset, extent)
+    if offset.vbuuid == newest:
         if status.high_seqno < offset.seqno:
             raise CheckpointAhead(vbucket=vbucket, seqno=offset.seqno, high_seqno=status.high_seqno)
-        return _at(offset.seqno, offset, boundary=boundary)
+        if offset.snapshot_start == offset.seqno:
+            return offset
+        # No snapshot that was ever read of this branch can have gone further than it goes now.
+        furthest = was_read.snapshot_end if was_read and was_read.vbuuid == newest else status.high_seqno
+        return _gone_on(offset, newest, max(furthest, offset.snapshot_end))
+    if was_read and was_read.vbuuid == newest and was_read.start_seqno == offset.snapshot_start:
+        # Planned on a branch that is dead, but read on the newest, from a place where nothing was missing.
+        return _gone_on(offset, newest, was_read.snapshot_end)
     shared_until = log.branch_end(offset.vbuuid, high_seqno=status.high_seqno)
-    was_read_on_newest = extent is not None and extent.vbuuid == log.newest.vbuuid and extent.seqno == offset.seqno
-    newest = StreamOffset(vbuuid=log.newest.vbuuid)
-    if was_read_on_newest or (shared_until is not None and snapshot_end is not None and snapshot_end <= shared_until):
-        return _at(offset.seqno, newest, boundary=boundary)
-    if shared_until is None or offset.snapshot_start > shared_until:
-        return newest
-    return _at(offset.snapshot_start, newest, boundary=offset.snapshot_start)
+    if shared_until is None:
+        return StreamOffset(vbuuid=newest)
+    if was_read and was_read.vbuuid == offset.vbuuid:
+        furthest = max(was_read.snapshot_end, offset.snapshot_end)
+        if furthest <= shared_until:
+            return _gone_on(offset, newest, furthest)
+    return _at(offset.snapshot_start if offset.snapshot_start <= shared_until else Seqno(0), newest)
 
 
-def _snapshot_end(offset: StreamOffset, extent: ReadExtent | None) -> Seqno | None:
-    """The end of the last snapshot that was read of; None where nobody knows."""
-    if offset.snapshot_start == offset.seqno:
-        return offset.seqno
-    if extent is not None and (extent.vbuuid, extent.seqno) == (offset.vbuuid, offset.seqno):
-        return extent.snapshot_end
-    return None
+def _matching(offset: StreamOffset, extent: ReadExtent | None) -> ReadExtent | None:
+    """What is known of the read that ended at the offset."""
+    return extent if extent is not None and extent.seqno == offset.seqno else None
 
 
-def _at(seqno: Seqno, branch: StreamOffset, *, boundary: Seqno) -> StreamOffset:
-    return StreamOffset(vbuuid=branch.vbuuid, seqno=seqno, snapshot_start=boundary, snapshot_end=seqno)
+def _at(seqno: Seqno, vbuuid: Vbuuid) -> StreamOffset:
+    """All up to here has been read, and nothing further."""
+    return StreamOffset(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
 
 
-def _moved(kept: StreamOffset, seqno: Seqno) -> StreamOffset:
-    return _at(seqno, kept, boundary=kept.snapshot_start)
+def _gone_on(offset: StreamOffset, vbuuid: Vbuuid, furthest: Seqno) -> StreamOffset:
+    """The same place on a branch, when snapshots up to `furthest` have been read of."""
+    return (
+        _at(offset.seqno, vbuuid) if furthest <= offset.seqno else replace(offset, vbuuid=vbuuid, snapshot_end=furthest)
+    )
 
 
-def share_rows(start: Offsets, ends: Mapping[VBucketId, StreamOffset], rows_max: int) -> dict[VBucketId, StreamOffset]:
-    """Cut the ends so that no more than `rows_max` changes lie between: the same share for each that wants so much.
+def _moved(offset: StreamOffset, *, by: int) -> StreamOffset:
+    seqno = Seqno(offset.seqno + by)
+    return replace(offset, seqno=seqno, snapshot_end=max(seqno, offset.snapshot_end))
+
+
+def share_rows(wanted: Mapping[VBucketId, int], rows_max: int) -> dict[VBucketId, int]:
+    """How many changes of each vbucket, so that they are no more than `rows_max` together: the same for each that wants
+    so many.
 
     What one vbucket does not need is shared out among the others, so small ones are read whole. A vbucket is never
     starved: its share is at least one change, even if that makes a few more than were asked for.
     """
-    wanted = {
-        vbucket: end.seqno - start[vbucket].seqno for vbucket, end in ends.items() if end.seqno > start[vbucket].seqno
-    }
-    left, shares = rows_max, {}
-    for position, vbucket in enumerate(sorted(wanted, key=lambda vbucket: (wanted[vbucket], vbucket))):
-        shares[vbucket] = min(wanted[vbucket], max(1, left // (len(wanted) - position)))
+    left = rows_max
+    waiting = [vbucket for vbucket in sorted(wanted, key=lambda vbucket: (wanted[vbucket], vbucket)) if wanted[vbucket]]
+    shares = {}
+    for position, vbucket in enumerate(waiting):
+        shares[vbucket] = min(wanted[vbucket], max(1, left // (len(waiting) - position)))
         left -= shares[vbucket]
-    return {
-        vbucket: _moved(end, Seqno(start[vbucket].seqno + shares[vbucket])) if vbucket in shares else end
-        for vbucket, end in ends.items()
-    }
+    return shares
 
 
 # --- which tasks read it ------------------------------------------------------------------------------------------
@@ -150,7 +158,9 @@ def plan_tasks(start: Offsets, end: Offsets, *, node_of: Mapping[VBucketId, int]
         if after.seqno < before.seqno:
             rollbacks.append(VBucketRollback(vbucket=vbucket, before=before, after=after))
         elif after.seqno > before.seqno:
-            read = VBucketRange(vbucket=vbucket, start=before, end_seqno=after.seqno)
+            # The old branch may be one that the server has never heard of, though all was read on the new one.
+            start_at = replace(before, vbuuid=after.vbuuid) if before.seqno else StreamOffset()
+            read = VBucketRange(vbucket=vbucket, start=start_at, end_seqno=after.seqno)
             ranges_by_node.setdefault(node_of.get(vbucket, -1), []).append(read)
     rows = sum(_rows(read) for reads in ranges_by_node.values() for read in reads)
     count = max(tasks_min, -(-rows // ROWS_PER_PARTITION))

@@ -6,8 +6,12 @@ reader holds options only, and what is made of them is made when it is first nee
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,16 +27,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headwater.client.backoff import Backoff, is_final
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.survey import Surveyor
-from headwater.errors import InvalidInput
+from headwater.errors import HeadwaterError, InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.planning import Survey, TaskPlan, plan_end, plan_tasks
-from headwater.spark.read_extents import ExtentFolder, ReadExtent
+from headwater.spark.read_extents import ExtentFolder
 from headwater.spark.rows import SparkRows, spark_schema
 from headwater.spark.source_options import SourceOptions
+from headwater.spark.starting_place import first_start
 from headwater.spark.task_read import read_ranges
 
 BYTES_PER_ROW = 512
@@ -98,7 +104,26 @@ class _Planner:
         if isinstance(start, Offsets):
             start.check_bucket(self._bucket_uuid)
             return offsets.updated(start.offsets)
-        return offsets if start is Start.BEGINNING else _high_offsets(self._bucket_uuid, self._surveyor.survey())
+        return offsets if start is Start.BEGINNING else self._high_offsets()
+
+    def _high_offsets(self) -> Offsets:
+        return _high_offsets(self._bucket_uuid, self._survey())
+
+    def _survey(self, vbuckets: Iterable[VBucketId] | None = None) -> Survey:
+        """As patient as a read is: a node that is started again does not end the query."""
+        options = self._options.read
+        backoff = Backoff(
+            delay_s_min=options.reconnect_delay_s_min, delay_s_max=options.reconnect_delay_s_max, random=random.random
+        )
+        give_up_s = math.inf if options.give_up_after_s is None else time.monotonic() + options.give_up_after_s
+        for failures in itertools.count(1):
+            try:
+                return self._surveyor.survey(vbuckets)
+            except HeadwaterError as error:
+                if is_final(error) or time.monotonic() > give_up_s:
+                    raise
+                time.sleep(backoff.delay_s(failures))
+        raise AssertionError("counting has no end")
 
     def _partitions(self, start: Offsets, end: Offsets) -> list[DcpPartition]:
         cluster_map = self._surveyor.cluster_map
@@ -106,12 +131,13 @@ class _Planner:
         plans = plan_tasks(start, end, node_of=node_of, tasks_min=self._options.partitions_min)
         return [DcpPartition(plan, start.bucket_uuid) for plan in plans]
 
-    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, DcpPartition)
         rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
         if partition.plan.rollbacks:
             yield rows.rollbacks(partition.plan.rollbacks)
-        for batch in read_ranges(partition.plan, self._options, partition.bucket_uuid):
+        plan, bucket_uuid = partition.plan, partition.bucket_uuid
+        for batch in read_ranges(plan, self._options, bucket_uuid, fails_on_rollback=fails_on_rollback):
             yield rows.convert(batch)
 
 
@@ -122,7 +148,7 @@ class DcpBatchReader(_Planner, DataSourceReader):
         start = self._first_offsets()
         end = self._options.end
         if end is None:
-            end = plan_end(start, self._surveyor.survey(), {})
+            end = plan_end(start, self._survey(), {})
         end.check_bucket(start.bucket_uuid)
         below = [vbucket for vbucket, offset in end.offsets.items() if offset.seqno < start[vbucket].seqno]
         if below:
@@ -134,7 +160,8 @@ class DcpBatchReader(_Planner, DataSourceReader):
         return self._partitions(start, end) or [DcpPartition(TaskPlan(), start.bucket_uuid)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._rows(partition)
+        # No later batch would make up for what is missing.
+        return self._rows(partition, fails_on_rollback=True)
 
 
 class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -143,23 +170,28 @@ class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailable
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: dict[VBucketId, Seqno] | None = None
-        self._extents: dict[VBucketId, ReadExtent] = {}
+        self._last_survey: Survey | None = None
 
     # --- planning, in one process for the whole query -------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        folder = self._options.progress_dir
+        if folder is not None and self._options.start is Start.NOW:
+            return _to_spark(first_start(folder, self._first_offsets))
         return _to_spark(self._first_offsets())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         began = _from_spark(start)
         began.check_bucket(self._bucket_uuid)
-        self._read_extents()
-        rows_max = _rows_max(limit)
-        survey = self._settled_survey(began)
-        return _to_spark(plan_end(began, survey, self._extents, target=self._target, rows_max=rows_max))
+        folder = self._options.progress_dir
+        extents = {} if folder is None else ExtentFolder(folder).read()
+        self._last_survey = self._settled_survey(began)
+        end = plan_end(began, self._last_survey, extents, target=self._target, rows_max=_rows_max(limit))
+        return _to_spark(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return _to_spark(_high_offsets(self._bucket_uuid, self._last_survey))
+        survey = self._last_survey or self._survey()
+        return _to_spark(_high_offsets(self._bucket_uuid, survey))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.rows_per_trigger_max is not None:
@@ -169,14 +201,14 @@ class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailable
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = {vbucket: status.high_seqno for vbucket, status in self._surveyor.survey().items()}
+        self._target = {vbucket: status.high_seqno for vbucket, status in self._survey().items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return self._partitions(_from_spark(start), _from_spark(end))
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._options.progress_dir is not None:
-            ExtentFolder(self._options.progress_dir).compact(self._extents)
+            ExtentFolder(self._options.progress_dir).compact()
 
     def stop(self) -> None:
         if self._connected is not None:
@@ -184,23 +216,18 @@ class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _settled_survey(self, began: Offsets) -> Survey:
         """A failover in the middle of a survey looks like a server that has lost its newest changes: ask once more."""
-        survey = self._surveyor.survey(began.vbuckets)
+        survey = self._survey(began.vbuckets)
         odd = [
             vbucket
             for vbucket, offset in began.offsets.items()
             if survey[vbucket].failover_log.newest.vbuuid == offset.vbuuid and survey[vbucket].high_seqno < offset.seqno
         ]
-        self._last_survey = survey | self._surveyor.survey(odd) if odd else survey
-        return self._last_survey
-
-    def _read_extents(self) -> None:
-        if self._options.progress_dir is not None:
-            self._extents = ExtentFolder(self._options.progress_dir).read()
+        return {**survey, **self._survey(odd)} if odd else survey
 
     # --- reading, in the tasks ------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._rows(partition)
+        return self._rows(partition, fails_on_rollback=False)
 
 
 def _rows_max(limit: ReadLimit) -> int | None:

@@ -20,9 +20,11 @@ import pyarrow as pa
 from headwater.client import blocking_client
 from headwater.client.batches import OPS
 from headwater.client.offsets import Offsets
+from headwater.errors import ReadRolledBack
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.spark.planning import TaskPlan
-from headwater.spark.read_extents import ExtentFolder, ReadExtent
+from headwater.protocol.snapshots import StreamOffset
+from headwater.spark.planning import TaskPlan, VBucketRange
+from headwater.spark.read_extents import NO_BRANCH, ExtentFolder, Extents, ReadExtent
 from headwater.spark.shipped_kernels import use_shipped_kernels
 from headwater.spark.source_options import SourceOptions
 
@@ -30,8 +32,13 @@ _ROLLBACK = OPS.index("rollback")
 _VBUCKETS_MAX = 0x10000
 
 
-def read_ranges(plan: TaskPlan, options: SourceOptions, bucket_uuid: str) -> Iterator[pa.RecordBatch]:
-    """The rows of all ranges, in the client's schema."""
+def read_ranges(
+    plan: TaskPlan, options: SourceOptions, bucket_uuid: str, *, fails_on_rollback: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all ranges, in the client's schema.
+
+    With `fails_on_rollback` a range that can't be read to its end raises `ReadRolledBack`.
+    """
     if not plan.ranges:
         return
     use_shipped_kernels()
@@ -44,18 +51,37 @@ def read_ranges(plan: TaskPlan, options: SourceOptions, bucket_uuid: str) -> Ite
             kept = cut.keep(batch)
             if kept.num_rows:
                 yield kept
+        extents = _extents(plan, batches.offsets, cut.rolled_back)
+        if fails_on_rollback:
+            _check_whole(extents)
         if options.progress_dir is not None:
-            ExtentFolder(options.progress_dir).write(_extents(batches.offsets, ends, cut.rolled_back))
+            ExtentFolder(options.progress_dir).write(extents)
 
 
-def _extents(reached: Offsets, ends: dict[VBucketId, Seqno], rolled_back: set[int]) -> dict[VBucketId, ReadExtent]:
-    return {
-        vbucket: ReadExtent(
-            vbuuid=offset.vbuuid, seqno=min(offset.seqno, ends[vbucket]), snapshot_end=offset.snapshot_end
-        )
-        for vbucket, offset in reached.offsets.items()
-        if vbucket not in rolled_back
-    }
+def _check_whole(extents: Extents) -> None:
+    for vbucket, extent in extents.items():
+        if extent.vbuuid == NO_BRANCH:
+            raise ReadRolledBack(
+                f"vbucket {vbucket} can't be read up to seqno {extent.seqno} any more: a failover has taken back a "
+                "part of its history",
+                hint="Read again; a stream tells rollbacks as rows",
+            )
+
+
+def _extents(plan: TaskPlan, reached: Offsets, rolled_back: set[int]) -> dict[VBucketId, ReadExtent]:
+    """Of every range, also of those that could not be read to their end: another run of this task may get further, and
+    that must not look as if it had been this one."""
+    return {read.vbucket: _extent(read, reached.get(read.vbucket), rolled_back) for read in plan.ranges}
+
+
+def _extent(read: VBucketRange, reached: StreamOffset | None, rolled_back: set[int]) -> ReadExtent:
+    is_whole = reached is not None and reached.seqno >= read.end_seqno and read.vbucket not in rolled_back
+    return ReadExtent(
+        vbuuid=reached.vbuuid if reached is not None and is_whole else NO_BRANCH,
+        start_seqno=read.start.seqno,
+        seqno=read.end_seqno,
+        snapshot_end=reached.snapshot_end if reached is not None and is_whole else read.end_seqno,
+    )
 
 
 class _Cut:

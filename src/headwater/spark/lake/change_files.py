@@ -25,11 +25,11 @@ from headwater.spark.lake.data_files import ROW_GROUP_ROWS, DataFile, FileWriter
 from headwater.spark.lake.layout import LakeFacts, TablePlace
 from headwater.spark.lake.schemas import CHANGE_RANGES, changes_schema, to_change_columns
 from headwater.spark.lake.tasks import result_batch
-from headwater.spark.lake.void_rows import Rollbacks, VoidTask
+from headwater.spark.lake.void_rows import Rollbacks, VoidTask, torn_vbuckets
 
 BUFFER_BYTES = 128 * 1024 * 1024
 """How much of its input a writer holds before it writes a file."""
-_GROUP_ROWS_MIN = 16 * 1024
+_GROUP_ROWS_MIN = 2 * 1024
 """A row group with fewer rows than this goes on into the next group of vbuckets."""
 
 ROLLBACK = "rollback"
@@ -45,6 +45,8 @@ class ChangeReport:
     rows: int = 0
     rollbacks: Rollbacks = field(default_factory=dict)
     """By vbucket: the least seqno that was kept."""
+    torn: set[int] = field(default_factory=set)
+    """Vbuckets with a rollback into the middle of a snapshot that is in the batch as well."""
     names: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
     """Collection id → scope and collection, of every id among the rows."""
     document_rows: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -127,6 +129,7 @@ class _Run:
             if rollbacks := self._late_rollbacks.get(file.path):
                 voided = VoidTask(place=place, facts=facts, file=file, rollbacks=rollbacks).run()
                 self._report.files[number] = voided.replacement or file
+                self._report.torn |= voided.torn
         return self._report
 
     # --- what must be looked at in the order of the stream --------------------------------------------------------
@@ -163,7 +166,10 @@ class _Run:
     def _roll_back(self, vbucket: int, kept: int, *, upto_row: int) -> None:
         for number, held in enumerate(self._held):
             end = upto_row if number == len(self._held) - 1 else len(held.void)
-            held.void[:end] |= (held.vbuckets[:end] == vbucket) & (held.seqnos[:end] > kept)
+            dead = (held.vbuckets[:end] == vbucket) & (held.seqnos[:end] > kept) & ~held.void[:end]
+            held.void[:end] |= dead
+            starts = held.columns["snapshot_start"].to_numpy()[:end]
+            self._report.torn |= torn_vbuckets(held.vbuckets[:end][dead], starts[dead], self._floors)
         for file in self._report.files:
             _add_rollback(self._late_rollbacks.setdefault(file.path, {}), vbucket, kept)
         _add_rollback(self._report.rollbacks, vbucket, kept)
@@ -184,7 +190,9 @@ class _Run:
         report.rows += rows.num_rows
         ops, ids = rows.column("op").combine_chunks(), numbers(rows, "collection_id")
         groups = self._writer.facts.group_of(numbers(rows, "vbucket").astype(np.int64))
-        for id_, group, count in _counts(ids, groups, _is_one_of(ops, set(OPS[:3]))):
+        is_document = _is_one_of(ops, set(OPS[:3]))
+        assert not (is_document & (ids < 0)).any(), "a document is in a collection"
+        for id_, group, count in _counts(ids, groups, is_document):
             report.document_rows[id_, group] += count
         gone = _counts(ids, groups, _is_one_of(ops, set(COLLECTION_GONE)))
         report.collections_gone |= {(id_, group) for id_, group, _ in gone}

@@ -52,6 +52,14 @@ class MergedTable:
         self.merged: dict[int, int] = {group: NOT_MERGED if at is None else at for group, at in found.items()}
         """By group: the last batch that is merged."""
         self.offsets = self.log.state().offsets
+        self._seen_version = self.log.version
+
+    def refresh(self) -> None:
+        """Look again if the log has gone on without us: somebody has tidied the table up, or a commit of ours was
+        done though it seemed to fail."""
+        self.log.refresh()
+        if self.log.version != self._seen_version:
+            self.reload()
 
     def files_of(self, group: int) -> tuple[DataFile, ...]:
         return tuple(file for file in self.log.files() if dict(file.partition)[GROUP.name] == str(group))
@@ -89,6 +97,7 @@ class MergedTable:
         )
         self.merged.update(merged)
         self.offsets = offsets
+        self._seen_version = self.log.version
 
 
 @dataclass(slots=True)
@@ -122,10 +131,9 @@ class CollectionTables:
             )
 
     def refresh(self) -> None:
-        """Somebody may have tidied the tables up meanwhile."""
         for table in (self.documents, self.history, self.rejects):
             if table is not None:
-                table.log.refresh()
+                table.refresh()
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
         log = DeltaLog.open(self.place.table(kind, self.name))

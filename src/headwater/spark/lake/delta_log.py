@@ -6,7 +6,7 @@ A commit adds files and removes files, all or nothing, and says what it was by t
   checkpoints and cleaning. They say which batch of which query is in the table, and how far a group has been merged.
 * *Commit metadata*: here the offsets that the table holds, and the collections that have been seen. It is lost with the
   commit when the log is cleaned. So every commit of ours carries the whole of it, and the tables forbid others to clean
-  their logs by the way (`delta.enableExpiredLogCleanup`). `maintenance` cleans, after a commit that carries it on.
+  their logs by the way (`delta.enableExpiredLogCleanup`). `vacuum` cleans, after a commit that carries it on.
 
 A commit that somebody else gets ahead of fails, and is not tried again: it was planned on a table that is no more.
 """
@@ -25,15 +25,20 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.spark.lake.data_files import DataFile
-from headwater.spark.lake.layout import TablePlace
+from headwater.spark.lake.layout import TablePlace, open_filesystem
 
 _STATE = "headwater.state"
 _HISTORY_STEP = 64
-_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+LOG_RETENTION_DAYS = 30
+_PROPERTIES = {
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": f"interval {LOG_RETENTION_DAYS} days",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +142,6 @@ class DeltaLog:
     def properties(self) -> Mapping[str, str | None]:
         return self._table.metadata().configuration
 
-    @property
-    def schema(self) -> pa.Schema:
-        """All columns, those that the table is partitioned by among them."""
-        return pa.schema(self._table.schema())
-
-    @property
-    def delta_table(self) -> DeltaTable:
-        return self._table
-
     def refresh(self) -> None:
         self._table.update_incremental()
 
@@ -161,11 +157,6 @@ class DeltaLog:
             files.sort(key=lambda file: (file.modified_ms, file.path))
             self._files = self.version, {file.path: file for file in files}
         return list(self._files[1].values())
-
-    def is_live(self, path: str) -> bool:
-        self.files()
-        assert self._files is not None
-        return path in self._files[1]
 
     def state(self) -> TableState:
         """What the table holds.
@@ -200,7 +191,8 @@ class DeltaLog:
             ),
         ]
         # Planned on files that are gone, a commit would bring their rows back; delta-rs itself does not look.
-        gone = [file.path for file in commit.remove if not self.is_live(file.path)]
+        before, files = self.version, {file.path: file for file in self.files()}
+        gone = [file.path for file in commit.remove if file.path not in files]
         assert not gone, f"files that are to be removed are not live: {gone}"
         try:
             self._table.create_write_transaction(
@@ -221,21 +213,38 @@ class DeltaLog:
                 hint="See that the directory can be written and has room, then start again: nothing is lost",
             ) from error
         self.refresh()
+        if self.version == before + 1:
+            # Nobody else was there, so what is live need not be looked up again.
+            removed = {file.path for file in commit.remove}
+            kept = {path: file for path, file in files.items() if path not in removed}
+            self._files = self.version, {**kept, **{file.path: file for file in commit.add}}
 
     def vacuum(self, state: TableState, *, retention_hours: int) -> int:
         """Delete files that no version of the last hours needs and that are older than that. Returns how many."""
-        deleted = self._table.vacuum(
-            retention_hours=retention_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=_commit_properties({}, state),
-        )
+        deleted: list[str] = []
+        # Deleting makes entries in the log, also where there is nothing to delete. So it is asked first.
+        for dry_run in (True, False):
+            deleted = self._table.vacuum(
+                retention_hours=retention_hours,
+                dry_run=dry_run,
+                enforce_retention_duration=False,
+                full=True,
+                commit_properties=_commit_properties({}, state),
+            )
+            if not deleted:
+                break
         self.refresh()
         return len(deleted)
 
-    def clean(self) -> None:
-        """Make a checkpoint, and delete entries before it that are older than the log's retention."""
+    def has_entries_before(self, time_s: float) -> bool:
+        """Whether the log has entries that are older than a time."""
+        filesystem, path = open_filesystem(f"{self.place.uri}/_delta_log")
+        entries = filesystem.get_file_info(fs.FileSelector(path))
+        return any(entry.base_name.endswith(".json") and entry.mtime.timestamp() < time_s for entry in entries)
+
+    def clean(self, state: TableState) -> None:
+        """Delete entries of the log that are older than its retention, after one that says what the table holds."""
+        self.commit(Commit(state=state))
         self._table.create_checkpoint()
         self._table.cleanup_metadata()
         self.refresh()

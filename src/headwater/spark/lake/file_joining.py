@@ -129,7 +129,7 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYT
     if sets:
         lake.step("join changes")
         removed = [file for part in sets for file in part]
-        lake.changes.commit(Commit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
+        lake.commit_changes(Commit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
     gone = sum(len(part) for part in sets) - len(joined)
     for table, ranges in _merged_tables(lake):
         sets = files_to_join(table.log.files(), file_bytes=file_bytes)

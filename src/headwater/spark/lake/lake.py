@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
-from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOtherBucket, LakeOutOfStep
+from headwater.errors import ColumnsChanged, LakeDamaged, LakeOfOtherBucket, LakeOutOfStep
 from headwater.spark.lake.change_files import ChangeReport, ChangeWriter
 from headwater.spark.lake.change_rows import MUTATION, Wanted, read_changes
 from headwater.spark.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
@@ -36,12 +36,15 @@ from headwater.spark.lake.rollback import out_of_reach, void_tasks
 from headwater.spark.lake.schemas import CHANGE_RANGES, GROUP, changes_schema
 from headwater.spark.lake.tasks import Runner, run_here
 from headwater.spark.lake.typed_columns import TypedColumns, infer_columns
+from headwater.spark.lake.void_rows import Voided
 from headwater.spark.lake.wiped_vbuckets import write_rollbacks_to_zero
 
 BATCH_TRANSACTION = "headwater.batch"
 TRIMMED_TRANSACTION = "headwater.trimmed"
 INFER_ROWS = 1000
 EVERY_COLLECTION = "*"
+_OPENING_ATTEMPTS = 10
+"""Tables may go on while they are opened, but hardly each time that they are."""
 _IDLE_BATCHES_MAX = 512
 """A table that nothing is pending for says so in its log after so many batches: they are not looked at again then."""
 
@@ -80,7 +83,7 @@ class Committed:
     rollbacks: Mapping[int, int]
     """By vbucket: the last seqno that was kept."""
     read_again: frozenset[int]
-    """Vbuckets that `changes` could not roll back. The query must end, and another begin at `Lake.held_offsets`."""
+    """Vbuckets that could not be rolled back. The query must end, and another begin at `Lake.held_offsets`."""
 
 
 class Lake:
@@ -168,14 +171,49 @@ class Lake:
         return lake
 
     def _load(self) -> None:
-        self.state = self.changes.state()
-        for id_, name in self.state.collections.items():
-            self._table(name).ids.add(id_)
-        for table in self.tables.values():
-            table.open(self._asked_columns(table.name))
-        # A reader sees `changes` at least as new as the tables that are made from it.
+        """Open all tables. A reader sees `changes` at least as new as what is made from it, so `changes` comes last."""
+        opened: set[str] = set()
+        stale: list[str] = []
+        for _ in range(_OPENING_ATTEMPTS):
+            self.state = self.changes.state()
+            for id_, name in self.state.collections.items():
+                self._table(name).ids.add(id_)
+            stale = [table.name for table in self.tables.values() if self._is_stale(table)]
+            if self.tables.keys() <= opened and not stale:
+                break
+            for table in self.tables.values():
+                table.open(self._asked_columns(table.name))
+            opened = set(self.tables)
+            self.changes.refresh()
+        if stale:
+            raise LakeDamaged(
+                f"the table of {stale[0]} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
+                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
+                "builds it again",
+            )
+        self._seen_version = self.changes.version
+        self._pending = None
+
+    def _is_stale(self, table: CollectionTables) -> bool:
+        """Whether changes that a table still needs have been trimmed: it was merged after it was opened here."""
+        merged = [] if table.documents is None else [at for at in table.documents.merged.values() if at != NOT_MERGED]
+        return bool(merged) and min(merged) < self.trimmed_batch
+
+    @property
+    def trimmed_batch(self) -> int:
+        """The last batch that was trimmed; -1 where none was."""
+        trimmed = self.changes.transaction(TRIMMED_TRANSACTION)
+        return NOT_MERGED if trimmed is None else trimmed
+
+    def refresh(self) -> None:
+        """Look again at everything if the log of `changes` has gone on without us.
+
+        Somebody may have tidied the table up, or a commit of ours was done though it seemed to fail. If another
+        pipeline has landed here, what comes next does not begin where the tables end, and is refused.
+        """
         self.changes.refresh()
-        self.state = self.changes.state()
+        if self.changes.version != self._seen_version:
+            self._load()
 
     def _table(self, name: str) -> CollectionTables:
         return self.tables.setdefault(name, CollectionTables(name, self.place, self.facts))
@@ -252,7 +290,7 @@ class Lake:
 
         `end` are the offsets behind the batch, and `start`, if known, those before it.
         """
-        self._look_for_others()
+        self.refresh()
         done = self.changes.transaction(query_id)
         if done is not None and done >= batch_id:
             return None
@@ -274,26 +312,18 @@ class Lake:
         )
         return Batch(query_id=query_id, batch_id=batch_id, number=number, end=end, writer=writer)
 
-    def _look_for_others(self) -> None:
-        """Somebody may have tidied the table up meanwhile. But nobody else may have landed anything."""
-        last_batch = self.last_batch
-        self.changes.refresh()
-        if self.last_batch != last_batch:
-            raise LakeInUse(
-                f"somebody else has landed changes in {self.place.root} meanwhile",
-                hint="Let only one pipeline write to a directory, then start again: nothing is lost",
-            )
-
     def commit_batch(self, batch: Batch, reports: Sequence[ChangeReport], run: Runner = run_here) -> Committed:
         """Make a batch a part of `changes`, and mark what its rollbacks took back, all in one commit."""
         pending = self.pending
+        # Should anything fail from here on, what is pending is counted anew.
+        self._pending = None
         rollbacks = {
             vbucket: min(report.rollbacks[vbucket] for report in reports if vbucket in report.rollbacks)
             for report in reports
             for vbucket in report.rollbacks
         }
         added = [file for report in reports for file in report.files]
-        wiped = self._out_of_reach(rollbacks)
+        wiped = self._out_of_reach(rollbacks).union(*(report.torn for report in reports))
         removed: list[DataFile] = []
         if rollbacks:
             added, removed = self._void(batch, rollbacks, wiped, added, run)
@@ -307,14 +337,14 @@ class Lake:
                 state=state,
             )
         )
-        known, self.state = self.state.collections, state
-        for id_ in sorted({*state.collections} - {*known}):
-            table = self._table(state.collections[id_])
-            table.ids.add(id_)
-            if table.documents is None:
-                self._create_documents(table, added, merged=batch.number - 1)
+        known, self.state, self._seen_version = self.state.collections, state, self.changes.version
+        for id_, name in state.collections.items():
+            self._table(name).ids.add(id_)
+        for name in sorted({*state.collections.values()} - {*known.values()}):
+            self._create_documents(self.tables[name], added, merged=batch.number - 1)
         for report in reports:
             pending.add(report, state.collections, self.facts)
+        self._pending = pending
         by_table: Counter[str] = Counter()
         for report in reports:
             for (id_, _), count in report.document_rows.items():
@@ -326,23 +356,36 @@ class Lake:
             read_again=frozenset(wiped),
         )
 
+    def commit_changes(self, commit: Commit) -> None:
+        """A commit to `changes` that brings no batch."""
+        self.changes.commit(commit)
+        self._seen_version = self.changes.version
+
     def _out_of_reach(self, rollbacks: Mapping[int, int]) -> set[int]:
-        trimmed = self.changes.transaction(TRIMMED_TRANSACTION)
-        if trimmed is None or not rollbacks:
+        if self.trimmed_batch == NOT_MERGED or not rollbacks:
             return set()
-        return out_of_reach(self.changes.place, self.changes.files(), dict(rollbacks), trimmed_batch=trimmed)
+        files = self.changes.files()
+        return out_of_reach(self.changes.place, files, dict(rollbacks), trimmed_batch=self.trimmed_batch)
 
     def _void(
         self, batch: Batch, rollbacks: Mapping[int, int], wiped: set[int], added: list[DataFile], run: Runner
     ) -> tuple[list[DataFile], list[DataFile]]:
-        """What to add and to remove, so that everything that the rollbacks took back is marked."""
+        """What to add and to remove, so that everything that the rollbacks took back is marked.
+
+        `wiped` are the vbuckets that can't be rolled back. Those are added to it that are found out here.
+        """
         place, facts = self.changes.place, self.facts
         limits = {vbucket: 0 if vbucket in wiped else kept for vbucket, kept in rollbacks.items()}
         tasks = void_tasks(place, facts, self.changes.files(), limits)
         # What a vbucket that is wiped has in this very batch goes as well: all of it is read again.
         tasks += void_tasks(place, facts, added, dict.fromkeys(wiped, 0))
+        results: list[Voided] = run(tasks)
+        torn = {vbucket for voided in results for vbucket in voided.torn}
+        if torn - wiped:
+            wiped |= torn
+            return self._void(batch, rollbacks, wiped, added, run)
         removed: list[DataFile] = []
-        for voided in run(tasks):
+        for voided in results:
             if voided.replacement is None:
                 continue
             if voided.file in added:
@@ -362,7 +405,8 @@ class Lake:
                     names[id_] = parts
         for id_, (scope, collection) in sorted(names.items()):
             collections.setdefault(id_, table_name(scope, collection, id_))
-        offsets = {vbucket: at for vbucket, at in batch.end.offsets.items() if vbucket not in wiped}
+        reached = {**self.state.offsets.offsets, **batch.end.offsets}
+        offsets = {vbucket: at for vbucket, at in reached.items() if vbucket not in wiped}
         return TableState(
             offsets=Offsets(self.facts.bucket_uuid, offsets),
             collections=collections,
@@ -407,13 +451,25 @@ class Lake:
 
     def plan_merges(self, *, force: bool = False) -> list[MergeTask]:
         """The merges that are due, or with `force` all that have anything to merge."""
+        self.refresh()
         for name in {name for name, _ in [*self.pending.rows, *self.pending.urgent]}:
             self.tables[name].refresh()
         for table in self.tables.values():
             # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
             if table.documents is None:
                 self._create_documents(table, self.changes.files(), merged=NOT_MERGED)
+            self._check_history(table)
         return self._planner().plan(self.tables.values(), self.pending, force=force)
+
+    def _check_history(self, table: CollectionTables) -> None:
+        if not self.settings.merging.history or table.history is None:
+            return
+        merged = [at for at in table.history.merged.values() if at != NOT_MERGED]
+        if merged and min(merged) < self.trimmed_batch:
+            raise LakeOutOfStep(
+                f"the history of {table.name} was not kept for a while, and what it misses has been trimmed",
+                hint=f"Remove its directory under `{TableKind.HISTORY}`: it then begins with what there is now",
+            )
 
     def commit_merges(self, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]]) -> None:
         """Make merges a part of the tables, one table after another. Nothing may be landed since they were planned."""

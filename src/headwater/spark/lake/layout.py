@@ -99,13 +99,6 @@ class LakePlace:
         path = f"{self.root.rstrip('/')}/{kind}"
         return TablePlace(path if name is None else f"{path}/{name}", self.storage_options)
 
-    def table_names(self, kind: TableKind) -> list[str]:
-        """The tables of a kind that there are, or at least their directories."""
-        filesystem, path = open_filesystem(self.table(kind).uri)
-        selector = fs.FileSelector(path, allow_not_found=True)
-        entries = filesystem.get_file_info(selector)
-        return sorted(entry.base_name for entry in entries if entry.type == fs.FileType.Directory)
-
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:

@@ -50,6 +50,9 @@ class Planner:
         return [self._task(group, due[group], pending) for group in sorted(due)]
 
     def _due_groups(self, table: CollectionTables, pending: Pending, *, force: bool) -> list[int]:
+        if not any(pending.has(table.name, g) or self._history_lags(table, g) for g in range(self.facts.groups)):
+            # Most tables, most of the time: their files are not even counted.
+            return []
         rows = {} if table.documents is None else table.documents.rows_by_group()
         return [
             group

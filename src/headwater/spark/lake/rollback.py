@@ -1,8 +1,9 @@
-"""A rollback in a batch: which files hold what it took back, and whether `changes` reaches back far enough.
+"""A rollback in a batch: which files hold what it took back, and whether it can be undone at all.
 
 What is older than the retention of `changes` has been trimmed to the state that it left: of a key only the newest
 version is there, and nothing of one that was removed. A rollback to a seqno inside that part can't be undone, for
-versions that would be alive again are gone. Then all of the vbucket is void, and it has to be read again from 0.
+versions that would be alive again are gone. Then all of the vbucket is void, and it has to be read again from 0. So it
+is with a rollback into the middle of a snapshot (`void_rows.torn_vbuckets`), which a careful reader never asks for.
 """
 
 from __future__ import annotations

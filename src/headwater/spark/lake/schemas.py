@@ -67,7 +67,6 @@ _DOCUMENT = [
     *_VERSION,
 ]
 
-CHANGE_SORT_COLUMNS = ("vbucket", "collection_id")
 CHANGE_RANGES = ("vbucket", "seqno", "collection_id", "batch")
 DOCUMENT_RANGES = ("vbucket", "seqno")
 HISTORY_RANGES = ("vbucket", "seqno", "valid_to_seqno")

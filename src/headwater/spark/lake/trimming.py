@@ -123,7 +123,7 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
     ]
     kept: list[DataFile] = [file for files in run(tasks) for file in files]
     lake.step("commit trimmed changes")
-    lake.changes.commit(Commit(add=kept, remove=old, transactions={TRIMMED_TRANSACTION: upto}, state=lake.state))
+    lake.commit_changes(Commit(add=kept, remove=old, transactions={TRIMMED_TRANSACTION: upto}, state=lake.state))
     kept_rows = sum(int(file.rows) for file in kept)
     return rows - kept_rows
 

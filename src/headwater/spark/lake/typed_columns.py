@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,8 +81,10 @@ class TypedColumns:
 
     def parse(self, documents: pa.Array | pa.ChunkedArray) -> Parsed:
         """The columns of documents; null stands for one that is not JSON."""
+        names = [column.name for column in self.definitions]
         parts = [
-            self._parse_part(documents.slice(start, _ROWS_A_TIME)) for start in range(0, len(documents), _ROWS_A_TIME)
+            self._parse_part(documents.slice(start, _ROWS_A_TIME), names)
+            for start in range(0, len(documents), _ROWS_A_TIME)
         ]
         return Parsed(
             {
@@ -92,11 +94,14 @@ class TypedColumns:
             pa.chunked_array([reasons for _, reasons in parts], pa.string()),
         )
 
-    def _parse_part(self, documents: pa.Array | pa.ChunkedArray) -> tuple[dict[str, pa.Array], pa.Array]:
+    def _parse_part(
+        self, documents: pa.Array | pa.ChunkedArray, names: Sequence[str]
+    ) -> tuple[dict[str, pa.Array], pa.Array]:
+        """`names` are those that the fields have in the documents."""
         if isinstance(documents, pa.ChunkedArray):
             documents = documents.combine_chunks()
         is_json = np.asarray(documents.is_valid())
-        fields = find_fields(documents.fill_null(""), [column.name for column in self.definitions])
+        fields = find_fields(documents.fill_null(""), names)
         reasons = np.full(len(documents), None, dtype=object)
         reasons[fields.forms == Form.OTHER_JSON] = "it is JSON, but no object"
         reasons[fields.forms == Form.MALFORMED] = "it is called JSON, but can't be read as such"
@@ -116,21 +121,23 @@ class TypedColumns:
     def _parse_slowly(
         self, documents: pa.Array, which: _Marks, columns: dict[str, pa.Array], reasons: NDArray[np.object_]
     ) -> None:
-        """Documents whose fields have escapes in their names are written again without, and parsed by themselves."""
+        """Documents whose fields have escapes in their names are written again with numbers for names."""
         if not which.any():
             return
-        wanted = {column.name for column in self.definitions}
-        plain = []
-        for text in documents.filter(pa.array(which)).to_pylist():
-            try:
-                plain.append(json.dumps({k: v for k, v in json.loads(text).items() if k in wanted}, ensure_ascii=False))
-            except (ValueError, RecursionError):
-                plain.append("!")
-        parsed = self.parse(pa.array(plain, pa.string()))
+        numbers = {column.name: str(number) for number, column in enumerate(self.definitions)}
+        plain = [_renamed(text, numbers) for text in documents.filter(pa.array(which)).to_pylist()]
+        parsed, found = self._parse_part(pa.array(plain, pa.string()), [*numbers.values()])
         for name, values in columns.items():
-            replacement = parsed.columns[name].combine_chunks()
-            columns[name] = pc.replace_with_mask(values, pa.array(which), replacement)
-        reasons[which] = parsed.reasons.to_numpy(zero_copy_only=False)
+            columns[name] = pc.replace_with_mask(values, pa.array(which), parsed[name])
+        reasons[which] = found.to_numpy(zero_copy_only=False)
+
+
+def _renamed(document: str, names: Mapping[str, str]) -> str:
+    """An object with only those fields that have a new name, by that name."""
+    try:
+        return json.dumps({names[name]: value for name, value in json.loads(document).items() if name in names})
+    except (ValueError, RecursionError):
+        return "no JSON"
 
 
 def _is_open(reasons: NDArray[np.object_]) -> _Marks:

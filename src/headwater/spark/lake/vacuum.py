@@ -9,10 +9,11 @@ table holds, and that one stays.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from headwater.errors import InvalidInput
-from headwater.spark.lake.delta_log import Commit, DeltaLog, TableState
+from headwater.spark.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableState
 from headwater.spark.lake.lake import Lake
 
 VACUUM_HOURS_MIN = 1
@@ -31,10 +32,11 @@ def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
 
 
 def clean_logs(lake: Lake) -> None:
-    """Delete entries of the logs that are older than the tables' `delta.logRetentionDuration`, by default 30 days."""
+    """Delete entries of the logs that are older than the tables' `delta.logRetentionDuration`."""
+    oldest_s = time.time() - LOG_RETENTION_DAYS * 24 * 3600
     for log, state in _logs(lake):
-        log.commit(Commit(state=state))
-        log.clean()
+        if log.has_entries_before(oldest_s):
+            log.clean(state)
 
 
 def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:

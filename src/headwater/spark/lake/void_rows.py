@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.protocol.kernels.memory import Column
 from headwater.spark.lake.data_files import DataFile, FileReader, FileWriter, numbers
 from headwater.spark.lake.layout import LakeFacts, TablePlace
 from headwater.spark.lake.schemas import CHANGE_RANGES, changes_schema
@@ -25,6 +26,8 @@ class Voided:
 
     file: DataFile
     replacement: DataFile | None
+    torn: frozenset[int] = frozenset()
+    """Vbuckets with a rollback into the middle of a snapshot that the file has rows of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,9 @@ class VoidTask:
         limits = np.full(self.facts.vbuckets, np.iinfo(np.int64).max)
         for vbucket, kept in self.rollbacks.items():
             limits[vbucket] = kept
+        torn: set[int] = set()
         with FileReader(self.place, self.file.path) as reader:
-            deaths = [_newly_dead(reader, row_group, limits) for row_group in reader.row_groups]
+            deaths = [_newly_dead(reader, row_group, limits, torn) for row_group in reader.row_groups]
             if not any(dead.any() for dead in deaths):
                 return Voided(file=self.file, replacement=None)
             schema = changes_schema(xattrs=self.facts.xattrs)
@@ -51,14 +55,25 @@ class VoidTask:
                 rows = reader.read(row_group, schema.names)
                 void = np.asarray(rows.column("void").to_numpy()) | dead
                 writer.write_row_group(rows.set_column(index, schema.field(index), pa.array(void)))
-        return Voided(file=self.file, replacement=writer.close())
+        return Voided(file=self.file, replacement=writer.close(), torn=frozenset(torn))
 
 
-def _newly_dead(reader: FileReader, row_group: int, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
-    rows = reader.read(row_group, ["vbucket", "seqno", "void"])
-    dead: NDArray[np.bool_] = numbers(rows, "seqno") > limits[numbers(rows, "vbucket")]
-    is_void: NDArray[np.bool_] = rows.column("void").to_numpy()
-    return dead & ~is_void
+def _newly_dead(reader: FileReader, row_group: int, limits: NDArray[np.int64], torn: set[int]) -> NDArray[np.bool_]:
+    rows = reader.read(row_group, ["vbucket", "seqno", "snapshot_start", "void"])
+    vbuckets = numbers(rows, "vbucket")
+    dead: NDArray[np.bool_] = numbers(rows, "seqno") > limits[vbuckets]
+    dead &= ~np.asarray(rows.column("void").to_numpy())
+    torn |= torn_vbuckets(vbuckets[dead], numbers(rows, "snapshot_start")[dead], limits)
+    return dead
+
+
+def torn_vbuckets(vbuckets: Column, snapshot_starts: Column, kept: Column) -> set[int]:
+    """The vbuckets of dead rows whose snapshot began before the seqno that is kept, given by vbucket.
+
+    In a snapshot each key is there once, in its newest version. Of one that goes on beyond the seqno, versions up to it
+    may be missing for newer ones that are dead now: nobody can tell what the vbucket was at that seqno.
+    """
+    return {int(vbucket) for vbucket in np.unique(vbuckets[snapshot_starts < kept[vbuckets]])}
 
 
 def may_hold_dead_rows(file: DataFile, rollbacks: Rollbacks) -> bool:

@@ -1,0 +1,140 @@
+"""The kernels of the table layer against what Python does one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.spark.lake.json_fields import Form, Kind, find_fields, integers
+from headwater.spark.lake.key_index import KeyIndex
+from headwater.spark.lake.typed_columns import TypedColumns
+
+rows = st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 20), st.integers(0, 2)), max_size=60)
+
+
+@given(rows, rows)
+def test_the_newest_row_of_every_key_is_found(
+    inserted: list[tuple[bytes, int, int]], asked: list[tuple[bytes, int, int]]
+) -> None:
+    index = KeyIndex(*columns_of(inserted))
+    newest: dict[tuple[bytes, int], int] = {}
+    first: dict[tuple[bytes, int], int] = {}
+    for row, (key, seqno, beside) in enumerate(inserted):
+        place = key, beside
+        first.setdefault(place, row)
+        if place not in newest or seqno >= inserted[newest[place]][1]:
+            newest[place] = row
+    assert np.flatnonzero(index.newest).tolist() == sorted(newest.values())
+    assert index.documents.tolist() == [first[key, beside] for key, _, beside in inserted]
+    keys, _, beside = columns_of(asked)
+    assert index.find(keys, beside).tolist() == [newest.get((key, it), -1) for key, _, it in asked]
+
+
+def columns_of(inserted: list[tuple[bytes, int, int]]) -> tuple[Any, Any, Any]:
+    keys = pa.array([key for key, _, _ in inserted], pa.binary())
+    seqnos, beside = (np.array([row[i] for row in inserted], dtype=np.int64) for i in (1, 2))
+    return keys, seqnos, beside
+
+
+NAMES = ["n", "s", "ä", "long name", ""]
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.sampled_from([*NAMES, "other", "n2"]), json_values, max_size=6)
+spaces = st.sampled_from([None, 1, 3])
+
+
+def kind_of(value: Any) -> set[Kind]:
+    if value is None:
+        return {Kind.NULL}
+    if isinstance(value, bool):
+        return {Kind.TRUE if value else Kind.FALSE}
+    if isinstance(value, int | float):
+        return {Kind.INTEGER if isinstance(value, int) else Kind.REAL}
+    if isinstance(value, str):
+        return {Kind.STRING, Kind.ESCAPED_STRING}
+    return {Kind.OBJECT if isinstance(value, dict) else Kind.ARRAY}
+
+
+@given(st.lists(st.tuples(objects, spaces, st.booleans()), max_size=8))
+def test_fields_lie_where_they_are_found(documents: list[tuple[dict[str, Any], int | None, bool]]) -> None:
+    texts = [json.dumps(document, indent=indent, ensure_ascii=ascii) for document, indent, ascii in documents]
+    fields = find_fields(pa.array(texts, pa.string()), NAMES)
+    for row, (document, _, is_ascii) in enumerate(documents):
+        if is_ascii and "ä" in document:
+            assert fields.forms[row] == Form.ESCAPED_NAMES
+            continue
+        assert fields.forms[row] == Form.OBJECT
+        for number, name in enumerate(NAMES):
+            kind = Kind(fields.kinds[number, row])
+            if name not in document:
+                assert kind == Kind.MISSING
+                continue
+            assert kind in kind_of(document[name])
+            text = fields.data[fields.starts[number, row] : fields.ends[number, row]].tobytes().decode()
+            is_string = kind in (Kind.STRING, Kind.ESCAPED_STRING)
+            assert json.loads(f'"{text}"' if is_string else text) == document[name]
+
+
+@given(st.lists(st.text(alphabet='{}[]":,\\ntrue-1.e \n', max_size=12) | st.text(max_size=6), max_size=8))
+def test_what_is_no_json_is_never_taken_for_an_object_with_fields(texts: list[str]) -> None:
+    """The walk trusts the server that called it JSON, so it may pass what is odd; but it stays inside the text."""
+    fields = find_fields(pa.array(texts, pa.string()), ["n", ""])
+    bounds = np.cumsum([0, *(len(text.encode()) for text in texts)])
+    for row in range(len(texts)):
+        found = fields.kinds[:, row] != Kind.MISSING
+        assert (fields.starts[found, row] >= bounds[row]).all()
+        assert (fields.ends[found, row] <= bounds[row + 1]).all()
+        assert (fields.starts[found, row] <= fields.ends[found, row]).all()
+
+
+@given(st.lists(st.integers(-(2**70), 2**70) | st.sampled_from([2**63 - 1, 2**63, -(2**63), -(2**63) - 1]), max_size=9))
+def test_integers_are_read_as_far_as_they_fit(values: list[int]) -> None:
+    text = "".join(map(str, values)).encode()
+    ends = np.cumsum([len(str(value)) for value in values]).astype(np.int64)
+    starts = ends - [len(str(value)) for value in values]
+    data = np.frombuffer(text, dtype=np.uint8)
+    found, fits = integers(data, starts.astype(np.int64), ends, np.ones(len(values), dtype=np.bool_))
+    assert fits.tolist() == [-(2**63) <= value < 2**63 for value in values]
+    assert found[fits].tolist() == [value for value in values if -(2**63) <= value < 2**63]
+
+
+@given(st.lists(st.none() | st.tuples(objects, st.booleans()), max_size=8))
+def test_typed_columns_hold_what_the_documents_have(documents: list[tuple[dict[str, Any], bool] | None]) -> None:
+    columns = TypedColumns.from_ddl("n BIGINT, s STRING, `ä` BOOLEAN")
+    texts = [None if it is None else json.dumps(it[0], ensure_ascii=it[1]) for it in documents]
+    parsed = columns.parse(pa.array(texts, pa.string()))
+    for row, it in enumerate(documents):
+        document = None if it is None else it[0]
+        expected = None if document is None else expected_row(document)
+        found = {name: parsed.columns[name][row].as_py() for name in ("n", "s", "ä")}
+        if document is not None and found["s"] is not None and not isinstance(document["s"], str):
+            # What is no string is there as its JSON text, in whatever words.
+            found["s"] = json.loads(found["s"])
+        assert (parsed.reasons[row].as_py() is None) == (expected is not None)
+        assert found == (expected or dict.fromkeys(found))
+
+
+def expected_row(document: dict[str, Any]) -> dict[str, Any] | None:
+    number, text, flag = (document.get(name) for name in ("n", "s", "ä"))
+    if number is not None and (type(number) is not int or not -(2**63) <= number < 2**63):
+        return None
+    if flag is not None and type(flag) is not bool:
+        return None
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return None
+    return {"n": number, "s": text, "ä": flag}

@@ -1,0 +1,86 @@
+"""A lake of a model bucket, for tests that land a few batches and look at what that came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bucket_model import BUCKET_UUID, ModelBucket, batches
+from headwater.spark.lake.lake import Batch, Committed, Lake, LakeSettings
+from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.lake.tasks import Runner, run_here
+from lake_checks import Row, table_rows
+
+HOTEL = 8
+
+
+class SmallLake:
+    """A bucket with one collection beside the default one, and its lake."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        vbuckets: int = 4,
+        groups: int = 2,
+        settings: LakeSettings | None = None,
+        bucket: ModelBucket | None = None,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.directory = directory
+        self.bucket = bucket or ModelBucket(vbuckets)
+        self.bucket.names[HOTEL] = ("inventory", "hotel")
+        self.batch_id = 0
+        self.lake = Lake.create(
+            str(directory), bucket_uuid=BUCKET_UUID, vbuckets=vbuckets, groups=groups, settings=settings, step=step
+        )
+
+    def write(self, vbucket: int, *keys: str, collection: int = 0, value: bytes = b'{"n": 1}') -> None:
+        for key in keys:
+            self.bucket.change(vbucket, "mutation", collection, key.encode(), value)
+
+    def begin(self, sending: Sequence[int] | None = None, *, query_id: str = "query") -> Batch | None:
+        sending = range(len(self.bucket.vbuckets)) if sending is None else sending
+        return self.lake.begin_batch(query_id=query_id, batch_id=self.batch_id, end=self.bucket.offsets(sending))
+
+    def land(
+        self,
+        sending: Sequence[int] | None = None,
+        *,
+        landed_at: datetime | None = None,
+        merge: bool = True,
+        force: bool = False,
+        run: Runner = run_here,
+        **reading: Any,
+    ) -> Committed:
+        """Land what is new of some vbuckets, or of all."""
+        sending = range(len(self.bucket.vbuckets)) if sending is None else sending
+        batch = self.begin(sending)
+        assert batch is not None
+        writer = replace(batch.writer, landed_at=landed_at or datetime.now(UTC))
+        rows = [row for vbucket in sending for row in self.bucket.rows(vbucket, **reading)]
+        committed = self.lake.commit_batch(batch, [writer.write(batches(rows, 100))], run)
+        self.batch_id += 1
+        self.bucket.mark_sent(sending)
+        if merge:
+            self.lake.merge(run, force=force)
+        return committed
+
+    def reopen(self, settings: LakeSettings | None = None) -> Lake:
+        lake = Lake.open(str(self.directory), settings=settings or self.lake.settings)
+        assert lake is not None
+        self.lake = lake
+        return lake
+
+    def rows(self, table: str) -> list[Row]:
+        return table_rows(self.directory / table)
+
+    def documents_now(self, name: str = "_default._default") -> list[Row]:
+        return [row for rows in self.lake.documents_now(name) for row in rows.to_pylist()]
+
+
+def merging(**rules: Any) -> LakeSettings:
+    return LakeSettings(merging=MergeRules(**rules))

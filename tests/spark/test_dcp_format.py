@@ -1,0 +1,198 @@
+"""`format("dcp")` in Spark itself: that it is found, what it shows, and what it hides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from spark_node import SourceBucket
+
+from headwater import spark as headwater_spark
+from headwater.spark.lag import LagListener, progress_lag
+from node_process import PASSWORD
+
+TOLD_S_MAX = 60.0
+COLUMNS = {
+    "vbucket": "int",
+    "vbuuid": "bigint",
+    "seqno": "bigint",
+    "rev": "bigint",
+    "op": "string",
+    "scope": "string",
+    "collection": "string",
+    "collection_id": "bigint",
+    "key": "string",
+    "key_bytes": "binary",
+    "value": "binary",
+    "datatype": "smallint",
+    "flags": "bigint",
+    "expiry": "bigint",
+    "cas": "bigint",
+    "changed_at": "timestamp",
+    "snapshot_start": "bigint",
+    "snapshot_end": "bigint",
+}
+DOCUMENTS = {
+    b"json": b'{"a":{"b":[1,2.5,"x"]}}',
+    b"number": b"17",
+    b"text": b"plain",
+    b"binary": b"\x00\xff",
+    b"\xffkey": b"[]",
+    b"empty": b"",
+}
+
+
+def load(spark: SparkSession, bucket: SourceBucket, **options: str) -> DataFrame:
+    return spark.read.format("dcp").options(**{**bucket.options, **options}).load()
+
+
+def by_key(frame: DataFrame) -> dict[bytes, Any]:
+    rows = [row for row in frame.collect() if row.op == "mutation"]
+    return {row.key.encode() if row.key_bytes is None else bytes(row.key_bytes): row for row in rows}
+
+
+def test_it_is_found_by_itself_and_keeps_its_secrets(
+    spark: SparkSession, bucket: SourceBucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket.put_each(DOCUMENTS)
+    bucket.delete([b"text"])
+    session = spark.newSession()
+    frame = load(session, bucket)
+    assert dict(frame.dtypes) == COLUMNS
+    rows = by_key(frame)
+    assert {key: bytes(row.value) for key, row in rows.items()} == {
+        key: value for key, value in DOCUMENTS.items() if key != b"text"
+    }
+    assert rows[b"json"].changed_at.year >= 2025
+    assert [(row.key, row.value) for row in frame.where("op = 'deletion'").collect()] == [("text", None)]
+
+    # Whatever Spark tells of a plan, it does not tell this.
+    for mode in ("simple", "extended", "codegen", "cost", "formatted"):
+        frame.explain(mode=mode)
+    execution = frame._jdf.queryExecution()
+    told = [capsys.readouterr().out, repr(frame), execution.toString(), execution.optimizedPlan().prettyJson()]
+    assert "dcp" in told[0]
+    assert not [text for text in told if PASSWORD in text]
+
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    view = f"url '{bucket.url}', user '{bucket.options['user']}', passwordFile '{file}'"
+    session.sql(f"CREATE TEMPORARY VIEW changes USING dcp OPTIONS ({view})")
+    assert session.sql("SELECT count(*) FROM changes").collect()[0][0] == len(DOCUMENTS)
+
+
+def test_values_as_text_and_as_variant(spark: SparkSession, bucket: SourceBucket) -> None:
+    bucket.put_each(DOCUMENTS)
+    bucket.set_xattr(b"json", b"meta", b'{"by":"me"}')
+    headwater_spark.register(spark)
+    frame = load(spark, bucket, value="string", xattrs="true")
+    assert dict(frame.dtypes) == COLUMNS | {
+        "value": "string",
+        "value_bytes": "binary",
+        "xattrs": "map<string,binary>",
+    }
+    rows = by_key(frame)
+    assert {key: (row.value, row.value_bytes) for key, row in rows.items()} == {
+        b"json": ('{"a":{"b":[1,2.5,"x"]}}', None),
+        b"number": ("17", None),
+        b"text": ("plain", None),
+        b"binary": (None, bytearray(b"\x00\xff")),
+        b"\xffkey": ("[]", None),
+        b"empty": ("", None),
+    }
+    assert {key: row.xattrs for key, row in rows.items() if row.xattrs} == {
+        b"json": {"meta": bytearray(b'{"by":"me"}')}
+    }
+
+    frame = load(spark, bucket, value="variant")
+    assert dict(frame.dtypes) == COLUMNS | {"value": "variant", "value_bytes": "binary"}
+    parsed = frame.selectExpr(
+        "key",
+        "key_bytes",
+        "op",
+        "to_json(value) AS value",
+        "value_bytes",
+        "variant_get(value, '$.a.b[1]', 'double') AS b",
+    )
+    rows = by_key(parsed)
+    assert {key: (row.value, row.value_bytes) for key, row in rows.items()} == {
+        b"json": ('{"a":{"b":[1,2.5,"x"]}}', None),
+        b"number": ("17", None),
+        b"text": (None, bytearray(b"plain")),
+        b"binary": (None, bytearray(b"\x00\xff")),
+        b"\xffkey": ("[]", None),
+        b"empty": (None, bytearray()),
+    }
+    assert rows[b"json"].b == 2.5
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    """Spark tells its listeners of a batch some time after it."""
+    give_up_s = time.monotonic() + TOLD_S_MAX
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+
+
+class Crash(Exception):
+    """In the middle of a batch."""
+
+
+def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    for vbucket in range(4):
+        bucket.put(bucket.keys("a", 4, vbucket=vbucket), b'{"a":1}')
+    landed: dict[int, list[tuple[int, int]]] = {}
+    seen: list[tuple[int, list[tuple[int, int]]]] = []
+    lags: list[int] = []
+    fails_in = {1}
+
+    def sink(frame: DataFrame, batch_id: int) -> None:
+        rows = sorted((row.vbucket, row.seqno) for row in frame.collect())
+        seen.append((batch_id, rows))
+        if batch_id in fails_in:
+            fails_in.remove(batch_id)
+            raise Crash
+        landed[batch_id] = rows
+
+    def run() -> Any:
+        frame = (
+            spark.readStream.format("dcp")
+            .options(**bucket.options, maxRowsPerTrigger="8", progressDir=str(tmp_path / "progress"))
+            .load()
+        )
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    listener = LagListener(lambda name, lag: lags.append(lag))
+    spark.streams.addListener(listener)
+    try:
+        with pytest.raises(PySparkException, match="Crash"):
+            run()
+        bucket.put(bucket.keys("b", 1, vbucket=0), b'{"b":1}')
+        query = run()
+        _wait_for(lambda: lags[-1:] == [0])
+    finally:
+        spark.streams.removeListener(listener)
+    assert seen[1] == seen[2], "the batch was repeated as it was"
+    assert {batch_id: len(rows) for batch_id, rows in landed.items()} == {0: 8, 1: 8, 2: 1}
+    rows = [row for batch in landed.values() for row in batch]
+    assert sorted(rows) == [(vbucket, seqno) for vbucket in range(4) for seqno in range(1, 6 if vbucket == 0 else 5)]
+    assert progress_lag(query.lastProgress) == 0
+    assert lags[0] == 8
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+
+
+def test_wrong_options_are_told(spark: SparkSession, bucket: SourceBucket) -> None:
+    with pytest.raises(PySparkException, match="has no option 'colections'") as caught:
+        load(spark, bucket, colections="a.b")
+    assert PASSWORD not in str(caught.value)
+    with pytest.raises(PySparkException, match="Check the user name and the password") as caught:
+        load(spark, bucket, password="not this one").count()
+    assert "not this one" not in str(caught.value)

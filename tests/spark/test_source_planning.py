@@ -1,0 +1,346 @@
+"""The planner and the tasks of the `dcp` source on a real node, as Spark drives them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driven_source import DrivenStream, batch_reader, read_batch, rows_of
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from spark_node import SourceBucket, SparkNode
+
+from headwater.client.offsets import Offsets
+from headwater.errors import (
+    CheckpointOfOtherBucket,
+    ConnectionFailed,
+    HeadwaterError,
+    InvalidInput,
+    ReadRolledBack,
+    UnknownCollection,
+)
+from headwater.spark import task_read
+
+VBUCKET = 1
+
+
+@pytest.fixture(autouse=True)
+def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_read, "use_shipped_kernels", lambda: False)
+
+
+def seqnos(text: str) -> dict[int, int]:
+    return {int(vbucket): int(offset.seqno) for vbucket, offset in Offsets.from_json(text).offsets.items()}
+
+
+def put(bucket: SourceBucket, name: str, count: int, vbucket: int = VBUCKET) -> None:
+    bucket.put(bucket.keys(name, count, vbucket=vbucket), b'{"in":"%s"}' % name.encode())
+
+
+def keys_of(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["key"] for row in rows if row["key"] is not None]
+
+
+def changes_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the snapshots that they came in: a server may cut those anew each time."""
+    return [{name: value for name, value in row.items() if not name.startswith("snapshot_")} for row in rows]
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_ends_at_the_high_seqnos_and_the_next_one_begins_there(bucket: SourceBucket) -> None:
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        start = stream.initial()
+        assert set(seqnos(start).values()) == {0}
+        first = stream.latest(start)
+        assert seqnos(first) == bucket.high_seqnos()
+        put(bucket, "b", 2)
+        assert len(keys_of(stream.read(start, first))) == 3
+        second = stream.latest(first)
+        assert keys_of(stream.read(first, second)) == [key.decode() for key in bucket.keys("b", 2, vbucket=VBUCKET)]
+        assert stream.latest(second) == second, "the same place is the same text"
+
+
+def test_what_is_reported_before_anything_is_planned(bucket: SourceBucket) -> None:
+    """After a restart the last batch is repeated first, and nobody has asked for the latest offset by then."""
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        assert seqnos(json.dumps(stream.reader.reportLatestOffset())) == bucket.high_seqnos()
+
+
+def test_a_repeated_batch_has_the_same_rows(bucket: SourceBucket) -> None:
+    put(bucket, "a", 5)
+    with DrivenStream(bucket) as stream:
+        start = stream.initial()
+        end = stream.latest(start)
+        rows = stream.read(start, end)
+    put(bucket, "b", 5)
+    with DrivenStream(bucket) as restarted:
+        assert changes_of(restarted.read(start, end)) == changes_of(rows)
+
+
+def test_a_repeated_batch_lacks_what_the_server_has_deduplicated_and_the_next_one_has_it(bucket: SourceBucket) -> None:
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        start = stream.initial()
+        end = stream.latest(start)
+        put(bucket, "a", 1)
+        changed, *others = (key.decode() for key in bucket.keys("a", 3, vbucket=VBUCKET))
+        assert keys_of(stream.read(start, end)) == others
+        assert keys_of(stream.read(end, stream.latest(end))) == [changed]
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_of_rows_is_shared_fairly(bucket: SourceBucket) -> None:
+    for vbucket, count in enumerate([50, 3, 50, 0]):
+        put(bucket, "a", count, vbucket)
+    with DrivenStream(bucket) as stream:
+        offset = stream.initial()
+        taken = []
+        while (end := stream.latest(offset, ReadMaxRows(23))) != offset:
+            before, after = seqnos(offset), seqnos(end)
+            taken.append([after[vbucket] - before[vbucket] for vbucket in range(4)])
+            offset = end
+    assert taken[:2] == [[10, 3, 10, 0], [11, 0, 12, 0]]
+    assert all(sum(batch) <= 23 for batch in taken)
+    assert seqnos(offset) == bucket.high_seqnos()
+
+
+def test_limits_are_taken_from_the_options(bucket: SourceBucket) -> None:
+    for options, limit in (
+        ({"maxRowsPerTrigger": "7"}, ReadMaxRows(7)),
+        ({"maxBytesPerTrigger": "4096"}, ReadMaxBytes(4096)),
+        ({}, ReadAllAvailable()),
+    ):
+        with DrivenStream(bucket, **options) as stream:
+            assert stream.reader.getDefaultReadLimit() == limit
+
+
+def test_a_limit_of_bytes(bucket: SourceBucket) -> None:
+    put(bucket, "a", 50)
+    with DrivenStream(bucket) as stream:
+        start = stream.initial()
+        assert 0 < seqnos(stream.latest(start, ReadMaxBytes(4096)))[VBUCKET] < 50
+        assert seqnos(stream.latest(start, ReadMaxBytes(1)))[VBUCKET] == 1
+
+
+def test_available_now_ends_where_it_began(bucket: SourceBucket) -> None:
+    put(bucket, "a", 5)
+    with DrivenStream(bucket) as stream:
+        stream.reader.prepareForTriggerAvailableNow()
+        put(bucket, "b", 5)
+        end = stream.latest(stream.initial())
+        assert seqnos(end)[VBUCKET] == 5
+        assert stream.latest(end) == end
+
+
+def test_at_least_so_many_partitions(bucket: SourceBucket) -> None:
+    for vbucket in range(4):
+        put(bucket, "a", 2, vbucket)
+    for wanted, made in (("1", 1), ("3", 3), ("100", 4)):
+        with DrivenStream(bucket, minPartitions=wanted) as stream:
+            start = stream.initial()
+            assert len(stream.partitions(start, stream.latest(start))) == made
+
+
+# --- where it starts and ends -------------------------------------------------------------------------------------
+
+
+def test_starting_now(bucket: SourceBucket) -> None:
+    put(bucket, "a", 3)
+    with DrivenStream(bucket, startingOffsets="now") as stream:
+        start = stream.initial()
+        assert seqnos(start) == bucket.high_seqnos()
+        put(bucket, "b", 2)
+        assert len(keys_of(stream.read(start, stream.latest(start)))) == 2
+
+
+def test_starting_now_is_the_same_now_after_a_crash(bucket: SourceBucket, tmp_path: Path) -> None:
+    """Spark does not keep where the first batch starts: repeated, it would begin behind what it was planned for."""
+    put(bucket, "a", 3)
+    options = {"startingOffsets": "now", "progressDir": str(tmp_path / "progress")}
+    with DrivenStream(bucket, **options) as stream:
+        start = stream.initial()
+        put(bucket, "b", 2)
+        end = stream.latest(start)
+        rows = stream.read(start, end)
+    put(bucket, "c", 2)
+    with DrivenStream(bucket, **options) as restarted:
+        assert restarted.initial() == start
+        assert changes_of(restarted.read(restarted.initial(), end)) == changes_of(rows)
+
+
+def test_starting_at_given_offsets(bucket: SourceBucket) -> None:
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        given = stream.latest(stream.initial())
+    put(bucket, "b", 2)
+    with DrivenStream(bucket, startingOffsets=given) as stream:
+        assert stream.initial() == given
+    assert len(read_batch(bucket, startingOffsets=given)) == 2
+    assert len(read_batch(bucket, endingOffsets=given)) == 3
+    assert len(read_batch(bucket)) == 5
+    assert len(read_batch(bucket, startingOffsets="now")) == 0
+
+
+def test_offsets_that_name_some_vbuckets_only(bucket: SourceBucket) -> None:
+    """What does not have a start begins at the beginning; what does not have an end is not read."""
+    for vbucket in range(3):
+        put(bucket, "a", vbucket + 1, vbucket)
+    with DrivenStream(bucket) as stream:
+        all_of_them = Offsets.from_json(stream.latest(stream.initial()))
+    of_one = Offsets(all_of_them.bucket_uuid, {vb: at for vb, at in all_of_them.offsets.items() if vb == 2}).to_json()
+    assert len(read_batch(bucket, startingOffsets=of_one)) == 3
+    assert len(read_batch(bucket, endingOffsets=of_one)) == 3
+
+
+def test_offsets_of_another_bucket(bucket: SourceBucket) -> None:
+    other = Offsets("of another").to_json()
+    with pytest.raises(CheckpointOfOtherBucket):
+        read_batch(bucket, startingOffsets=other)
+    with pytest.raises(CheckpointOfOtherBucket):
+        read_batch(bucket, endingOffsets=other)
+    with DrivenStream(bucket) as stream, pytest.raises(CheckpointOfOtherBucket):
+        stream.latest(other)
+
+
+def test_a_start_behind_the_end(bucket: SourceBucket) -> None:
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        early = stream.latest(stream.initial())
+        put(bucket, "b", 3)
+        late = stream.latest(early)
+    with pytest.raises(InvalidInput, match="can't be read from its starting offset"):
+        read_batch(bucket, startingOffsets=late, endingOffsets=early)
+
+
+# --- collections --------------------------------------------------------------------------------------------------
+
+
+def test_some_collections_only(bucket: SourceBucket) -> None:
+    """Also where the last changes are of others: a task must come to its end all the same."""
+    bucket.create_scope("inventory")
+    for name in ("inventory.hotel", "inventory.room"):
+        bucket.create_collection(name)
+        bucket.put([b"k1", b"k2"], b'{"of":"%s"}' % name.encode(), into=name)
+    put(bucket, "others", 20)
+
+    def documents(**options: str) -> set[str]:
+        rows = read_batch(bucket, **options)
+        return {f"{row['scope']}.{row['collection']}/{row['key']}" for row in rows if row["op"] == "mutation"}
+
+    hotels = {"inventory.hotel/k1", "inventory.hotel/k2"}
+    rooms = {"inventory.room/k1", "inventory.room/k2"}
+    assert documents(collections="inventory.hotel") == hotels
+    assert documents(collections="inventory.hotel, inventory.room") == hotels | rooms
+    assert documents(scopes="inventory") == hotels | rooms
+    with pytest.raises(UnknownCollection):
+        documents(collections="inventory.car")
+
+
+# --- failovers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failover_between_the_plan_and_the_read(bucket: SourceBucket, tmp_path: Path) -> None:
+    """The task reads what there is, and the next batch goes back."""
+    put(bucket, "a", 4)
+    with DrivenStream(bucket, progressDir=str(tmp_path / "progress")) as stream:
+        offset = stream.initial()
+        first = stream.latest(offset)
+        rows = stream.read(offset, first)
+        put(bucket, "b", 4)
+        second = stream.latest(first)
+        bucket.fail_over(VBUCKET, 6)
+        read = stream.read(first, second)
+        assert keys_of(read) == [key.decode() for key in bucket.keys("b", 2, vbucket=VBUCKET)]
+        third = stream.latest(second)
+        (rollback,) = stream.read(second, third)
+        assert (rollback["op"], rollback["vbucket"], rollback["seqno"]) == ("rollback", VBUCKET, 4)
+        put(bucket, "c", 1)
+        fourth = stream.latest(third)
+        assert len(stream.read(third, fourth)) == 3
+        assert len(rows) == 4
+
+
+def test_a_failover_to_before_the_batch_between_the_plan_and_the_read(bucket: SourceBucket, tmp_path: Path) -> None:
+    put(bucket, "a", 4)
+    with DrivenStream(bucket, progressDir=str(tmp_path / "progress")) as stream:
+        offset = stream.initial()
+        first = stream.latest(offset)
+        stream.read(offset, first)
+        put(bucket, "b", 4)
+        second = stream.latest(first)
+        bucket.fail_over(VBUCKET, 2)
+        put(bucket, "c", 10)
+        assert stream.read(first, second) == [], "it is left alone: the rows are of another history"
+        third = stream.latest(second)
+        (rollback,) = stream.read(second, third)
+        assert (rollback["op"], rollback["seqno"]) == ("rollback", 0)
+        assert len(stream.read(third, stream.latest(third))) == 12
+
+
+def test_a_failover_under_a_batch_read_fails_it(bucket: SourceBucket) -> None:
+    """There is no next batch that could make up for it, so rows must not be missing in silence."""
+    put(bucket, "a", 4)
+    with DrivenStream(bucket) as stream:
+        start = stream.latest(stream.initial())
+    put(bucket, "b", 4)
+    reader = batch_reader(bucket, startingOffsets=start)
+    (partition,) = reader.partitions()
+    reader.close()
+    bucket.fail_over(VBUCKET, 2)
+    with pytest.raises(ReadRolledBack, match=f"vbucket {VBUCKET}"):
+        rows_of(reader.read(partition))
+
+
+def test_a_history_that_has_become_shorter_fails_a_batch_read(bucket: SourceBucket) -> None:
+    put(bucket, "a", 8)
+    reader = batch_reader(bucket)
+    (partition,) = reader.partitions()
+    reader.close()
+    bucket.fail_over(VBUCKET, 4)
+    with pytest.raises(ReadRolledBack):
+        rows_of(reader.read(partition))
+
+
+# --- a node that is away for a while ------------------------------------------------------------------------------
+
+
+def test_the_planner_waits_for_a_node_that_is_started_again(tmp_path: Path) -> None:
+    with SparkNode(tmp_path / "data") as node:
+        bucket = SourceBucket(node)
+        put(bucket, "a", 3)
+        bucket.close()
+        with DrivenStream(bucket) as stream:
+            start = stream.initial()
+            node.process.kill()
+            later = threading.Timer(1.0, node.process.start)
+            later.start()
+            try:
+                assert seqnos(stream.latest(start))[VBUCKET] == 3
+            finally:
+                later.join()
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    with SparkNode(tmp_path / "data") as node:
+        bucket = SourceBucket(node)
+        with DrivenStream(bucket, giveUpAfter="0.5") as stream:
+            start = stream.initial()
+            node.process.kill()
+            began_s = time.monotonic()
+            with pytest.raises(ConnectionFailed):
+                stream.latest(start)
+            assert time.monotonic() - began_s >= 0.5
+
+
+def test_it_does_not_wait_for_what_won_t_come(bucket: SourceBucket) -> None:
+    with DrivenStream(bucket, password="not this one") as stream, pytest.raises(HeadwaterError):
+        stream.initial()
