@@ -274,6 +274,12 @@ class TlsFailed(ConnectionFailed):
     retriable = False
 
 
+class TlsBroken(TlsFailed):
+    """The connection ended while TLS was being agreed on. The port may have none, or the server may be restarting."""
+
+    retriable = True
+
+
 # --- consumer groups ----------------------------------------------------------------------------------------------
 
 

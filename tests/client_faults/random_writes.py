@@ -79,14 +79,13 @@ def write_fences(bucket: ProxiedBucket, value: bytes) -> Fences:
 
 
 class RandomWrites(threading.Thread):
-    """Writes while the `with` block lasts, or until it has done all. What goes wrong is raised at the block's end."""
+    """Writes while the `with` block goes on, whose end waits until all is written and raises what has gone wrong."""
 
     def __init__(self, bucket: ProxiedBucket, seed: int, *, operations: int, with_rollbacks: bool = True) -> None:
         super().__init__(name=f"writer-{seed}")
         self.fences = Fences(keys_in_every_vbucket(bucket, b"fence"), b'{"fence":"%d/%d"}' % (seed, time.time_ns()))
         self.left: dict[Key, tuple[int, bytes]] = {}
         """CAS and value of all that is there in the end, but for the fences."""
-        self.rollbacks = 0
         self._bucket = bucket
         self._dice = random.Random(seed)
         self._operations = operations
@@ -180,4 +179,3 @@ class RandomWrites(threading.Thread):
         vbucket = self._dice.choice(list(seqnos))
         lost = self._dice.randrange(ROLLED_BACK_MAX)
         self._bucket.roll_back(vbucket, max(0, seqnos[vbucket] - lost))
-        self.rollbacks += 1

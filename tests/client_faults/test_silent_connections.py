@@ -15,7 +15,7 @@ from headwater.client.kv_connection import Timeouts
 NOOP_INTERVAL_S = 1
 """The least that the protocol has. A silence of two of these is a dead connection."""
 TIMEOUTS = Timeouts(connect_s=1, answer_s=1)
-FOUND_OUT_S_MAX = 20.0
+FOUND_OUT_S_MAX = 12.0
 """Far more than these take, and less than what a client takes that has not been told of them."""
 
 

@@ -24,11 +24,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedNode]:
 
 
 def test_any_faults_lead_to_what_is_stored_over_tls(node: ProxiedNode) -> None:
+    bucket = ProxiedBucket(node)
     failures = []
     for seed in SEEDS:
         schedule = FaultSchedule(seed)
         try:
-            run_schedule(ProxiedBucket(node), schedule)
+            run_schedule(bucket, schedule)
         except Exception:
             failures.append(f"seed {seed} fails with\n{schedule.describe()}\n{traceback.format_exc()}")
     assert not failures, "\n".join(failures)

@@ -172,7 +172,13 @@ def test_an_error_can_be_raised_and_caught_as_a_headwater_error(cls: type[Headwa
 
 def test_what_is_down_may_come_back() -> None:
     retriable = {cls for cls in ALL_ERRORS if cls.retriable and not issubclass(cls, StatusError)}
-    assert retriable == {ConnectionFailed, errors.HostUnreachable, errors.NoAnswer, errors.ConnectionClosed}
+    assert retriable == {
+        ConnectionFailed,
+        errors.HostUnreachable,
+        errors.NoAnswer,
+        errors.ConnectionClosed,
+        errors.TlsBroken,
+    }
 
 
 @pytest.mark.parametrize("cls", ALL_ERRORS)

@@ -203,7 +203,8 @@ class Client:
         def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
             name = f"{options.name}:{reader_id}:{slot.id}"
             opening = None if slot.lane == SCOUT else _opening(options, name)
-            return DcpLink(login.handshake(is_loopback=is_loopback), opening, now_s=now_s)
+            handshake = login.handshake(is_loopback=is_loopback)
+            return DcpLink(handshake, opening, now_s=now_s, answer_s_max=self.settings.timeouts.answer_s)
 
         def decode_map(config: bytes, asked: Address) -> ClusterMap:
             return self.settings.decode_map(config, asked=asked, network=network)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.client.connection_string import Address
-from headwater.errors import ConnectionFailed, HeadwaterError, RemoteProtocolError, StatusError, TlsFailed
+from headwater.errors import HeadwaterError, RemoteProtocolError
 
 PROTOCOL_FAULTS_MAX = 16
 """How often a node may break the protocol within the time that a read is patient for."""
@@ -54,9 +54,5 @@ class Tolerance:
 
 def is_final(error: HeadwaterError) -> bool:
     """No later attempt will do better: a wrong password, a certificate that is not trusted."""
-    if isinstance(error, StatusError):
-        return not error.retriable
-    if isinstance(error, RemoteProtocolError):
-        # Bytes that were cut off look like nonsense, too.
-        return False
-    return isinstance(error, TlsFailed) or not isinstance(error, ConnectionFailed)
+    # Bytes that were cut off look like nonsense, too.
+    return not (error.retriable or isinstance(error, RemoteProtocolError))

@@ -139,9 +139,17 @@ class DcpLink:
     With no `opening` it is a scout: a connection that only learns the cluster map.
     """
 
-    def __init__(self, handshake: ClientHandshake, opening: DcpOpening | None, *, now_s: float) -> None:
+    def __init__(
+        self,
+        handshake: ClientHandshake,
+        opening: DcpOpening | None,
+        *,
+        now_s: float,
+        answer_s_max: float = ANSWER_TIMEOUT_S,
+    ) -> None:
         self.state = LinkState.SHAKING_HANDS
         self._handshake = handshake
+        self._answer_s_max = answer_s_max
         self._opening = opening
         self._buffer = np.empty(RECEIVE_BUFFER_BYTES, dtype=np.uint8)
         self._filled_bytes = 0
@@ -198,7 +206,7 @@ class DcpLink:
         if self._opening is not None and self.state is LinkState.READY:
             silence_s_max = self._opening.noop_interval_s * SILENT_NOOP_INTERVALS
         else:
-            silence_s_max = ANSWER_TIMEOUT_S
+            silence_s_max = self._answer_s_max
         if now_s - self._now_s > silence_s_max / 2:
             # We were away ourselves: a server that spoke meanwhile has not been heard.
             self._heard_s = now_s
@@ -209,9 +217,9 @@ class DcpLink:
                 hint="Look at the server's load and log, and at the network",
             )
         for request, asked_s in self._asked.values():
-            if now_s - max(asked_s, self._heard_s) > ANSWER_TIMEOUT_S:
+            if now_s - max(asked_s, self._heard_s) > self._answer_s_max:
                 raise ConnectionFailed(
-                    f"{type(request).__name__} has not been answered for {ANSWER_TIMEOUT_S:.0f} seconds",
+                    f"{type(request).__name__} has not been answered for {self._answer_s_max:g} seconds",
                     hint="Look at the server's load and log",
                 )
             break  # The oldest is the first.

@@ -41,9 +41,8 @@ class HandOut:
         self._release = release
         self._held_bytes_max = held_bytes_max
         self._open_spool = open_spool
-        self._spools: dict[VBucketId, Spool] = {}
-        """Of the snapshots that streams hold now."""
-        self._open_spools: list[Spool] = []
+        self._spool: Spool | None = None
+        """One for all streams: a file each would be more than a process may have."""
         self._held_by: dict[VBucketId, int] = {}
         self._waiting: deque[Passed] = deque()
 
@@ -60,25 +59,21 @@ class HandOut:
 
     def note_held(self, stream: VBucketStream) -> None:
         """A stream holds more or less than before. Where the memory for that is used up, it goes to disk."""
-        if not stream.held:
-            self._spools.pop(stream.vbucket, None)  # the next snapshot gets a file of its own
         self._count_held(stream)
         if self.held_bytes > self._held_bytes_max and stream.held_bytes:
-            self._spool(stream)
+            self._put_on_disk(stream)
             self._count_held(stream)
 
     def _count_held(self, stream: VBucketStream) -> None:
         self.held_bytes += stream.held_bytes - self._held_by.get(stream.vbucket, 0)
         self._held_by[stream.vbucket] = stream.held_bytes
 
-    def _spool(self, stream: VBucketStream) -> None:
-        if stream.vbucket not in self._spools:
-            spool = self._spools[stream.vbucket] = Spool(self._open_spool)
-            self._open_spools = [*(other for other in self._open_spools if not other.is_closed), spool]
-        spool = self._spools[stream.vbucket]
+    def _put_on_disk(self, stream: VBucketStream) -> None:
+        if self._spool is None or self._spool.is_closed:
+            self._spool = Spool(self._open_spool)
         for item in stream.held:
             if isinstance(item.piece, ChangeRun):
-                item.piece = spool.put(item.piece)
+                item.piece = self._spool.put(item.piece)
         stream.held_bytes = 0
 
     def release_held(self, streams: Iterable[VBucketStream]) -> None:
@@ -103,8 +98,8 @@ class HandOut:
 
     def close(self) -> None:
         """Leave no file open."""
-        for spool in self._open_spools:
-            spool.close()
+        if self._spool is not None:
+            self._spool.close()
 
     # --- to the caller --------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from headwater.errors import (
     HeadwaterError,
     HostUnreachable,
     NoAnswer,
+    TlsBroken,
     TlsFailed,
     UnexpectedMessage,
     status_error,
@@ -280,6 +281,9 @@ _ALERT_HINT = "Check the versions of TLS and the ciphers that the server allows"
 _CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
 
 
+_BROKEN_OFF = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
 def unreachable(address: Address, error: OSError | ValueError) -> HostUnreachable:
     """There is no connection. A `ValueError` is a name that no host can have."""
     return HostUnreachable(
@@ -293,7 +297,8 @@ def tls_failed(address: Address, error: OSError) -> TlsFailed:
         return TlsFailed(f"the certificate of {address} is not trusted: {error.verify_message}", hint=_CA_HINT)
     if _is_alert(error):
         return _alerted(address, error)
-    return TlsFailed(f"{address} does not speak TLS: {_words(error)}", hint=_TLS_HINT)
+    kind = TlsBroken if isinstance(error, _BROKEN_OFF) else TlsFailed
+    return kind(f"{address} does not speak TLS: {_words(error)}", hint=_TLS_HINT)
 
 
 def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT_S) -> ConnectionFailed:

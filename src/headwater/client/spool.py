@@ -14,7 +14,7 @@ OpenSpool = Callable[[], BinaryIO]
 
 
 class Spool:
-    """The runs of one snapshot in a file, which goes with the last of them that is read or dropped."""
+    """Runs in a file, which goes with the last of them that is read or dropped."""
 
     def __init__(self, open_file: OpenSpool) -> None:
         try:

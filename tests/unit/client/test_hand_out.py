@@ -135,5 +135,5 @@ def test_closing_leaves_no_file_open() -> None:
     world.receive(world.stream(0), 1, 3)
     world.receive(world.stream(1), 1, 3, put=False)
     world.hand_out.close()
-    assert len(world.files) == 2
+    assert len(world.files) == 1
     assert all(file.closed for file in world.files)
