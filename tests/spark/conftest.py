@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,8 +15,8 @@ from spark_node import SourceBucket, SparkNode
 
 from headwater.spark.session import start_session
 
-BUCKETS = 24
-"""At least as many as there are tests: each has one of its own."""
+BUCKETS = 25
+"""Of one node, each for one test: each takes a part of the addresses that a process can have."""
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +29,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def _buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[SourceBucket]]:
+    with ExitStack() as nodes:
+        yield _new_buckets(tmp_path_factory.mktemp("nodes"), nodes)
+
+
+def _new_buckets(folder: Path, nodes: ExitStack) -> Iterator[SourceBucket]:
+    """Buckets without end, on as many nodes as are needed for them."""
     names = [f"bucket-{number}" for number in range(BUCKETS)]
-    with SparkNode(tmp_path_factory.mktemp("node") / "data", buckets=names) as node:
-        yield (SourceBucket(node, name) for name in names)
+    for number in itertools.count():
+        node = nodes.enter_context(SparkNode(folder / f"data-{number}", buckets=names))
+        yield from (SourceBucket(node, name) for name in names)
+
+
+@pytest.fixture
+def other_bucket(_buckets: Iterator[SourceBucket]) -> SourceBucket:
+    """A second one."""
+    return next(_buckets)
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ class Landing:
             _check_fits(self._newest_checkpoint(), lake)
             return lake
         self._check_empty()
+        _make_directory(self.into)
         return Lake.create(
             self.into,
             bucket_uuid=bucket.uuid,
@@ -268,6 +269,16 @@ def _names_in(directory: str) -> list[str]:
             f"{directory} can't be used: {error}", hint="Give a directory that can be written"
         ) from error
     return sorted(entry.base_name for entry in found)
+
+
+def _make_directory(directory: str) -> None:
+    filesystem, path = open_filesystem(directory)
+    try:
+        filesystem.create_dir(path)
+    except OSError as error:
+        raise InvalidInput(
+            f"{directory} can't be made: {error}", hint="Give a directory that can be written"
+        ) from error
 
 
 def _has_ended(log: CheckpointLog, lake: Lake) -> bool:

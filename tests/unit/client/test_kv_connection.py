@@ -280,7 +280,7 @@ def test_a_server_that_hangs_up_at_once() -> None:
     with serving(resetting) as address:
         # Where the end comes before the connection is ready, there is none.
         assert type(failure(address)) in (ConnectionClosed, HostUnreachable)
-        assert type(failure(address, tls=TlsSettings())) in (TlsFailed, HostUnreachable)
+        assert type(failure(address, tls=TlsSettings())) in (TlsBroken, HostUnreachable)
 
 
 def test_no_socket_is_left_open_if_the_end_comes_before_tls(monkeypatch: pytest.MonkeyPatch) -> None:
