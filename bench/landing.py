@@ -44,6 +44,7 @@ MERGED_PART = 1.25 * MERGE_FRACTION
 EVERY = "1 second"
 """How often the queries of small batches look for changes."""
 BATCH_S_MAX = 120.0
+TRIES_MAX = 5
 SMALL, LARGE = LOGIN.bucket, "large"
 
 
@@ -245,10 +246,11 @@ class _Running:
         return took
 
     def feed_one_batch(self, changes: int) -> float:
-        """The same until Spark has happened to take them all as one batch."""
-        while len(took := self.feed(changes)) > 1:
-            pass
-        return took[0]
+        """The same, again if Spark has happened to take them as two batches."""
+        for _ in range(TRIES_MAX):
+            if len(took := self.feed(changes)) == 1:
+                return took[0]
+        raise RuntimeError(f"{TRIES_MAX} times {changes} changes were not taken as one batch")
 
     def merging_share_s(self) -> float:
         """What a small batch costs more for being merged later: by so many changes that all of it is merged."""

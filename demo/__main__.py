@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import sys
@@ -12,9 +13,8 @@ from pathlib import Path
 import rich_click as click
 
 from demo.commands import PASSWORD, USER, CommandFailed
-from demo.scenes import Demo
+from demo.shop import COLLECTIONS, SCOPE
 from demo.telling import Teller
-from demo.writer import COLLECTIONS, SCOPE
 from headwater.errors import HeadwaterError
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -34,11 +34,13 @@ def main(documents: int, drills: int, seed: int, remove: bool) -> None:
     """
     teller = Teller()
     folder = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
-    demo = Demo(teller, folder, documents=documents // len(COLLECTIONS), drills=drills, seed=seed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Spark's Python side tells of an interruption at length.
+    logging.basicConfig(filename=folder / "demo.log")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     code, keep = EXIT_FAILED, True
     try:
-        if _play(demo):
+        if _play(teller, folder, documents=documents // len(COLLECTIONS), drills=drills, seed=seed):
             code, keep = 0, not remove
     except KeyboardInterrupt:
         code, keep = EXIT_INTERRUPTED, False
@@ -48,33 +50,36 @@ def main(documents: int, drills: int, seed: int, remove: bool) -> None:
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
     elif code == 0:
-        _tell_what_next(teller, demo)
+        _tell_what_next(teller, folder)
     else:
         teller.tell(f"What there is of logs and tables lies in {folder}")
     sys.exit(code)
 
 
-def _play(demo: Demo) -> bool:
+def _play(teller: Teller, folder: Path, **choices: int) -> bool:
+    with teller.step("Importing libraries"):
+        # Here, because it takes a while, and whoever breaks it off sees no traceback.
+        from demo.scenes import Demo
     with ExitStack() as running:
         try:
-            return demo.play(running)
+            return Demo(teller, folder, **choices).play(running)
         finally:
             # Nothing may break off what puts everything away.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
 
 
-def _tell_what_next(teller: Teller, demo: Demo) -> None:
+def _tell_what_next(teller: Teller, folder: Path) -> None:
     login = f"--user {USER} --password {PASSWORD}"
-    lake = demo.lake
+    lake = folder / "lake"
     teller.tell(f"\nThe tables lie in [bold]{lake}[/]. Yours now:\n")
     teller.quote(
         f"""\
 .venv/bin/python -c "import polars; print(polars.read_delta('{lake}/documents/{SCOPE}.orders'))"
 .venv/bin/python -c "import polars; print(polars.read_delta('{lake}/changes').group_by('op', 'void').len())"
-.venv/bin/headwater serve --data {demo.folder}/node {login}    # the bucket again; then, elsewhere:
-.venv/bin/headwater tail couchbase://127.0.0.1/default --from beginning --to now {login}
-rm -r {demo.folder}"""
+.venv/bin/headwater serve --data {folder}/node {login}    # the bucket again; then, elsewhere:
+.venv/bin/headwater tail couchbase://127.0.0.1/default --from beginning --to now {login} | head
+rm -r {folder}"""
     )
 
 

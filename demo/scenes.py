@@ -8,14 +8,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from demo.commands import compare, headwater, running_node, stderr_to
 from demo.drill import drill_rollbacks, void_changes
 from demo.live_landing import LiveLanding, running_landing
+from demo.shop import COLLECTIONS, SCOPE
 from demo.telling import Step, Teller
-from demo.writer import COLLECTIONS, SCOPE
 from demo.writer_process import WriterProcess, running_writer
+from headwater.spark.query_errors import told_error
 from headwater.spark.session import start_session
 
 SPARK_MEMORY = "1g"
@@ -38,12 +40,19 @@ class Demo:
 
     def play(self, running: ExitStack) -> bool:
         """Returns whether the tables are the bucket in the end. Whoever closes `running` ends all that goes on."""
+        try:
+            return self._play(running)
+        except PySparkException as error:
+            raise told_error(error) from error
+
+    def _play(self, running: ExitStack) -> bool:
+        with self.teller.step("Starting Spark") as step:
+            spark = self._start_spark(running)
+            step.done = f"Spark {spark.version} is up"
         with self.teller.step("Starting a node") as step:
             node = running.enter_context(running_node(self.folder / "node"))
             step.done = f"A node serves {node.url}"
         self._load(node.url)
-        with self.teller.step("Starting Spark"):
-            spark = self._start_spark(running)
         with self.teller.step("Starting an application") as step:
             log = self.folder / "writer.log"
             writer = running.enter_context(running_writer(node.url, documents=self.documents, seed=self.seed, log=log))

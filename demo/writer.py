@@ -20,7 +20,8 @@ from couchbase.cluster import Cluster
 from couchbase.collection import Collection
 from couchbase.options import ClusterOptions
 
-SCOPE, COLLECTIONS = "shop", ("customers", "orders", "products")
+from demo.shop import COLLECTIONS, SCOPE
+
 WRITES_AT_ONCE = 50
 PAUSE_S = 0.03
 """Between writes: the machine has other things to do."""

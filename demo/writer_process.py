@@ -41,7 +41,11 @@ class WriterProcess:
         self.check()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        if self._process.wait(STOP_S_MAX):
+        try:
+            code = self._process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            raise CommandFailed(f"the writer did not end in {STOP_S_MAX:.0f} s") from None
+        if code:
             raise CommandFailed(f"the writer has failed: {self._log.read_text().strip()[-1000:]}")
         self._reading.join()
         return ", ".join(f"{count:,} {what}" for what, count in sorted(self._done.items()))

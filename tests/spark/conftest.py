@@ -22,7 +22,7 @@ BUCKETS = 25
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = start_session(master="local[2]", memory="1g", log_folder=tmp_path_factory.mktemp("spark"))
+    session = start_session(master="local[2]", memory="1g", log_folder=tmp_path_factory.mktemp("spark") / "täglich neu")
     yield session
     session.stop()
 

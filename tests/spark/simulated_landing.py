@@ -13,7 +13,7 @@ from simulated_spark import SimulatedSpark, Step
 from spark_node import SourceBucket
 
 from headwater.spark import landing, task_read
-from headwater.spark.lake.lake import Lake, LakeSettings
+from headwater.spark.lake.lake import Lake, LakeSettings, with_columns
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.lake.tasks import run_here
 from headwater.spark.landing import LandedBatch, Landing
@@ -52,6 +52,8 @@ class SimulatedLanding:
     folder: Path
     rules: MergeRules = ALWAYS_MERGE
     options: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    """Typed columns by table."""
     step: Step = _no_step
     read_twice: Callable[[], bool] = _never
     batches: list[LandedBatch] = field(default_factory=list)
@@ -62,7 +64,7 @@ class SimulatedLanding:
         return Landing(
             source={**self.bucket.options, "minPartitions": "2", **self.options},
             into=str(self.folder),
-            lake=LakeSettings(merging=self.rules),
+            lake=with_columns(LakeSettings(merging=self.rules), self.columns),
             groups=GROUPS,
         )
 

@@ -69,7 +69,7 @@ def headwater_verify(bucket: SourceBucket, folder: Path) -> subprocess.Completed
 
 
 def test_everything_that_happens_to_a_bucket(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
-    landed = LandedBucket(bucket, spark, tmp_path / "lake", rules=MergeRules(fraction=0, history=True))
+    landed = LandedBucket(bucket, spark, tmp_path / "our lake", rules=MergeRules(fraction=0, history=True))
     expected = {**ODD_KEYS, **VALUES, **{b"plain-%d" % number: b'{"n":%d}' % number for number in range(20)}}
 
     # Documents of all kinds, and collections.

@@ -16,7 +16,7 @@ from headwater.spark.lake.lake import Lake
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.lake.tasks import run_here
 from headwater.spark.lake.trimming import trim_changes
-from headwater.spark.landing import OWN_FOLDER
+from headwater.spark.own_folder import OWN_FOLDER
 
 KEYS = 3
 SELDOM_MERGE = MergeRules(fraction=1)
@@ -188,6 +188,46 @@ def test_an_unknown_collection_leaves_no_tables(
     with pytest.raises(error):
         pipeline.landing.prepare()
     assert not pipeline.folder.exists()
+
+
+# --- options that do not go with the tables ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"value": "string"}, {"value": "variant"}, {"noValue": "true"}])
+def test_values_that_are_not_those_of_the_bucket(pipeline: SimulatedLanding, options: dict[str, str]) -> None:
+    pipeline.options = options
+    with pytest.raises(InvalidInput, match="as they are"):
+        pipeline.land()
+    assert not pipeline.folder.exists()
+
+
+def test_other_collections_than_before(pipeline: SimulatedLanding) -> None:
+    """What is left out once is never landed: the tables would be neither the bucket nor a part of it."""
+    bucket = pipeline.bucket
+    bucket.create_collection("_default.more")
+    put(pipeline, "a")
+    pipeline.land()
+    before = content(pipeline.folder)
+    for narrower in ({"collections": "_default.more"}, {"scopes": "_default"}):
+        pipeline.options = narrower
+        with pytest.raises(InvalidInput, match="were landed with all collections"):
+            pipeline.land()
+    assert content(pipeline.folder) == before
+
+
+def test_more_collections_than_before(pipeline: SimulatedLanding) -> None:
+    bucket = pipeline.bucket
+    for name in ("_default.more", "_default.less"):
+        bucket.create_collection(name)
+        bucket.put([b"k"], b"{}", into=name)
+    pipeline.options = {"collections": "_default.more,_default.less"}
+    pipeline.land()
+    assert {row["collection"] for row in pipeline.changes()} == {"more", "less"}
+    pipeline.options = {"collections": "_default.less, _default.more"}
+    pipeline.land()
+    pipeline.options = {}
+    with pytest.raises(InvalidInput, match=r"were landed with the collections _default\.less, _default\.more"):
+        pipeline.land()
 
 
 # --- a rollback beyond what `changes` holds -----------------------------------------------------------------------

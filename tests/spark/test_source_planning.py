@@ -22,6 +22,8 @@ from headwater.errors import (
     ReadRolledBack,
     UnknownCollection,
 )
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import task_read
 
 VBUCKET = 1
@@ -34,6 +36,14 @@ def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seqnos(text: str) -> dict[int, int]:
     return {int(vbucket): int(offset.seqno) for vbucket, offset in Offsets.from_json(text).offsets.items()}
+
+
+def moved(text: str, vbucket: int, *, seqno: int) -> str:
+    """Offsets with another seqno, of which everything was read."""
+    offsets = Offsets.from_json(text)
+    vbuuid = (offsets.get(VBucketId(vbucket)) or StreamOffset()).vbuuid
+    at = StreamOffset(vbuuid=vbuuid, seqno=Seqno(seqno), snapshot_start=Seqno(seqno), snapshot_end=Seqno(seqno))
+    return offsets.with_offset(VBucketId(vbucket), at).to_json()
 
 
 def put(bucket: SourceBucket, name: str, count: int, vbucket: int = VBUCKET) -> None:
@@ -217,8 +227,51 @@ def test_a_start_behind_the_end(bucket: SourceBucket) -> None:
         early = stream.latest(stream.initial())
         put(bucket, "b", 3)
         late = stream.latest(early)
-    with pytest.raises(InvalidInput, match="can't be read from its starting offset"):
+    with pytest.raises(InvalidInput, match="from seqno 6 up to 3, which lies before"):
         read_batch(bucket, startingOffsets=late, endingOffsets=early)
+
+
+def test_an_end_that_is_not_there_yet(bucket: SourceBucket) -> None:
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        end = moved(stream.latest(stream.initial()), VBUCKET, seqno=50)
+    with pytest.raises(InvalidInput, match=f"vbucket {VBUCKET} ends at seqno 3"):
+        read_batch(bucket, endingOffsets=end)
+
+
+def test_offsets_of_a_branch_that_is_dead(bucket: SourceBucket) -> None:
+    """The same seqnos are there again, but with other changes."""
+    put(bucket, "a", 3)
+    with DrivenStream(bucket) as stream:
+        early = stream.latest(stream.initial())
+        put(bucket, "b", 3)
+        late = stream.latest(early)
+    bucket.fail_over(VBUCKET, 4)
+    put(bucket, "c", 8)
+    for options in (
+        {"startingOffsets": late},
+        {"endingOffsets": late},
+        {"startingOffsets": late, "endingOffsets": "now"},
+    ):
+        with pytest.raises(InvalidInput, match="failover"):
+            read_batch(bucket, **options)
+    with DrivenStream(bucket) as stream:
+        now = stream.latest(stream.initial())
+    with pytest.raises(InvalidInput, match="failover"):
+        read_batch(bucket, startingOffsets=late, endingOffsets=now)
+    assert len(read_batch(bucket, startingOffsets=moved(early, VBUCKET, seqno=3))) == 9
+    assert len(read_batch(bucket, endingOffsets=early)) == 3
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets_with_a_vbucket_that_the_bucket_does_not_have(bucket: SourceBucket, option: str) -> None:
+    with DrivenStream(bucket) as stream:
+        given = moved(stream.initial(), 900, seqno=3)
+    with pytest.raises(InvalidInput, match="there is no vbucket 900: the bucket has 4"):
+        read_batch(bucket, **{option: given})
+    if option == "startingOffsets":
+        with DrivenStream(bucket, startingOffsets=given) as stream, pytest.raises(InvalidInput):
+            stream.initial()
 
 
 # --- collections --------------------------------------------------------------------------------------------------

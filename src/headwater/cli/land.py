@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import sys
 import time
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import rich_click as click
 from prometheus_client import REGISTRY, start_http_server
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.live import Live
@@ -20,12 +24,14 @@ from rich.text import Text
 from headwater.cli.connection_options import connection_options, credentials, errors_told, tls_settings
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
+from headwater.errors import InvalidInput, QueryFailed
 from headwater.spark.lag import progress_lag
 from headwater.spark.lake.lake import LakeSettings
 from headwater.spark.lake.merge_plan import MERGE_FRACTION, MergeRules
 from headwater.spark.lake.typed_columns import TypedColumns
-from headwater.spark.landing import OWN_FOLDER, LandedBatch, Landing, Upkeep
+from headwater.spark.landing import LandedBatch, Landing, Upkeep
 from headwater.spark.landing_metrics import LandingMetrics
+from headwater.spark.own_folder import OWN_FOLDER
 from headwater.spark.query_errors import told_error
 from headwater.spark.session import start_session
 
@@ -141,18 +147,32 @@ def land(
     landing.prepare()
     metrics = LandingMetrics(settings.bucket)
     if metrics_port is not None:
-        REGISTRY.register(metrics)
-        start_http_server(metrics_port, addr="127.0.0.1")
+        _serve_metrics(metrics, metrics_port)
     view = _View(metrics, as_json=as_json, quiet=quiet)
-    spark = start_session(master=master, memory=memory, log_folder=Path(into) / OWN_FOLDER / "spark")
+    spark = start_session(master=master, memory=memory, log_folder=_log_folder(into))
     try:
         code = _run(landing, spark, view, None if once else every)
         if once and code == 0:
             landing.merge_all(spark)
             view.finish()
     finally:
-        spark.stop()
+        # One that has died by itself has nothing to stop.
+        with contextlib.suppress(Py4JError, ConnectionError):
+            spark.stop()
     sys.exit(code)
+
+
+def _log_folder(into: str) -> Path:
+    """How Spark logs has to be told in a file on this machine."""
+    return Path(mkdtemp(prefix="headwater-spark-")) if "://" in into else Path(into) / OWN_FOLDER / "spark"
+
+
+def _serve_metrics(metrics: LandingMetrics, port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as error:
+        raise InvalidInput(f"port {port} can't be used for metrics: {error.strerror}", hint="Give another") from error
+    REGISTRY.register(metrics)
 
 
 def _source_options(url: str, settings: ClientSettings, options: dict[str, Any]) -> dict[str, str]:
@@ -187,21 +207,28 @@ def _run(landing: Landing, spark: Any, view: _View, every: str | None) -> int:
     """Until the query ends; a query that a deep rollback has ended is followed by another."""
     interrupted = _Interruptions()
     while True:
-        query = landing.start(spark, every=every, on_batch=view.on_batch)
-        with view:
-            while query.isActive and not interrupted:
-                view.on_progress(query)
-                time.sleep(POLL_S)
-        if interrupted:
-            query.stop()
-            click.echo("Stopped. The same command goes on from here.", err=True)
-            return EXIT_INTERRUPTED
-        failure = query.exception()
-        if failure is None:
-            return 0
-        error = told_error(failure)
+        try:
+            query = landing.start(spark, every=every, on_batch=view.on_batch)
+            with view:
+                while query.isActive and not interrupted:
+                    view.on_progress(query)
+                    time.sleep(POLL_S)
+            if interrupted:
+                query.stop()
+                click.echo("Stopped. The same command goes on from here.", err=True)
+                return EXIT_INTERRUPTED
+            failure = query.exception()
+        except PySparkException as error:
+            raise told_error(error) from error
+        except (Py4JError, ConnectionError) as error:
+            raise QueryFailed(
+                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may tell why"
+            ) from error
         if not view.read_again:
-            raise error
+            if failure is not None:
+                raise told_error(failure)
+            return 0
+        # Whether it has met that with an error or not, there is something left to be read.
         view.read_again = False
 
 

@@ -8,12 +8,13 @@ spark.readStream.format("dcp").option("url", "couchbase://host/bucket").load()
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["register"]
+__all__ = ["land", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -27,3 +28,13 @@ def register(spark: SparkSession) -> None:
 
     spark.dataSource.register(DcpDataSource)
     ship_kernels(spark)
+
+
+def land(spark: SparkSession, url: str, into: str, **options: Any) -> StreamingQuery:
+    """Land a bucket in Delta tables: `land(spark, "couchbase://host/bucket", "/lake", user=…, password=…)`.
+
+    The options are those of `headwater.spark.landing.land`. Returns the running query.
+    """
+    from headwater.spark import landing
+
+    return landing.land(spark, url, into, **options)

@@ -25,11 +25,13 @@ class CheckpointLog:
     """The checkpoint of a query that reads one `dcp` source."""
 
     folder: str
-    number: int = 1
-    """Of all the checkpoints that a directory of tables has had."""
 
     def query_id(self) -> str:
-        return str(self._json("metadata", line=0)["id"])
+        metadata = self._json("metadata", line=0)
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("id"), str):
+            raise self._unreadable("metadata", "it names no query")
+        found: str = metadata["id"]
+        return found
 
     def offsets(self, batch_id: int) -> Offsets:
         """Where a batch ends."""
@@ -60,7 +62,10 @@ class CheckpointLog:
             with filesystem.open_input_stream(f"{folder}/{name}") as file:
                 return json.loads(file.read().decode().splitlines()[line])
         except (OSError, ValueError, IndexError) as error:
-            raise LakeOutOfStep(
-                f"{name} of the checkpoint in {self.folder} can't be read: {error}",
-                hint=f"Remove {self.folder}: the next run goes on where the tables end",
-            ) from error
+            raise self._unreadable(name, error) from error
+
+    def _unreadable(self, name: str, why: object) -> LakeOutOfStep:
+        return LakeOutOfStep(
+            f"{name} of the checkpoint in {self.folder} can't be read: {why}",
+            hint=f"Remove {self.folder}: the next run goes on where the tables end",
+        )

@@ -17,29 +17,32 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow.fs as fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headwater.client.bootstrap import bootstrap
-from headwater.client.bucket_view import look_at_bucket
-from headwater.client.cluster_map import ClusterMap
-from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
-from headwater.errors import InvalidInput, LakeOutOfStep
 from headwater.spark.checkpoint_log import CheckpointLog
 from headwater.spark.lake.file_joining import join_files
 from headwater.spark.lake.lake import Committed, Lake, LakeSettings
-from headwater.spark.lake.layout import GROUPS_DEFAULT, TableKind, open_filesystem
+from headwater.spark.lake.layout import GROUPS_DEFAULT
 from headwater.spark.lake.tasks import RESULT_DDL, results_of
 from headwater.spark.lake.trimming import trim_changes
 from headwater.spark.lake.vacuum import clean_logs, vacuum
+from headwater.spark.landing_checks import (
+    check_empty,
+    check_fits,
+    check_options,
+    check_same_options,
+    has_ended,
+    look_at_source,
+    make_directory,
+)
+from headwater.spark.own_folder import OwnFolder, Selection
 from headwater.spark.shipped_kernels import ship_kernels
 from headwater.spark.source import DcpDataSource
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.spark_runner import SparkRunner
 
-OWN_FOLDER = "_headwater"
 UPKEEP_BATCHES = 64
 """After so many batches small files are joined and old ones deleted."""
 
@@ -159,14 +162,17 @@ class Landing:
         """Look at the bucket and make the tables' directory. Everything that can't work is found out here, before
         anything is made."""
         options = SourceOptions.make(self.source)
-        bucket = _look_at_bucket(options)
+        check_options(options)
+        bucket = look_at_source(options)
         lake = Lake.open(self.into, bucket_uuid=bucket.uuid, settings=self.lake)
+        own = OwnFolder(self.into)
         if lake is not None:
-            self._check_xattrs(lake, options)
-            _check_fits(self._newest_checkpoint(), lake)
+            check_same_options(lake, own, options)
+            check_fits(own.newest_checkpoint(), lake)
             return lake
-        self._check_empty()
-        _make_directory(self.into)
+        check_empty(self.into)
+        make_directory(own.folder)
+        own.write_selection(Selection.of(options))
         return Lake.create(
             self.into,
             bucket_uuid=bucket.uuid,
@@ -176,38 +182,20 @@ class Landing:
             settings=self.lake,
         )
 
-    def _check_xattrs(self, lake: Lake, options: SourceOptions) -> None:
-        if lake.facts.xattrs != options.read.xattrs:
-            had = "with" if lake.facts.xattrs else "without"
-            raise InvalidInput(
-                f"the tables in {self.into} were made {had} extended attributes", hint="Use xattrs as before"
-            )
-
-    def _check_empty(self) -> None:
-        """A directory that holds something else is most likely a mistake."""
-        others = [name for name in _names_in(self.into) if name != OWN_FOLDER and not self._is_unfinished(name)]
-        if others:
-            raise InvalidInput(
-                f"{self.into} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
-            )
-        log = self._newest_checkpoint()
-        if log.last_planned is not None:
-            raise _out_of_step(log, f"belongs to tables that {self.into} no longer holds")
-
-    def _is_unfinished(self, name: str) -> bool:
-        """Whether it is what is left of the making of the first table, which was cut off."""
-        return name == TableKind.CHANGES and set(_names_in(f"{self.into}/{name}")) <= {_DELTA_LOG}
-
     def start(
         self, spark: SparkSession, *, every: str | None = None, on_batch: OnBatch | None = None
     ) -> StreamingQuery:
         """Land what there is and end; with `every`, such as "5 seconds", go on until it is stopped.
 
-        A query goes on with its own checkpoint if that fits the tables, and else with a new one.
+        A query goes on with the newest checkpoint. One that was ended by a rollback that `changes` did not reach back
+        for is followed by another, with a new checkpoint.
         """
         lake = self.prepare()
-        checkpoint = self._checkpoint(lake)
-        source = {**self.source, "progressDir": f"{self._own_folder}/progress"}
+        own = OwnFolder(self.into)
+        checkpoint = own.newest_checkpoint()
+        if has_ended(checkpoint, lake):
+            checkpoint = own.next_checkpoint()
+        source = {**self.source, "progressDir": own.progress}
         if lake.last_batch >= 0:
             source["startingOffsets"] = lake.held_offsets().to_json()
         spark.dataSource.register(DcpDataSource)
@@ -225,89 +213,10 @@ class Landing:
         writer = frame.writeStream.foreachBatch(lander).option("checkpointLocation", checkpoint.folder)
         return writer.trigger(**trigger).start()
 
-    def _checkpoint(self, lake: Lake) -> CheckpointLog:
-        """The newest checkpoint, unless its query was ended by a rollback that `changes` did not reach back for."""
-        log = self._newest_checkpoint()
-        return self._numbered_checkpoint(log.number + 1) if _has_ended(log, lake) else log
-
-    def _newest_checkpoint(self) -> CheckpointLog:
-        found = [name.removeprefix(_CHECKPOINT) for name in _names_in(self._own_folder) if name.startswith(_CHECKPOINT)]
-        return self._numbered_checkpoint(max((int(number) for number in found if number.isdigit()), default=1))
-
-    def _numbered_checkpoint(self, number: int) -> CheckpointLog:
-        return CheckpointLog(f"{self._own_folder}/{_CHECKPOINT}{number}", number)
-
-    @property
-    def _own_folder(self) -> str:
-        return f"{self.into.rstrip('/')}/{OWN_FOLDER}"
-
     def merge_all(self, spark: SparkSession) -> int:
         """Bring the documents up to what `changes` holds, whatever is pending. Returns the number of merges."""
         lake = Lake.open(self.into, settings=self.lake)
         return 0 if lake is None else lake.merge(SparkRunner(spark), force=True)
-
-
-_CHECKPOINT = "checkpoint-"
-_DELTA_LOG = "_delta_log"
-
-
-def _look_at_bucket(options: SourceOptions) -> ClusterMap:
-    """Raises where the bucket, or what is wanted of it, is not there."""
-    cluster_map = bootstrap(options.settings).cluster_map
-    scopes, collections = options.read.scopes, options.read.collections
-    if scopes or collections:
-        CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
-    return cluster_map
-
-
-def _names_in(directory: str) -> list[str]:
-    filesystem, path = open_filesystem(directory)
-    try:
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    except OSError as error:
-        raise InvalidInput(
-            f"{directory} can't be used: {error}", hint="Give a directory that can be written"
-        ) from error
-    return sorted(entry.base_name for entry in found)
-
-
-def _make_directory(directory: str) -> None:
-    filesystem, path = open_filesystem(directory)
-    try:
-        filesystem.create_dir(path)
-    except OSError as error:
-        raise InvalidInput(
-            f"{directory} can't be made: {error}", hint="Give a directory that can be written"
-        ) from error
-
-
-def _has_ended(log: CheckpointLog, lake: Lake) -> bool:
-    return log.last_planned is not None and lake.state.ended_query == log.query_id()
-
-
-def _check_fits(log: CheckpointLog, lake: Lake) -> None:
-    """With a checkpoint of another time than the tables, changes would be missing or come twice."""
-    if log.last_planned is None or _has_ended(log, lake):
-        return
-    landed = lake.changes.transaction(log.query_id())
-    if landed is None:
-        # Its first batch starts where the tables end, whatever that is.
-        fits = log.last_planned == 0 and log.last_committed is None
-    else:
-        fits = (log.last_committed or 0) <= landed <= log.last_planned
-    if not fits:
-        raise _out_of_step(log, "is of another time than the tables")
-    if landed is not None:
-        try:
-            lake.check_start(log.offsets(landed))
-        except LakeOutOfStep as error:
-            raise _out_of_step(log, f"is of another time than the tables: {error.reason}") from error
-
-
-def _out_of_step(log: CheckpointLog, what: str) -> LakeOutOfStep:
-    return LakeOutOfStep(
-        f"the checkpoint {log.folder} {what}", hint=f"Remove {log.folder}: the next run goes on where the tables end"
-    )
 
 
 def land(

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from headwater.spark.landing import LandedBatch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LandingMetrics:
     """The numbers since the start, as a plain object that is also a Prometheus collector."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from headwater.client.offsets import Offsets
 from headwater.client.survey import VBucketStatus
-from headwater.errors import CheckpointAhead
+from headwater.errors import CheckpointAhead, InvalidInput
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.read_extents import Extents, ReadExtent
@@ -120,6 +120,43 @@ def share_rows(wanted: Mapping[VBucketId, int], rows_max: int) -> dict[VBucketId
         shares[vbucket] = min(wanted[vbucket], max(1, left // (len(waiting) - position)))
         left -= shares[vbucket]
     return shares
+
+
+# --- where a read ends that is no stream ----------------------------------------------------------------------------
+
+
+def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> Offsets:
+    """The offsets to read to: those that are wanted, or what there is now.
+
+    No row of it could tell a rollback, and no later batch make up for one: start and end must lie on the newest branch.
+    """
+    now = plan_end(start, survey, {})
+    for vbucket, offset in start.offsets.items():
+        if now[vbucket].seqno < offset.seqno:
+            raise InvalidInput(
+                f"a failover has taken back the place from which vbucket {vbucket} is to be read",
+                hint="Start from the beginning, or read a stream, which tells rollbacks as rows",
+            )
+    if wanted is None:
+        return now
+    ends = {
+        vbucket: _checked_end(vbucket, start[vbucket], end, survey[vbucket]) for vbucket, end in wanted.offsets.items()
+    }
+    return Offsets(start.bucket_uuid, ends)
+
+
+def _checked_end(vbucket: VBucketId, start: StreamOffset, end: StreamOffset, status: VBucketStatus) -> StreamOffset:
+    log = status.failover_log
+    problem = None
+    if end.seqno < start.seqno:
+        problem = f"vbucket {vbucket} is to be read from seqno {start.seqno} up to {end.seqno}, which lies before"
+    elif end.seqno > status.high_seqno:
+        problem = f"vbucket {vbucket} ends at seqno {status.high_seqno}, and is to be read up to {end.seqno}"
+    elif end.seqno > (log.branch_end(end.vbuuid, high_seqno=status.high_seqno) or 0):
+        problem = f"a failover has taken back the place up to which vbucket {vbucket} is to be read"
+    if problem is not None:
+        raise InvalidInput(problem, hint="Give other endingOffsets, or none for all there is")
+    return replace(end, vbuuid=log.newest.vbuuid)
 
 
 # --- which tasks read it ------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
         SparkSession.builder.master(master)
         .appName("headwater")
         .config("spark.driver.memory", memory)
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging}")
+        # As a URI it has no spaces, at which options are taken apart.
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.resolve().as_uri()}")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")

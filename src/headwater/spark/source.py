@@ -34,7 +34,7 @@ from headwater.client.survey import Surveyor
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import Survey, TaskPlan, plan_end, plan_tasks
+from headwater.spark.planning import Survey, TaskPlan, plan_end, plan_read, plan_tasks
 from headwater.spark.read_extents import ExtentFolder
 from headwater.spark.rows import SparkRows, spark_schema
 from headwater.spark.source_options import SourceOptions
@@ -102,9 +102,19 @@ class _Planner:
         offsets = Offsets(self._bucket_uuid, dict.fromkeys(vbuckets, StreamOffset()))
         start = self._options.start
         if isinstance(start, Offsets):
-            start.check_bucket(self._bucket_uuid)
+            self._check_offsets(start)
             return offsets.updated(start.offsets)
         return offsets if start is Start.BEGINNING else self._high_offsets()
+
+    def _check_offsets(self, given: Offsets) -> None:
+        """Whether they can be of this bucket."""
+        given.check_bucket(self._bucket_uuid)
+        vbuckets = self._surveyor.cluster_map.vbuckets
+        unknown = [vbucket for vbucket in given if vbucket >= vbuckets]
+        if unknown:
+            raise InvalidInput(
+                f"there is no vbucket {unknown[0]}: the bucket has {vbuckets}", hint="Check the offsets that were given"
+            )
 
     def _high_offsets(self) -> Offsets:
         return _high_offsets(self._bucket_uuid, self._survey())
@@ -146,17 +156,9 @@ class DcpBatchReader(_Planner, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         start = self._first_offsets()
-        end = self._options.end
-        if end is None:
-            end = plan_end(start, self._survey(), {})
-        end.check_bucket(start.bucket_uuid)
-        below = [vbucket for vbucket, offset in end.offsets.items() if offset.seqno < start[vbucket].seqno]
-        if below:
-            raise InvalidInput(
-                f"vbucket {below[0]} can't be read from its starting offset: it lies behind the end, or a failover "
-                "has taken it back",
-                hint="Start from the beginning, or read it as a stream, which tells rollbacks as rows",
-            )
+        if self._options.end is not None:
+            self._check_offsets(self._options.end)
+        end = plan_read(start, self._options.end, self._survey())
         return self._partitions(start, end) or [DcpPartition(TaskPlan(), start.bucket_uuid)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

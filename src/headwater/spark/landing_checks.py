@@ -1,0 +1,112 @@
+"""What is looked at before a landing begins, so that what can't work is told in one sentence and nothing is touched."""
+
+from __future__ import annotations
+
+from headwater.client.bootstrap import bootstrap
+from headwater.client.bucket_view import look_at_bucket
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.collection_names import CollectionNames
+from headwater.errors import InvalidInput, LakeOutOfStep
+from headwater.spark.checkpoint_log import CheckpointLog
+from headwater.spark.lake.lake import Lake
+from headwater.spark.lake.layout import TableKind, open_filesystem
+from headwater.spark.own_folder import OWN_FOLDER, OwnFolder, Selection, names_in
+from headwater.spark.source_options import SourceOptions, ValueForm
+
+_DELTA_LOG = "_delta_log"
+
+
+# --- the bucket ---------------------------------------------------------------------------------------------------
+
+
+def check_options(options: SourceOptions) -> None:
+    """Options of the source that do not go with tables."""
+    if options.value_form is not ValueForm.BINARY or options.read.no_value:
+        raise InvalidInput(
+            "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"
+        )
+
+
+def look_at_source(options: SourceOptions) -> ClusterMap:
+    """Raises where the bucket, or what is wanted of it, is not there."""
+    cluster_map = bootstrap(options.settings).cluster_map
+    scopes, collections = options.read.scopes, options.read.collections
+    if scopes or collections:
+        CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
+    return cluster_map
+
+
+# --- a directory with no tables -----------------------------------------------------------------------------------
+
+
+def check_empty(into: str) -> None:
+    """A directory that holds something else is most likely a mistake."""
+    others = [name for name in names_in(into) if name != OWN_FOLDER and not _is_unfinished(into, name)]
+    if others:
+        raise InvalidInput(
+            f"{into} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
+        )
+    log = OwnFolder(into).newest_checkpoint()
+    if log.last_planned is not None:
+        raise _out_of_step(log, f"belongs to tables that {into} no longer holds")
+
+
+def _is_unfinished(into: str, name: str) -> bool:
+    """Whether it is what is left of the making of the first table, which was cut off."""
+    return name == TableKind.CHANGES and set(names_in(f"{into}/{name}")) <= {_DELTA_LOG}
+
+
+def make_directory(directory: str) -> None:
+    filesystem, path = open_filesystem(directory)
+    try:
+        filesystem.create_dir(path)
+    except OSError as error:
+        raise InvalidInput(
+            f"{directory} can't be made: {error}", hint="Give a directory that can be written"
+        ) from error
+
+
+# --- a directory with tables --------------------------------------------------------------------------------------
+
+
+def check_same_options(lake: Lake, own: OwnFolder, options: SourceOptions) -> None:
+    """What was left out once is never landed, so it has to be left out for ever."""
+    where = lake.place.root
+    if lake.facts.xattrs != options.read.xattrs:
+        had = "with" if lake.facts.xattrs else "without"
+        raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")
+    before = own.read_selection()
+    if before is not None and before != Selection.of(options):
+        raise InvalidInput(
+            f"the tables in {where} were landed with {before}", hint="Ask for the same, or land into another directory"
+        )
+
+
+def has_ended(log: CheckpointLog, lake: Lake) -> bool:
+    """Whether the query of a checkpoint must not go on."""
+    return log.last_planned is not None and lake.state.ended_query == log.query_id()
+
+
+def check_fits(log: CheckpointLog, lake: Lake) -> None:
+    """With a checkpoint of another time than the tables, changes would be missing or come twice."""
+    if log.last_planned is None or has_ended(log, lake):
+        return
+    landed = lake.changes.transaction(log.query_id())
+    if landed is None:
+        # Its first batch starts where the tables end, whatever that is.
+        fits = log.last_planned == 0 and log.last_committed is None
+    else:
+        fits = (log.last_committed or 0) <= landed <= log.last_planned
+    if not fits:
+        raise _out_of_step(log, "is of another time than the tables")
+    if landed is not None:
+        try:
+            lake.check_start(log.offsets(landed))
+        except LakeOutOfStep as error:
+            raise _out_of_step(log, f"is of another time than the tables: {error.reason}") from error
+
+
+def _out_of_step(log: CheckpointLog, what: str) -> LakeOutOfStep:
+    return LakeOutOfStep(
+        f"the checkpoint {log.folder} {what}", hint=f"Remove {log.folder}: the next run goes on where the tables end"
+    )

@@ -1,0 +1,213 @@
+"""The options of `format("dcp")`."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.client.cluster_map import Network
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import ReadOptions, Snapshots, Start
+from headwater.errors import HeadwaterError, InvalidConnectionString, InvalidInput, InvalidOffsets
+from headwater.protocol.sasl import Mechanism
+from headwater.spark.source_options import OPTION_NAMES, PASSWORD_FILE_BYTES_MAX, SourceOptions, ValueForm
+
+URL = "couchbase://127.0.0.1/travel"
+SECRET = "nobody may see this"
+OFFSETS = Offsets("uuid").to_json()
+
+
+def made(environment: dict[str, str] | None = None, **options: str) -> SourceOptions:
+    return SourceOptions.make({"url": URL, **options}, environment or {})
+
+
+# --- what is made of them -----------------------------------------------------------------------------------------
+
+
+def test_what_holds_unless_told() -> None:
+    options = made()
+    assert options.settings.bucket == "travel"
+    assert options.settings.credentials is None
+    assert options.read == ReadOptions(name="headwater-spark", snapshots=Snapshots.AS_THEY_COME)
+    assert (options.value_form, options.start, options.end) == (ValueForm.BINARY, Start.BEGINNING, None)
+    assert (options.rows_per_trigger_max, options.bytes_per_trigger_max) == (None, None)
+    assert (options.partitions_min, options.progress_dir) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("scopes", "a, b ,c", "scopes", ("a", "b", "c")),
+        ("collections", "a.b", "collections", ("a.b",)),
+        ("noValue", "true", "no_value", True),
+        ("xattrs", "TRUE", "xattrs", True),
+        ("history", "true", "history", True),
+        ("compression", "false", "compression", False),
+        ("bufferBytes", "4096", "buffer_bytes", 4096),
+        ("noopInterval", "3", "noop_interval_s", 3),
+        ("connectionsPerNode", "2", "connections_per_node", 2),
+        ("name", "me", "name", "me"),
+        ("giveUpAfter", "1.5", "give_up_after_s", 1.5),
+        ("mitigateRollbacks", "true", "mitigate_rollbacks", True),
+    ],
+)
+def test_options_of_the_read(name: str, text: str, field: str, value: Any) -> None:
+    assert getattr(made(**{name: text}).read, field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("value", "String", "value_form", ValueForm.STRING),
+        ("value", "variant", "value_form", ValueForm.VARIANT),
+        ("startingOffsets", "now", "start", Start.NOW),
+        ("startingOffsets", "latest", "start", Start.NOW),
+        ("startingOffsets", "earliest", "start", Start.BEGINNING),
+        ("startingOffsets", "Beginning", "start", Start.BEGINNING),
+        ("startingOffsets", f" {OFFSETS}", "start", Offsets("uuid")),
+        ("endingOffsets", "now", "end", None),
+        ("endingOffsets", "latest", "end", None),
+        ("endingOffsets", OFFSETS, "end", Offsets("uuid")),
+        ("maxRowsPerTrigger", "10", "rows_per_trigger_max", 10),
+        ("maxBytesPerTrigger", "10", "bytes_per_trigger_max", 10),
+        ("minPartitions", "4", "partitions_min", 4),
+        ("progressDir", "/tmp/x", "progress_dir", "/tmp/x"),
+    ],
+)
+def test_options_of_the_source(name: str, text: str, field: str, value: Any) -> None:
+    assert getattr(made(**{name: text}), field) == value
+
+
+def test_options_of_the_connection(tmp_path: Path) -> None:
+    options = SourceOptions.make(
+        {
+            "url": "couchbases://127.0.0.1/travel",
+            "tlsCa": str(tmp_path / "ca.pem"),
+            "tlsSkipVerify": "false",
+            "user": "me",
+            "password": SECRET,
+            "mechanism": "SCRAM-SHA256",
+            "network": "external",
+        },
+        {},
+    )
+    assert options.settings.tls is not None
+    assert options.settings.tls.ca_file == tmp_path / "ca.pem"
+    assert (options.settings.mechanism, options.settings.network) == (Mechanism.SCRAM_SHA256, Network.EXTERNAL)
+
+
+def test_every_option_has_one_of_these_tests_or_is_told_to_be_unknown() -> None:
+    """Names are taken in any case, as Spark hands them over in lower case."""
+    given = {"URL": URL, "MAXROWSPERTRIGGER": "5"}
+    assert SourceOptions.make(given, {}).rows_per_trigger_max == 5
+    assert len({name.lower() for name in OPTION_NAMES}) == len(OPTION_NAMES)
+
+
+# --- who logs in --------------------------------------------------------------------------------------------------
+
+
+def credentials(options: SourceOptions) -> tuple[str, str] | None:
+    found = options.settings.credentials
+    return None if found is None else (found.user, found.password)
+
+
+def test_the_password_is_an_option() -> None:
+    assert credentials(made(user="me", password=SECRET)) == ("me", SECRET)
+
+
+def test_the_environment_has_it() -> None:
+    environment = {"HEADWATER_USER": "me", "HEADWATER_PASSWORD": SECRET}
+    assert credentials(made(environment)) == ("me", SECRET)
+    assert credentials(made(environment, user="you", password="other")) == ("you", "other")
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_file_has_it(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "password"
+    file.write_bytes((SECRET + end).encode())
+    environment = {"HEADWATER_PASSWORD": "that of the environment"}
+    assert credentials(made(environment, user="me", passwordFile=str(file))) == ("me", SECRET)
+
+
+def test_a_password_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="can't be read"):
+        made(user="me", passwordFile=str(tmp_path / "nothing"))
+
+
+def test_a_password_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(b"\xff")
+    with pytest.raises(InvalidInput, match="can't be read"):
+        made(user="me", passwordFile=str(file))
+
+
+def test_no_more_of_a_file_is_read_than_a_password_can_have(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(b"x" * (PASSWORD_FILE_BYTES_MAX + 1))
+    assert credentials(made(user="me", passwordFile=str(file))) == ("me", "x" * PASSWORD_FILE_BYTES_MAX)
+
+
+def test_the_password_is_never_shown(tmp_path: Path) -> None:
+    options = made(user="me", password=SECRET)
+    assert SECRET not in f"{options} {options!r} {options.settings!r}"
+    for wrong in ({"value": "none"}, {"user": ""}, {"minPartitions": "x"}, {"nothing": "x"}):
+        with pytest.raises(HeadwaterError) as caught:
+            made(**{"user": "me", "password": SECRET, **wrong})
+        assert SECRET not in str(caught.value)
+
+
+def test_they_travel_to_the_executors() -> None:
+    options = made(user="me", password=SECRET, startingOffsets=OFFSETS)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+# --- what can't be used -------------------------------------------------------------------------------------------
+
+
+def test_no_url() -> None:
+    with pytest.raises(InvalidInput, match="needs the option url"):
+        SourceOptions.make({}, {})
+
+
+def test_no_bucket() -> None:
+    with pytest.raises(InvalidConnectionString):
+        SourceOptions.make({"url": "couchbase://127.0.0.1"}, {})
+
+
+def test_an_option_that_is_not_there() -> None:
+    with pytest.raises(InvalidInput, match=r"no option 'colections'.* collections") as caught:
+        made(colections="a.b")
+    assert "colections" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("minPartitions", "0"),
+        ("minPartitions", "many"),
+        ("maxRowsPerTrigger", "-1"),
+        ("maxBytesPerTrigger", "1.5"),
+        ("xattrs", "yes"),
+        ("value", "json"),
+        ("startingOffsets", "yesterday"),
+        ("noopInterval", "soon"),
+        ("giveUpAfter", "later"),
+    ],
+)
+def test_a_value_that_is_none(name: str, text: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{text!r} is no value for the option {name}"):
+        made(**{name: text})
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_offsets_that_are_none(name: str) -> None:
+    with pytest.raises(InvalidOffsets):
+        made(**{name: '{"offsets": []}'})
+
+
+def test_what_the_read_refuses() -> None:
+    with pytest.raises(InvalidInput, match="noop_interval_s is 0"):
+        made(noopInterval="0")
