@@ -85,6 +85,7 @@ def run_kills(folder: Path, seed: int, kills: list[str], *, master: str, after_s
                 print(f"killed the {what}: equal; {writer.written} writes, {writer.failovers} failovers")
 
 
+@pytest.mark.soak
 def test_some_kills(tmp_path: Path) -> None:
     run_kills(tmp_path, SEED, ["executor", "node", "driver"], master=CLUSTER, after_s_max=1.0)
 
