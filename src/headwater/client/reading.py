@@ -7,6 +7,7 @@ together with the data, in one transaction, and starts from them.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Batches:
         self._begin = begin
         self._checkpoint = checkpoint
         self._started: ReadStart | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
         self._taken: list[Piece] | None = None
         """Pieces that were taken and not built: whoever was interrupted in between gets them again."""
@@ -137,15 +139,26 @@ class Batches:
         return batch
 
     async def start(self) -> ReadStart | None:
-        """Begin to read, once. None if the read was closed meanwhile."""
-        if self._started is None:
-            try:
-                await self._enter(await self._begin())
-            except BaseException:
-                # Another reader may have better luck, and must not find the checkpoint locked.
-                await self._close_checkpoint()
-                raise
+        """Begin to read, once. None if the read was closed meanwhile.
+
+        Whoever is tired of waiting for it may come again: it goes on, however short the waits are.
+        """
+        if self._started is None and not self._is_closed:
+            if self._starting is None or self._starting.done():
+                self._starting = asyncio.create_task(self._start())
+            # Unlike with `await`, whoever is cancelled here leaves it running.
+            await asyncio.wait([self._starting])
+            if not self._starting.cancelled():
+                self._starting.result()
         return self._started
+
+    async def _start(self) -> None:
+        try:
+            await self._enter(await self._begin())
+        except BaseException:
+            # Another reader may have better luck, and must not find the checkpoint locked.
+            await self._close_checkpoint()
+            raise
 
     async def _enter(self, started: ReadStart) -> None:
         try:
@@ -178,6 +191,9 @@ class Batches:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         try:
             await self.save()
         finally:
