@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "node" / "kv"))
 
 from dcp_world import World
+from replication_world import make_replica
 
 
 @pytest.fixture
@@ -19,3 +20,12 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path / "data")
     yield world
     world.close()
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[World]:
+    """A second node, all of whose vbuckets are copies."""
+    replica = World(tmp_path / "replica")
+    make_replica(replica)
+    yield replica
+    replica.close()

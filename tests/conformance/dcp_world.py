@@ -23,7 +23,7 @@ from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, Message, Request, Response
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
+from headwater.protocol.messages.dcp_changes import Abort, Commit, Deletion, Expiration, Mutation, Prepare
 from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop, Open, OpenFlags
 from headwater.protocol.messages.dcp_snapshot import OsoSnapshot, SeqnoAdvanced, SnapshotMarker
 from headwater.protocol.messages.dcp_stream import (
@@ -336,10 +336,13 @@ _LINES: dict[type[Message], Any] = {
     SetVBucketState: lambda message: f"state {message.state.name}",
     OsoSnapshot: lambda message: f"oso {message.flags.name}",
     DcpNoop: lambda message: "noop",
+    Prepare: lambda message: f"prepare {_key(message)}@{message.seqno}",
+    Commit: lambda message: f"commit {_key(message)}@{message.commit_seqno} of {message.prepared_seqno}",
+    Abort: lambda message: f"abort {_key(message)}@{message.abort_seqno} of {message.prepared_seqno}",
 }
 
 
-def _key(change: Mutation | Deletion | Expiration) -> str:
+def _key(change: Mutation | Deletion | Expiration | Prepare | Commit | Abort) -> str:
     prefix = f"{change.collection_id:x}:" if change.collection_id else ""
     return prefix + change.key.decode()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -48,6 +47,7 @@ class CommitLoop:
         compact_every_s: float,
         on_durable: Callable[[], None],
         on_void: Callable[[], None],
+        on_failed: Callable[[], None],
     ) -> None:
         self._service = service
         self._bucket: Bucket = service.bucket
@@ -56,12 +56,14 @@ class CommitLoop:
         self._compact_every_s = compact_every_s
         self._on_durable = on_durable
         self._on_void = on_void
+        self._on_failed = on_failed
         self._dirty = asyncio.Event()
         self._resting = asyncio.Lock()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{service.name}")
         self._tasks: list[asyncio.Task[None]] = []
         service.on_change = self._dirty.set
         service.is_at_rest = lambda: not self._resting.locked()
+        service.when_at_rest = self._run_at_rest
 
     def start(self) -> None:
         self._tasks = [
@@ -79,7 +81,7 @@ class CommitLoop:
         logger.critical(
             "bucket %s: the node stops: %r", self._service.name, task.exception(), exc_info=task.exception()
         )
-        signal.raise_signal(signal.SIGTERM)
+        self._on_failed()
 
     async def stop(self) -> None:
         """Stop after everything taken so far is durable."""
@@ -90,6 +92,13 @@ class CommitLoop:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._commit_all()
         self._disk.shutdown()
+
+    def _run_at_rest(self, action: Callable[[], None]) -> None:
+        """As `at_rest`, for callers that do not wait."""
+        task = asyncio.create_task(self.at_rest(action))
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+        task.add_done_callback(self._on_task_end)
 
     async def at_rest(self, action: Callable[[], T]) -> T:
         """Run something that must not meet a commit, such as a rollback.

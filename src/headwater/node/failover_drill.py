@@ -51,6 +51,7 @@ def roll_back_vbucket(service: BucketService, vbucket: VBucketId, to_seqno: Seqn
         again = replace(event, seqno=bucket.vbuckets.next_seqno(vbucket))
         bucket.pending.append(vbucket, again.encode())
     service.on_change()
+    service.sync_writes.evaluate(vbucket)
     forget_vbuckets(service, {vbucket})
     for connection in service.producer_connections():
         connection.on_rolled_back(vbucket)

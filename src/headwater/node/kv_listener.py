@@ -8,10 +8,12 @@ import ssl
 from typing import cast
 
 from headwater.errors import RemoteProtocolError, UnexpectedMessage
+from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.kv.context import CloseConnection
+from headwater.node.kv.outgoing import DeferredAnswer, Outgoing
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
 from headwater.node.kv.service import Service
-from headwater.node.kv.session import KvSession, Outgoing
+from headwater.node.kv.session import KvSession
 from headwater.node.limits import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.frames import decode_frames
@@ -36,7 +38,8 @@ class KvListener:
     def __init__(self, service: Service, limits: ServerLimits) -> None:
         self.service = service
         self.limits = limits
-        self.connections: set[KvConnection] = set()
+        self.connections: dict[KvConnection, None] = {}
+        """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
 
@@ -69,21 +72,39 @@ class KvListener:
 
     def send_durable(self) -> None:
         """A commit is durable: answers that waited for it go out, and streams go on."""
+        for bucket in self.service.buckets.values():
+            bucket.sync_writes.on_durable()
         for connection in list(self.connections):
-            if connection.session.outgoing or connection.session.dcp is not None:
+            session = connection.session
+            if session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
                 connection.send_ready()
 
     def fail_waiting(self) -> None:
         """A commit could not be written: what waited for it has not happened."""
-        for connection in [connection for connection in self.connections if connection.session.outgoing]:
-            connection.fail_waiting()
+        for bucket in self.service.buckets.values():
+            bucket.sync_writes.on_void()
+        for connection in list(self.connections):
+            session = connection.session
+            if session.outgoing or session.unordered or session.consumer is not None:
+                connection.fail_waiting()
 
     async def _watch_connections(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_S)
+            self._decide_sync_writes()
             for connection in list(self.connections):
                 connection.check_times(loop.time())
+
+    def _decide_sync_writes(self) -> None:
+        """Let durable writes run out of time. What is decided without a commit has nothing else to send its answer."""
+        has_news = False
+        for bucket in self.service.buckets.values():
+            bucket.sync_writes.tick(self.service.now_s())
+            has_news |= bucket.sync_writes.has_news
+            bucket.sync_writes.has_news = False
+        if has_news:
+            self.send_durable()
 
 
 class KvConnection(asyncio.Protocol):
@@ -118,7 +139,7 @@ class KvConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self.session.on_replaced = self.close
-        self._listener.connections.add(self)
+        self._listener.connections[self] = None
 
     def data_received(self, data: bytes) -> None:
         if not self._handle(data):
@@ -156,7 +177,7 @@ class KvConnection(asyncio.Protocol):
         self.send_ready()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._listener.connections.discard(self)
+        self._listener.connections.pop(self, None)
         self.session.disconnected()
 
     # --- sending --------------------------------------------------------------------------------------------------
@@ -166,21 +187,38 @@ class KvConnection(asyncio.Protocol):
         if self._transport is None:
             return
         self._send(self._transport)
-        while self.session.is_held_back and self._unsent_bytes() <= self._limits.unsent_bytes_max:
+        while self._may_go_on():
             if not self._handle(b""):
                 return
             self._send(self._transport)
         if not self.session.outgoing:
             self._send_streams(self._transport)
+            self._send_as_consumer(self._transport)
         self._hold_or_take(self._transport)
-        if self.session.is_quitting and not self.session.outgoing:
+        if self.session.is_quitting and not self.session.outgoing and not self.session.unordered:
             self._transport.close()
 
+    def _may_go_on(self) -> bool:
+        session = self.session
+        has_room = self._unsent_bytes() <= self._limits.unsent_bytes_max
+        return session.is_held_back and has_room and not session.waits_for_outcome
+
     def _send(self, transport: asyncio.Transport) -> None:
-        outgoing = self.session.outgoing
+        outgoing, session = self.session.outgoing, self.session
         while outgoing and self._peer_reads and outgoing[0].may_be_sent:
-            transport.write(outgoing.popleft().data)
-            self._sent_s = asyncio.get_running_loop().time()
+            self._send_piece(transport, outgoing.popleft())
+        if session.unordered and self._peer_reads:
+            ready = [answer for answer in session.unordered if answer.may_be_sent]
+            session.unordered = [answer for answer in session.unordered if not answer.may_be_sent]
+            for answer in ready:
+                self._send_piece(transport, answer)
+
+    def _send_piece(self, transport: asyncio.Transport, piece: Outgoing | DeferredAnswer) -> None:
+        if isinstance(piece, DeferredAnswer) and piece.ends_connection:
+            transport.close()
+            return
+        transport.write(piece.data)
+        self._sent_s = asyncio.get_running_loop().time()
 
     def _send_streams(self, transport: asyncio.Transport) -> None:
         """Let the streams of a DCP connection produce, if the peer reads. What is left waits for the next turn."""
@@ -198,6 +236,16 @@ class KvConnection(asyncio.Protocol):
             self._has_turn = True
             loop.call_soon(self._take_turn)
 
+    def _send_as_consumer(self, transport: asyncio.Transport) -> None:
+        consumer = self.session.consumer
+        if consumer is None or transport.is_closing():
+            return
+        consumer.on_durable()
+        data = consumer.data_to_send()
+        if data:
+            transport.write(data)
+            self._sent_s = asyncio.get_running_loop().time()
+
     def _take_turn(self) -> None:
         self._has_turn = False
         self.send_ready()
@@ -209,7 +257,9 @@ class KvConnection(asyncio.Protocol):
         """No more requests while too many answers wait."""
         if transport.is_closing():
             return
-        if self.session.is_held_back or self._unsent_bytes() > self._limits.unsent_bytes_max:
+        consumer = self.session.consumer
+        is_full = consumer is not None and consumer.is_full
+        if is_full or self.session.is_held_back or self._unsent_bytes() > self._limits.unsent_bytes_max:
             transport.pause_reading()
         elif not transport.is_reading():
             transport.resume_reading()
@@ -217,11 +267,19 @@ class KvConnection(asyncio.Protocol):
     def fail_waiting(self) -> None:
         """Turn the answers that wait for a commit into temporary failures."""
         outgoing = self.session.outgoing
-        if any(piece.commit and not piece.data for piece in outgoing):
+        if self.session.consumer is not None:
+            # What the producer believes to be here is not: the streams have to be asked for anew.
+            self.session.consumer.on_void()
+            self.close()
+            return
+        if any(isinstance(piece, Outgoing) and piece.commit and not piece.data for piece in outgoing):
             # A quiet write is void, and it has no answer that could say so.
             self.close()
             return
         for at, piece in enumerate(outgoing):
+            if isinstance(piece, DeferredAnswer):
+                # What has become of it is known by now, or is still to be decided.
+                continue
             if not piece.may_be_sent or piece.commit:
                 outgoing[at] = Outgoing(_failed(piece.data), 0, None)
         self.send_ready()
@@ -233,6 +291,8 @@ class KvConnection(asyncio.Protocol):
         limits = self._limits
         if self.session.dcp is not None:
             self._keep_alive(self.session.dcp, now_s)
+        if self.session.consumer is not None:
+            self._watch_producer(self.session.consumer, now_s)
         if self.session.user is None and now_s - self._started_s > limits.auth_s:
             self._drop("it did not log in")
         elif now_s - self._heard_s > limits.idle_s:
@@ -249,6 +309,12 @@ class KvConnection(asyncio.Protocol):
         if noop and self._transport is not None:
             self._transport.write(noop)
         self.send_ready()
+
+    def _watch_producer(self, consumer: ConsumerConnection, now_s: float) -> None:
+        try:
+            consumer.tick(now_s)
+        except UnexpectedMessage as error:
+            self._drop(error.reason)
 
     def _drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason)

@@ -27,7 +27,7 @@ class UprListener:
     def __init__(self, service: BucketService, limits: ServerLimits) -> None:
         self.service = service
         self.limits = limits
-        self.connections: set[UprConnection] = set()
+        self.connections: dict[UprConnection, None] = {}
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -85,7 +85,7 @@ class UprConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._session = UprSession(self._listener.service, name=name, now_s=self._heard_s)
-        self._listener.connections.add(self)
+        self._listener.connections[self] = None
 
     def data_received(self, data: bytes) -> None:
         session = self._session
@@ -117,7 +117,7 @@ class UprConnection(asyncio.Protocol):
         self.send_ready()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._listener.connections.discard(self)
+        self._listener.connections.pop(self, None)
         if self._session is not None:
             self._session.disconnected()
 

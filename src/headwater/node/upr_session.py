@@ -201,6 +201,7 @@ class UprSession:
         """The connection is gone."""
         if self._service.upr_connections.get(self.name) is self.producer:
             del self._service.upr_connections[self.name]
+        self._service.ended.add_connection(self.producer)
         self.producer.disconnect()
 
 

@@ -7,12 +7,17 @@ is ready. Later starts load what was kept.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
+from headwater.node.consumer.inbound import ChangeRun, Inbound
 from headwater.node.kv.service import BucketService
 from headwater.node.kv.set_run import apply_set_run
 from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.datatype import Datatype
+from headwater.protocol.frame_info import DurabilityLevel
+from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_connection import OpenFlags
 from headwater.protocol.messages.dcp_stream import StreamRequest, VBucketState
 from headwater.protocol.messages.documents import Set
@@ -25,6 +30,8 @@ from headwater.store.engine import Engine
 from headwater.store.expiring import expire_documents
 from headwater.store.memory_engine import MemoryEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
+from headwater.store.prepares import abort_prepare, commit_prepare, decide_by_changes, put_prepare
+from headwater.store.receiving import receive_run
 from headwater.store.rewinding import roll_back
 from headwater.store.settling import settle_now
 
@@ -33,8 +40,9 @@ _OUTSIDE = Outside(now_ns=lambda: _NOW_NS, new_vbuuid=lambda: Vbuuid(1))
 _SECRET = (1, 2)
 
 
+@cache
 def warm_up() -> None:
-    """Call everything that is compiled once, on a bucket of its own."""
+    """Call everything that is compiled once, on a bucket of its own. It takes one time a process."""
     engine = MemoryEngine()
     facts = BucketFacts(name="warm-up", uuid="0", vbuckets=1)
     bucket = create_bucket(engine, facts, outside=_OUTSIDE, secret=_SECRET)
@@ -42,6 +50,7 @@ def warm_up() -> None:
     _write(bucket)
     _stream(bucket)
     _keep_house(bucket, engine)
+    _receive()
 
 
 def _write(bucket: Bucket) -> None:
@@ -62,13 +71,28 @@ def _write(bucket: Bucket) -> None:
     assert entry is not None
     bucket.read(0, entry)
     bucket.put_removal(0, collection_id=DEFAULT_COLLECTION, key=b"a")
+    _write_durably(bucket)
     bucket.commit_now()
     bucket.read(0, entry)
 
 
+def _write_durably(bucket: Bucket) -> None:
+    prepared = [
+        put_prepare(
+            bucket, 0, collection_id=DEFAULT_COLLECTION, key=key, value=b"1", datatype=Datatype.JSON,
+            level=DurabilityLevel.MAJORITY,
+        )
+        for key in (b"c", b"d")
+    ]  # fmt: skip
+    # As a replica looks at what it receives; nothing here is about these keys.
+    decide_by_changes(bucket, 0, bucket.pending.frames[: bucket.pending.used_bytes])
+    commit_prepare(bucket, prepared[0])
+    abort_prepare(bucket, prepared[1])
+
+
 def _stream(bucket: Bucket) -> None:
-    """Stream everything, as clients with and without collections get it."""
-    for knows_collections in (False, True):
+    """Stream everything, as clients with and without collections get it, and as replicas do."""
+    for knows_collections, is_replica in ((False, False), (True, False), (True, True)):
         connection = ProducerConnection(
             bucket=bucket,
             name="warm-up",
@@ -78,11 +102,26 @@ def _stream(bucket: Bucket) -> None:
             opened_s=0.0,
         )
         connection.set_control(b"enable_noop", b"true")
+        if is_replica:
+            connection.set_control(b"enable_sync_writes", b"true")
+            connection.set_control(b"max_marker_version", b"2.2")
         request = StreamRequest()
         admission = connection.admit(request)
         assert isinstance(admission, Accepted)
         connection.open_stream(request, admission)
         connection.produce(1024 * 1024)
+
+
+def _receive() -> None:
+    """Take changes as a copy does."""
+    facts = BucketFacts(name="warm-up", uuid="0", vbuckets=1)
+    bucket = create_bucket(MemoryEngine(), facts, outside=_OUTSIDE, secret=_SECRET)
+    bucket.set_vbucket_state(0, VBucketState.REPLICA)
+    change = Mutation(seqno=Seqno(1), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=b"k")
+    for item in Inbound().receive(change.encode()):
+        assert isinstance(item, ChangeRun)
+        receive_run(bucket, 0, item.data, end_seqno=Seqno(1))
+    bucket.commit_now()
 
 
 def _keep_house(bucket: Bucket, engine: Engine) -> None:

@@ -32,6 +32,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from headwater.errors import AuthenticationFailed, LocalProtocolError, MalformedMessage
 from headwater.protocol.status import Status
@@ -45,6 +46,9 @@ USER_CHARS_MAX = 128
 NONCE_RANDOM_BYTES_MIN = 16
 
 SCRAM_SALT_BYTES = 16
+
+_SALTED_PASSWORDS_MAX = 64
+"""That a client remembers."""
 
 SCRAM_ITERATIONS = 15_000
 """For new passwords: what a Couchbase cluster of today uses."""
@@ -231,6 +235,10 @@ def _hmac(mechanism: Mechanism, key: bytes, data: bytes) -> bytes:
 
 def _salted_password(mechanism: Mechanism, password: str, *, salt: bytes, iterations: int) -> bytes:
     return hashlib.pbkdf2_hmac(_hash(mechanism), _utf8(password, "the password"), salt, iterations)
+
+
+_remembered_salted_password = lru_cache(maxsize=_SALTED_PASSWORDS_MAX)(_salted_password)
+"""For clients, as RFC 5802 advises in section 5.1: with the same salt they need not work it out for each connection."""
 
 
 def _client_key(mechanism: Mechanism, salted_password: bytes) -> bytes:
@@ -478,7 +486,7 @@ class ScramClient:
         salt = reader.base64(reader.attribute("s"))
         iterations = self._iterations(reader)
 
-        salted = _salted_password(self.mechanism, self._password, salt=salt, iterations=iterations)
+        salted = _remembered_salted_password(self.mechanism, self._password, salt=salt, iterations=iterations)
         client_key = _client_key(self.mechanism, salted)
         # "biws" is "n,,", the header of the first message, which shows that nobody changed it on its way.
         without_proof = b"c=biws,r=" + nonce

@@ -197,9 +197,15 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
         StreamAccepted: ConsumerStream.OPEN,
         RollbackDemanded: ConsumerStream.ROLLING_BACK,
         StreamRefused: ConsumerStream.ENDED,
+        # Who asked for the stream does not want it any more.
+        CloseStream: ConsumerStream.CLOSING,
         ConnectionLost: ConsumerStream.ENDED,
     },
-    ConsumerStream.ROLLING_BACK: {RollbackDone: ConsumerStream.IDLE, ConnectionLost: ConsumerStream.ENDED},
+    ConsumerStream.ROLLING_BACK: {
+        RollbackDone: ConsumerStream.IDLE,
+        CloseStream: ConsumerStream.CLOSING,
+        ConnectionLost: ConsumerStream.ENDED,
+    },
     ConsumerStream.OPEN: {
         **_OPEN_ENDS,
         SnapshotMarker: ConsumerStream.IN_SNAPSHOT,

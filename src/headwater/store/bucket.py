@@ -26,7 +26,7 @@ from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutati
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.system_events import CollectionModified, Event, encode_event
+from headwater.protocol.system_events import Event
 from headwater.store.commits import Commit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
     MANIFEST,
@@ -40,7 +40,10 @@ from headwater.store.data_format import (
 from headwater.store.documents import Document, decode_document
 from headwater.store.engine import Change, Engine, Put, Table
 from headwater.store.index import Entry, Index
+from headwater.store.prepares import Prepares
+from headwater.store.promotion import demote, promote
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
+from headwater.store.vbucket_manifest import encode_stored_event
 from headwater.store.vbuckets import VBuckets
 
 _COMMIT_LOW = 0xFFFFFFFF
@@ -88,6 +91,7 @@ class Bucket:
         self.manifest = manifest
         self.outside = outside
         self.vbuckets = VBuckets.empty(facts.vbuckets)
+        self.prepares = Prepares(facts.vbuckets)
         self.pending = PendingCommit(next_commit, facts.vbuckets)
         self.in_flight: Commit | None = None
         self.young = YoungCommits()
@@ -146,27 +150,27 @@ class Bucket:
         flags: int = 0, expiry: int = 0, is_locked: bool = False,
     ) -> Written:  # fmt: skip
         """Store a new version of a document. Whether it may be stored is for the caller to decide."""
-        seqno, cas, rev_seqno, supersedes = self._next_version(vbucket, collection_id, key)
+        seqno, cas, rev_seqno, supersedes = self.coming_version(vbucket, collection_id, key)
         frame = Mutation(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno, flags=flags,
             expiry=expiry, collection_id=collection_id, key=key,
             value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
-        return self._enter(vbucket, frame, supersedes, expiry=expiry, is_locked=is_locked)
+        return self.enter_change(vbucket, frame, supersedes, expiry=expiry, is_locked=is_locked)
 
     def put_removal(
         self, vbucket: int, *, collection_id: CollectionId, key: bytes, expired: bool = False,
         value: bytes | MakeValue = b"", datatype: Datatype = Datatype.RAW,
     ) -> Written:  # fmt: skip
         """Delete a document, or let it expire. `value` holds the extended attributes that outlive it."""
-        seqno, cas, rev_seqno, supersedes = self._next_version(vbucket, collection_id, key)
+        seqno, cas, rev_seqno, supersedes = self.coming_version(vbucket, collection_id, key)
         kind = Expiration if expired else Deletion
         frame = kind(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno,
             delete_time=self.outside.now_s(), collection_id=collection_id, key=key,
             value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
-        written = self._enter(vbucket, frame, supersedes, is_deleted=True)
+        written = self.enter_change(vbucket, frame, supersedes, is_deleted=True)
         # An expiration leaves one revision more behind, as real servers have it.
         deleted_rev = rev_seqno + 1 if expired else rev_seqno
         self.vbuckets.deleted_revs[vbucket] = max(int(self.vbuckets.deleted_revs[vbucket]), deleted_rev)
@@ -177,7 +181,7 @@ class Bucket:
         encoded = as_run(encode_collection_id(collection_id) + key)
         self.index.put(vbucket, encoded, replace(entry, is_locked=locked))
 
-    def _next_version(self, vbucket: int, collection_id: CollectionId, key: bytes) -> tuple[Seqno, Cas, int, bool]:
+    def coming_version(self, vbucket: int, collection_id: CollectionId, key: bytes) -> tuple[Seqno, Cas, int, bool]:
         """The numbers that a new version will have, and whether there is an older one.
 
         None of them is taken yet, because making the value or the frame may fail.
@@ -187,13 +191,15 @@ class Bucket:
         cas = self.vbuckets.coming_cas(vbucket, self.outside.now_ns())
         return Seqno(int(self.vbuckets.high_seqnos[vbucket]) + 1), cas, previous + 1, entry is not None
 
-    def _enter(
+    def enter_change(
         self, vbucket: int, change: Mutation | Deletion | Expiration, supersedes: bool, *, expiry: int = 0,
         is_deleted: bool = False, is_locked: bool = False,
     ) -> Written:  # fmt: skip
+        """Store a change that has its numbers, and make it the newest version of its document."""
         self.pending.append(vbucket, change.encode())
         self.vbuckets.high_seqnos[vbucket] = change.seqno
-        self.vbuckets.max_cas[vbucket] = change.cas
+        # A commit has the CAS of its prepare, and others may have been given since.
+        self.vbuckets.max_cas[vbucket] = max(int(self.vbuckets.max_cas[vbucket]), change.cas)
         self.vbuckets.superseded[vbucket] += supersedes
         entry = Entry(
             seqno=change.seqno, cas=change.cas, rev_seqno=change.rev_seqno, expiry=expiry,
@@ -218,11 +224,9 @@ class Bucket:
             if state == VBucketState.ACTIVE:
                 self.enter_manifest(vbucket)
         elif state == VBucketState.ACTIVE and facts.state != VBucketState.ACTIVE:
-            high = Seqno(int(self.vbuckets.high_seqnos[vbucket]))
-            log = facts.failover_log.branch(self.outside.new_vbuuid(), at_seqno=high)
-            facts = replace(facts, state=state, failover_log=log)
-        else:
-            facts = facts.with_state(state)
+            return promote(self, vbucket, facts)
+        elif state != VBucketState.ACTIVE:
+            return demote(self, vbucket, facts, state)
         return self.set_vbucket_facts(vbucket, facts)
 
     def set_vbucket_facts(self, vbucket: int, facts: VBucketFacts) -> int:
@@ -233,20 +237,24 @@ class Bucket:
     def set_manifest(self, manifest: Manifest) -> int:
         """Take a newer manifest: every active vbucket tells the difference as system events."""
         events = self.manifest.events_to(manifest)
-        for vbucket in np.flatnonzero(self.vbuckets.states == VBucketState.ACTIVE).tolist():
-            for event in events:
-                self._enter_event(vbucket, event)
         self.manifest = manifest
+        for vbucket in np.flatnonzero(self.vbuckets.states == VBucketState.ACTIVE).tolist():
+            self.enter_events(vbucket, events)
         self.pending.extra.append(Put(Table.BUCKET, MANIFEST, manifest.encode(with_ids_used=True)))
         return self.pending.number
 
     def enter_manifest(self, vbucket: int) -> None:
         """Tell a vbucket that begins of all collections there are."""
-        for event in Manifest().events_to(self.manifest):
+        self.enter_events(vbucket, Manifest().events_to(self.manifest))
+
+    def enter_events(self, vbucket: int, events: list[Event]) -> None:
+        """Tell a vbucket the last events up to the bucket's manifest."""
+        for event in events:
             self._enter_event(vbucket, event)
+        self.vbuckets.manifest_uids[vbucket] = self.manifest.uid
 
     def _enter_event(self, vbucket: int, event: Event) -> None:
-        encoded = encode_event(event, as_flatbuffers=isinstance(event, CollectionModified))
+        encoded = encode_stored_event(event)
         frame = SystemEvent(
             vbucket=VBucketId(vbucket), seqno=self.vbuckets.next_seqno(vbucket), event=encoded.event,
             version=encoded.version, key=encoded.key, value=encoded.value,
@@ -278,6 +286,8 @@ class Bucket:
         if len(commit.data):
             self.young[commit.number] = commit
         last_seqnos(commit.data, commit.group_starts, self.vbuckets.durable_seqnos)
+        for vbucket, seqno in commit.advanced_seqnos.items():
+            self.vbuckets.durable_seqnos[vbucket] = max(int(self.vbuckets.durable_seqnos[vbucket]), seqno)
 
     def commit_now(self) -> None:
         """Make what is pending durable at once, for callers that can wait. Should that fail, it is still pending.

@@ -7,8 +7,8 @@ which is one row of the journal, one fsync, and the unit that streams and reads 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class Commit:
     group_starts: Column
     extra: tuple[Change, ...] = ()
     """Facts that become durable with the changes: vbucket states, the manifest."""
+    advanced_seqnos: Mapping[int, int] = field(default_factory=dict)
+    """Where vbuckets are with this commit that have got there without a change."""
 
     def run(self, vbucket: int) -> Bytes:
         """The changes of one vbucket."""
@@ -77,7 +79,10 @@ class YoungCommits(dict[int, Commit]):
 
 
 class PendingCommit:
-    """The commit in the making. Kernels write into its arrays directly; `reserve` makes the room first."""
+    """The commit in the making. Kernels write into its arrays directly; `reserve` makes the room first.
+
+    An item is one frame, or several of one vbucket that have come together.
+    """
 
     def __init__(self, number: int, vbuckets: int) -> None:
         self.number = number
@@ -88,6 +93,7 @@ class PendingCommit:
         self.starts = np.empty(_FIRST_ITEMS, dtype=np.int64)
         self.count = 0
         self.extra: list[Change] = []
+        self.advanced_seqnos: dict[int, int] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -101,31 +107,47 @@ class PendingCommit:
 
     def append(self, vbucket: int, frame: bytes) -> None:
         self.reserve(len(frame), 1)
-        self.frames[self.used_bytes : self.used_bytes + len(frame)] = as_run(frame)
+        end = self.used_bytes + len(frame)
+        self.frames[self.used_bytes : end] = as_run(frame)
+        self.add_run(vbucket, end)
+
+    def add_run(self, vbucket: int, end: int) -> None:
+        """The frames that were written behind the last item, up to `end`, are the next."""
         self.vbuckets[self.count] = vbucket
         self.starts[self.count] = self.used_bytes
-        self.used_bytes += len(frame)
+        self.used_bytes = end
         self.count += 1
+
+    def runs(self, vbucket: int) -> Iterator[Bytes]:
+        """What is pending of a vbucket."""
+        for item in np.flatnonzero(self.vbuckets[: self.count] == vbucket).tolist():
+            end = self.starts[item + 1] if item + 1 < self.count else self.used_bytes
+            yield self.frames[self.starts[item] : end]
 
     def find(self, vbucket: int, seqno: int) -> Bytes | None:
         """The frame of a change that is pending."""
-        for item in np.flatnonzero(self.vbuckets[: self.count] == vbucket).tolist():
-            end = self.starts[item + 1] if item + 1 < self.count else self.used_bytes
-            frame = self.frames[self.starts[item] : end]
-            start, _ = find_seqno(frame, seqno)
-            if start == 0:
-                return frame
+        for run in self.runs(vbucket):
+            start, end = find_seqno(run, seqno)
+            if start >= 0:
+                return run[start:end]
         return None
 
     def seal(self) -> Commit:
         grouped = np.empty(self.used_bytes, dtype=np.uint8)
         group_starts = np.empty(self._vbucket_count + 1, dtype=np.int64)
         group_by_vbucket(self.frames, self.vbuckets, self.starts, self.count, self.used_bytes, grouped, group_starts)
-        return Commit(number=self.number, data=grouped, group_starts=group_starts, extra=tuple(self.extra))
+        return Commit(
+            number=self.number,
+            data=grouped,
+            group_starts=group_starts,
+            extra=tuple(self.extra),
+            advanced_seqnos=self.advanced_seqnos,
+        )
 
     def restart(self, number: int) -> None:
         """Begin the next commit in the same memory."""
-        self.number, self.used_bytes, self.count, self.extra = number, 0, 0, []
+        self.number, self.used_bytes, self.count = number, 0, 0
+        self.extra, self.advanced_seqnos = [], {}
 
 
 def _grown(array: Column, used: int, needed: int) -> Column:

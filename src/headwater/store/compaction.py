@@ -9,6 +9,9 @@ dropped are not needed at all. One call handles a few blocks of one vbucket, so 
 A deletion may go only if no older version of its document stays, which would come back to life. So it has to be outside
 the window as well, and the window has one start for all steps over a vbucket, decided by the first: whatever lies
 before a deletion that goes has then been looked at under the same rule.
+
+A prepare is needed until it is decided, and longer where that happened inside the window: a rollback to before the
+decision leaves it undecided again. An abort is kept like a deletion: a copy that has got the prepare has to hear of it.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from headwater.store.data_format import VBucketFacts, block_last_seqno, blocks_o
 from headwater.store.engine import Change, Delete, Put, Table, View
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
+from headwater.store.prepare_frames import NO_PREPARES, sync_frames
 from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
 
@@ -215,14 +219,26 @@ def _filter_part(
     bases = np.zeros(int(index.tables[vbucket, CAPACITY]), dtype=np.uint64)
     _find_bases(run, bases, index.slots, index.tables, vbucket, index.secret, u64(history_start))
     settled_run = run[: split_after(run, _settled_seqno(bucket, vbucket))]
+    prepares = _needed_prepares(bucket, vbucket, run, history_start)
     kept_bytes, forgotten_count, superseded, purge_seqno = _filter(
-        settled_run, kept, forgotten, bases, index.slots, index.tables, vbucket, index.secret, collections,
+        settled_run, kept, forgotten, bases, index.slots, index.tables, vbucket, index.secret, collections, prepares,
         numbers.durable_seqnos[vbucket], u64(history_start), u64(window_start), i64(purge_before_s),
     )  # fmt: skip
     dropped = _Dropped(
         superseded=int(superseded), forgotten_seqnos=forgotten[:forgotten_count], purge_seqno=int(purge_seqno)
     )
     return np.concatenate([kept[:kept_bytes], run[len(settled_run) :]]), dropped
+
+
+def _needed_prepares(bucket: Bucket, vbucket: int, run: Bytes, history_start: int) -> Column:
+    """The seqnos, ascending, of prepares that are undecided, or were when the window began. Others need not be told."""
+    if not len(sync_frames(run)[0]):
+        return NO_PREPARES
+    undecided = np.array([prepare.seqno for prepare in bucket.prepares.of(vbucket)], dtype=np.uint64)
+    decided = [sync_frames(later)[1].copy() for later in bucket.runs(vbucket, after_seqno=history_start)]
+    # A decision that is not durable yet may be taken back. That these are of all vbuckets does no harm.
+    coming = sync_frames(bucket.pending.frames[: bucket.pending.used_bytes])[1]
+    return np.unique(np.concatenate([undecided, *decided, coming]))
 
 
 def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
@@ -236,12 +252,18 @@ def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
 
 
 @kernel
+def _written_cas(run: Bytes, at: int) -> int:
+    """The CAS of a change, which tells when it was written. A commit has that of its prepare, which may be long ago."""
+    return load_u64(run, at + 16) if load_u32(run, at + 12) == 0 else u64(0)
+
+
+@kernel
 def _first_cas(run: Bytes) -> int:
     """The CAS of the first change that has one: system events have none."""
     at = i64(0)
     cas = u64(0)
     while at < len(run) and cas == 0:
-        cas = load_u64(run, at + 16)
+        cas = _written_cas(run, at)
         at += 24 + i64(load_u32(run, at + 8))
     return cas
 
@@ -252,7 +274,7 @@ def _last_before(run: Bytes, oldest_cas: int, byte: int) -> int:
     at = i64(0)
     seqno = u64(0)
     while at < len(run):
-        cas = load_u64(run, at + 16)
+        cas = _written_cas(run, at)
         if at < byte or (cas != 0 and cas <= oldest_cas):
             seqno = load_u64(run, at + 24)
         at += 24 + i64(load_u32(run, at + 8))
@@ -292,15 +314,26 @@ def _find_bases(
 
 
 @kernel
+def _is_sync_frame_needed(
+    run: Bytes, at: int, prepares: Column, history_start: int, window_start: int, purge_before_s: int
+) -> bool:
+    """Whether a prepare or an abort has to stay. An abort's CAS tells when it was written."""
+    seqno = load_u64(run, at + 24)
+    if run[at + 1] == 0x60:
+        return bool(seqno > history_start or _is_member(prepares, seqno))
+    return bool(seqno > window_start or i64(load_u64(run, at + 16) // u64(1_000_000_000)) >= purge_before_s)
+
+
+@kernel
 def _filter(
     run: Bytes, kept: Bytes, forgotten: Column, bases: Column, slots: Column, tables: Column, vbucket: int,
-    secret: Column, collections: Column, durable_seqno: int, history_start: int, window_start: int,
+    secret: Column, collections: Column, prepares: Column, durable_seqno: int, history_start: int, window_start: int,
     purge_before_s: int,
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """Copy what is needed.
 
     Returns its length, how many documents are gone altogether, how many superseded changes were dropped, and the
-    highest seqno of a deletion that was purged.
+    highest seqno of a deletion or abort that was purged.
     """
     base = tables[vbucket, BASE]
     capacity = tables[vbucket, CAPACITY]
@@ -332,6 +365,10 @@ def _filter(
                 gone += 1
             elif not keep:
                 superseded += 1
+        elif opcode != 0x5F:
+            keep = _is_sync_frame_needed(run, at, prepares, history_start, window_start, purge_before_s)
+            superseded += opcode == 0x60 and not keep
+            purge_seqno = seqno if opcode == 0x63 and not keep else purge_seqno
         if keep:
             copy_bytes(kept, to, run, at, end - at)
             to += end - at

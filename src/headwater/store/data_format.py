@@ -15,7 +15,8 @@ from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 has prepares and aborts among the changes. A bucket of version 1 becomes one of 2 with its first prepare."""
 VBUCKETS_MAX = 1024
 
 BUCKET_FACTS = b"facts"

@@ -25,7 +25,8 @@ def expire_documents(bucket: Bucket, vbucket: int) -> int:
             # to be found here again.
             key = as_run(encode_collection_id(document.collection_id) + document.key)
             bucket.index.put(vbucket, key, replace(entry, expiry=0))
-        else:
+        elif bucket.prepares.find(vbucket, document.collection_id, document.key) is None:
+            # One that a durable write is about to replace is left to that.
             expire_document(bucket, vbucket, entry)
             went += 1
     return went

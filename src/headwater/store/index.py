@@ -309,7 +309,8 @@ def index_run(
 ) -> tuple[int, int, int]:
     """Enter the frames of a stored run, oldest first.
 
-    Returns how many superseded an older one, the highest CAS, and the highest revision of a deleted document.
+    Returns how many superseded an older one, the highest CAS, and the highest revision of a deleted document. Prepares
+    are not documents; they count as superseded, for they are of use only until the write is decided.
     """
     at = i64(0)
     superseded = 0
@@ -345,5 +346,8 @@ def index_run(
                 flags |= u64(HAS_XATTRS)
             slots[slot, REVISION] = (rev << u64(8)) | flags
             slots[slot, PLACE] = (expiry << u64(32)) | u64(commit)
+        elif opcode == 0x60 or opcode == 0x63:
+            superseded += opcode == 0x60
+            cas_max = max(cas_max, load_u64(run, at + 16))
         at = frame_end
     return superseded, cas_max, deleted_rev

@@ -33,6 +33,7 @@ from headwater.store.data_format import (
 from headwater.store.engine import Change, Delete, Engine, Put, Table, View
 from headwater.store.index import Index, count_documents, index_run
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
+from headwater.store.vbucket_manifest import manifest_uid_after
 
 _FIRST, _LAST = b"", b"\xff" * 16
 
@@ -102,6 +103,7 @@ def close_bucket(bucket: Bucket) -> None:
 def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
     """Rebuild the index and the numbers of a vbucket from its stored changes."""
     bucket.index.clear(vbucket)
+    bucket.prepares.clear(vbucket)
     bucket.vbuckets.reset_numbers(vbucket)
     reached = 0
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
@@ -131,9 +133,11 @@ def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
     superseded, cas_max, deleted_rev = index_run(
         index.slots, index.tables, vbucket, index.secret, run, commit & 0xFFFFFFFF
     )
+    bucket.prepares.enter_run(vbucket, run)
     numbers.superseded[vbucket] += superseded
     numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
     numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
+    numbers.manifest_uids[vbucket] = manifest_uid_after(int(numbers.manifest_uids[vbucket]), run)
     starts = np.array([0, len(run)], dtype=np.int64)
     last_seqnos(run, starts, numbers.high_seqnos[vbucket : vbucket + 1])
 

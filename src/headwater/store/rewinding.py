@@ -5,6 +5,7 @@ All three first bring the bucket to rest, everything durable and settled, so tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.errors import StoreError
@@ -12,7 +13,7 @@ from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
-from headwater.store.data_format import VBucketFacts, block_key, blocks_of, vbucket_key
+from headwater.store.data_format import BUCKET_FACTS, BucketFacts, VBucketFacts, block_key, blocks_of, vbucket_key
 from headwater.store.engine import Change, Delete, Put, Table
 from headwater.store.opening import load_vbucket, stored_manifest
 from headwater.store.runs import as_run, last_seqno, split_after
@@ -52,12 +53,21 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
 
 def remove_vbucket(bucket: Bucket, vbucket: int) -> None:
     """Remove a vbucket with all its data."""
+    remove_vbuckets(bucket, [vbucket])
+
+
+def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
+    """Remove vbuckets with all their data, in one write."""
     _bring_to_rest(bucket)
-    changes = _drop_after(bucket, vbucket, Seqno(0))
-    bucket.engine.write([*changes, Delete(Table.VBUCKETS, vbucket_key(vbucket))])
-    bucket.vbuckets.set_facts(vbucket, None)
-    bucket.vbuckets.reset_numbers(vbucket)
-    bucket.index.clear(vbucket)
+    changes: list[Change] = []
+    for vbucket in vbuckets:
+        changes += [*_drop_after(bucket, vbucket, Seqno(0)), Delete(Table.VBUCKETS, vbucket_key(vbucket))]
+    bucket.engine.write(changes)
+    for vbucket in vbuckets:
+        bucket.vbuckets.set_facts(vbucket, None)
+        bucket.vbuckets.reset_numbers(vbucket)
+        bucket.index.clear(vbucket)
+    bucket.prepares.clear(vbucket)
 
 
 def flush(bucket: Bucket) -> None:
@@ -71,6 +81,7 @@ def flush(bucket: Bucket) -> None:
         bucket.set_vbucket_facts(vbucket, VBucketFacts(state=facts.state, failover_log=log, topology=facts.topology))
         bucket.vbuckets.reset_numbers(vbucket)
         bucket.index.clear(vbucket)
+        bucket.prepares.clear(vbucket)
         if facts.state == VBucketState.ACTIVE:
             bucket.enter_manifest(vbucket)
     try:
@@ -91,6 +102,8 @@ def abandon(bucket: Bucket) -> list[int]:
     bucket.durable_commit = bucket.pending.number - 1
     with bucket.engine.view() as view:
         bucket.manifest = stored_manifest(view)
+        facts = view.get(Table.BUCKET, BUCKET_FACTS)
+        bucket.facts = bucket.facts if facts is None else BucketFacts.decode(facts)
         stored = {key: bytes(value) for key, value in view.scan(Table.VBUCKETS, b"", b"\xff" * 16)}
     for vbucket in range(len(bucket.vbuckets)):
         encoded = stored.get(vbucket_key(vbucket))
@@ -104,6 +117,7 @@ def abandon(bucket: Bucket) -> list[int]:
         elif encoded is None:
             bucket.vbuckets.reset_numbers(vbucket)
             bucket.index.clear(vbucket)
+            bucket.prepares.clear(vbucket)
     return void
 
 

@@ -1,8 +1,9 @@
 """Runs: stored changes as they lie in commits and blocks, whole frames one behind the other.
 
-The frames are DCP's own, as a collection-aware consumer gets them: mutations, deletions (version 2), expirations and
-system events, with opaque 0. The kernels here walk runs; what they are given was written by the store or checked when
-it was received or opened (`is_sound`, `group_starts_of`), so the others trust the lengths.
+The frames are DCP's own, as a collection-aware consumer gets them: mutations, deletions (version 2), expirations,
+system events, prepares and aborts, with opaque 0 but for commits (`prepares` tells of these). The first number of a
+frame's extras is always its seqno. The kernels here walk runs; what they are given was written by the store or checked
+when it was received or opened (`is_sound`, `group_starts_of`), so the others trust the lengths.
 """
 
 from __future__ import annotations
@@ -117,20 +118,27 @@ def group_by_vbucket(
 
 
 @kernel
+def _stored_extras_bytes(opcode: int) -> int:
+    """What the frames of an opcode have as extras where they are stored; -1 for those that never are."""
+    if opcode == 0x57 or opcode == 0x60:
+        return i64(31)
+    if opcode == 0x58:
+        return i64(21)
+    if opcode == 0x59:
+        return i64(20)
+    if opcode == 0x63:
+        return i64(16)
+    return i64(13) if opcode == 0x5F else i64(-1)
+
+
+@kernel
 def frame_end(run: Bytes, at: int) -> int:
     """Where the frame at `at` ends, or -1 where there is none that the store could have written."""
     if len(run) - at < 24:
         return -1
     opcode = run[at + 1]
-    if opcode == 0x57:
-        extras_bytes = i64(31)
-    elif opcode == 0x58:
-        extras_bytes = i64(21)
-    elif opcode == 0x59:
-        extras_bytes = i64(20)
-    elif opcode == 0x5F:
-        extras_bytes = i64(13)
-    else:
+    extras_bytes = _stored_extras_bytes(opcode)
+    if extras_bytes < 0:
         return -1
     key_bytes = i64(load_u16(run, at + 2))
     end = at + 24 + i64(load_u32(run, at + 8))

@@ -35,6 +35,8 @@ class VBuckets:
     """How many stored changes are no longer the newest of their key. While 0, blocks can be streamed as they are."""
     window_starts: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """Where the history window began when the compaction that is under way did; one line for all its steps."""
+    manifest_uids: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    """The manifest that the system events of each have come to, durable or not."""
 
     @classmethod
     def empty(cls, count: int) -> VBuckets:
@@ -48,6 +50,7 @@ class VBuckets:
             deleted_revs=np.zeros(count, dtype=np.uint64),
             superseded=np.zeros(count, dtype=np.int64),
             window_starts=np.zeros(count, dtype=np.uint64),
+            manifest_uids=np.zeros(count, dtype=np.uint64),
         )
 
     def __len__(self) -> int:
@@ -67,6 +70,7 @@ class VBuckets:
     def reset_numbers(self, vbucket: int) -> None:
         for array in (
             self.high_seqnos, self.durable_seqnos, self.max_cas, self.deleted_revs, self.superseded, self.window_starts,
+            self.manifest_uids,
         ):  # fmt: skip
             array[vbucket] = 0
 

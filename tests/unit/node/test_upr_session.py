@@ -15,6 +15,7 @@ from headwater.node.kv.service import BucketService
 from headwater.node.upr_session import UprSession
 from headwater.protocol import upr
 from headwater.protocol.datatype import Datatype
+from headwater.protocol.frame_info import DurabilityLevel
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_stream import VBucketState
@@ -24,6 +25,7 @@ from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
+from headwater.store.prepares import abort_prepare, commit_prepare, put_prepare
 from headwater.store.rewinding import flush
 
 VBUCKET = VBucketId(3)
@@ -123,6 +125,23 @@ def test_a_stream_from_its_beginning_to_its_end(world: World) -> None:
     assert (expiration.by_seqno, expiration.rev_seqno, expiration.key) == (5, 4, b"c")
     assert all(packet.cas for packet in packets[3:6])
     assert packets[-1] == upr.StreamEnd(vbucket=VBUCKET, request_id=45, reason=OK)
+
+
+def test_a_durable_write_is_seen_as_what_it_became(world: World) -> None:
+    committed, aborted = (
+        put_prepare(
+            world.bucket, VBUCKET, collection_id=DEFAULT_COLLECTION, key=key, value=b"1", datatype=Datatype.RAW,
+            level=DurabilityLevel.MAJORITY,
+        )
+        for key in (b"a", b"b")
+    )  # fmt: skip
+    commit_prepare(world.bucket, committed)
+    abort_prepare(world.bucket, aborted)
+    world.put(b"c")
+    packets = world.stream(end=5)
+    changes = [packet for packet in packets if isinstance(packet, upr.Mutation)]
+    assert [(change.by_seqno, change.key, change.request_id) for change in changes] == [(3, b"a", 45), (5, b"c", 45)]
+    assert kinds(packets)[-2:] == [END, upr.StreamEnd]
 
 
 def test_an_open_stream_goes_on_with_a_snapshot_for_each_commit(world: World) -> None:

@@ -65,6 +65,15 @@ def place_of(context: Context, request: DocumentRequest, *, state: VBucketState 
     return Place(service=service, vbucket=request.vbucket, collection=collection, key=request.key)
 
 
+def place_to_write(context: Context, request: DocumentRequest) -> Place:
+    """The place of a document that is to be written. One that has an undecided durable write is left to that."""
+    place = place_of(context, request)
+    in_the_way = place.service.sync_writes.in_the_way(place.vbucket, place.collection.id, place.key)
+    if in_the_way is not None:
+        raise Refused(in_the_way)
+    return place
+
+
 def refuse_vbucket(context: Context) -> NoReturn:
     """The vbucket is not here. The cluster config tells the client where it is."""
     raise Refused(Status.NOT_MY_VBUCKET, body=context.service.cluster_config(context.bucket_service.name))
@@ -83,6 +92,9 @@ def newest(context: Context, place: Place) -> Entry | None:
     bucket = place.bucket
     entry = place.find()
     if entry is not None and is_expired(entry, bucket.outside.now_s()) and _is_active(place):
+        if bucket.prepares.find(place.vbucket, place.collection.id, place.key) is not None:
+            # A durable write is about to give it another version. Until then nobody gets to see the old one.
+            return None
         expire_document(bucket, place.vbucket, entry)
         place.service.on_change()
         entry = place.find()

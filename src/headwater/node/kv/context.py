@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headwater.node.durability.sync_writes import SyncWrite
 from headwater.node.kv.service import BucketService, Service
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request, Response
@@ -51,6 +52,8 @@ class Context:
     """The commit that has to be durable before the answer may be sent; 0 for none."""
     after: bytes = b""
     """What follows the answer."""
+    sync_write: SyncWrite | None = None
+    """The durable write whose outcome decides what is answered."""
 
     @property
     def bucket_service(self) -> BucketService:

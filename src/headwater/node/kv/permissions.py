@@ -68,3 +68,14 @@ NEEDED: dict[type[Request], Action] = {
     **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
     **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
 }
+
+SERVED_WHILE_WAITING: frozenset[type[Request]] = frozenset(
+    {
+        session.SetClusterConfig,
+        session.Stat,
+        vbuckets.GetVBucket,
+        vbuckets.GetCollectionsManifest,
+        vbuckets.SetCollectionsManifest,
+    }
+)
+"""What the nodes of a cluster ask each other, and nothing about documents, beside what needs no log-in."""

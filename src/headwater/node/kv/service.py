@@ -5,17 +5,20 @@ Sans-IO: the time and random bytes come in as functions, and whoever runs the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headwater.node.auth.throttle import LoginThrottle
 from headwater.node.auth.users import Users
+from headwater.node.durability.sync_writes import SyncWrites
+from headwater.node.traffic import Traffic
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.numbers import Cas, CollectionId
+from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.store.bucket import Bucket
 
 if TYPE_CHECKING:
+    from headwater.node.consumer.connection import ConsumerConnection
     from headwater.node.kv.session import KvSession
     from headwater.node.producer.connection import ProducerConnection
 
@@ -46,12 +49,26 @@ class BucketService:
     """The DCP connections, by name."""
     upr_connections: dict[str, ProducerConnection] = field(default_factory=dict)
     """Those of the UPR draft, by a name that they were given."""
+    replication: Callable[[], Iterable[tuple[str, object]]] = tuple
+    """Statistics of the copies that this node keeps."""
+    is_waiting: bool = False
+    """Nothing is served yet: another node may have taken this one's place, and has not been heard."""
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
     on_change: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
+    receivers: dict[VBucketId, ConsumerConnection] = field(default_factory=dict)
+    """The vbuckets that are received from other nodes, and by which connection: a copy has one source."""
+    when_at_rest: Callable[[Callable[[], None]], None] = lambda action: action()
+    """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
     """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+    ended: Traffic = field(default_factory=Traffic)
+    """What was counted by connections that are gone."""
+    sync_writes: SyncWrites = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sync_writes = SyncWrites(bucket=self.bucket, on_change=lambda: self.on_change())
 
     @property
     def name(self) -> str:

@@ -2,7 +2,8 @@
 
 Requests are handled as they come and answered in their order. An answer that tells of something not yet durable is
 held back, and with it all that follow: `Outgoing` says which commit it waits for, and whoever runs the session sends
-it when the bucket has published that commit.
+it when the bucket has published that commit. The answer to a durable write waits for its outcome (`DeferredAnswer`);
+a peer that has agreed to unordered execution gets other answers meanwhile.
 
 Runs of plain sets, which is what bulk loads consist of, are handled by a kernel (`set_run`); everything else goes
 message by message through the table of handlers.
@@ -12,21 +13,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from headwater.errors import MalformedMessage, UnknownOpcode
 from headwater.node.auth.users import Action
+from headwater.node.consumer.connection import ConsumerConnection
+from headwater.node.durability.sync_writes import Outcome, SyncWrite
 from headwater.node.kv.context import CloseConnection, Context, Refused
 from headwater.node.kv.handlers import HANDLERS
-from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
+from headwater.node.kv.outgoing import Deferrals, DeferredAnswer, Outgoing
+from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN, SERVED_WHILE_WAITING
 from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.set_run import apply_set_run
 from headwater.node.limits import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature, Negotiated
+from headwater.protocol.flow_control import COUNTED
 from headwater.protocol.frame_info import RequestInfo
 from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer
 from headwater.protocol.messages import decode_message
@@ -48,19 +53,6 @@ _SERVED_INFOS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """Bytes to send, once the bucket has made the commit durable; 0 for at once."""
-
-    data: bytes
-    commit: int
-    bucket: BucketService | None
-
-    @property
-    def may_be_sent(self) -> bool:
-        return self.bucket is None or self.commit <= self.bucket.bucket.durable_commit
-
-
 class KvSession:
     """The state of one connection."""
 
@@ -76,7 +68,9 @@ class KvSession:
         self.user: str | None = None
         self.scram: ScramServer | None = None
         self.bucket: BucketService | None = None
-        self.outgoing: deque[Outgoing] = deque()
+        self.outgoing: deque[Outgoing | DeferredAnswer] = deque()
+        self.unordered: list[DeferredAnswer] = []
+        """Answers that others may overtake."""
         self.requests = 0
         self.is_quitting = False
         """The peer has said goodbye: close once everything is sent."""
@@ -86,10 +80,15 @@ class KvSession:
         self._unsent_bytes = 0
         """In `outgoing`, as far as a call of `receive_data` knows."""
         self.dcp: ProducerConnection | None = None
-        """Set once the connection has been opened as a DCP connection."""
+        """Set once the connection has been opened as a DCP connection on which this node is the producer."""
+        self.consumer: ConsumerConnection | None = None
+        """The same where this node is the consumer: from then on it takes everything that comes."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when a newer DCP connection of the same name takes this one's place."""
         self._frames = FrameBuffer()
+        self._deferrals = Deferrals()
+        self._held: Frame | None = None
+        """A request that waits for a durable write."""
         self._reply = bytearray()
         self._reply_commit = 0
 
@@ -113,16 +112,61 @@ class KvSession:
         may be unsent are left for later (`is_held_back`).
         """
         self.is_held_back = False
+        if self.consumer is not None:
+            self._receive_as_consumer(self.consumer, data)
+            return
         self._unsent_bytes = sum(len(piece.data) for piece in self.outgoing)
         self._frames.receive_data(data)
         try:
             self._handle_sets()
-            while self._has_room and (frame := self._frames.next_frame()) is not None:
+            while self._has_room and (frame := self._next_frame()) is not None:
                 self._handle(frame)
+                if self._hand_on_rest():
+                    return
                 self._handle_sets()
         finally:
             self.flush()
-        self.is_held_back = not self._has_room and self._frames.buffered_bytes > 0
+        is_stuck = not self._has_room or self._deferrals.is_full
+        self.is_held_back = self._held is not None or (is_stuck and self._frames.buffered_bytes > 0)
+
+    def _next_frame(self) -> Frame | None:
+        """The next request, unless it has to wait for a durable write."""
+        if self.waits_for_outcome:
+            return None
+        frame, self._held = self._held or self._frames.next_frame(), None
+        if frame is not None and self._must_wait(frame):
+            self._held = frame
+            return None
+        return frame
+
+    @property
+    def waits_for_outcome(self) -> bool:
+        """Whether no request can be handled before a durable write is decided."""
+        return self._deferrals.is_full or (self._held is not None and self._must_wait(self._held))
+
+    def _must_wait(self, frame: Frame) -> bool:
+        return self._deferrals.hold(frame, in_order=not self.has(Feature.UNORDERED_EXECUTION))
+
+    def _hand_on_rest(self) -> bool:
+        """If the connection has just become a consumer's, what came behind the open is for that."""
+        if self.consumer is None:
+            return False
+        with self._frames.peek() as view:
+            rest = bytes(view)
+        self._frames.skip(len(rest))
+        self._receive_as_consumer(self.consumer, rest)
+        return True
+
+    def _receive_as_consumer(self, consumer: ConsumerConnection, data: bytes | bytearray | memoryview) -> None:
+        if not self.may(Action.ADMIN):
+            raise CloseConnection
+        messages = consumer.messages
+        try:
+            consumer.receive_data(data)
+        finally:
+            self.requests += consumer.messages - messages
+            self.flush()
+        self.is_held_back = consumer.is_held_back
 
     @property
     def _has_room(self) -> bool:
@@ -135,7 +179,11 @@ class KvSession:
 
     def _handle_sets(self) -> None:
         """Hand a run of plain sets to the kernel."""
-        if self.bucket is None or self._frames.buffered_bytes < HEADER_BYTES or not self.may(Action.WRITE):
+        if self.bucket is None or self.bucket.is_waiting:
+            return
+        if self._frames.buffered_bytes < HEADER_BYTES or not self.may(Action.WRITE):
+            return
+        if self._held is not None or self._deferrals.is_full:
             return
         with self._frames.peek() as view:
             if view[0] != Magic.REQUEST or view[1] not in (Opcode.SET, Opcode.SETQ):
@@ -175,39 +223,60 @@ class KvSession:
             answer = HANDLERS[type(message)](context, message)
         except Refused as refused:
             answer = self._refusal(context, refused)
-        self._answer(context, answer)
+        if context.sync_write is not None:
+            assert isinstance(answer, Response), "a write has one answer"
+            self._defer(context, context.sync_write, frame, answer)
+        else:
+            self._answer(context, answer)
 
     def _handle_answer(self, frame: Frame) -> None:
         """The peer answers a request of ours: there are some on DCP connections only."""
         if self.dcp is None or frame.magic.is_request:
             return
+        if frame.opcode in COUNTED and frame.specific not in (Status.SUCCESS, Status.KEY_ENOENT):
+            # The consumer has not taken what it was sent; that it has closed the stream meanwhile is no fault.
+            raise CloseConnection
         if frame.opcode == Opcode.DCP_NOOP:
             self.dcp.on_noop_answer()
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
             self._reply += self.dcp.on_hand_over_answer(frame.opaque)
             self.dcp_changed()
 
-    def open_dcp(self, connection: ProducerConnection) -> None:
+    def open_dcp(self, connection: ProducerConnection | ConsumerConnection) -> None:
         """Make this a DCP connection. An older one of the same name has to go."""
         assert self.bucket is not None
         older = self.bucket.dcp_sessions.pop(connection.name, None)
         if older is not None:
+            if older.consumer is not None:
+                # What it receives, the new one may receive at once.
+                older.consumer.disconnect()
             older.on_replaced()
         self.bucket.dcp_sessions[connection.name] = self
-        self.dcp = connection
+        if isinstance(connection, ProducerConnection):
+            self.dcp = connection
+            return
+        self.consumer = connection
+        connection.on_other = self._handle
+        connection.start()
 
     def dcp_changed(self) -> None:
         """A stream has changed the bucket: there is something to commit."""
         if self.bucket is not None:
+            self.bucket.sync_writes.evaluate_all()
             self.bucket.on_change()
 
     def disconnected(self) -> None:
         """The connection is gone."""
-        if self.dcp is None or self.bucket is None:
+        if self.bucket is not None:
+            self.bucket.ended.requests += self.requests
+        connection = self.dcp or self.consumer
+        if connection is None or self.bucket is None:
             return
-        if self.bucket.dcp_sessions.get(self.dcp.name) is self:
-            del self.bucket.dcp_sessions[self.dcp.name]
-        self.dcp.disconnect()
+        if self.bucket.dcp_sessions.get(connection.name) is self:
+            del self.bucket.dcp_sessions[connection.name]
+        if self.dcp is not None:
+            self.bucket.ended.add_connection(self.dcp)
+        connection.disconnect()
 
     def _check_allowed(self, request: Request) -> None:
         if type(request) not in HANDLERS:
@@ -218,6 +287,8 @@ class KvSession:
             return
         if self.user is None or not self.may(NEEDED.get(type(request), Action.READ)):
             raise Refused(Status.EACCESS)
+        if self.bucket is not None and self.bucket.is_waiting and type(request) not in SERVED_WHILE_WAITING:
+            raise Refused(Status.ETMPFAIL, "the node asks the others first; try again")
 
     # --- out ------------------------------------------------------------------------------------------------------
 
@@ -245,6 +316,34 @@ class KvSession:
                 continue
             self._write(response, commit=context.commit)
         self._reply += context.after
+
+    def _defer(self, context: Context, write: SyncWrite, frame: Frame, response: Response) -> None:
+        """Answer when the durable write is decided."""
+        deferred = DeferredAnswer(
+            write=write,
+            bucket=context.bucket_service,
+            answer=lambda outcome: self._answer_to(context, response, outcome),
+        )
+        self._deferrals.add(frame, deferred)
+        if self.has(Feature.UNORDERED_EXECUTION):
+            self.unordered.append(deferred)
+        else:
+            self.flush()
+            self.outgoing.append(deferred)
+
+    def _answer_to(self, context: Context, response: Response, outcome: Outcome) -> bytes | None:
+        """What is sent when a durable write is decided; None where that can't be said and the connection has to end."""
+        if outcome.status != Status.SUCCESS:
+            try:
+                return self._refusal(context, Refused(outcome.status)).encode()
+            except CloseConnection:
+                return None
+        if self._is_silent(context.request.opcode, response.status):
+            return b""
+        if getattr(response, "seqno", None) is not None:
+            # It has a mutation token, which was made when only the prepare's seqno was known.
+            response = replace(response, seqno=outcome.seqno)  # type: ignore[call-arg]
+        return response.encode()
 
     @staticmethod
     def _is_silent(opcode: int, status: Status) -> bool:

@@ -36,6 +36,7 @@ from headwater.protocol.kernels.memory import (
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.store.index import BASE, CAPACITY, CAS, COUNT, HASH_HIGH, HASH_LOW, PLACE, REVISION, SEQNO, probe
+from headwater.store.vbuckets import ABSENT
 
 RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
 """An expiry up to this counts from now; a larger one is a time."""
@@ -78,12 +79,15 @@ def apply_set_run(
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
     known, max_ttls = _collections(service)
+    # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
+    undecided = bucket.prepares.counts
+    states = np.where(undecided > 0, ABSENT, numbers.states) if undecided.any() else numbers.states
     at = written = sets = 0
     while True:
         outcome = _apply(
             data, at, collections, mutation_tokens, u64(now_ns), known, max_ttls, scratch,
             index.slots, index.tables, index.secret,
-            numbers.states, numbers.vbuuids, numbers.high_seqnos, numbers.max_cas, numbers.deleted_revs,
+            states, numbers.vbuuids, numbers.high_seqnos, numbers.max_cas, numbers.deleted_revs,
             numbers.superseded,
             pending.frames, pending.used_bytes, pending.vbuckets, pending.starts, pending.count,
             u64(pending.number & 0xFFFFFFFF), responses, written,

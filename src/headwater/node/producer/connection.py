@@ -15,7 +15,7 @@ from headwater.node.producer.controls import BadControl, Controls, with_control
 from headwater.node.producer.idle_streams import IdleStreams, StreamKey
 from headwater.node.producer.outbound import Shape
 from headwater.node.producer.stream import CHUNK_BYTES, Piece, Stream, StreamFilter
-from headwater.protocol.flow_control import SendWindow
+from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
 from headwater.protocol.kernels.rewrite import Values
 from headwater.protocol.limits import CONNECTION_NAME_BYTES_MAX
 from headwater.protocol.messages.dcp_connection import DcpNoop, OpenFlags
@@ -64,6 +64,8 @@ class ProducerConnection:
     streams: dict[StreamKey, Stream] = field(default_factory=dict)
     acked_bytes: int = 0
     sent_bytes: int = 0
+    ended_messages: int = 0
+    """What the streams that have ended had sent."""
     noop: NoopState = field(init=False)
     _ready: deque[StreamKey] = field(default_factory=deque)
     """Streams that have something to send, in the order of their turns."""
@@ -129,6 +131,7 @@ class ProducerConnection:
     def _forget(self, key: StreamKey) -> Stream | None:
         stream = self.streams.pop(key, None)
         if stream is not None:
+            self.ended_messages += stream.frames_sent
             self._open_ids[key[0]].discard(key[1])
         return stream
 
@@ -192,6 +195,7 @@ class ProducerConnection:
             include_delete_times=OpenFlags.INCLUDE_DELETE_TIMES in flags or self.controls.expiry_opcode,
             expiry_opcode=self.controls.expiry_opcode,
             compress=self.may_compress and self.controls.force_value_compression,
+            sync_writes=self.controls.sync_writes,
         )
 
     # --- data -----------------------------------------------------------------------------------------------------
@@ -212,12 +216,12 @@ class ProducerConnection:
             stream = self.streams.get(key)
             if stream is None:
                 continue
-            made = 0
+            made, prepares = 0, stream.prepares_sent
             for data in stream.produce(self._room(bytes_max - size)):
                 pieces.append(data)
                 made += len(data)
             size += made
-            self._count_bytes(made)
+            self._count_bytes(made, surcharge=(stream.prepares_sent - prepares) * PREPARE_SURCHARGE_BYTES)
             self._put_back(key, stream)
         return pieces
 
@@ -247,10 +251,15 @@ class ProducerConnection:
         room = self.window.room_bytes
         return min(left_bytes, CHUNK_BYTES) if room is None else min(left_bytes, room, CHUNK_BYTES)
 
-    def _count_bytes(self, size: int) -> None:
+    def _count_bytes(self, size: int, *, surcharge: int = 0) -> None:
         self.sent_bytes += size
         if self.controls.buffer_bytes:
-            self.window = self.window.sent(size)
+            self.window = self.window.sent(size + surcharge)
+
+    @property
+    def sent_messages(self) -> int:
+        """The messages of all its streams, also of those that have ended."""
+        return self.ended_messages + sum(stream.frames_sent for stream in self.streams.values())
 
     # --- time -----------------------------------------------------------------------------------------------------
 

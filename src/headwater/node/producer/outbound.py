@@ -3,6 +3,9 @@
 What is stored is what a collection-aware consumer with xattrs, delete times and the expiry opcode gets. Every stream
 has its own opaque; beyond that each consumer may have asked for less: other collections left out, the prefix gone, no
 values, no extended attributes, deletions without their time, expirations as deletions, a stream id in flexible framing.
+Prepares, commits and aborts are for replicas that take part in durable writes; all others get the change that was
+committed, which is what is stored (`store.prepares`).
+
 The kernel walks a run and writes what this stream gets of it, until the consumer's window is full.
 """
 
@@ -25,6 +28,7 @@ from headwater.protocol.kernels.memory import (
     load_u64,
     store_u16,
     store_u32,
+    store_u64,
     u8,
     u16,
     u32,
@@ -56,6 +60,8 @@ class Shape:
     expiry_opcode: bool = True
     compress: bool = False
     """Values that get smaller by it are sent as snappy."""
+    sync_writes: bool = False
+    """The consumer takes part in durable writes: it gets prepares, commits and aborts as such."""
     wanted: Column = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,25 +92,35 @@ class Sent:
     """The last change that was sent, 0 for none."""
     passed_seqno: int
     """The last change that was looked at, sent or not; 0 for none."""
+    prepares: int = 0
+    """How many of the frames are prepares."""
 
 
 def shape_run(
-    run: Bytes, at: int, shape: Shape, *, end_seqno: int, window_bytes: int, superseded: Column = NO_SUPERSEDED
+    run: Bytes,
+    at: int,
+    shape: Shape,
+    *,
+    end_seqno: int,
+    window_bytes: int,
+    superseded: Column = NO_SUPERSEDED,
+    history_start_seqno: int = 0,
 ) -> Sent:
     """Write the changes of a run from `at` on, up to `end_seqno`, until the window is full.
 
     The window may be overdrawn by one frame. `superseded` are the seqnos, ascending, that are left out because a newer
-    version of the same key comes later in the snapshot.
+    version of the same key comes later in the snapshot. Prepares of commits up to `history_start_seqno` may be gone.
     """
     source_bytes = len(run) - at
     growth_bytes = _FRAME_GROWTH_BYTES * (source_bytes // 42 + 1)
     target_bytes = (compressed_bytes_max(source_bytes) if shape.compress else source_bytes) + growth_bytes
     target = np.empty(target_bytes, dtype=np.uint8)
     table = np.zeros(1 << HASH_BITS if shape.compress else 1, dtype=np.int64)
-    stop, reached, written, frames, last_seqno, passed_seqno = _shape(
+    stop, reached, written, frames, last_seqno, passed_seqno, prepares = _shape(
         run, at, target, u64(end_seqno), i64(window_bytes), superseded, u32(shape.opaque), u16(shape.stream_id),
         shape.collections is not None, shape.wanted, shape.strip_prefix, int(shape.values), shape.include_xattrs,
         shape.include_deleted_user_xattrs, shape.include_delete_times, shape.expiry_opcode, shape.compress, table,
+        shape.sync_writes, u64(history_start_seqno),
     )  # fmt: skip
     return Sent(
         data=target[:written],
@@ -113,6 +129,7 @@ def shape_run(
         frames=int(frames),
         last_seqno=int(last_seqno),
         passed_seqno=int(passed_seqno),
+        prepares=int(prepares),
     )
 
 
@@ -156,22 +173,24 @@ def _shape(
     run: Bytes, at: int, target: Bytes, end_seqno: int, window_bytes: int, superseded: Column, opaque: int, sid: int,
     filtered: bool, wanted: Column, strip_prefix: bool, values: int, include_xattrs: bool,
     include_deleted_user_xattrs: bool, include_delete_times: bool, expiry_opcode: bool, compress: bool, table: Column,
-) -> tuple[int, int, int, int, int, int]:  # fmt: skip
+    sync_writes: bool, history_start: int,
+) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
     at = i64(at)
     to = i64(0)
     frames = i64(0)
     last_seqno = u64(0)
     passed_seqno = u64(0)
+    prepares = i64(0)
     while at < len(run):
         seqno = load_u64(run, at + 24)
         if seqno > end_seqno:
-            return 0, at, to, frames, last_seqno, passed_seqno
+            return 0, at, to, frames, last_seqno, passed_seqno, prepares
         if to >= window_bytes:
-            return 1, at, to, frames, last_seqno, passed_seqno
+            return 1, at, to, frames, last_seqno, passed_seqno, prepares
         end = at + 24 + i64(load_u32(run, at + 8))
         opcode = run[at + 1]
         if opcode == 0x5F:
-            return 2, at, to, frames, last_seqno, passed_seqno
+            return 2, at, to, frames, last_seqno, passed_seqno, prepares
         passed_seqno = seqno
         extras_bytes = i64(run[at + 4])
         key_bytes = i64(load_u16(run, at + 2))
@@ -180,7 +199,14 @@ def _shape(
         if filtered and not _is_in(wanted, u32(collection_id(run, key_at))):
             at = end
             continue
-        if len(superseded) and _is_in(superseded, seqno):
+        if not sync_writes and (opcode == 0x60 or opcode == 0x63):
+            at = end
+            continue
+        distance = u64(load_u32(run, at + 12))
+        # A commit ends a prepare that the consumer holds, whatever came of the document later. Where the prepare may
+        # have been compacted away, the consumer has not got it, and gets the whole change.
+        is_commit = sync_writes and distance != 0 and seqno > history_start
+        if not is_commit and len(superseded) and _is_in(superseded, seqno):
             at = end
             continue
 
@@ -200,21 +226,28 @@ def _shape(
             kept_end = value_at + xattr_bytes if include_xattrs else kept_at
             if values == 1:
                 kept_datatype &= u8(0x04)
+        if is_commit:
+            kept_at = kept_end
+            kept_datatype = u8(0)
         kept_bytes = kept_end - kept_at
         system_bytes = i64(-1)
-        if opcode != 0x57 and include_xattrs and not include_deleted_user_xattrs and xattr_bytes > 4:
+        is_removal = not is_commit and (opcode == 0x58 or opcode == 0x59)
+        if is_removal and include_xattrs and not include_deleted_user_xattrs and xattr_bytes > 4:
             system_bytes = _system_xattr_bytes(run, value_at + 4, value_at + xattr_bytes)
             kept_bytes += system_bytes - (xattr_bytes - 4)
             if system_bytes == 0:
                 kept_bytes -= 4
                 kept_datatype &= u8(0xFB)
-        if values == 2:
+        if values == 2 and not is_commit:
             kept_datatype = datatype
 
-        # The extras: all of a mutation's; of a removal's as much as the consumer wants.
+        # The extras: all of a mutation's or prepare's; of a removal's as much as the consumer wants.
         sent_opcode = opcode
         sent_extras_bytes = extras_bytes
-        if opcode != 0x57:
+        if is_commit:
+            sent_opcode = u8(0x62)
+            sent_extras_bytes = i64(16)
+        if is_removal:
             if opcode == 0x59 and not expiry_opcode:
                 sent_opcode = u8(0x58)
             if sent_opcode == 0x59:
@@ -238,14 +271,22 @@ def _shape(
         body_bytes = framing_bytes + sent_extras_bytes + key_bytes - skip + kept_bytes
         store_u32(target, to + 8, u32(body_bytes))
         store_u32(target, to + 12, opaque)
-        copy_bytes(target, to + 16, run, at + 16, 8)
+        if is_commit:
+            store_u64(target, to + 16, u64(0))
+        else:
+            copy_bytes(target, to + 16, run, at + 16, 8)
         to += 24
         if sid != 0:
             target[to] = 0x22
             store_u16(target, to + 1, sid)
             to += 3
-        if opcode == 0x57:
+        if is_commit or opcode == 0x63:
+            # The prepare's seqno, then its own.
+            store_u64(target, to, seqno - distance if is_commit else load_u64(run, at + 32))
+            store_u64(target, to + 8, seqno)
+        elif not is_removal:
             copy_bytes(target, to, run, at + 24, extras_bytes)
+            prepares += opcode == 0x60
         else:
             copy_bytes(target, to, run, at + 24, 16)
             if sent_extras_bytes == 18:
@@ -276,4 +317,4 @@ def _shape(
         frames += 1
         last_seqno = seqno
         at = end
-    return 0, at, to, frames, last_seqno, passed_seqno
+    return 0, at, to, frames, last_seqno, passed_seqno, prepares

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.stream import Stream
+from headwater.protocol.kernels.memory import Column
 
 STREAMS_TOLD_MAX = 4096
 """Where all connections together have more streams, those of a connection are told when it is asked for by name."""
@@ -35,6 +38,8 @@ class ConnectionStatistics:
     open_s: float
     """How long it has been open."""
     total_bytes_sent: int
+    total_messages_sent: int
+    """By its streams, also by those that have ended."""
     total_acked_bytes: int
     unacked_bytes: int
     max_buffer_bytes: int
@@ -52,21 +57,24 @@ class ConnectionStatistics:
 
 
 def connection_statistics(
-    connections: Iterable[ProducerConnection], *, now_s: float, name: str | None = None
+    connections: Iterable[ProducerConnection], *, now_s: float, name: str | None = None, streams_max: int | None = None
 ) -> list[ConnectionStatistics]:
-    """The statistics of all connections, or of the one that is named."""
+    """The statistics of all connections, or of the one that is named; those of streams unless they are too many."""
     wanted = [connection for connection in connections if name in (None, connection.name)]
-    tells_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= STREAMS_TOLD_MAX
+    most = STREAMS_TOLD_MAX if streams_max is None else streams_max
+    tells_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= most
     return [_of_connection(connection, now_s, tells_streams=tells_streams) for connection in wanted]
 
 
 def _of_connection(connection: ProducerConnection, now_s: float, *, tells_streams: bool) -> ConnectionStatistics:
     controls, streams = connection.controls, connection.streams.values()
+    _, backlogs = stream_backlogs(connection)
     return ConnectionStatistics(
         name=connection.name,
         type=connection.kind,
         open_s=max(0.0, now_s - connection.opened_s),
         total_bytes_sent=connection.sent_bytes,
+        total_messages_sent=connection.sent_messages,
         total_acked_bytes=connection.acked_bytes,
         unacked_bytes=connection.window.unacked_bytes,
         max_buffer_bytes=controls.buffer_bytes,
@@ -76,9 +84,21 @@ def _of_connection(connection: ProducerConnection, now_s: float, *, tells_stream
         collections_enabled=connection.knows_collections,
         priority=controls.priority,
         num_streams=len(connection.streams),
-        backlog_items=sum(stream.backlog() for stream in streams),
+        backlog_items=int(backlogs.sum()),
         streams=tuple(_of_stream(stream) for stream in streams) if tells_streams else None,
     )
+
+
+def stream_backlogs(connection: ProducerConnection) -> tuple[Column, Column]:
+    """The vbuckets of the streams of a connection, and how many seqnos each stream is behind.
+
+    As arrays, because this is asked for every second, and a connection may have a thousand streams.
+    """
+    streams = connection.streams
+    vbuckets = np.fromiter((vbucket for vbucket, _ in streams), dtype=np.int64, count=len(streams))
+    passed = np.fromiter((stream.passed_seqno for stream in streams.values()), dtype=np.int64, count=len(streams))
+    durable = connection.bucket.vbuckets.durable_seqnos[vbuckets].astype(np.int64)
+    return vbuckets, np.maximum(durable - passed, 0)
 
 
 def _of_stream(stream: Stream) -> StreamStatistics:

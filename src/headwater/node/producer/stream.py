@@ -19,7 +19,7 @@ import numpy as np
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode
 from headwater.node.producer.outbound import NO_SUPERSEDED, Shape, Stop, shape_run
-from headwater.node.producer.survey import survey
+from headwater.node.producer.survey import survey, sync_seqnos
 from headwater.protocol.connection_state import ConnectionLost
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frame_info import FrameInfo, stream_id
@@ -56,6 +56,7 @@ from headwater.protocol.stream_state import (
     producer_stream_after,
 )
 from headwater.protocol.system_events import (
+    FLATBUFFERS_VERSION,
     CollectionCreated,
     CollectionDropped,
     CollectionModified,
@@ -142,6 +143,7 @@ class Stream:
         """The vbucket was taken back, so that this stream is over, wherever it had come."""
         self.frames_sent = 0
         self.bytes_sent = 0
+        self.prepares_sent = 0
         if stream_filter.scope is not None:
             self._live = {c.id for scope, c in bucket.manifest.collections() if scope.id == stream_filter.scope}
 
@@ -311,6 +313,7 @@ class Stream:
             # A scope gets collections inside the snapshot, too.
             wanted=None if self._filter.scope is not None else self._wanted(),
             with_events=knows_collections,
+            with_prepares=self._shape.sync_writes,
         )
         superseded = NO_SUPERSEDED if has_history else found.superseded
         if knows_collections:
@@ -331,12 +334,26 @@ class Stream:
         marker = SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(snapshot.end_seqno), flags=flags)
         if self._controls.marker_version == "1.0":
             return marker
-        marker = replace(marker, max_visible_seqno=Seqno(snapshot.end_seqno), high_completed_seqno=Seqno(0))
+        visible, prepared, completed = self._sync_seqnos(snapshot)
+        marker = replace(marker, max_visible_seqno=visible, high_completed_seqno=completed)
         if self._controls.marker_version == "2.0":
             return marker
         facts = self._bucket.vbuckets.facts[self.vbucket]
         purge_seqno = facts.purge_seqno if facts else Seqno(0)
-        return replace(marker, high_prepared_seqno=Seqno(0), purge_seqno=purge_seqno)
+        return replace(marker, high_prepared_seqno=prepared, purge_seqno=purge_seqno)
+
+    def _sync_seqnos(self, snapshot: Snapshot) -> tuple[Seqno, Seqno, Seqno]:
+        """What a marker tells of durable writes: the highest seqnos that are visible, prepared and completed."""
+        end, prepares = snapshot.end_seqno, self._bucket.prepares
+        known_prepared = int(prepares.high_prepared[self.vbucket])
+        known_completed = int(prepares.high_completed[self.vbucket])
+        if known_prepared == known_completed == 0:
+            return Seqno(end), Seqno(0), Seqno(0)
+        found = sync_seqnos(self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno), end_seqno=end)
+        # What came before the snapshot counts as well, as far as it is known not to have come after it.
+        prepared = found.high_prepared or (known_prepared if known_prepared <= self.passed_seqno else 0)
+        completed = found.high_completed or (known_completed if known_completed <= self.passed_seqno else 0)
+        return Seqno(found.max_visible or self.passed_seqno), Seqno(prepared), Seqno(completed)
 
     def _use_oso(self) -> bool:
         """Out of order snapshots serve the first backfill of a filtered stream."""
@@ -365,10 +382,12 @@ class Stream:
                     end_seqno=snapshot.end_seqno,
                     window_bytes=room,
                     superseded=snapshot.superseded,
+                    history_start_seqno=self._window_start(),
                 )
                 at = sent.at
                 self.passed_seqno = max(self.passed_seqno, sent.passed_seqno)
                 self.frames_sent += sent.frames
+                self.prepares_sent += sent.prepares
                 snapshot.last_sent_seqno = sent.last_seqno or snapshot.last_sent_seqno
                 if sent.frames:
                     room -= len(sent.data)
@@ -444,9 +463,10 @@ class Stream:
         return self._encode(self._told(message, event)), at + decoded[1]
 
     def _told(self, message: SystemEvent, event: Event) -> SystemEvent:
-        if not self._controls.flatbuffers_events:
+        as_flatbuffers = self._controls.flatbuffers_events
+        if not as_flatbuffers and message.version != FLATBUFFERS_VERSION:
             return message
-        encoded = encode_event(event, as_flatbuffers=True)
+        encoded = encode_event(event, as_flatbuffers=as_flatbuffers)
         return replace(message, version=encoded.version, key=encoded.key, value=encoded.value)
 
     def _concerns(self, event: Event) -> bool:

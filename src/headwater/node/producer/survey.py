@@ -30,9 +30,18 @@ class Survey:
 
 
 def survey(
-    runs: Iterable[Bytes], *, end_seqno: int, secret: Column, wanted: Column | None, with_events: bool
+    runs: Iterable[Bytes],
+    *,
+    end_seqno: int,
+    secret: Column,
+    wanted: Column | None,
+    with_events: bool,
+    with_prepares: bool = False,
 ) -> Survey:
-    """Look through the changes of a snapshot. `wanted` are the collections of the stream, None for all."""
+    """Look through the changes of a snapshot. `wanted` are the collections of the stream, None for all.
+
+    Prepares and aborts are no versions of their documents: they neither supersede nor are they superseded.
+    """
     table = _empty_table(_SLOTS_MIN)
     found: list[Column] = []
     filtered = wanted is not None
@@ -43,7 +52,9 @@ def survey(
         if 2 * (keys + frames_max) > len(table):
             table = _grown(table, 4 * (keys + frames_max))
         superseded = np.empty(frames_max, dtype=np.uint64)
-        count, fresh, reached = _survey(run, u64(end_seqno), secret, filtered, ids, with_events, table, superseded)
+        count, fresh, reached = _survey(
+            run, u64(end_seqno), secret, filtered, ids, with_events, with_prepares, table, superseded
+        )
         found.append(superseded[:count])
         keys += fresh
         last = int(reached) or last
@@ -74,8 +85,8 @@ def _reenter(table: Column, larger: Column) -> None:
 
 @kernel
 def _survey(
-    run: Bytes, end_seqno: int, secret: Column, filtered: bool, wanted: Column, with_events: bool, table: Column,
-    superseded: Column,
+    run: Bytes, end_seqno: int, secret: Column, filtered: bool, wanted: Column, with_events: bool,
+    with_prepares: bool, table: Column, superseded: Column,
 ) -> tuple[int, int, int]:  # fmt: skip
     at = i64(0)
     count = i64(0)
@@ -89,6 +100,9 @@ def _survey(
         opcode = run[at + 1]
         if opcode == 0x5F:
             if with_events:
+                last = seqno
+        elif opcode == 0x60 or opcode == 0x63:
+            if with_prepares:
                 last = seqno
         else:
             key_at = at + 24 + i64(run[at + 4])
@@ -109,3 +123,45 @@ def _survey(
                 last = seqno
         at += 24 + i64(load_u32(run, at + 8))
     return count, keys, last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSeqnos:
+    """What a snapshot holds of durable writes. Each is 0 where there is none."""
+
+    max_visible: int
+    """The last change that is neither a prepare nor an abort."""
+    high_prepared: int
+    high_completed: int
+    """The highest seqno of a prepare that is committed or aborted."""
+
+
+def sync_seqnos(runs: Iterable[Bytes], *, end_seqno: int) -> SyncSeqnos:
+    visible = prepared = completed = 0
+    for run in runs:
+        found = [int(seqno) for seqno in _sync_seqnos(run, u64(end_seqno))]
+        visible, prepared, completed = found[0] or visible, found[1] or prepared, max(found[2], completed)
+    return SyncSeqnos(max_visible=visible, high_prepared=prepared, high_completed=completed)
+
+
+@kernel
+def _sync_seqnos(run: Bytes, end_seqno: int) -> tuple[int, int, int]:
+    at = i64(0)
+    visible = u64(0)
+    prepared = u64(0)
+    completed = u64(0)
+    while at < len(run):
+        seqno = load_u64(run, at + 24)
+        if seqno > end_seqno:
+            break
+        opcode = run[at + 1]
+        if opcode == 0x60:
+            prepared = seqno
+        elif opcode == 0x63:
+            completed = max(completed, load_u64(run, at + 32))
+        else:
+            visible = seqno
+            if load_u32(run, at + 12) != 0:
+                completed = max(completed, seqno - u64(load_u32(run, at + 12)))
+        at += 24 + i64(load_u32(run, at + 8))
+    return visible, prepared, completed

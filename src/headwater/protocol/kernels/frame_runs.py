@@ -44,14 +44,19 @@ class FrameRuns(NamedTuple):
     """Where the frame starts that is not complete yet."""
 
 
-def cut_runs(buffer: Bytes, *, body_bytes_max: int = FRAME_BODY_BYTES_MAX) -> FrameRuns:
-    """Cut all complete frames of a buffer. Raises the documented error for bytes that are no frames."""
+def cut_runs(
+    buffer: Bytes, *, body_bytes_max: int = FRAME_BODY_BYTES_MAX, keeps_order: bool = False
+) -> FrameRuns:  # fmt: skip
+    """Cut all complete frames of a buffer. Raises the documented error for bytes that are no frames.
+
+    With `keeps_order` nothing is sorted: where requests come between the streams, their order means something.
+    """
     count, rows, consumed, faulty = _count_runs(buffer, body_bytes_max)
     if faulty:
         decode_frame(buffer.data, consumed, body_bytes_max=body_bytes_max)
         raise AssertionError(f"the kernel refuses the frame at byte {consumed}, the typed codec takes it")
     table = _fill_runs(buffer, consumed, count)
-    if count > 1 and rows < count * SORTED_BELOW_ROWS:
+    if not keeps_order and count > 1 and rows < count * SORTED_BELOW_ROWS:
         buffer, table = _sort_by_stream(buffer, table, consumed)
     return FrameRuns(buffer, [FrameRun(*row) for row in table.tolist()], consumed)
 

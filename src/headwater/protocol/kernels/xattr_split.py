@@ -134,6 +134,20 @@ def _survey(
 
 
 @kernel
+def has_sound_xattrs(data: Bytes, at: int, end: int) -> bool:
+    """Whether the value from `at` to `end` begins with a section of whole pairs. Names may stand twice."""
+    section_end = _section_end(data, at, end)
+    if section_end < 0:
+        return False
+    at += 4
+    while at < section_end:
+        at = _pair_end(data, at, section_end)
+        if at < 0:
+            return False
+    return True
+
+
+@kernel
 def _section_end(data: Bytes, at: int, end: int) -> int:
     """Where the section ends that the value at `at` begins with; -1 where that can't be."""
     if end - at < 4:

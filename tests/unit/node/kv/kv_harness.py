@@ -154,8 +154,11 @@ class Client:
     def received(self) -> list[Response]:
         """The answers that need not wait any longer."""
         data = b""
-        while self.session.outgoing and self.session.outgoing[0].commit <= self.node.bucket.durable_commit:
+        while self.session.outgoing and self.session.outgoing[0].may_be_sent:
             data += self.session.outgoing.popleft().data
+        for answer in [answer for answer in self.session.unordered if answer.may_be_sent]:
+            self.session.unordered.remove(answer)
+            data += answer.data
         messages = [decode_message(frame, self.negotiated) for frame in decode_frames(data)]
         return [message for message in messages if isinstance(message, Response)]
 

@@ -54,7 +54,7 @@ def set_manifest(context: Context, request: SetCollectionsManifest) -> PlainResp
     if manifest.uid < current.uid:
         raise Refused(Status.ERANGE, f"the manifest has uid {manifest.uid:x}, the bucket has {current.uid:x}")
     if manifest.uid == current.uid:
-        if manifest.scopes != current.scopes:
+        if current.events_to(manifest):
             raise Refused(Status.CANNOT_APPLY_MANIFEST, "a manifest that differs has a higher uid")
         return context.ok()
     _check_successor(current, manifest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
+from headwater.errors import AuthenticationFailed, LocalProtocolError, MalformedJson, RemoteProtocolError
 from headwater.node.auth.users import Action
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.error_map import ERROR_MAP_VERSION, error_map
@@ -158,8 +158,16 @@ def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResp
     bucket = request.key.decode(errors="replace") or None
     if bucket is not None and bucket not in context.service.buckets:
         raise Refused(Status.KEY_ENOENT)
-    if not context.service.set_cluster_config(bucket, (request.epoch, request.revision), request.value):
+    try:
+        is_taken = context.service.set_cluster_config(bucket, (request.epoch, request.revision), request.value)
+    except (MalformedJson, LocalProtocolError) as error:
+        raise Refused(Status.EINVAL, error.reason) from error
+    if not is_taken:
         raise Refused(Status.KEY_EEXISTS, "the config is not newer than the one there is")
+    selected = context.session.bucket
+    if selected is not None and selected.name == bucket:
+        # One that a coordinator has published is kept, and that is what its answer says.
+        context.wait_for(selected.bucket.pending.number if not selected.bucket.pending.is_empty else 0)
     return context.ok()
 
 

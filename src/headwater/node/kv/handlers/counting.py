@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.node.kv.access import Place, live, place_of
+from headwater.node.kv.access import Place, live, place_to_write
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.expiry import expiry_time
 from headwater.node.kv.locks import check_cas
@@ -28,7 +28,7 @@ def decrement(context: Context, request: Decrement) -> CounterResponse:
 
 
 def _count(context: Context, request: Increment, delta: int) -> CounterResponse:
-    place = place_of(context, request)
+    place = place_to_write(context, request)
     entry = live(context, place)
     if entry is None:
         count, written = _begin(context, request, place)

@@ -1,7 +1,8 @@
-"""Handlers for DCP: opening a connection as a producer, its settings, its streams.
+"""Handlers for DCP: opening a connection, and the settings and streams of one on which this node is the producer.
 
 The table of the endpoint's states (`protocol.connection_state`) decides first: a message for the other kind of endpoint
-closes the connection, one that is out of turn is answered with EINVAL.
+closes the connection, one that is out of turn is answered with EINVAL. Once a connection has been opened for this node
+to be the consumer, `node.consumer` takes what comes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 
 from headwater.errors import UnexpectedMessage
 from headwater.node.auth.users import Action
+from headwater.node.consumer.connection import ConsumerConnection
+from headwater.node.consumer.settings import ConsumerSettings
 from headwater.node.kv.access import refuse_vbucket
 from headwater.node.kv.context import CloseConnection, Context, Refused
 from headwater.node.producer.connection import ProducerConnection, is_name
-from headwater.node.producer.controls import BadControl
+from headwater.node.producer.controls import BadControl, Controls
 from headwater.protocol.connection_state import EndpointState, producer_endpoint_after
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse, Request, Response
@@ -35,7 +38,8 @@ from headwater.protocol.stream_admission import Refused as StreamRefused
 
 def dcp(context: Context, request: Request) -> Response | None:
     """Any DCP message: the endpoint's state decides whether it is for its handler."""
-    state = EndpointState.UNOPENED if context.session.dcp is None else EndpointState.OPEN
+    session = context.session
+    state = EndpointState.UNOPENED if session.dcp is None and session.consumer is None else EndpointState.OPEN
     try:
         following = producer_endpoint_after(state, type(request))
     except UnexpectedMessage as error:
@@ -57,11 +61,11 @@ def _connection(context: Context) -> ProducerConnection:
 def _open(context: Context, request: Open) -> PlainResponse:
     if not is_name(request.key):
         raise Refused(Status.EINVAL, "a connection's name has 1 to 200 bytes")
-    if OpenFlags.PRODUCER not in request.flags:
-        raise Refused(Status.NOT_SUPPORTED)
     if OpenFlags.NOTIFIER in request.flags:
-        raise Refused(Status.EINVAL, "a connection is a producer or a notifier")
-    _check_open_value(request.value)
+        raise Refused(Status.EINVAL, "a connection is a producer or a consumer, and no notifier")
+    consumer_name = _consumer_name(request.value)
+    if OpenFlags.PRODUCER not in request.flags:
+        return _open_as_consumer(context, request, consumer_name)
     session = context.session
     session.open_dcp(
         ProducerConnection(
@@ -72,19 +76,39 @@ def _open(context: Context, request: Open) -> PlainResponse:
             may_compress=session.has(Feature.SNAPPY),
             opened_s=context.service.now_s(),
             has_right=lambda: session.may(Action.STREAM),
+            controls=Controls(consumer_name=consumer_name),
         )
     )
     return context.ok()
 
 
-def _check_open_value(value: bytes) -> None:
-    """A value is a JSON object. What it may tell, such as the consumer's name, changes nothing here."""
+def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> PlainResponse:
+    """What comes over such a connection is written without a question, so it needs the right to administer."""
+    session = context.session
+    if not session.may(Action.ADMIN):
+        raise Refused(Status.EACCESS)
+    session.open_dcp(
+        ConsumerConnection(
+            context.bucket_service,
+            name=request.key.decode(errors="replace"),
+            settings=ConsumerSettings(consumer_name=consumer_name),
+            now_s=context.service.now_s(),
+            negotiated=session.negotiated,
+            is_proxied=True,
+        )
+    )
+    return context.ok()
+
+
+def _consumer_name(value: bytes) -> str:
+    """The consumer's name in a topology, if the value, a JSON object, tells it. A control may tell it as well."""
     try:
         decoded = json.loads(value) if value else {}
     except (ValueError, RecursionError) as error:
         raise Refused(Status.EINVAL, "the value is not JSON") from error
     if not isinstance(decoded, dict):
         raise Refused(Status.EINVAL, "the value is not a JSON object")
+    return str(decoded.get("consumer_name", ""))
 
 
 def _control(context: Context, request: Control) -> PlainResponse:
@@ -104,8 +128,13 @@ def _noop(context: Context, request: DcpNoop) -> PlainResponse:
 
 
 def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
-    if not _connection(context).controls.sync_writes:
-        raise Refused(Status.EINVAL, "sync writes are not enabled on this connection")
+    """It decides about the writes of others, who trust that a copy is there: that is for nodes and not for readers."""
+    if not context.session.may(Action.ADMIN):
+        raise Refused(Status.EACCESS)
+    controls = _connection(context).controls
+    if not controls.sync_writes or not controls.consumer_name:
+        raise Refused(Status.EINVAL, "sync writes are not enabled on this connection, or its consumer has no name")
+    context.bucket_service.sync_writes.acknowledge(request.vbucket, controls.consumer_name, request.prepared_seqno)
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
@@ -115,14 +144,23 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     connection = _connection(context)
     admission = connection.admit(request)
     if isinstance(admission, Rollback):
+        context.bucket_service.ended.rollbacks += 1
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
     if isinstance(admission, StreamRefused):
         _refuse(context, admission)
     else:
         connection.open_stream(request, admission)
+        _begin_sync_writes(context, connection, request)
     facts = connection.bucket.vbuckets.facts[request.vbucket]
     assert facts is not None, "a stream is admitted on a vbucket that is here"
     return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+
+
+def _begin_sync_writes(context: Context, connection: ProducerConnection, request: StreamRequest) -> None:
+    controls = connection.controls
+    if controls.sync_writes:
+        sync_writes = context.bucket_service.sync_writes
+        sync_writes.begin_stream(request.vbucket, controls.consumer_name, request.start_seqno)
 
 
 def _refuse(context: Context, refused: StreamRefused) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.node.kv.access import live_or_refuse, place_of
+from headwater.node.kv.access import live_or_refuse, place_of, place_to_write
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.locks import lock_on, release, take_lock
 from headwater.node.kv.service import LOCK_S_DEFAULT, LOCK_S_MAX
@@ -15,7 +15,7 @@ from headwater.protocol.status import Status
 
 def get_locked(context: Context, request: GetLocked) -> GetResponse:
     """Get a document and lock it. The CAS of the answer opens the lock."""
-    place = place_of(context, request)
+    place = place_to_write(context, request)
     entry = live_or_refuse(context, place)
     if lock_on(place, entry) is not None:
         raise _refused(context, Status.LOCKED)

@@ -82,10 +82,15 @@ def _collections(context: Context, bucket: Bucket) -> Statistics:
                 yield f"{prefix}:maxTTL", collection.max_ttl_s
 
 
+def _replication(context: Context, bucket: Bucket) -> Statistics:
+    yield from context.bucket_service.replication()
+
+
 _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "": _general,
     "uuid": _uuid,
     "collections": _collections,
+    "replication": _replication,
 }
 
 # --- of DCP connections -------------------------------------------------------------------------------------------
@@ -181,10 +186,17 @@ def _seqnos(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statisti
     yield f"vb_{vbucket}:last_persisted_snap_end", facts.snapshot_end_seqno if is_replica else durable
 
 
+def _copy(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
+    """All that tells which of two copies is the more advanced, in one line: state, seqno, branches of its history."""
+    branches = ",".join(str(entry.vbuuid) for entry in facts.failover_log.entries)
+    yield f"vb_{vbucket}", f"{facts.state.name.lower()} {bucket.vbuckets.durable_seqnos[vbucket]} {branches}"
+
+
 _BY_VBUCKET: dict[str, Callable[[Bucket, VBucketId, VBucketFacts], Statistics]] = {
     "vbucket": _state,
     "vbucket-details": _details,
     "vbucket-seqno": _seqnos,
+    "headwater-copies": _copy,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from headwater.node.kv import subdocument as engine
-from headwater.node.kv.access import DocumentRequest, Place, newest, place_of
+from headwater.node.kv.access import DocumentRequest, Place, newest, place_of, place_to_write
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.expiry import expiry_time, preserves_ttl
 from headwater.node.kv.locks import check_cas, shown_cas
@@ -113,7 +113,7 @@ def _place_to_write(
     _check_datatype(context)
     if doc_flags & DocFlags.ADD and request.cas:
         raise Refused(Status.EINVAL, "a document that is to be added has no CAS yet")
-    place = place_of(context, request)
+    place = place_to_write(context, request)
     entry = newest(context, place)
     if entry is not None and (not entry.is_deleted or doc_flags & DocFlags.ACCESS_DELETED):
         if not doc_flags & DocFlags.ADD:

@@ -51,6 +51,7 @@ def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
     if facts.topology != topology:
         commit = bucket.set_vbucket_facts(request.vbucket, replace(facts, topology=topology))
     service.on_change()
+    service.sync_writes.evaluate(request.vbucket)
     context.wait_for(commit)
     return context.ok()
 
@@ -92,6 +93,7 @@ def delete_vbucket(context: Context, request: DeleteVBucket) -> PlainResponse:
     _check_at_rest(context)
     rewinding.remove_vbucket(service.bucket, request.vbucket)
     forget_vbuckets(service, {request.vbucket})
+    service.sync_writes.evaluate(request.vbucket)
     return context.ok()
 
 
@@ -103,6 +105,7 @@ def flush(context: Context, request: Flush) -> PlainResponse:
     _check_at_rest(context)
     rewinding.flush(service.bucket)
     service.locks.clear()
+    service.sync_writes.evaluate_all()
     return context.ok()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.node.kv.access import Place, live, live_or_refuse, place_of
+from headwater.node.kv.access import Place, live, live_or_refuse, place_to_write
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.expiry import expiry_time, preserves_ttl
 from headwater.node.kv.locks import check_cas
@@ -30,7 +30,7 @@ from headwater.store.index import Entry
 
 def set_document(context: Context, request: Set) -> StoreResponse:
     """Store a document, whether there is one or not; with a CAS, only over the version that has it."""
-    place, body = place_of(context, request), received_body(context, request.value)
+    place, body = place_to_write(context, request), received_body(context, request.value)
     entry = live(context, place)
     if entry is not None:
         check_cas(place, entry, request.cas)
@@ -43,7 +43,7 @@ def add(context: Context, request: Set) -> StoreResponse:
     """Store a document where there is none."""
     if request.cas:
         raise Refused(Status.EINVAL, "a document that is to be added has no CAS yet")
-    place, body = place_of(context, request), received_body(context, request.value)
+    place, body = place_to_write(context, request), received_body(context, request.value)
     if live(context, place) is not None:
         raise Refused(Status.KEY_EEXISTS)
     return _store_body(context, request, place, body, over=None)
@@ -51,7 +51,7 @@ def add(context: Context, request: Set) -> StoreResponse:
 
 def replace(context: Context, request: Set) -> StoreResponse:
     """Store a document where there is one."""
-    place, body = place_of(context, request), received_body(context, request.value)
+    place, body = place_to_write(context, request), received_body(context, request.value)
     entry = live_or_refuse(context, place)
     check_cas(place, entry, request.cas)
     return _store_body(context, request, place, body, over=entry)
@@ -78,7 +78,7 @@ def _stored(context: Context, place: Place, written: Written) -> StoreResponse:
 
 
 def delete(context: Context, request: Delete) -> StoreResponse:
-    place = place_of(context, request)
+    place = place_to_write(context, request)
     entry = live_or_refuse(context, place)
     check_cas(place, entry, request.cas)
     kept = xattrs_to_keep(place, entry)
@@ -99,7 +99,7 @@ def prepend(context: Context, request: Prepend) -> StoreResponse:
 
 def _extend(context: Context, request: Append, *, in_front: bool) -> StoreResponse:
     """Flags, expiry and extended attributes stay as they are."""
-    place, more = place_of(context, request), received_body(context, request.value)
+    place, more = place_to_write(context, request), received_body(context, request.value)
     entry = live(context, place)
     if entry is None:
         raise Refused(Status.NOT_STORED)
@@ -132,7 +132,7 @@ def get_and_touch(context: Context, request: Touch) -> GetResponse:
 
 def _touch(context: Context, request: Touch) -> tuple[Document, Cas]:
     """Give a document another expiry. One that has it already stays the version it is."""
-    place = place_of(context, request)
+    place = place_to_write(context, request)
     entry = live_or_refuse(context, place)
     check_cas(place, entry, request.cas)
     document = place.read(entry)

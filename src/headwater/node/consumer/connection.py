@@ -1,0 +1,377 @@
+"""A DCP connection of which this node is the consumer: the streams it receives, its flow control and its noops.
+
+Whoever drives it gives the bytes that come and sends the bytes that are to go: a key-value session whose peer, the
+replication proxy, joins it to a producer, or a replicator of this node that has its own connection to the producer. The
+proxy's requests and the producer's messages come over the same connection, and so do the answers to both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from headwater.errors import MalformedMessage, UnexpectedMessage, UnknownOpcode
+from headwater.node.consumer.copies import check_addable, take_back
+from headwater.node.consumer.inbound import ChangeRun, Inbound
+from headwater.node.consumer.outbox import Outbox
+from headwater.node.consumer.settings import ConsumerSettings
+from headwater.node.consumer.stream import ReplicaStream
+from headwater.node.kv.context import Refused
+from headwater.node.kv.service import BucketService
+from headwater.protocol.connection_state import ConnectionLost, EndpointState, consumer_endpoint_after
+from headwater.protocol.features import WITH_COLLECTIONS, Negotiated
+from headwater.protocol.flow_control import counted_bytes
+from headwater.protocol.frames import Frame
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import ErrorResponse, Request, Response
+from headwater.protocol.messages.dcp_changes import DcpFlush
+from headwater.protocol.messages.dcp_connection import Control, DcpNoop
+from headwater.protocol.messages.dcp_snapshot import CacheTransfer, CacheTransferEnd, OsoSnapshot
+from headwater.protocol.messages.dcp_stream import (
+    AddStream,
+    AddStreamResponse,
+    CloseStream,
+    GetFailoverLog,
+    GetFailoverLogResponse,
+    StreamEnd,
+    StreamRequestResponse,
+)
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+from headwater.protocol.stream_state import CloseAnswered, ConsumerStream, StreamRefused
+
+FIRST_STREAM_OPAQUE = 0x1000
+"""As in the seed's example. Those of control messages are lower."""
+_OPAQUE_MAX = 0x0FFF_FFFF
+SILENT_NOOP_INTERVALS = 2
+_DCP_OPCODES = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
+_UNASKED = (OsoSnapshot, CacheTransfer, CacheTransferEnd)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """A stream is over, for a driver that has to ask for it again."""
+
+    vbucket: VBucketId
+    reason: StreamEnd | Status
+    """The producer's word, or the status with which one of its messages was refused here."""
+
+
+class ConsumerConnection:
+    """See the module. Any error that a method raises is the end of the connection."""
+
+    def __init__(
+        self,
+        service: BucketService,
+        *,
+        name: str,
+        settings: ConsumerSettings,
+        now_s: float,
+        negotiated: Negotiated = WITH_COLLECTIONS,
+        is_proxied: bool = False,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.streams: dict[VBucketId, ReplicaStream] = {}
+        self.messages = 0
+        """How many single messages and runs of changes have come."""
+        self.answers: list[Response] = []
+        """To add-streams, where no proxy waits for them on the connection."""
+        self.ended: list[StreamEnded] = []
+        """Streams that have ended since the driver has last looked, where no proxy looks after them."""
+        self.is_void = False
+        """What was taken has been taken back. The connection is of no further use."""
+        self.on_other: Callable[[Frame], None] = _refuse_other
+        """Takes requests that are not DCP's."""
+        self._service = service
+        self._bucket = service.bucket
+        self._negotiated = negotiated
+        self._is_proxied = is_proxied
+        self._inbound = Inbound()
+        self._outbox = Outbox(self._bucket, buffer_bytes=settings.buffer_bytes)
+        self._by_opaque: dict[int, ReplicaStream] = {}
+        self._controls: dict[int, Control] = {}
+        """Control messages that have not been answered."""
+        self._granted: set[bytes] = set()
+        self._next_opaque = FIRST_STREAM_OPAQUE
+        self._heard_s = self._now_s = now_s
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Ask the producer for everything that brings changes in the form they are stored in."""
+        for opaque, control in enumerate(self.settings.controls(), start=1):
+            message = Control(opaque=opaque, key=control.key, value=control.value)
+            self._controls[opaque] = message
+            self._outbox.send(message)
+
+    def data_to_send(self) -> bytes:
+        return self._outbox.take()
+
+    @property
+    def is_full(self) -> bool:
+        """More has come than is durable by now: read on when the bucket has caught up."""
+        return self._outbox.undurable_bytes + self._inbound.buffered_bytes > 2 * self.settings.buffer_bytes
+
+    @property
+    def is_held_back(self) -> bool:
+        """Something that came had to wait for the bucket: call `receive_data` again, with nothing."""
+        return self._inbound.is_held_back
+
+    def on_durable(self) -> None:
+        """The bucket has published a commit, or was at rest: what has waited for it goes out."""
+        self._outbox.on_durable()
+
+    def on_void(self) -> None:
+        """A commit could not be written, and what was not durable is gone. The driver has to close the connection."""
+        self.is_void = True
+        self._outbox.on_void()
+        self.disconnect()
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what has come. Raises a `RemoteProtocolError` where the connection is to end."""
+        if self.is_void:
+            raise UnexpectedMessage("what was received could not be stored")
+        self._heard_s = self._now_s
+        window_bytes = 0
+        for item in self._inbound.receive(data):
+            self.messages += 1
+            if isinstance(item, ChangeRun):
+                window_bytes += len(item.data)
+                self._receive_run(item)
+            elif item.frame.magic.is_request:
+                window_bytes += counted_bytes(item.frame.opcode, item.size_bytes)
+                self._receive_request(item.frame)
+            else:
+                self._receive_answer(item.frame)
+        self._outbox.count(window_bytes)
+
+    def _receive_run(self, run: ChangeRun) -> None:
+        stream = self._by_opaque.get(run.opaque)
+        try:
+            if stream is None or stream.state is ConsumerStream.REQUESTED:
+                raise Refused(Status.KEY_ENOENT)
+            stream.receive_run(run.data, self._negotiated)
+        except Refused as refused:
+            # One answer for all of them: the producer has to end the stream, however many it has sent.
+            self._refuse_stream(int(run.data[1]), run.opaque, stream, refused.status)
+
+    def _receive_request(self, frame: Frame) -> None:
+        if frame.opcode not in _DCP_OPCODES:
+            self.on_other(frame)
+            return
+        try:
+            message = decode_message(frame, self._negotiated)
+        except (MalformedMessage, UnknownOpcode) as error:
+            status = Status.EINVAL if isinstance(error, MalformedMessage) else Status.UNKNOWN_COMMAND
+            self._outbox.refuse(frame.opcode, frame.opaque, status)
+            return
+        assert isinstance(message, Request)
+        try:
+            following = consumer_endpoint_after(EndpointState.OPEN, type(message))
+        except UnexpectedMessage:
+            self._outbox.refuse(frame.opcode, frame.opaque, Status.EINVAL)
+            return
+        if following is EndpointState.CLOSED:
+            raise UnexpectedMessage(f"{type(message).__name__} was sent to a consumer, and is for a producer")
+        self._receive_message(message)
+
+    def _receive_message(self, message: Request) -> None:
+        if isinstance(message, DcpNoop):
+            self._outbox.succeed(message.opcode, message.opaque)
+        elif isinstance(message, AddStream):
+            self.add_stream(message)
+        elif isinstance(message, CloseStream):
+            self._close_stream(message)
+        elif isinstance(message, GetFailoverLog):
+            self._tell_failover_log(message)
+        else:
+            self._receive_stream_message(message)
+
+    def _receive_stream_message(self, message: Request) -> None:
+        stream = self._by_opaque.get(message.opaque)
+        try:
+            if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
+                raise Refused(Status.KEY_ENOENT)
+            if isinstance(message, _UNASKED):
+                raise Refused(Status.NOT_SUPPORTED)
+            if isinstance(message, StreamEnd):
+                stream.move(StreamEnd)
+                self._forget(stream, message)
+            elif isinstance(message, DcpFlush):
+                self._flush(stream, message)
+            else:
+                stream.receive(message)
+        except Refused as refused:
+            self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
+
+    def _refuse_stream(self, opcode: int, opaque: int, stream: ReplicaStream | None, status: Status) -> None:
+        self._outbox.refuse(opcode, opaque, status)
+        if stream is not None and stream.state is not ConsumerStream.REQUESTED:
+            stream.move(ConnectionLost)
+            self._forget(stream, status)
+
+    def _receive_answer(self, frame: Frame) -> None:
+        """The producer answers a request of ours. One that we have given up meanwhile does not matter any more."""
+        if frame.opcode == Opcode.DCP_CONTROL:
+            control = self._controls.pop(frame.opaque, None)
+            if control is not None and frame.specific == Status.SUCCESS:
+                self._granted.add(control.key)
+            return
+        stream = self._by_opaque.get(frame.opaque)
+        if frame.opcode != Opcode.DCP_STREAM_REQUEST or stream is None or stream.state is not ConsumerStream.REQUESTED:
+            return
+        answer = decode_message(frame, self._negotiated)
+        assert isinstance(answer, Response)
+        try:
+            if not isinstance(answer, StreamRequestResponse):
+                raise Refused(answer.status)
+            if answer.rollback_seqno is None:
+                stream.on_accepted(answer.failover_log)
+                self._answer(stream, self._accepted(stream))
+            else:
+                stream.on_rollback_demanded(answer.rollback_seqno)
+                self._service.when_at_rest(partial(self._roll_back, stream, answer.rollback_seqno))
+        except Refused as refused:
+            self._give_up(stream, refused.status)
+
+    # --- streams --------------------------------------------------------------------------------------------------
+
+    def add_stream(self, request: AddStream) -> None:
+        """Ask the producer for a stream. The answer comes when the producer has given one."""
+        try:
+            check_addable(self._service, request)
+        except Refused as refused:
+            self._send_answer(_error(request, refused.status))
+            return
+        stream = ReplicaStream(self._service, self._outbox, request, opaque=self._take_opaque())
+        self.streams[stream.vbucket] = self._by_opaque[stream.opaque] = stream
+        self._service.receivers[stream.vbucket] = self
+        self._outbox.send(stream.request())
+
+    def _take_opaque(self) -> int:
+        while self._next_opaque in self._by_opaque:
+            self._next_opaque = max(FIRST_STREAM_OPAQUE, (self._next_opaque + 1) & _OPAQUE_MAX)
+        opaque = self._next_opaque
+        self._next_opaque = max(FIRST_STREAM_OPAQUE, (opaque + 1) & _OPAQUE_MAX)
+        return opaque
+
+    def _accepted(self, stream: ReplicaStream) -> Response:
+        return AddStreamResponse(opaque=stream.asked.opaque, stream_opaque=stream.opaque)
+
+    def _answer(self, stream: ReplicaStream, answer: Response) -> None:
+        if not stream.is_answered:
+            stream.is_answered = True
+            self._send_answer(answer)
+
+    def _send_answer(self, answer: Response) -> None:
+        if self._is_proxied:
+            self._outbox.send(answer)
+        else:
+            self.answers.append(answer)
+
+    def _give_up(self, stream: ReplicaStream, status: Status) -> None:
+        """A stream that was asked for does not come to be."""
+        stream.move(StreamRefused if stream.state is ConsumerStream.REQUESTED else ConnectionLost)
+        self._forget(stream, status)
+        self._answer(stream, _error(stream.asked, status))
+
+    def _close_stream(self, request: CloseStream) -> None:
+        stream = self.streams.get(request.vbucket)
+        if stream is None:
+            self._outbox.refuse(request.opcode, request.opaque, Status.KEY_ENOENT)
+            return
+        stream.move(CloseStream)
+        stream.move(CloseAnswered)
+        self._forget(stream, Status.SUCCESS)
+        self._answer(stream, _error(stream.asked, Status.KEY_ENOENT))
+        self._outbox.succeed(request.opcode, request.opaque)
+
+    def close_stream(self, vbucket: VBucketId) -> None:
+        """Ask the producer for no more of a stream, where no proxy does. What still comes of it is not taken."""
+        stream = self.streams.get(vbucket)
+        if stream is not None:
+            stream.move(ConnectionLost)
+            self._forget(stream, Status.SUCCESS)
+            self._outbox.send(CloseStream(vbucket=vbucket, opaque=stream.opaque))
+
+    def _forget(self, stream: ReplicaStream, reason: StreamEnd | Status) -> None:
+        del self._by_opaque[stream.opaque]
+        self._outbox.acknowledging.pop(stream.opaque, None)
+        del self.streams[stream.vbucket]
+        del self._service.receivers[stream.vbucket]
+        if not self._is_proxied:
+            self.ended.append(StreamEnded(stream.vbucket, reason))
+
+    def _tell_failover_log(self, request: GetFailoverLog) -> None:
+        numbers = self._bucket.vbuckets
+        facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
+        if facts is None:
+            self._outbox.refuse(request.opcode, request.opaque, Status.NOT_MY_VBUCKET)
+        else:
+            self._outbox.send(
+                GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+            )  # fmt: skip
+
+    # --- taking back ----------------------------------------------------------------------------------------------
+
+    def _roll_back(self, stream: ReplicaStream, to_seqno: Seqno) -> None:
+        """Take the copy back and ask again. The bucket is at rest."""
+        if stream.state is not ConsumerStream.ROLLING_BACK:
+            return
+        try:
+            stream.on_rolled_back(take_back(self._service, stream.vbucket, to_seqno))
+        except Refused as refused:
+            self._give_up(stream, refused.status)
+        else:
+            self._outbox.send(stream.request())
+
+    def _flush(self, stream: ReplicaStream, message: DcpFlush) -> None:
+        """Drop everything of a vbucket. What comes behind has to wait, since it is about the empty one."""
+        try:
+            stream.move(DcpFlush)
+        except UnexpectedMessage as error:
+            raise Refused(Status.EINVAL) from error
+        self._inbound.is_paused = True
+        self._service.when_at_rest(partial(self._drop_all, stream, message))
+
+    def _drop_all(self, stream: ReplicaStream, message: DcpFlush) -> None:
+        self._inbound.is_paused = False
+        if stream.state is not ConsumerStream.OPEN:
+            return
+        try:
+            take_back(self._service, stream.vbucket, Seqno(0))
+            stream.on_flushed()
+            self._outbox.succeed(message.opcode, message.opaque)
+        except Refused as refused:
+            self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Raises `UnexpectedMessage` where the producer must be taken for dead. To be called every second or so."""
+        if self.is_full:
+            # It may have spoken, and was not heard.
+            self._heard_s = now_s
+        self._now_s = now_s
+        silence_s = now_s - self._heard_s
+        if b"enable_noop" in self._granted and silence_s > SILENT_NOOP_INTERVALS * self.settings.noop_interval_s:
+            raise UnexpectedMessage(f"the producer of {self.name!r} has been silent for {silence_s:.0f} s")
+
+    def disconnect(self) -> None:
+        """The connection is gone: others may receive what it has received."""
+        for stream in list(self.streams.values()):
+            stream.move(ConnectionLost)
+            self._forget(stream, Status.ETMPFAIL)
+
+
+def _error(request: Request, status: Status) -> ErrorResponse:
+    return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status)
+
+
+def _refuse_other(frame: Frame) -> None:
+    raise UnexpectedMessage(f"the producer has sent {frame.opcode_name}")

@@ -1,0 +1,238 @@
+"""One stream that this node receives: a vbucket's copy, brought up to date.
+
+The table of a consumer's stream (`protocol.stream_state`) says which message may come when, the snapshot tracker which
+seqno. A message that does not fit is refused with a status, and with it the stream is over: what came behind it would
+leave a gap that nobody notices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.errors import MalformedMessage, SnapshotViolation, UnexpectedMessage
+from headwater.node.consumer.outbox import Outbox
+from headwater.node.consumer.sync_writes import SyncWriteReceiver
+from headwater.node.kv.context import Refused
+from headwater.node.kv.service import BucketService
+from headwater.protocol.failover_log import FailoverEntry
+from headwater.protocol.features import Negotiated
+from headwater.protocol.frames import decode_frame
+from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_changes import Abort, Commit, Deletion, Expiration, Mutation, Prepare
+from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_stream import AddStream, SetVBucketState, StreamRequest
+from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.numbers import Seqno, Vbuuid
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.snapshots import SnapshotTracker
+from headwater.protocol.status import Status
+from headwater.protocol.stream_request_value import StreamRequestValue
+from headwater.protocol.stream_state import (
+    ConsumerStream,
+    RollbackDemanded,
+    RollbackDone,
+    SnapshotCompleted,
+    StreamAccepted,
+    consumer_stream_after,
+)
+from headwater.store.receiving import (
+    RECEIVING_STATES,
+    advance_seqno,
+    begin_snapshot,
+    receive_change,
+    receive_event,
+    receive_run,
+    resume_offset,
+    take_failover_log,
+)
+from headwater.store.vbucket_manifest import vbucket_manifest
+
+
+class ReplicaStream:
+    """See the module. Methods raise `Refused` where a message is not taken."""
+
+    def __init__(self, service: BucketService, outbox: Outbox, request: AddStream, *, opaque: int) -> None:
+        self._service = service
+        self._bucket = service.bucket
+        self._outbox = outbox
+        self.asked = request
+        self.is_answered = False
+        """Whether whoever asked for the stream has got an answer."""
+        self.vbucket = request.vbucket
+        self.opaque = opaque
+        self.state = ConsumerStream.IDLE
+        self.sync_writes = SyncWriteReceiver(self._bucket, self.vbucket, opaque)
+        self._tracker = SnapshotTracker(offset=resume_offset(self._bucket, self.vbucket))
+        self._has_nothing_in_common = False
+        """The producer has sent us back to the start, so that our branches mean nothing to it."""
+
+    # --- opening --------------------------------------------------------------------------------------------------
+
+    def request(self) -> StreamRequest:
+        """Ask for what this copy lacks."""
+        self.move(StreamRequest)
+        offset = resume_offset(self._bucket, self.vbucket)
+        self._tracker = SnapshotTracker(offset=offset)
+        facts = self._bucket.vbuckets.facts[self.vbucket]
+        purge_seqno = facts.purge_seqno if facts is not None and offset.seqno < facts.purge_seqno else None
+        return StreamRequest(
+            opaque=self.opaque,
+            vbucket=self.vbucket,
+            flags=self.asked.flags,
+            start_seqno=offset.seqno,
+            vbuuid=Vbuuid(0) if self._has_nothing_in_common and offset.seqno == 0 else offset.vbuuid,
+            snapshot_start_seqno=offset.snapshot_start,
+            snapshot_end_seqno=offset.snapshot_end,
+            value=StreamRequestValue(purge_seqno=purge_seqno).encode(),
+        )
+
+    def on_accepted(self, failover_log: tuple[FailoverEntry, ...]) -> None:
+        self.move(StreamAccepted)
+        self._check_receiving()
+        take_failover_log(self._bucket, self.vbucket, failover_log)
+        self.sync_writes.on_accepted()
+        self._acknowledge_later()
+        self._service.on_change()
+
+    def on_rollback_demanded(self, to_seqno: Seqno) -> None:
+        """The producer does not share what this copy holds. Each answer has to lead further back, or it is the last."""
+        self.move(RollbackDemanded)
+        start = self._tracker.offset.seqno
+        is_first_from_nothing = start == to_seqno == 0 and not self._has_nothing_in_common
+        if to_seqno >= start and not is_first_from_nothing:
+            raise Refused(Status.ROLLBACK, f"a rollback to {to_seqno} of a copy that is at {start}")
+
+    def on_rolled_back(self, reached: Seqno) -> None:
+        self._has_nothing_in_common = reached == 0
+        self.move(RollbackDone)
+
+    def on_flushed(self) -> None:
+        """The vbucket is empty."""
+        self._tracker = SnapshotTracker(offset=resume_offset(self._bucket, self.vbucket))
+
+    # --- changes --------------------------------------------------------------------------------------------------
+
+    def receive_run(self, run: Bytes, negotiated: Negotiated) -> None:
+        """Changes that came one behind the other."""
+        self._check_receiving()
+        at = 0
+        try:
+            while at < len(run):
+                end_seqno = self._snapshot_end()
+                if negotiated.collections:
+                    received = receive_run(self._bucket, self.vbucket, run[at:], end_seqno=end_seqno)
+                    at += received.consumed_bytes
+                    if not received.has_to_be_decoded:
+                        break
+                at = self._receive_decoded(run, at, negotiated)
+        except SnapshotViolation as error:
+            raise Refused(Status.ERANGE, error.reason) from error
+        except MalformedMessage as error:
+            raise Refused(Status.EINVAL, error.reason) from error
+        self._follow()
+
+    def _receive_decoded(self, run: Bytes, at: int, negotiated: Negotiated) -> int:
+        decoded = decode_frame(run.data, at)
+        assert decoded is not None, "runs hold whole frames"
+        message = decode_message(decoded[0], negotiated)
+        assert isinstance(message, Mutation | Deletion | Expiration), "runs hold changes of documents"
+        receive_change(self._bucket, self.vbucket, message, end_seqno=self._snapshot_end())
+        self._follow()
+        return decoded[1]
+
+    def receive(self, message: Request) -> None:
+        """Any other message of the stream, but for its end."""
+        try:
+            self._receive(message)
+        except SnapshotViolation as error:
+            raise Refused(Status.ERANGE, error.reason) from error
+        except (MalformedMessage, UnexpectedMessage) as error:
+            raise Refused(Status.EINVAL, error.reason) from error
+
+    def _receive(self, message: Request) -> None:
+        if message.vbucket != self.vbucket:
+            raise MalformedMessage(f"a message for vbucket {message.vbucket} in a stream of vbucket {self.vbucket}")
+        if isinstance(message, SetVBucketState):
+            self._set_state(message)
+            return
+        self._check_receiving()
+        if isinstance(message, SnapshotMarker):
+            self._begin_snapshot(message)
+            return
+        end_seqno = self._snapshot_end()
+        self.move(type(message))
+        if isinstance(message, SystemEvent):
+            self._receive_event(message, end_seqno)
+        elif isinstance(message, SeqnoAdvanced):
+            self._tracker.on_seqno(message.seqno)
+            advance_seqno(self._bucket, self.vbucket, message.seqno)
+        elif isinstance(message, Prepare | Commit | Abort):
+            self.sync_writes.receive(message, end_seqno=end_seqno)
+        self._follow()
+
+    def _receive_event(self, message: SystemEvent, end_seqno: Seqno) -> None:
+        uid = receive_event(self._bucket, self.vbucket, message, end_seqno=end_seqno)
+        if uid > self._bucket.manifest.uid:
+            # The cluster has not told this node yet, and without the manifest the collection's changes have no home.
+            self._service.set_manifest(vbucket_manifest(self._bucket, self.vbucket))
+
+    def _begin_snapshot(self, marker: SnapshotMarker) -> None:
+        if marker.start_seqno > marker.end_seqno:
+            raise MalformedMessage(f"a snapshot from {marker.start_seqno} to {marker.end_seqno}")
+        self.move(SnapshotMarker)
+        self._tracker = self._tracker.on_marker(
+            start=marker.start_seqno, end=marker.end_seqno, flags=marker.flags
+        )  # fmt: skip
+        begin_snapshot(
+            self._bucket,
+            self.vbucket,
+            start=self._tracker.offset.snapshot_start,
+            end=marker.end_seqno,
+            has_history=SnapshotFlags.HISTORY in marker.flags,
+            purge_seqno=marker.purge_seqno or Seqno(0),
+        )
+        self._service.on_change()
+
+    def _set_state(self, message: SetVBucketState) -> None:
+        if not message.state.is_known:
+            raise MalformedMessage(f"{message.state} is not the state of a vbucket")
+        self._check_receiving()
+        self.move(SetVBucketState)
+        self._bucket.set_vbucket_state(self.vbucket, message.state)
+        self._service.on_change()
+        self._outbox.succeed(message.opcode, message.opaque, when_durable=True)
+
+    def _snapshot_end(self) -> Seqno:
+        if self.state is not ConsumerStream.IN_SNAPSHOT:
+            raise SnapshotViolation("a change outside any snapshot")
+        return self._tracker.offset.snapshot_end
+
+    def _follow(self) -> None:
+        """Bring the tracker to where the vbucket is."""
+        self._service.on_change()
+        high = Seqno(int(self._bucket.vbuckets.high_seqnos[self.vbucket]))
+        if high == self._tracker.offset.seqno:
+            return
+        self._tracker = self._tracker.on_seqno(high)
+        if self._tracker.is_complete:
+            self.move(SnapshotCompleted)
+            self.sync_writes.on_snapshot_complete()
+            self._acknowledge_later()
+            if SnapshotFlags.ACK in self._tracker.flags:
+                self._outbox.succeed(Opcode.DCP_SNAPSHOT_MARKER, self.opaque, when_durable=True)
+
+    def _acknowledge_later(self) -> None:
+        if self.sync_writes.is_waiting:
+            self._outbox.acknowledging[self.opaque] = self.sync_writes
+
+    def _check_receiving(self) -> None:
+        numbers = self._bucket.vbuckets
+        if numbers.state(self.vbucket) not in RECEIVING_STATES:
+            raise Refused(Status.NOT_MY_VBUCKET, "the vbucket is not a copy any more")
+        if int(numbers.high_seqnos[self.vbucket]) != self._tracker.offset.seqno:
+            raise Refused(Status.KEY_ENOENT, "the vbucket is not where the stream has brought it")
+
+    def move(self, event: type[Any]) -> None:
+        self.state = consumer_stream_after(self.state, event)

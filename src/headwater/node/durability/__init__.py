@@ -1,0 +1,1 @@
+"""Durable writes on the active node: who has acknowledged what, when a majority has, and what writers are told."""

@@ -1,0 +1,276 @@
+"""What a replica takes in: snapshots and changes that another node has made, under the seqnos that it gave them.
+
+What is stored is what a producer sends to a consumer that has asked for collections, extended attributes, delete times
+and the expiry opcode; only the opaque differs. So a run of received changes is checked and copied into the pending
+commit by a kernel, and entered in the index like a run that is read back from disk. A change in any other form is
+decoded and written anew (`receive_change`).
+
+Nothing is taken that has not been checked: sound frames of this vbucket, seqnos that rise inside the snapshot, keys and
+values within their limits. `SnapshotViolation` and `MalformedMessage` say what was wrong; what came before it is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from headwater.errors import MalformedMessage, SnapshotViolation
+from headwater.protocol.compression import decompress
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.kernels.collection_prefix import prefix_bytes
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    copy_bytes,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_u32,
+    u32,
+    u64,
+)
+from headwater.protocol.kernels.xattr_split import has_sound_xattrs
+from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.numbers import DEFAULT_COLLECTION, ManifestUid, Seqno
+from headwater.protocol.snapshots import StreamOffset
+from headwater.protocol.system_events import decode_event
+from headwater.protocol.xattrs import decode_xattrs
+from headwater.store.bucket import Bucket
+from headwater.store.data_format import VBucketFacts
+from headwater.store.index import index_run
+from headwater.store.prepares import decide_by_changes
+from headwater.store.runs import frame_end
+from headwater.store.vbucket_manifest import encode_stored_event
+
+RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
+"""The states in which a vbucket takes what others have written."""
+
+Change = Mutation | Deletion | Expiration
+
+_NO_SEQNO = Seqno(0)
+
+
+class Stop(IntEnum):
+    """Why the kernel stopped."""
+
+    END = 0
+    OTHER = 1
+    """The next frame has not the stored form, or is not sound."""
+    RANGE = 2
+    """The next seqno does not rise, or lies outside the snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What was taken of a run."""
+
+    consumed_bytes: int
+    """Where the first frame starts that was not taken."""
+    high_seqno: Seqno
+    has_to_be_decoded: bool
+    """The next frame is for `receive_change`."""
+
+
+# --- where a copy is ----------------------------------------------------------------------------------------------
+
+
+def resume_offset(bucket: Bucket, vbucket: int) -> StreamOffset:
+    """Where to ask the producer to go on: what this copy holds, durable or not, and the snapshot it is in.
+
+    The branch is the one that the end of that snapshot belongs to, and not just the newest: a producer that does not
+    know the newest may still share everything that this copy holds.
+    """
+    facts, high = _facts(bucket, vbucket), Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
+    start, end = facts.snapshot_start_seqno, facts.snapshot_end_seqno
+    if not start < high < end:
+        # Complete, or nothing of it has come.
+        start = end = high
+    return StreamOffset(
+        vbuuid=facts.failover_log.vbuuid_at(end), seqno=high, snapshot_start=start, snapshot_end=end
+    )  # fmt: skip
+
+
+def take_failover_log(bucket: Bucket, vbucket: int, entries: tuple[FailoverEntry, ...]) -> int:
+    """The producer shares all that this copy holds: its branches are this copy's. Returns the commit."""
+    facts = _facts(bucket, vbucket)
+    return bucket.set_vbucket_facts(vbucket, replace(facts, failover_log=FailoverLog.of(entries)))
+
+
+def begin_snapshot(
+    bucket: Bucket, vbucket: int, *, start: Seqno, end: Seqno, has_history: bool, purge_seqno: Seqno = _NO_SEQNO
+) -> int:
+    """A snapshot begins. Returns the commit that makes its range durable.
+
+    Where it does not hold every version, versions are missing until its end, so no rollback into it can be exact.
+    """
+    facts = _facts(bucket, vbucket)
+    history_start = facts.history_start_seqno if has_history else Seqno(max(facts.history_start_seqno, end))
+    facts = replace(
+        facts,
+        snapshot_start_seqno=start,
+        snapshot_end_seqno=end,
+        history_start_seqno=history_start,
+        purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
+    )
+    return bucket.set_vbucket_facts(vbucket, facts)
+
+
+def advance_seqno(bucket: Bucket, vbucket: int, seqno: Seqno) -> int:
+    """The vbucket is at this seqno, whose change is not sent to anybody. Returns the commit that makes that durable."""
+    facts = replace(_facts(bucket, vbucket), high_seqno_floor=seqno)
+    bucket.vbuckets.high_seqnos[vbucket] = seqno
+    bucket.pending.advanced_seqnos[vbucket] = seqno
+    return bucket.set_vbucket_facts(vbucket, facts)
+
+
+def _facts(bucket: Bucket, vbucket: int) -> VBucketFacts:
+    facts = bucket.vbuckets.facts[vbucket]
+    assert facts is not None, "only vbuckets that exist receive"
+    return facts
+
+
+# --- changes ------------------------------------------------------------------------------------------------------
+
+
+def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -> Received:
+    """Take the changes at the front of `run` that have the stored form. `end_seqno` ends their snapshot."""
+    pending, numbers = bucket.pending, bucket.vbuckets
+    after = numbers.high_seqnos[vbucket]
+    pending.reserve(len(run), 1)
+    stop, at, used, high, documents = _take(
+        run, i64(vbucket), after, u64(end_seqno), pending.frames, i64(pending.used_bytes)
+    )
+    if documents:
+        taken = pending.frames[pending.used_bytes : used]
+        pending.add_run(vbucket, int(used))
+        _enter(bucket, vbucket, taken, documents=int(documents))
+        numbers.high_seqnos[vbucket] = high
+    if stop == Stop.RANGE:
+        raise SnapshotViolation(
+            f"seqno {int.from_bytes(run[at + 24 : at + 32])} after {int(high)} in a snapshot that ends at {end_seqno}",
+            offset=int(at),
+        )
+    return Received(consumed_bytes=int(at), high_seqno=Seqno(int(high)), has_to_be_decoded=stop == Stop.OTHER)
+
+
+def receive_change(bucket: Bucket, vbucket: int, change: Change, *, end_seqno: Seqno) -> None:
+    """Take a change that has to be brought into the stored form."""
+    _check_place(bucket, vbucket, change, end_seqno)
+    _append(bucket, vbucket, _stored_form(bucket, change).encode(), change.seqno)
+
+
+def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seqno: Seqno) -> ManifestUid:
+    """Take a system event. Returns the uid of the manifest that the vbucket is at with it."""
+    _check_place(bucket, vbucket, message, end_seqno)
+    event = decode_event(message)
+    encoded = encode_stored_event(event)
+    stored = SystemEvent(
+        vbucket=message.vbucket, cas=message.cas, seqno=message.seqno, event=encoded.event, version=encoded.version,
+        key=encoded.key, value=encoded.value,
+    )  # fmt: skip
+    _append(bucket, vbucket, stored.encode(), message.seqno)
+    bucket.vbuckets.manifest_uids[vbucket] = max(int(bucket.vbuckets.manifest_uids[vbucket]), event.manifest_uid)
+    return event.manifest_uid
+
+
+def _check_place(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end_seqno: Seqno) -> None:
+    if change.vbucket != vbucket:
+        raise MalformedMessage(f"a change of vbucket {change.vbucket} in a stream of vbucket {vbucket}", offset=6)
+    high = int(bucket.vbuckets.high_seqnos[vbucket])
+    if not high < change.seqno <= end_seqno:
+        raise SnapshotViolation(f"seqno {change.seqno} after {high} in a snapshot that ends at {end_seqno}")
+    if change.seqno >> 63:
+        raise MalformedMessage(f"no vbucket gets to seqno {change.seqno}", offset=24)
+
+
+def _stored_form(bucket: Bucket, change: Change) -> Change:
+    """The change as it is stored: uncompressed, with its collection, and removals with their time."""
+    value, datatype = change.value, change.datatype
+    if change.nmeta:
+        # What older servers put behind the value means nothing any more.
+        value = value[: max(0, len(value) - change.nmeta)]
+    if Datatype.SNAPPY in datatype:
+        value, datatype = decompress(value), datatype & ~Datatype.SNAPPY
+    if len(value) > VALUE_BYTES_MAX:
+        raise MalformedMessage(f"a value of {len(value)} bytes exceeds {VALUE_BYTES_MAX}")
+    if int(datatype) & ~int(Datatype.JSON | Datatype.XATTR):
+        raise MalformedMessage(f"the datatype 0x{datatype:02x} is not known", offset=5)
+    if Datatype.XATTR in datatype:
+        decode_xattrs(value)
+    collection = DEFAULT_COLLECTION if change.collection_id is None else change.collection_id
+    plain = {"opaque": 0, "frame_infos": (), "nmeta": 0, "collection_id": collection}
+    changed = replace(change, value=value, datatype=datatype, **plain)  # type: ignore[arg-type]
+    if isinstance(changed, Mutation):
+        return replace(changed, lock_time=0, nru=0)
+    delete_time = bucket.outside.now_s() if changed.delete_time is None else changed.delete_time
+    return replace(changed, delete_time=delete_time)
+
+
+def _append(bucket: Bucket, vbucket: int, frame: bytes, seqno: Seqno) -> None:
+    start = bucket.pending.used_bytes
+    bucket.pending.append(vbucket, frame)
+    _enter(bucket, vbucket, bucket.pending.frames[start : bucket.pending.used_bytes], documents=1)
+    bucket.vbuckets.high_seqnos[vbucket] = seqno
+
+
+def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
+    index, numbers = bucket.index, bucket.vbuckets
+    index.make_room(vbucket, documents)
+    superseded, cas_max, deleted_rev = index_run(
+        index.slots, index.tables, vbucket, index.secret, run, bucket.pending.number & 0xFFFFFFFF
+    )
+    numbers.superseded[vbucket] += superseded
+    numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
+    numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
+    decide_by_changes(bucket, vbucket, run)
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
+    """Whether a frame that is sound for the store is one, but for its opaque, that it would have written."""
+    opcode = run[at + 1]
+    datatype = run[at + 5]
+    if opcode == 0x5F or datatype & 0xFA or i64(load_u16(run, at + 6)) != vbucket:
+        return False
+    if opcode == 0x57 and (load_u32(run, at + 48) != 0 or load_u16(run, at + 52) != 0):
+        return False
+    key_bytes = i64(load_u16(run, at + 2))
+    key_at = at + 24 + i64(run[at + 4])
+    value_at = key_at + key_bytes
+    if key_bytes - prefix_bytes(run, key_at, value_at) > KEY_BYTES_MAX or end - value_at > VALUE_BYTES_MAX:
+        return False
+    return not datatype & 0x04 or has_sound_xattrs(run, value_at, end)
+
+
+@kernel
+def _take(
+    run: Bytes, vbucket: int, after_seqno: int, end_seqno: int, frames: Bytes, used: int
+) -> tuple[int, int, int, int, int]:
+    """Copy frames to `used` and on. Returns why it stopped and where, the end of the copy, its last seqno and count."""
+    at = i64(0)
+    documents = i64(0)
+    reached = after_seqno
+    while at < len(run):
+        end = frame_end(run, at)
+        if end < 0 or run[at + 1] > 0x59 or not _is_stored_form(run, at, end, vbucket):
+            return 1, at, used, reached, documents
+        seqno = load_u64(run, at + 24)
+        if seqno <= reached or seqno > end_seqno:
+            return 2, at, used, reached, documents
+        copy_bytes(frames, used, run, at, end - at)
+        store_u32(frames, used + 12, u32(0))
+        if run[at + 1] == 0x57:
+            frames[used + 54] = 0
+        used += end - at
+        reached = seqno
+        documents += 1
+        at = end
+    return 0, at, used, reached, documents

@@ -1,0 +1,378 @@
+"""Add-stream in all its forms (seed 002), byte-checked, at a node that is the consumer."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from dcp_world import COLLECTIONS, OPAQUE, VBUCKET, World
+from replication_world import Link, Receiver, change_log, documents
+
+from headwater.protocol.failover_log import FailoverEntry
+from headwater.protocol.messages.base import ErrorResponse, Message, Response
+from headwater.protocol.messages.dcp_connection import BufferAck, Control, Open, OpenFlags
+from headwater.protocol.messages.dcp_stream import (
+    AddStream,
+    AddStreamResponse,
+    CloseStream,
+    GetFailoverLog,
+    GetFailoverLogResponse,
+    StreamFlags,
+    StreamRequest,
+    StreamRequestResponse,
+    VBucketState,
+)
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
+from headwater.protocol.status import Status
+
+SEED_REQUEST = bytes.fromhex("80510000 04000005 00000004 00000001 00000000 00000000 00000001".replace(" ", ""))
+SEED_RESPONSE = bytes.fromhex("81510000 04000000 00000004 00000001 00000000 00000000 00001000".replace(" ", ""))
+LOG = (FailoverEntry(vbuuid=Vbuuid(0xFEED), seqno=Seqno(0)),)
+
+
+def _opened(world: World, name: str = "replication") -> Receiver:
+    receiver = Receiver(world, name=name)
+    receiver.open()
+    return receiver
+
+
+def _request(receiver: Receiver, **fields: object) -> StreamRequest:
+    """What the node asks its producer for when it is told to add a stream."""
+    receiver.send(AddStream(**{"vbucket": VBUCKET, "opaque": 1, **fields}))  # type: ignore[arg-type]
+    (request,) = receiver.received()
+    assert isinstance(request, StreamRequest), request
+    return request
+
+
+def _refused(receiver: Receiver, message: Message | bytes) -> Status:
+    receiver.send(message)  # type: ignore[arg-type]
+    (answer,) = receiver.received()
+    assert isinstance(answer, ErrorResponse), answer
+    return answer.status
+
+
+def _accept(receiver: Receiver, request: StreamRequest) -> bytes:
+    receiver.send(StreamRequestResponse(opaque=request.opaque, failover_log=LOG))
+    return receiver.data()
+
+
+# --- the seed's example -------------------------------------------------------------------------------------------
+
+
+def test_the_seeds_example(replica: World) -> None:
+    receiver = _opened(replica)
+    receiver.send(SEED_REQUEST)
+    (request,) = receiver.received()
+    assert isinstance(request, StreamRequest)
+    assert (request.vbucket, request.opaque, request.flags) == (5, 0x1000, StreamFlags.TAKEOVER)
+    assert _accept(receiver, request) == SEED_RESPONSE
+
+
+def test_the_stream_request_byte_by_byte(replica: World) -> None:
+    receiver = _opened(replica)
+    receiver.send(SEED_REQUEST)
+    vbuuid = replica.vbuuid(5)
+    header = struct.pack(">BBHBBHIIQ", 0x80, 0x53, 0, 48, 0, 5, 48, 0x1000, 0)
+    assert receiver.data() == header + struct.pack(">IIQQQQQ", 1, 0, 0, 2**64 - 1, vbuuid, 0, 0)
+
+
+def test_nothing_is_answered_before_the_producer_has_accepted(replica: World) -> None:
+    receiver = _opened(replica)
+    request = _request(receiver)
+    replica.commit()
+    assert receiver.data() == b""
+    assert receiver.session.consumer is not None
+    assert len(_accept(receiver, request)) == 28
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        StreamFlags(0),
+        StreamFlags.TAKEOVER,
+        StreamFlags.DISK_ONLY,
+        StreamFlags.LATEST,
+        StreamFlags.ACTIVE_ONLY,
+        StreamFlags.STRICT_VBUUID,
+        StreamFlags.TAKEOVER | StreamFlags.ACTIVE_ONLY | StreamFlags.STRICT_VBUUID,
+    ],
+)
+def test_flags_are_passed_on(replica: World, flags: StreamFlags) -> None:
+    request = _request(_opened(replica), flags=flags)
+    assert request.flags == flags
+    assert request.end_seqno == SEQNO_MAX
+
+
+@pytest.mark.parametrize(
+    "flags", [StreamFlags.NO_VALUE, StreamFlags.FROM_LATEST, StreamFlags(0x100), StreamFlags(2**31)]
+)
+def test_flags_that_make_no_copy_are_invalid(replica: World, flags: StreamFlags) -> None:
+    assert _refused(_opened(replica), AddStream(vbucket=VBUCKET, flags=flags)) == Status.EINVAL
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+MALFORMED = {
+    "no extras": "80510000 00000000 00000000 00000001 00000000 00000000",
+    "short extras": "80510000 03000000 00000003 00000001 00000000 00000000 000000",
+    "long extras": "80510000 08000000 00000008 00000001 00000000 00000000 0000000000000000",
+    "a key": "80510001 04000000 00000005 00000001 00000000 00000000 00000000 61",
+    "a value": "80510000 04000000 00000005 00000001 00000000 00000000 00000000 61",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_add_stream_is_invalid_and_the_connection_lives_on(replica: World, text: str) -> None:
+    receiver = _opened(replica)
+    assert _refused(receiver, bytes.fromhex(text.replace(" ", ""))) == Status.EINVAL
+    assert _request(receiver).vbucket == VBUCKET
+
+
+def test_a_vbucket_that_is_not_here(replica: World) -> None:
+    assert _refused(_opened(replica), AddStream(vbucket=VBucketId(1000))) == Status.NOT_MY_VBUCKET
+
+
+@pytest.mark.parametrize("state", [VBucketState.ACTIVE, VBucketState.DEAD])
+def test_a_vbucket_that_takes_nothing_from_others(replica: World, state: VBucketState) -> None:
+    replica.set_state(state)
+    assert _refused(_opened(replica), AddStream(vbucket=VBUCKET)) == Status.NOT_MY_VBUCKET
+
+
+def test_a_pending_vbucket_may_receive(replica: World) -> None:
+    replica.set_state(VBucketState.PENDING)
+    assert _request(_opened(replica)).vbucket == VBUCKET
+
+
+def test_a_stream_that_exists_or_is_asked_for(replica: World) -> None:
+    receiver = _opened(replica)
+    request = _request(receiver)
+    assert _refused(receiver, AddStream(vbucket=VBUCKET)) == Status.KEY_EEXISTS
+    _accept(receiver, request)
+    assert _refused(receiver, AddStream(vbucket=VBUCKET)) == Status.KEY_EEXISTS
+
+
+def test_a_vbucket_that_another_connection_receives(replica: World) -> None:
+    first = _opened(replica, "one")
+    _request(first)
+    second = _opened(replica, "two")
+    assert _refused(second, AddStream(vbucket=VBUCKET)) == Status.KEY_EEXISTS
+    first.close()
+    assert _request(second).vbucket == VBUCKET
+
+
+@pytest.mark.parametrize("status", [Status.NOT_MY_VBUCKET, Status.ERANGE, Status.KEY_EEXISTS, Status(0x1234)])
+def test_what_the_producer_refuses_is_refused_with_its_status(replica: World, status: Status) -> None:
+    receiver = _opened(replica)
+    request = _request(receiver)
+    answer = ErrorResponse(opcode=StreamRequest.opcode, opaque=request.opaque, status=status)  # type: ignore[arg-type]
+    assert _refused(receiver, answer) == status
+    assert _request(receiver).vbucket == VBUCKET
+
+
+def test_without_open(replica: World) -> None:
+    receiver = Receiver(replica)
+    assert _refused(receiver, AddStream(vbucket=VBUCKET)) == Status.EINVAL
+    assert not receiver.is_closed
+
+
+def test_to_a_producer_closes_the_connection(world: World) -> None:
+    consumer = world.consumer()
+    consumer.send(AddStream(vbucket=VBUCKET))
+    assert consumer.is_closed
+    assert consumer.session.outgoing == type(consumer.session.outgoing)()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StreamRequest(opaque=OPAQUE),
+        Control(key=b"enable_noop", value=b"true"),
+        BufferAck(acked_bytes=1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_for_a_producer_closes_a_consumers_connection(replica: World, message: Message) -> None:
+    receiver = _opened(replica)
+    receiver.send(message)  # type: ignore[arg-type]
+    assert receiver.is_closed
+    assert receiver.data() == b""
+
+
+def test_a_second_open_is_out_of_turn(replica: World) -> None:
+    assert _refused(_opened(replica), Open(key=b"again", flags=OpenFlags(0))) == Status.EINVAL
+
+
+def test_a_consumer_that_may_not_administer_is_refused(replica: World) -> None:
+    receiver = Receiver(replica)
+    receiver.session.user = "writer"
+    assert _refused(receiver, Open(key=b"r", flags=OpenFlags(0))) == Status.EACCESS
+
+
+def test_a_notifier_is_neither(replica: World) -> None:
+    assert _refused(Receiver(replica), Open(key=b"r", flags=OpenFlags.NOTIFIER)) == Status.EINVAL
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
+
+
+def test_the_controls_that_a_consumer_sends(replica: World) -> None:
+    controls = Receiver(replica).open()
+    assert {control.key.decode(): control.value.decode() for control in controls} == {  # type: ignore[attr-defined]
+        "enable_noop": "true",
+        "set_noop_interval": "20",
+        "connection_buffer_size": "10485760",
+        "enable_expiry_opcode": "true",
+        "v7_dcp_status_codes": "true",
+        "flatbuffers_system_events": "true",
+        "change_streams": "true",
+        "max_marker_version": "2.2",
+    }
+
+
+def test_a_consumer_with_a_name_asks_for_sync_writes(replica: World) -> None:
+    controls = Receiver(replica).open(value=b'{"consumer_name":"n1"}')
+    assert [(control.key, control.value) for control in controls][-2:] == [  # type: ignore[attr-defined]
+        (b"enable_sync_writes", b"true"),
+        (b"consumer_name", b"n1"),
+    ]
+
+
+def test_controls_may_be_refused(world: World, replica: World) -> None:
+    receiver = Receiver(replica)
+    for control in receiver.open():
+        receiver.send(ErrorResponse(opcode=Control.opcode, opaque=control.opaque, status=Status.EINVAL))  # type: ignore[arg-type]
+    assert _request(receiver).vbucket == VBUCKET
+
+
+def test_add_stream_in_the_same_bytes_as_the_open(replica: World) -> None:
+    receiver = Receiver(replica)
+    receiver.send(Open(key=b"r", flags=OpenFlags(0)).encode() + SEED_REQUEST)
+    assert isinstance(receiver.received()[-1], StreamRequest)
+
+
+def test_a_node_answers_other_requests_on_a_consumers_connection(replica: World) -> None:
+    receiver = _opened(replica)
+    receiver.send(GetFailoverLog(vbucket=VBUCKET, opaque=9))
+    (log,) = receiver.received()
+    assert isinstance(log, GetFailoverLogResponse)
+    assert log.failover_log[0].vbuuid == replica.vbuuid()
+    receiver.send(bytes.fromhex("800a00000000000000000000000000070000000000000000"))
+    (noop,) = receiver.received()
+    assert isinstance(noop, Response)
+    assert (noop.opcode, noop.opaque, noop.status) == (0x0A, 7, Status.SUCCESS)
+
+
+# --- many ---------------------------------------------------------------------------------------------------------
+
+
+def test_several_connections_times_several_vbuckets(world: World, replica: World) -> None:
+    for vbucket in range(8):
+        world.store(*(f"{vbucket}-{number}" for number in range(20)), vbucket=vbucket)
+    links = [Link(world, replica, name=f"link-{number}") for number in range(4)]
+    opaques = [[link.add(vbucket) for vbucket in (number, number + 4)] for number, link in enumerate(links)]
+    assert opaques == [[0x1000, 0x1001]] * 4
+    for number, link in enumerate(links):
+        assert link.refused((number + 1) % 8) == Status.KEY_EEXISTS
+    for vbucket in range(8):
+        world.write("late", vbucket=vbucket)
+    for link in links:
+        link.run()
+    for vbucket in range(8):
+        assert change_log(replica.bucket, vbucket) == change_log(world.bucket, vbucket)
+        assert len(documents(replica.bucket, vbucket)) == 21
+
+
+def test_all_streams_are_added_before_the_first_is_answered(world: World, replica: World) -> None:
+    for vbucket in range(8):
+        world.store("a", "b", vbucket=vbucket)
+    link = Link(world, replica)
+    for vbucket in range(8):
+        link.add_stream(vbucket, opaque=100 - vbucket)
+    link.run()
+    assert [(type(answer), answer.opaque) for answer in link.answers] == [
+        (AddStreamResponse, 100 - vbucket) for vbucket in range(8)
+    ]
+    assert all(change_log(replica.bucket, v) == change_log(world.bucket, v) for v in range(8))
+
+
+def test_reopen_after_close(world: World, replica: World) -> None:
+    world.store("a", "b")
+    link = Link(world, replica)
+    assert link.add() == 0x1000
+    link.close_stream()
+    link.run()
+    world.write("c")
+    link.run()
+    assert change_log(replica.bucket) != change_log(world.bucket)
+    assert link.add() == 0x1001
+    assert change_log(replica.bucket) == change_log(world.bucket)
+
+
+def test_closing_what_is_not_open(replica: World) -> None:
+    assert _refused(_opened(replica), CloseStream(vbucket=VBUCKET)) == Status.KEY_ENOENT
+
+
+def test_closing_before_the_producer_has_answered(replica: World) -> None:
+    receiver = _opened(replica)
+    request = _request(receiver)
+    receiver.send(CloseStream(vbucket=VBUCKET, opaque=5))
+    add_stream, close = receiver.received()
+    assert isinstance(add_stream, ErrorResponse)
+    assert (add_stream.opaque, add_stream.status) == (1, Status.KEY_ENOENT)
+    assert isinstance(close, Response)
+    assert (close.opaque, close.status) == (5, Status.SUCCESS)
+    assert _accept(receiver, request) == b"", "an answer to what nobody wants any more"
+    assert _request(receiver).opaque != request.opaque
+
+
+def test_a_connection_of_the_same_name_takes_over(world: World, replica: World) -> None:
+    world.store("a")
+    first = Link(world, replica)
+    first.add()
+    second = Link(world, replica)
+    assert first.receiver.is_closed
+    second.add()
+    world.write("b")
+    second.run()
+    assert change_log(replica.bucket) == change_log(world.bucket)
+
+
+def test_a_lost_connection_lets_its_vbuckets_go(world: World, replica: World) -> None:
+    world.store("a")
+    first = Link(world, replica, name="one")
+    first.add()
+    first.cut()
+    assert replica.node.bucket_service.receivers == {}
+    Link(world, replica, name="two").add()
+
+
+def test_disk_only_and_latest_end_by_themselves(world: World, replica: World) -> None:
+    world.store("a", "b")
+    link = Link(world, replica)
+    for flags in (StreamFlags.DISK_ONLY, StreamFlags.LATEST):
+        link.add(flags=flags)
+        assert link.receiver.connection.streams == {}
+        assert change_log(replica.bucket) == change_log(world.bucket)
+        world.write("c")
+
+
+def test_active_only_is_refused_by_a_producer_that_is_not(world: World, replica: World) -> None:
+    world.set_state(VBucketState.REPLICA)
+    assert Link(world, replica).refused(flags=StreamFlags.ACTIVE_ONLY) == Status.NOT_MY_VBUCKET
+
+
+def test_strict_vbuuid_starts_from_nothing_all_the_same(world: World, replica: World) -> None:
+    world.store("a")
+    link = Link(world, replica)
+    link.add(flags=StreamFlags.STRICT_VBUUID)
+    assert change_log(replica.bucket) == change_log(world.bucket)
+    rollbacks = [m for m in link.passed if isinstance(m, StreamRequestResponse) and m.rollback_seqno is not None]
+    assert len(rollbacks) == 1, "its own branch is unknown to the producer"
+
+
+def test_a_consumer_without_collections_receives_the_default_one(world: World, replica: World) -> None:
+    features = tuple(feature for feature in COLLECTIONS if feature is not COLLECTIONS[-1])
+    receiver = Receiver(replica, features=features)
+    receiver.open()
+    assert not receiver.negotiated.collections
+    assert _request(receiver).vbucket == VBUCKET

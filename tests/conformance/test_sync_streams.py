@@ -1,0 +1,255 @@
+"""Durable writes on streams: prepares, commits and aborts for replicas, plain changes for everybody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
+from sync_world import REPLICA_FLAGS, PlayedReplica
+
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES
+from headwater.protocol.frame_info import DurabilityLevel
+from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare
+from headwater.protocol.messages.dcp_connection import OpenFlags
+from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
+from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.store.prepares import PendingPrepare, abort_prepare, commit_prepare, put_prepare
+
+
+def prepare(world: World, key: str, value: bytes = b"1", *, is_removal: bool = False) -> PendingPrepare:
+    return put_prepare(
+        world.bucket,
+        VBUCKET,
+        collection_id=DEFAULT_COLLECTION,
+        key=key.encode(),
+        value=b"" if is_removal else value,
+        datatype=Datatype.RAW if is_removal else Datatype.JSON,
+        level=DurabilityLevel.MAJORITY,
+        flags=7,
+        is_removal=is_removal,
+    )
+
+
+def write_all_kinds(world: World) -> None:
+    """1 prepare a, 2 set x, 3 commit a, 4 prepare b, 5 abort b, 6 prepare c."""
+    first = prepare(world, "a")
+    world.put("x")
+    commit_prepare(world.bucket, first)
+    abort_prepare(world.bucket, prepare(world, "b"))
+    prepare(world, "c")
+    world.commit()
+
+
+ALL_KINDS = ["prepare a@1", "set x@2", "commit a@3 of 1", "prepare b@4", "abort b@5 of 4", "prepare c@6"]
+
+
+# --- replicas -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_replica_gets_everything_as_it_happened(world: World, on_disk: bool) -> None:
+    write_all_kinds(world)
+    if on_disk:
+        world.settle()
+    assert PlayedReplica(world).open() == ["marker 0..6", *ALL_KINDS]
+
+
+def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
+    committed = prepare(world, "ab", b"[1]")
+    commit_prepare(world.bucket, committed)
+    abort_prepare(world.bucket, prepare(world, "cd", is_removal=True))
+    world.commit()
+    replica = PlayedReplica(world)
+    replica.consumer.open()
+    _, *frames = replica.consumer.frames()
+    opaque = OPAQUE.to_bytes(4)
+    now_s = world.node.clock.now_s()
+    aborted_cas = int(world.bucket.vbuckets.max_cas[VBUCKET]) - 1
+    assert [frame.encode() for frame in frames] == [
+        # Prepare: seqno, revision, flags, expiry, lock time, nru, deleted, level; key with its collection, value.
+        bytes.fromhex("80 60 0003 1f 01 0000 00000025")
+        + opaque
+        + committed.cas.to_bytes(8)
+        + bytes.fromhex("0000000000000001 0000000000000001 00000007 00000000 00000000 00 00 01")
+        + b"\x00ab[1]",
+        # Commit: the prepare's seqno, then its own; no value and no CAS.
+        bytes.fromhex("80 62 0003 10 00 0000 00000013")
+        + opaque
+        + bytes(8)
+        + bytes.fromhex("0000000000000001 0000000000000002")
+        + b"\x00ab",
+        # A prepare of a removal has the time of the deletion where others have their expiry.
+        bytes.fromhex("80 60 0003 1f 00 0000 00000022")
+        + opaque
+        + aborted_cas.to_bytes(8)
+        + bytes.fromhex("0000000000000003 0000000000000001 00000007")
+        + now_s.to_bytes(4)
+        + bytes.fromhex("00000000 00 01 01")
+        + b"\x00cd",
+        bytes.fromhex("80 63 0003 10 00 0000 00000013")
+        + opaque
+        + (aborted_cas + 1).to_bytes(8)
+        + bytes.fromhex("0000000000000003 0000000000000004")
+        + b"\x00cd",
+    ]
+
+
+def test_a_stream_id_goes_with_all_of_them(world: World) -> None:
+    write_all_kinds(world)
+    replica = PlayedReplica(world, enable_stream_id="true")
+    replica.consumer.open(value=b'{"sid":5}')
+    messages = replica.consumer.received()
+    assert brief(messages) == ["marker 0..6", *ALL_KINDS]
+    assert {message.stream_id for message in messages} == {5}  # type: ignore[attr-defined]
+
+
+def test_within_a_snapshot_a_commit_is_told_even_if_a_newer_version_follows(world: World) -> None:
+    """Else the replica would be left with a prepare that nothing ends."""
+    commit_prepare(world.bucket, prepare(world, "k"))
+    commit_prepare(world.bucket, prepare(world, "k", b"2"))
+    world.write("k", "k")
+    lines = PlayedReplica(world).open()
+    assert lines == ["marker 0..6", "prepare k@1", "commit k@2 of 1", "prepare k@3", "commit k@4 of 3", "set k@6"]
+
+
+def test_where_compaction_has_dropped_the_prepare_the_change_itself_is_sent(world: World) -> None:
+    write_all_kinds(world)
+    world.compact(KEEP_NOTHING)
+    assert PlayedReplica(world).open() == ["marker 0..6", "set x@2", "set a@3", "abort b@5 of 4", "prepare c@6"]
+
+
+def test_a_replica_that_holds_the_prepare_is_told_of_the_commit_after_compaction(world: World) -> None:
+    replica = PlayedReplica(world)
+    prepared = prepare(world, "k")
+    world.write("x")
+    assert replica.open() == ["marker 0..2", "prepare k@1", "set x@2"]
+    world.compact(KEEP_NOTHING)
+    commit_prepare(world.bucket, prepared)
+    assert replica.brief() == ["marker 3..3", "commit k@3 of 1"]
+
+
+def test_no_stored_distance_is_ever_seen(world: World) -> None:
+    """The opaque field of a stored commit is the store's own business."""
+    write_all_kinds(world)
+    world.compact(KEEP_NOTHING)
+    for consumer in (PlayedReplica(world).consumer, world.consumer(features=COLLECTIONS), world.consumer()):
+        consumer.open()
+        assert {frame.opaque for frame in consumer.frames()} == {OPAQUE}
+
+
+def test_a_prepare_takes_two_bytes_more_of_the_window_than_it_has(world: World) -> None:
+    replica = PlayedReplica(world, connection_buffer_size="100000")
+    prepare(world, "a")
+    prepare(world, "b")
+    world.write("x")
+    replica.consumer.open()
+    sent_bytes = sum(len(frame.encode()) for frame in replica.consumer.frames())
+    connection = replica.consumer.session.dcp
+    assert connection is not None
+    assert connection.window.unacked_bytes == sent_bytes + 2 * PREPARE_SURCHARGE_BYTES
+
+
+def test_values_can_be_left_out(world: World) -> None:
+    prepare(world, "k", b'{"long":"value"}')
+    world.commit()
+    consumer = world.consumer(
+        flags=REPLICA_FLAGS | OpenFlags.NO_VALUE, features=COLLECTIONS, enable_sync_writes="true", consumer_name="b"
+    )
+    consumer.open()
+    (message,) = of_type(consumer.received(), Prepare)
+    assert (message.value, message.flags) == (b"", 7)
+
+
+# --- markers ------------------------------------------------------------------------------------------------------
+
+
+def _marker(world: World, version: str, **fields: Any) -> SnapshotMarker:
+    replica = PlayedReplica(world, max_marker_version=version)
+    replica.consumer.open(**fields)
+    marker: SnapshotMarker = of_type(replica.consumer.received(), SnapshotMarker)[0]
+    return marker
+
+
+def test_markers_tell_what_is_visible_prepared_and_completed(world: World) -> None:
+    write_all_kinds(world)
+    marker = _marker(world, "2.2")
+    assert (marker.end_seqno, marker.max_visible_seqno, marker.high_completed_seqno) == (6, 3, 4)
+    assert marker.high_prepared_seqno == 6
+    assert _marker(world, "2.0").max_visible_seqno == 3
+
+
+def test_markers_tell_of_prepares_before_the_snapshot(world: World) -> None:
+    write_all_kinds(world)
+    world.write("y")
+    marker = _marker(world, "2.2", **resume(world, 6))
+    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (7, 6, 4)
+
+
+def test_markers_without_durable_writes(world: World) -> None:
+    world.write("x")
+    marker = _marker(world, "2.2")
+    assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (1, 0, 0)
+
+
+# --- everybody else -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_others_see_commits_as_changes_and_nothing_else(world: World, on_disk: bool) -> None:
+    write_all_kinds(world)
+    if on_disk:
+        world.settle()
+    consumer = world.consumer(features=COLLECTIONS)
+    assert consumer.stream() == ["marker 0..6", "set x@2", "set a@3", "advanced 6"]
+
+
+def test_a_consumer_without_collections_has_a_snapshot_that_ends_at_what_it_gets(world: World) -> None:
+    write_all_kinds(world)
+    consumer = world.consumer(features=PLAIN)
+    assert consumer.stream() == ["marker 0..3", "set x@2", "set a@3"]
+    prepare(world, "d")
+    world.commit()
+    assert consumer.brief() == []
+    world.write("y")
+    assert consumer.brief() == ["marker 8..8", "set y@8"]
+
+
+def test_a_snapshot_of_prepares_alone_is_passed(world: World) -> None:
+    consumer = world.consumer(features=COLLECTIONS)
+    consumer.open()
+    prepared = prepare(world, "k")
+    world.commit()
+    assert consumer.brief() == ["marker 0..1", "advanced 1"]
+    abort_prepare(world.bucket, prepared)
+    world.commit()
+    assert consumer.brief() == ["marker 2..2", "advanced 2"]
+
+
+def test_change_streams_hold_every_committed_version(world: World) -> None:
+    commit_prepare(world.bucket, prepare(world, "k", b"1"))
+    commit_prepare(world.bucket, prepare(world, "k", b"2"))
+    world.commit()
+    consumer = world.consumer(features=COLLECTIONS, change_streams="true")
+    assert changes(consumer.stream()) == ["set k@2", "set k@4"]
+
+
+def test_removals_are_committed_as_deletions(world: World) -> None:
+    world.write("k")
+    commit_prepare(world.bucket, prepare(world, "k", is_removal=True))
+    world.commit()
+    consumer = world.consumer(features=COLLECTIONS, flags=REPLICA_FLAGS)
+    assert consumer.stream() == ["marker 0..3", "remove k@3"]
+
+
+def test_committed_changes_are_whole(world: World) -> None:
+    prepared = prepare(world, "k", b"[5]")
+    commit_prepare(world.bucket, prepared)
+    world.commit()
+    consumer = world.consumer(features=COLLECTIONS)
+    consumer.open()
+    messages = consumer.received()
+    (mutation,) = of_type(messages, Mutation)
+    assert (mutation.value, mutation.flags, mutation.cas, mutation.rev_seqno) == (b"[5]", 7, prepared.cas, 1)
+    assert of_type(messages, Prepare | Commit | Abort) == []  # type: ignore[arg-type]

@@ -1,0 +1,590 @@
+"""Durable writes as their writers see them: prepared, acknowledged by replicas played by hand, committed, answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dcp_world import NO_XERROR, VBUCKET, World, stream_request
+from sync_world import (
+    ACTIVE,
+    MAJORITY,
+    REPLICA,
+    SECOND,
+    PlayedReplica,
+    answers,
+    durable_set,
+    plain,
+    set_topology,
+    statuses,
+    tick,
+    value_of,
+    writer,
+)
+
+from headwater.errors import StoreError
+from headwater.node.kv import outgoing
+from headwater.protocol.features import Feature
+from headwater.protocol.frame_info import DurabilityLevel, FrameInfo, RequestInfo, durability
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.documents import (
+    Add,
+    Append,
+    Delete,
+    Get,
+    GetAndTouch,
+    GetLocked,
+    GetMeta,
+    Increment,
+    Replace,
+    Set,
+    SetQuiet,
+    Touch,
+)
+from headwater.protocol.messages.session import Flush, Noop
+from headwater.protocol.messages.subdocument import SubdocDictUpsert
+from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
+from headwater.protocol.numbers import Seqno
+from headwater.protocol.opcodes import Opcode
+from headwater.protocol.status import Status
+
+
+@pytest.fixture
+def chained(world: World) -> World:
+    """The vbucket has one replica."""
+    set_topology(world, [ACTIVE, REPLICA])
+    return world
+
+
+# --- the way of a write -------------------------------------------------------------------------------------------
+
+
+def test_a_write_is_answered_when_a_majority_has_acknowledged_it(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    assert replica.open() == []
+    client.send(durable_set())
+    assert replica.brief() == ["marker 0..1", "prepare k@1"]
+    assert answers(client) == []
+    assert value_of(chained) is None
+    replica.acknowledge(1)
+    (answer,) = answers(client)
+    assert (answer.status, answer.cas, answer.seqno) == (  # type: ignore[attr-defined]
+        Status.SUCCESS,
+        int(chained.bucket.vbuckets.max_cas[VBUCKET]),
+        2,
+    )
+    assert value_of(chained) == b"1"
+    assert replica.brief() == ["marker 2..2", "commit k@2 of 1"]
+
+
+def test_the_bytes_of_an_answer_are_those_of_any_write(chained: World) -> None:
+    """Status 0, the CAS of the prepare, and a mutation token with the seqno of the commit."""
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set(opaque=0xDECAF))
+    replica.brief()
+    replica.acknowledge(1)
+    chained.commit()
+    answer = client.session.outgoing.popleft().data
+    prepared = chained.bucket.find(VBUCKET, 0, b"k")  # type: ignore[arg-type]
+    assert prepared is not None
+    assert answer == (
+        bytes.fromhex("81 01 0000 10 00 0000 00000010 000decaf")
+        + prepared.cas.to_bytes(8)
+        + chained.vbuuid().to_bytes(8)
+        + (2).to_bytes(8)
+    )
+
+
+def test_the_commit_has_to_be_durable_before_it_is_answered(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set())
+    replica.brief()
+    replica.acknowledge(1)
+    assert client.received() == []
+    chained.commit()
+    assert [answer.status for answer in client.received()] == [Status.SUCCESS]
+
+
+def test_a_removal_is_a_durable_write_too(chained: World) -> None:
+    chained.write("k")
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(plain(Delete, frame_infos=(MAJORITY,)))
+    assert replica.brief() == ["marker 2..2", "prepare k@2"]
+    assert value_of(chained) is not None
+    replica.acknowledge(2)
+    assert statuses(client) == ["SUCCESS"]
+    assert value_of(chained) is None
+    assert replica.brief() == ["marker 3..3", "commit k@3 of 2"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        plain(Append, value=b"2", frame_infos=(MAJORITY,)),
+        plain(Increment, delta=1, initial=0, expiry=0, frame_infos=(MAJORITY,)),
+        plain(Touch, expiry=10**6, frame_infos=(MAJORITY,)),
+        plain(GetAndTouch, expiry=10**6, frame_infos=(MAJORITY,)),
+        plain(Replace, value=b"2", frame_infos=(MAJORITY,)),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_every_kind_of_write_can_be_durable(chained: World, request_: Request) -> None:
+    chained.write("k", value=b"1")
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(request_)
+    assert replica.brief() == ["marker 2..2", "prepare k@2"]
+    assert answers(client) == []
+    replica.acknowledge(2)
+    assert statuses(client) == ["SUCCESS"]
+    assert replica.brief() == ["marker 3..3", "commit k@3 of 2"]
+
+
+def test_a_sub_document_write_can_be_durable(chained: World) -> None:
+    chained.write("k", value=b"{}")
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(plain(SubdocDictUpsert, path=b"a", new_value=b"5", frame_infos=(MAJORITY,)))
+    replica.brief()
+    replica.acknowledge(2)
+    (answer,) = answers(client)
+    assert (answer.status, answer.seqno) == (Status.SUCCESS, 3)  # type: ignore[attr-defined]
+    assert value_of(chained) == b'{"a":5}'
+
+
+@pytest.mark.parametrize("level", [level for level in DurabilityLevel if level.is_known])
+def test_all_levels_wait_for_a_majority(chained: World, level: DurabilityLevel) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set(info=durability(level)))
+    assert replica.brief() == ["marker 0..1", "prepare k@1"]
+    assert answers(client) == []
+    replica.acknowledge(1)
+    assert statuses(client) == ["SUCCESS"]
+
+
+def test_without_copies_one_durable_copy_is_enough(world: World) -> None:
+    set_topology(world, [ACTIVE])
+    assert writer(world).call(durable_set()).status == Status.SUCCESS
+    assert world.high_seqno() == 1, "there is no prepare"
+
+
+def test_a_quiet_write_is_silent_when_it_succeeds_and_not_when_it_fails(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    for key in ("a", "b"):
+        client.send(
+            plain(SetQuiet, key, value=b"1", frame_infos=(durability(DurabilityLevel.MAJORITY, timeout_ms=100),))
+        )
+    replica.brief()
+    replica.acknowledge(1)
+    tick(chained, 1)
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+    assert value_of(chained, "a") == b"1"
+
+
+def test_checks_come_before_the_prepare(chained: World) -> None:
+    chained.write("k")
+    client = writer(chained)
+    assert client.refused(durable_set(cas=12345)) == Status.KEY_EEXISTS
+    assert client.refused(plain(Add, value=b"1", frame_infos=(MAJORITY,))) == Status.KEY_EEXISTS
+    assert client.refused(plain(Replace, "none", value=b"1", frame_infos=(MAJORITY,))) == Status.KEY_ENOENT
+    assert chained.high_seqno() == 1
+
+
+def test_a_lock_is_gone_with_the_prepare_of_its_holder(chained: World) -> None:
+    chained.write("k")
+    client = writer(chained)
+    locked = client.succeed(plain(GetLocked))
+    client.send(durable_set(cas=locked.cas, info=durability(DurabilityLevel.MAJORITY, timeout_ms=100)))
+    tick(chained, 1)
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+    assert client.call(plain(Set, value=b"2")).status == Status.SUCCESS
+
+
+# --- majorities ---------------------------------------------------------------------------------------------------
+
+
+def test_too_few_nodes_for_a_majority(world: World) -> None:
+    set_topology(world, [ACTIVE, None, None])
+    assert writer(world).refused(durable_set()) == Status.DURABILITY_IMPOSSIBLE
+    assert world.high_seqno() == 0
+
+
+def test_a_client_without_extended_errors_is_closed_on_instead(world: World) -> None:
+    set_topology(world, [ACTIVE, None])
+    consumer = world.connection(NO_XERROR)
+    request = durable_set()
+    consumer.send(Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=request.frame_infos))
+    assert consumer.is_closed
+
+
+def test_an_outcome_that_a_client_without_extended_errors_could_not_read_ends_its_connection(chained: World) -> None:
+    consumer = chained.connection(NO_XERROR)
+    info = durability(DurabilityLevel.MAJORITY, timeout_ms=100)
+    consumer.send(Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=(info,)))
+    tick(chained, 1)
+    (answer,) = consumer.session.outgoing
+    assert isinstance(answer, outgoing.DeferredAnswer)
+    assert answer.may_be_sent
+    assert answer.ends_connection
+
+
+def test_two_of_three_copies_are_a_majority(world: World) -> None:
+    set_topology(world, [ACTIVE, REPLICA, SECOND])
+    first, second, client = PlayedReplica(world), PlayedReplica(world, SECOND), writer(world)
+    first.open(), second.open()
+    client.send(durable_set())
+    world.commit()
+    second.acknowledge(1)
+    assert statuses(client) == ["SUCCESS"]
+
+
+def test_during_a_rebalance_both_chains_need_a_majority(world: World) -> None:
+    set_topology(world, [ACTIVE, REPLICA], [ACTIVE, SECOND])
+    first, second, client = PlayedReplica(world), PlayedReplica(world, SECOND), writer(world)
+    first.open(), second.open()
+    client.send(durable_set())
+    world.commit()
+    first.acknowledge(1)
+    assert answers(client) == []
+    second.acknowledge(1)
+    assert statuses(client) == ["SUCCESS"]
+
+
+def test_strangers_do_not_count(chained: World) -> None:
+    stranger, client = PlayedReplica(chained, "stranger"), writer(chained)
+    stranger.open()
+    client.send(durable_set())
+    stranger.brief()
+    stranger.acknowledge(1)
+    assert answers(client) == []
+
+
+def test_an_acknowledgement_of_what_is_not_durable_here_does_not_count(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set())
+    replica.acknowledge(99)
+    assert chained.high_seqno() == 1
+    chained.commit()
+    tick(chained)
+    assert statuses(client) == ["SUCCESS"], "it counts once it is"
+
+
+def test_a_replica_that_has_lost_what_it_acknowledged_is_not_believed(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set("a"), durable_set("b"))
+    replica.brief()
+    set_topology(chained, [ACTIVE, SECOND])
+    replica.acknowledge(2)
+    replica.consumer.close_stream()
+    replica.open()
+    set_topology(chained, [ACTIVE, REPLICA])
+    assert answers(client) == []
+    replica.acknowledge(1)
+    assert statuses(client) == ["SUCCESS"]
+
+
+def test_another_topology_is_looked_at_at_once(chained: World) -> None:
+    client = writer(chained)
+    client.send(durable_set())
+    chained.commit()
+    assert answers(client) == []
+    set_topology(chained, [ACTIVE])
+    assert statuses(client) == ["SUCCESS"]
+
+
+def test_sync_writes_have_to_be_enabled_to_acknowledge(chained: World) -> None:
+    replica = PlayedReplica(chained, enable_sync_writes="false")
+    replica.acknowledge(1)
+    assert [message.status for message in replica.consumer.received()] == [Status.EINVAL]  # type: ignore[attr-defined]
+
+
+def test_a_reader_can_not_acknowledge(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set())
+    replica.brief()
+    replica.consumer.session.user = "reader"
+    replica.acknowledge(1)
+    assert [message.status for message in replica.consumer.received()] == [Status.EACCESS]  # type: ignore[attr-defined]
+    assert answers(client) == []
+
+
+# --- while it is undecided ----------------------------------------------------------------------------------------
+
+OTHER_WRITES = [
+    plain(Set, value=b"2"),
+    durable_set(value=b"2"),
+    plain(Add, value=b"2"),
+    plain(Replace, value=b"2"),
+    plain(Delete),
+    plain(Append, value=b"2"),
+    plain(Increment, delta=1, initial=0, expiry=0),
+    plain(Touch, expiry=100),
+    plain(GetAndTouch, expiry=100),
+    plain(GetLocked),
+    plain(SubdocDictUpsert, path=b"a", new_value=b"5"),
+]
+
+
+@pytest.mark.parametrize("request_", OTHER_WRITES, ids=lambda request: type(request).__name__)
+@pytest.mark.parametrize("exists", [False, True])
+def test_other_writers_are_told_that_a_write_is_in_progress(chained: World, request_: Request, exists: bool) -> None:
+    if exists:
+        chained.write("k")
+    writer(chained).send(durable_set())
+    chained.commit()
+    high_seqno = chained.high_seqno()
+    assert writer(chained).refused(request_) == Status.SYNC_WRITE_IN_PROGRESS
+    assert chained.high_seqno() == high_seqno
+
+
+def test_readers_get_the_committed_version(chained: World) -> None:
+    chained.write("k", value=b"old")
+    writer(chained).send(durable_set(value=b"new"))
+    chained.commit()
+    assert value_of(chained) == b"old"
+    assert writer(chained).succeed(plain(GetMeta)).rev_seqno == 1
+
+
+def test_other_documents_are_written_at_full_speed_elsewhere_and_rightly_here(chained: World) -> None:
+    writer(chained).send(durable_set())
+    sets = [Set(vbucket=vbucket, collection_id=0, key=key, value=b"2", opaque=at)  # type: ignore[arg-type]
+            for at, (vbucket, key) in enumerate([(0, b"x"), (0, b"k"), (1, b"k"), (0, b"y")])]  # fmt: skip
+    got = [answer.status.name for answer in writer(chained).call_all(*sets)]
+    assert got == ["SUCCESS", "SYNC_WRITE_IN_PROGRESS", "SUCCESS", "SUCCESS"]
+
+
+def test_a_document_does_not_expire_under_a_durable_write(chained: World) -> None:
+    chained.write("k", expiry=chained.node.clock.now_s() + 10)
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set(value=b"new"))
+    chained.commit()
+    chained.node.clock.advance(20)
+    assert value_of(chained) is None
+    assert chained.high_seqno() == 2, "no expiration was written"
+    replica.acknowledge(2)
+    assert statuses(client) == ["SUCCESS"]
+    assert value_of(chained) == b"new"
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_whose_time_is_over_is_aborted_and_ambiguous(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set(info=durability(DurabilityLevel.MAJORITY, timeout_ms=1500)))
+    assert replica.brief() == ["marker 0..1", "prepare k@1"]
+    tick(chained, 1.4)
+    assert answers(client) == []
+    tick(chained, 0.2)
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+    assert replica.brief() == ["marker 2..2", "abort k@2 of 1"]
+    assert value_of(chained) is None
+    assert client.call(plain(Set, value=b"2")).status == Status.SUCCESS
+
+
+@pytest.mark.parametrize("info", [MAJORITY, durability(DurabilityLevel.MAJORITY, timeout_ms=0)])
+def test_without_a_time_a_write_has_half_a_minute(chained: World, info: FrameInfo) -> None:
+    client = writer(chained)
+    client.send(durable_set(info=info))
+    tick(chained, 29)
+    assert answers(client) == []
+    tick(chained, 2)
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+
+
+def test_a_write_goes_on_without_its_writer(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set())
+    client.session.disconnected()
+    replica.brief()
+    replica.acknowledge(1)
+    assert value_of(chained) == b"1"
+
+
+# --- the order of answers -----------------------------------------------------------------------------------------
+
+
+def test_answers_stay_in_order(chained: World) -> None:
+    chained.write("other")
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set(opaque=1), plain(Get, "other", opaque=2), Noop(opaque=3))
+    assert answers(client) == []
+    replica.acknowledge(2)
+    assert [answer.opaque for answer in answers(client)] == [1, 2, 3]
+
+
+def test_a_request_about_the_same_document_waits_for_the_outcome(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set(value=b"1", opaque=1), plain(Get, opaque=2), durable_set(value=b"3", opaque=3))
+    chained.commit()
+    assert client.session.is_held_back
+    assert client.session.waits_for_outcome
+    replica.acknowledge(1)
+    first, read = answers(client)
+    assert (first.opaque, read.opaque, read.value) == (1, 2, b"1")  # type: ignore[attr-defined]
+    chained.commit()
+    replica.acknowledge(3)
+    assert [answer.opaque for answer in answers(client)] == [3]
+    assert value_of(chained) == b"3"
+
+
+def test_with_unordered_execution_others_overtake(chained: World) -> None:
+    chained.write("other")
+    replica, client = PlayedReplica(chained), writer(chained, Feature.UNORDERED_EXECUTION)
+    replica.open()
+    client.send(durable_set(opaque=1), plain(Get, "other", opaque=2), Noop(opaque=3))
+    assert [answer.opaque for answer in answers(client)] == [2, 3]
+    replica.acknowledge(2)
+    assert [answer.opaque for answer in answers(client)] == [1]
+
+
+def test_a_barrier_waits_for_all_before_it(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained, Feature.UNORDERED_EXECUTION)
+    replica.open()
+    barrier = FrameInfo(RequestInfo.BARRIER)
+    client.send(durable_set(opaque=1), plain(Get, "other", opaque=2, frame_infos=(barrier,)))
+    assert answers(client) == []
+    replica.acknowledge(1)
+    assert sorted(answer.opaque for answer in answers(client)) == [1, 2]
+
+
+def test_a_connection_has_so_many_durable_writes_at_a_time(chained: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "DEFERRED_MAX", 2)
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(*(durable_set(key, opaque=at) for at, key in enumerate("abc")))
+    chained.commit()
+    assert chained.high_seqno() == 2
+    assert client.session.is_held_back
+    assert client.session.waits_for_outcome
+    replica.acknowledge(2)
+    assert [answer.opaque for answer in answers(client)] == [0, 1]
+    chained.commit()
+    replica.acknowledge(5)
+    assert [answer.opaque for answer in answers(client)] == [2]
+
+
+# --- the vbucket's fate -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [VBucketState.REPLICA, VBucketState.DEAD, VBucketState.PENDING])
+def test_when_the_vbucket_is_not_active_any_more_the_outcome_is_ambiguous(chained: World, state: VBucketState) -> None:
+    client = writer(chained)
+    client.send(durable_set())
+    chained.commit()
+    writer(chained).succeed(SetVBucket(vbucket=VBUCKET, state=state))
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+    assert [found.key for found in chained.bucket.prepares.of(VBUCKET)] == [b"k"], "it is decided elsewhere"
+
+
+@pytest.mark.parametrize("request_", [Flush(), DeleteVBucket(vbucket=VBUCKET)], ids=lambda r: type(r).__name__)
+def test_what_is_taken_away_with_the_vbucket_is_ambiguous(chained: World, request_: Request) -> None:
+    client = writer(chained)
+    client.send(durable_set())
+    chained.commit()
+    writer(chained).succeed(request_)
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+
+
+def test_a_takeover_leaves_the_prepare_to_the_new_node(chained: World) -> None:
+    client, replica = writer(chained), PlayedReplica(chained)
+    client.send(durable_set())
+    chained.commit()
+    replica.consumer.open(flags=StreamFlags.TAKEOVER)
+    *_, state = replica.consumer.received()
+    replica.consumer.answer(state, Opcode.DCP_SET_VBUCKET_STATE)
+    assert statuses(client) == ["SYNC_WRITE_AMBIGUOUS"]
+    assert replica.brief() == ["state ACTIVE"]
+    assert chained.high_seqno() == 1, "neither committed nor aborted here"
+
+
+def test_after_a_restart_prepares_wait_for_acknowledgements_again(chained: World) -> None:
+    writer(chained).send(durable_set())
+    chained.commit()
+    chained.node.reopen(in_order=False)
+    assert writer(chained).refused(plain(Set, value=b"2")) == Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS
+    tick(chained, 3600)
+    assert value_of(chained) is None, "they have no time that could be over"
+    replica = PlayedReplica(chained)
+    assert replica.open() == ["marker 0..1", "prepare k@1"]
+    replica.acknowledge(1)
+    assert value_of(chained) == b"1"
+    assert replica.brief() == ["marker 2..2", "commit k@2 of 1"]
+
+
+def test_after_a_restart_without_copies_prepares_are_committed(chained: World) -> None:
+    writer(chained).send(durable_set())
+    chained.commit()
+    chained.node.reopen()
+    set_topology(chained, [ACTIVE])
+    tick(chained)
+    assert value_of(chained) == b"1"
+
+
+def test_a_promoted_copy_commits_at_once_even_if_nobody_is_left(chained: World) -> None:
+    writer(chained).send(durable_set())
+    chained.commit()
+    set_topology(chained, state=VBucketState.REPLICA)
+    set_topology(chained, [REPLICA, None])
+    assert value_of(chained) == b"1"
+
+
+# --- failing disks ------------------------------------------------------------------------------------------------
+
+
+def _fail_next_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(changes: Any) -> None:
+        raise StoreError("no room")
+
+    from headwater.store.rewinding import abandon
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.bucket.engine, "write", fail)
+        with pytest.raises(StoreError):
+            world.commit()
+    abandon(world.bucket)
+    world.node.bucket_service.sync_writes.on_void()
+
+
+def test_a_prepare_that_could_not_be_stored_has_not_happened(chained: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = writer(chained)
+    client.send(durable_set())
+    _fail_next_commit(chained, monkeypatch)
+    assert statuses(client) == ["ETMPFAIL"]
+    assert client.call(plain(Set, value=b"2")).status == Status.SUCCESS
+
+
+def test_a_commit_that_could_not_be_stored_is_made_again(chained: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    replica.open()
+    client.send(durable_set())
+    replica.brief()
+    replica.acknowledge(1)
+    _fail_next_commit(chained, monkeypatch)
+    assert client.received() == []
+    assert statuses(client) == ["SUCCESS"]
+    assert value_of(chained) == b"1"
+
+
+def test_a_stream_from_behind_the_prepare_is_told_of_the_commit(chained: World) -> None:
+    replica, client = PlayedReplica(chained), writer(chained)
+    client.send(durable_set())
+    chained.commit()
+    start = stream_request(start_seqno=Seqno(1), vbuuid=chained.vbuuid())
+    replica.consumer.succeed(start)
+    replica.acknowledge(1)
+    assert replica.brief() == ["marker 1..2", "commit k@2 of 1"]

@@ -1,0 +1,247 @@
+"""Durable writes in progress: every way in which one is decided, and that it is decided once."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "store"))
+
+from store_harness import Clock, FailingEngine, new_bucket, value_of
+
+from headwater.errors import StoreFull
+from headwater.node.durability import sync_writes as module
+from headwater.node.durability.sync_writes import SyncWrite, SyncWrites
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.frame_info import DurabilityLevel
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
+from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.prepares import put_prepare
+from headwater.store.rewinding import abandon, roll_back
+
+VB = VBucketId(0)
+
+
+def tracked(bucket: Bucket, *chain: str | None) -> SyncWrites:
+    sync_writes = SyncWrites(bucket=bucket)
+    set_chain(sync_writes, *chain)
+    return sync_writes
+
+
+def set_chain(sync_writes: SyncWrites, *chain: str | None) -> None:
+    bucket = sync_writes.bucket
+    facts = bucket.vbuckets.facts[VB]
+    assert facts is not None
+    bucket.set_vbucket_facts(VB, replace(facts, topology=(list(chain),)))
+    bucket.commit_now()
+    sync_writes.evaluate(VB)
+
+
+def begin(
+    sync_writes: SyncWrites, key: bytes = b"k", *, deadline_s: float = 30, collection_id: int = 0, value: bytes = b"1"
+) -> SyncWrite:
+    prepare = put_prepare(
+        sync_writes.bucket, VB, collection_id=CollectionId(collection_id), key=key, value=value,
+        datatype=Datatype.JSON, level=DurabilityLevel.MAJORITY,
+    )  # fmt: skip
+    return sync_writes.begin(prepare, deadline_s=deadline_s)
+
+
+def status_of(write: SyncWrite) -> Status | None:
+    return None if write.outcome is None else write.outcome.status
+
+
+def test_the_acknowledgement_of_a_later_seqno_decides_earlier_ones() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    writes = [begin(sync_writes, key) for key in (b"x", b"y", b"z")]
+    sync_writes.bucket.commit_now()
+    sync_writes.acknowledge(VB, "b", Seqno(2))
+    assert [status_of(write) for write in writes] == [Status.SUCCESS, Status.SUCCESS, None]
+    assert [write.outcome.seqno for write in writes[:2] if write.outcome] == [4, 5], "in the order of their prepares"
+
+
+def test_an_older_acknowledgement_takes_nothing_back() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    sync_writes.bucket.commit_now()
+    begin(sync_writes, b"x")
+    second = begin(sync_writes, b"y")
+    sync_writes.bucket.commit_now()
+    set_chain(sync_writes, "a", "c")
+    sync_writes.acknowledge(VB, "b", Seqno(2))
+    sync_writes.acknowledge(VB, "b", Seqno(1))
+    set_chain(sync_writes, "a", "b")
+    assert status_of(second) == Status.SUCCESS
+
+
+def test_acknowledgements_of_another_branch_mean_nothing() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    bucket = sync_writes.bucket
+    sync_writes.acknowledge(VB, "b", Seqno(100))
+    roll_back(bucket, VB, Seqno(0), branch=True)
+    write = begin(sync_writes)
+    bucket.commit_now()
+    sync_writes.evaluate(VB)
+    assert status_of(write) is None
+
+
+def test_a_write_that_is_lost_with_a_rollback_is_ambiguous_though_its_seqno_is_given_again() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    lost = begin(sync_writes)
+    sync_writes.bucket.commit_now()
+    roll_back(sync_writes.bucket, VB, Seqno(0), branch=True)
+    sync_writes.evaluate(VB)
+    again = begin(sync_writes)
+    assert lost.prepare.seqno == again.prepare.seqno
+    assert (status_of(lost), status_of(again)) == (Status.SYNC_WRITE_AMBIGUOUS, None)
+    assert sync_writes.has_news
+
+
+def test_a_dropped_collection_aborts() -> None:
+    bucket = new_bucket()
+    sync_writes = tracked(bucket, "a", "b")
+    bucket.set_manifest(Manifest().with_collection("_default", "fruit"))
+    fruit = next(c.id for _, c in bucket.manifest.collections() if c.name == "fruit")
+    write = begin(sync_writes, collection_id=fruit)
+    bucket.commit_now()
+    bucket.set_manifest(bucket.manifest.without_collection("_default", "fruit"))
+    sync_writes.tick(0)
+    assert status_of(write) == Status.SYNC_WRITE_AMBIGUOUS
+    assert bucket.prepares.of(VB) == []
+
+
+def test_so_many_writes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITES_MAX", 2)
+    sync_writes = tracked(new_bucket(), "a", "b")
+    begin(sync_writes, b"x")
+    assert not sync_writes.is_full
+    begin(sync_writes, b"y")
+    assert sync_writes.is_full
+    sync_writes.tick(100)
+    assert not sync_writes.is_full
+
+
+def test_a_single_copy_is_satisfied_when_it_is_durable() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    write = begin(sync_writes)
+    facts = sync_writes.bucket.vbuckets.facts[VB]
+    assert facts is not None
+    sync_writes.bucket.set_vbucket_facts(VB, replace(facts, topology=None))
+    sync_writes.evaluate(VB)
+    assert status_of(write) is None
+    sync_writes.bucket.commit_now()
+    sync_writes.on_durable()
+    assert status_of(write) == Status.SUCCESS
+
+
+def test_an_abort_that_could_not_be_stored_leaves_the_write_undecided() -> None:
+    engine = FailingEngine(MemoryEngine())
+    sync_writes = tracked(new_bucket(engine), "a", "b")
+    write = begin(sync_writes, deadline_s=5)
+    sync_writes.bucket.commit_now()
+    sync_writes.tick(6)
+    assert status_of(write) == Status.SYNC_WRITE_AMBIGUOUS
+    engine.writes_left = 0
+    with pytest.raises(StoreFull):
+        sync_writes.bucket.commit_now()
+    engine.writes_left = None
+    abandon(sync_writes.bucket)
+    sync_writes.on_void()
+    assert status_of(write) is None
+    sync_writes.acknowledge(VB, "b", Seqno(1))
+    assert status_of(write) == Status.SUCCESS
+
+
+class Tracking(RuleBasedStateMachine):
+    """Whatever happens in whatever order: a write is decided once, and success means that a majority holds it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = Clock()
+        self.engine = FailingEngine(MemoryEngine())
+        self.bucket = new_bucket(self.engine, self.clock)
+        self.sync_writes = tracked(self.bucket, "a", "b", "c")
+        self.now_s = 0.0
+        self.held = {"b": 0, "c": 0}
+        """What the replicas really hold."""
+        self.writes: list[SyncWrite] = []
+        self.told: dict[int, Status] = {}
+
+    @rule(key=st.sampled_from([b"x", b"y", b"z"]))
+    def write(self, key: bytes) -> None:
+        in_the_way = self.sync_writes.in_the_way(VB, DEFAULT_COLLECTION, key)
+        if in_the_way is None:
+            self.writes.append(begin(self.sync_writes, key, deadline_s=self.now_s + 5))
+        else:
+            assert in_the_way == Status.SYNC_WRITE_IN_PROGRESS
+
+    @rule()
+    def commit(self) -> None:
+        self.bucket.commit_now()
+        self.sync_writes.on_durable()
+
+    @rule()
+    def fail(self) -> None:
+        self.engine.writes_left = 0
+        try:
+            self.bucket.commit_now()
+        except StoreFull:
+            abandon(self.bucket)
+            self.sync_writes.on_void()
+        self.engine.writes_left = None
+
+    @rule(node=st.sampled_from(["b", "c"]), share=st.floats(0, 1))
+    def acknowledge(self, node: str, share: float) -> None:
+        durable = self.bucket.vbuckets.durable_seqno(VB)
+        self.held[node] = max(self.held[node], int(durable * share))
+        self.sync_writes.acknowledge(VB, node, Seqno(self.held[node]))
+
+    @rule(seconds=st.floats(0.5, 4))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.sync_writes.tick(self.now_s)
+
+    @rule(state=st.sampled_from([VBucketState.REPLICA, VBucketState.ACTIVE]))
+    def change_state(self, state: VBucketState) -> None:
+        topology = self.bucket.vbuckets.facts[VB].topology  # type: ignore[union-attr]
+        self.bucket.set_vbucket_state(VB, state)
+        facts = self.bucket.vbuckets.facts[VB]
+        assert facts is not None
+        self.bucket.set_vbucket_facts(VB, replace(facts, topology=topology))
+        self.bucket.commit_now()
+        self.sync_writes.evaluate(VB)
+        if state != VBucketState.ACTIVE:
+            self.bucket.set_vbucket_state(VB, VBucketState.ACTIVE)
+            self.bucket.commit_now()
+            self.sync_writes.evaluate(VB)
+
+    @invariant()
+    def tell(self) -> None:
+        for number, write in enumerate(getattr(self, "writes", [])):
+            outcome = write.outcome
+            if outcome is None or outcome.commit > self.bucket.durable_commit:
+                assert number not in self.told, "what was told is taken back"
+                continue
+            if number in self.told:
+                assert self.told[number] == outcome.status, "told twice"
+                continue
+            self.told[number] = outcome.status
+            if outcome.status == Status.SUCCESS:
+                assert max(self.held.values()) >= write.prepare.seqno, "no majority holds it"
+                entry = self.bucket.find(VB, DEFAULT_COLLECTION, write.prepare.key)
+                assert entry is not None
+                assert entry.seqno >= outcome.seqno
+                assert value_of(self.bucket, VB, write.prepare.key) == b"1"
+
+
+TestTracking = Tracking.TestCase
+TestTracking.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,303 @@
+"""What a replica takes in: checked, copied, entered, and all of it or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from store_harness import Clock
+
+from headwater.errors import MalformedMessage, SnapshotViolation
+from headwater.protocol.compression import compress
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.frame_info import stream_id
+from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, ScopeId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.system_events import CollectionCreated, encode_event
+from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.store.bucket import Bucket
+from headwater.store.data_format import BucketFacts, VBucketFacts
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.opening import create_bucket, open_bucket
+from headwater.store.receiving import (
+    Received,
+    advance_seqno,
+    begin_snapshot,
+    receive_change,
+    receive_event,
+    receive_run,
+    resume_offset,
+    take_failover_log,
+)
+from headwater.store.rewinding import abandon, roll_back
+from headwater.store.runs import as_run
+
+VBUCKET = 1
+END = Seqno(100)
+XATTRS = encode_xattrs(ValueParts(xattrs={"_a": b"1", "b": b"2"}, body=b"{}"))
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    facts = BucketFacts(name="b", uuid="0", vbuckets=4)
+    made = create_bucket(MemoryEngine(), facts, outside=Clock().outside(), secret=(1, 2))
+    for vbucket in range(4):
+        made.set_vbucket_state(vbucket, VBucketState.REPLICA)
+    made.commit_now()
+    return made
+
+
+def _set(seqno: int, key: bytes = b"k", **fields: Any) -> Mutation:
+    given = {"cas": Cas(seqno << 16), "value": b"{}", "datatype": Datatype.JSON, "collection_id": CollectionId(0)}
+    return Mutation(
+        **{**given, "vbucket": VBucketId(VBUCKET), "opaque": 0x1000, "seqno": Seqno(seqno), "rev_seqno": 1, "key": key,
+           **fields}
+    )  # fmt: skip
+
+
+def _remove(kind: type[Deletion] | type[Expiration], seqno: int, key: bytes = b"k", **fields: Any) -> Any:
+    given = {"cas": Cas(seqno << 16), "collection_id": CollectionId(0), "delete_time": 77, "rev_seqno": 5}
+    return kind(
+        **{**given, "vbucket": VBucketId(VBUCKET), "opaque": 0x1000, "seqno": Seqno(seqno), "key": key, **fields}
+    )
+
+
+def _receive(bucket: Bucket, *changes: Any, end: int = END) -> Received:
+    run = as_run(b"".join(change.encode() for change in changes))
+    return receive_run(bucket, VBUCKET, run, end_seqno=Seqno(end))
+
+
+def _log(bucket: Bucket) -> bytes:
+    bucket.commit_now()
+    return b"".join(run.tobytes() for run in bucket.runs(VBUCKET))
+
+
+def _facts(bucket: Bucket) -> VBucketFacts:
+    facts = bucket.vbuckets.facts[VBUCKET]
+    assert facts is not None
+    return facts
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_stored_as_it_came_but_for_its_opaque(bucket: Bucket) -> None:
+    changes = [
+        _set(1, b"a", expiry=99, flags=3),
+        _set(4, b"b", value=XATTRS, datatype=Datatype.JSON | Datatype.XATTR),
+        _remove(Deletion, 5, b"a", value=XATTRS, datatype=Datatype.XATTR),
+        _remove(Expiration, 9, b"b"),
+        _set(10, b"a", collection_id=CollectionId(0x1234)),
+    ]
+    received = _receive(bucket, *changes)
+    assert received.high_seqno == 10
+    assert not received.has_to_be_decoded
+    assert _log(bucket) == b"".join(replace(change, opaque=0).encode() for change in changes)
+    assert bucket.vbuckets.high_seqnos[VBUCKET] == bucket.vbuckets.durable_seqnos[VBUCKET] == 10
+    assert bucket.vbuckets.max_cas[VBUCKET] == 10 << 16
+    assert bucket.vbuckets.superseded[VBUCKET] == 2
+    assert bucket.vbuckets.deleted_revs[VBUCKET] == 6, "an expiration leaves one revision more behind"
+
+
+def test_what_is_pending_is_read(bucket: Bucket) -> None:
+    _receive(bucket, _set(1, b"a", value=b"[1]"), _set(2, b"b", value=b"[2]"), _set(3, b"a", value=b"[3]"))
+    for key, value in ((b"a", b"[3]"), (b"b", b"[2]")):
+        entry = bucket.find(VBUCKET, CollectionId(0), key)
+        assert entry is not None
+        assert bucket.read(VBUCKET, entry).value == value
+    assert bucket.commit_of(entry) == bucket.pending.number
+
+
+def test_the_index_grows_with_what_comes(bucket: Bucket) -> None:
+    for first in range(1, 5000, 1000):
+        _receive(bucket, *(_set(seqno, b"%d" % seqno) for seqno in range(first, first + 1000)), end=10_000)
+    assert bucket.index.live_documents() == 5000
+    bucket.commit_now()
+    assert bucket.find(VBUCKET, CollectionId(0), b"4321") is not None
+
+
+def test_a_received_bucket_opens_again(bucket: Bucket) -> None:
+    _receive(bucket, *(_set(seqno, b"%d" % (seqno % 7)) for seqno in range(1, 50)))
+    log = _log(bucket)
+    again = open_bucket(bucket.engine, outside=bucket.outside, secret=(1, 2))
+    assert b"".join(run.tobytes() for run in again.runs(VBUCKET)) == log
+    assert again.vbuckets.superseded[VBUCKET] == bucket.vbuckets.superseded[VBUCKET]
+    assert _facts(again) == _facts(bucket)
+
+
+@pytest.mark.parametrize("last", [3, 2, 101])
+def test_a_seqno_out_of_range_stops_behind_what_is_sound(bucket: Bucket, last: int) -> None:
+    with pytest.raises(SnapshotViolation, match=f"seqno {last} after 3"):
+        _receive(bucket, _set(1), _set(3, b"b"), _set(last))
+    assert bucket.vbuckets.high_seqnos[VBUCKET] == 3
+    assert bucket.index.live_documents() == 2
+
+
+OTHERS = {
+    "another vbucket": _set(2, vbucket=VBucketId(2)),
+    "compressed": _set(2, value=compress(b"{}"), datatype=Datatype.SNAPPY),
+    "a stream id": _set(2, frame_infos=(stream_id(1),)),
+    "metadata": _set(2, nmeta=1),
+    "a lock": _set(2, lock_time=1),
+    "no time": _remove(Deletion, 2, delete_time=None),
+    "no time of an expiration": _remove(Expiration, 2, delete_time=None),
+    "an unknown datatype": _set(2, datatype=Datatype(0x08)),
+    "a bad section": _set(2, value=b"\0\0\0\x09\0", datatype=Datatype.XATTR),
+    "a pair without its end": _set(2, value=b"\0\0\0\x07\0\0\0\x03a\0b", datatype=Datatype.XATTR),
+    "a collection id too long": _set(2, collection_id=None, key=b"\xff\xff\xff\xff\xff\x01k"),
+    "no key behind the collection id": _set(2, collection_id=None, key=b"\x08"),
+    "a long key": _set(2, collection_id=None, key=b"\x00" + b"k" * (KEY_BYTES_MAX + 1)),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_a_change_in_another_form_is_left_alone(bucket: Bucket, change: Any) -> None:
+    before = _set(1, b"before")
+    received = _receive(bucket, before, change, _set(3))
+    assert received == Received(
+        consumed_bytes=len(before.encode()), high_seqno=Seqno(1), has_to_be_decoded=True
+    )  # fmt: skip
+    assert bucket.index.live_documents() == 1
+
+
+def test_a_value_that_is_too_long(bucket: Bucket) -> None:
+    received = _receive(bucket, _set(1, value=bytes(VALUE_BYTES_MAX + 1)))
+    assert received.has_to_be_decoded
+    with pytest.raises(MalformedMessage, match="exceeds"):
+        receive_change(bucket, VBUCKET, _set(1, value=bytes(VALUE_BYTES_MAX + 1)), end_seqno=END)
+    assert bucket.vbuckets.high_seqnos[VBUCKET] == 0
+    assert _receive(bucket, _set(1, value=bytes(VALUE_BYTES_MAX))).high_seqno == 1
+
+
+def test_bytes_that_are_cut_off_are_left_alone(bucket: Bucket) -> None:
+    whole = _set(1).encode()
+    for length in range(1, len(whole)):
+        received = receive_run(bucket, VBUCKET, as_run(whole[:length]), end_seqno=END)
+        assert received.has_to_be_decoded
+        assert received.consumed_bytes == 0
+    assert bucket.pending.is_empty
+
+
+# --- single changes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [_set(1), _remove(Deletion, 1), _remove(Expiration, 1)])
+def test_a_change_that_is_decoded_is_stored_as_one_that_is_not(bucket: Bucket, change: Any) -> None:
+    receive_change(bucket, VBUCKET, replace(change, frame_infos=(stream_id(7),)), end_seqno=END)
+    assert _log(bucket) == replace(change, opaque=0).encode()
+
+
+def test_a_change_without_a_collection_is_in_the_default_one(bucket: Bucket) -> None:
+    receive_change(bucket, VBUCKET, _set(1, collection_id=None), end_seqno=END)
+    assert bucket.find(VBUCKET, CollectionId(0), b"k") is not None
+
+
+@pytest.mark.parametrize("change", [_set(0), _set(101), _set(2**63, key=b"x")])
+def test_a_single_change_out_of_range(bucket: Bucket, change: Mutation) -> None:
+    with pytest.raises(SnapshotViolation):
+        receive_change(bucket, VBUCKET, change, end_seqno=END)
+    assert bucket.pending.is_empty
+
+
+def test_no_vbucket_gets_to_the_highest_seqnos(bucket: Bucket) -> None:
+    with pytest.raises(MalformedMessage):
+        receive_change(bucket, VBUCKET, _set(2**63), end_seqno=Seqno(2**64 - 1))
+
+
+@pytest.mark.parametrize("as_flatbuffers", [False, True])
+def test_a_system_event_is_stored_in_one_form(bucket: Bucket, as_flatbuffers: bool) -> None:
+    event = CollectionCreated(
+        manifest_uid=ManifestUid(3), scope_id=ScopeId(0), collection_id=CollectionId(8), name="c"
+    )  # fmt: skip
+    encoded = encode_event(event, as_flatbuffers=as_flatbuffers)
+    message = SystemEvent(
+        vbucket=VBucketId(VBUCKET), opaque=5, seqno=Seqno(1), event=encoded.event, version=encoded.version,
+        key=encoded.key, value=encoded.value,
+    )  # fmt: skip
+    assert receive_event(bucket, VBUCKET, message, end_seqno=END) == 3
+    assert bucket.vbuckets.manifest_uids[VBUCKET] == 3
+    packed = encode_event(event)
+    stored = replace(message, opaque=0, version=packed.version, key=packed.key, value=packed.value)
+    assert _log(bucket) == stored.encode()
+
+
+# --- where a copy is ----------------------------------------------------------------------------------------------
+
+
+def test_where_to_go_on(bucket: Bucket) -> None:
+    def place() -> tuple[int, int, int]:
+        offset = resume_offset(bucket, VBUCKET)
+        return offset.seqno, offset.snapshot_start, offset.snapshot_end
+
+    assert place() == (0, 0, 0)
+    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=True)
+    assert place() == (0, 0, 0), "nothing of it has come"
+    _receive(bucket, _set(2))
+    assert place() == (2, 0, 5)
+    _receive(bucket, _set(5))
+    assert place() == (5, 5, 5)
+    begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(9), has_history=True)
+    assert place() == (5, 5, 5)
+
+
+def test_the_branch_is_that_of_the_snapshots_end(bucket: Bucket) -> None:
+    entries = (
+        FailoverEntry(vbuuid=Vbuuid(3), seqno=Seqno(20)),
+        FailoverEntry(vbuuid=Vbuuid(2), seqno=Seqno(10)),
+        FailoverEntry(vbuuid=Vbuuid(1), seqno=Seqno(0)),
+    )
+    take_failover_log(bucket, VBUCKET, entries)
+    assert _facts(bucket).failover_log == FailoverLog(entries)
+    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(15), has_history=True)
+    _receive(bucket, _set(7))
+    assert resume_offset(bucket, VBUCKET).vbuuid == 2
+    _receive(bucket, _set(15))
+    assert resume_offset(bucket, VBUCKET).vbuuid == 2
+    begin_snapshot(bucket, VBUCKET, start=Seqno(15), end=Seqno(20), has_history=True)
+    _receive(bucket, _set(20))
+    assert resume_offset(bucket, VBUCKET).vbuuid == 2, "a branch that begins at a seqno names what comes after it"
+
+
+def test_a_snapshot_without_history_moves_the_window(bucket: Bucket) -> None:
+    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=False, purge_seqno=Seqno(3))
+    _receive(bucket, _set(1), _set(5, b"b"))
+    begin_snapshot(bucket, VBUCKET, start=Seqno(5), end=Seqno(8), has_history=True, purge_seqno=Seqno(2))
+    _receive(bucket, _set(7), _set(8))
+    assert (_facts(bucket).history_start_seqno, _facts(bucket).purge_seqno) == (5, 3)
+    assert roll_back(bucket, VBUCKET, Seqno(7)) == 7
+    assert roll_back(bucket, VBUCKET, Seqno(4)) == 0
+
+
+def test_a_seqno_without_a_change_becomes_durable_with_its_commit(bucket: Bucket) -> None:
+    _receive(bucket, _set(1))
+    advance_seqno(bucket, VBUCKET, Seqno(7))
+    assert bucket.vbuckets.high_seqnos[VBUCKET] == 7
+    assert bucket.vbuckets.durable_seqnos[VBUCKET] == 0
+    commit = bucket.seal()
+    assert commit is not None
+    _receive(bucket, _set(9))
+    bucket.persist(commit)
+    bucket.publish(commit)
+    assert bucket.vbuckets.durable_seqnos[VBUCKET] == 7
+    again = open_bucket(bucket.engine, outside=bucket.outside, secret=(1, 2))
+    assert again.vbuckets.high_seqnos[VBUCKET] == 7
+    bucket.commit_now()
+    assert bucket.vbuckets.durable_seqnos[VBUCKET] == 9
+
+
+def test_what_is_abandoned_is_asked_for_again(bucket: Bucket) -> None:
+    begin_snapshot(bucket, VBUCKET, start=Seqno(0), end=Seqno(5), has_history=True)
+    _receive(bucket, _set(1))
+    bucket.commit_now()
+    _receive(bucket, _set(2))
+    advance_seqno(bucket, VBUCKET, Seqno(5))
+    abandon(bucket)
+    offset = resume_offset(bucket, VBUCKET)
+    assert (offset.seqno, offset.snapshot_end) == (1, 5)
+    bucket.commit_now()
+    assert bucket.vbuckets.durable_seqnos[VBUCKET] == 1
