@@ -5,13 +5,29 @@ A pure client has no server's libraries installed, and a command should not pay 
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import Any
 
 import rich_click as click
 
 from headwater import __version__
+from headwater.cli.completion import completion_option
+from headwater.cli.lazy_command import LazyCommand
+from headwater.cli.telling import errors_in_one_sentence
 
-COMMANDS = ("collections", "decode", "drill", "land", "load", "serve", "tail", "verify")
+COMMANDS = (
+    "cluster",
+    "collections",
+    "decode",
+    "drill",
+    "export",
+    "land",
+    "load",
+    "replicate",
+    "serve",
+    "sim",
+    "tail",
+    "verify",
+)
 """The module and the function have the command's name."""
 
 
@@ -22,29 +38,32 @@ class CommandsByName(click.RichGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        try:
-            module = import_module(f"headwater.cli.{cmd_name}")
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("headwater"):
-                raise
-            return _not_installed(cmd_name, error.name)
-        command: click.Command = getattr(module, cmd_name)
-        return command
+        return LazyCommand(cmd_name) if cmd_name in COMMANDS else None
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> Any:
+        with errors_in_one_sentence():
+            return super().make_context(info_name, args, parent=parent, **extra)
 
-def _not_installed(command: str, module: str) -> click.Command:
-    """Stands for a command whose libraries are missing, and says how to get them."""
-    advice = f"Needs {module}, which is not installed: pip install 'headwater[node]'"
-
-    def refuse() -> None:
-        raise click.ClickException(advice)
-
-    return click.Command(command, help=advice, callback=refuse)
+    def invoke(self, ctx: click.Context) -> Any:
+        with errors_in_one_sentence():
+            return super().invoke(ctx)
 
 
 @click.group(cls=CommandsByName, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="headwater")
+@completion_option
 def main() -> None:
-    """Couchbase's change protocol (DCP) in Python, from the wire to the lakehouse."""
+    """Couchbase's change protocol (DCP) in Python, from the wire to the lakehouse.
+
+    The exit code is 0 for success, 1 for a failure, which one sentence on standard error explains, 2 for a wrong
+    command line, 130 after Ctrl-C. Some commands have more: their --help tells.
+
+    \b
+    Examples:
+      headwater serve --data /tmp/demo --user me --password secret
+      headwater load couchbase://127.0.0.1/default --generate 1000
+      headwater tail couchbase://127.0.0.1/default
+      headwater --completion bash > ~/.local/share/bash-completion/completions/headwater
+    """

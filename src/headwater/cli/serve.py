@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import signal
-import sys
 from pathlib import Path
 
 import rich_click as click
 import uvloop
 
+from headwater.cli.log_format import FORMATS, set_up_logging
+from headwater.cli.serving_nodes import NODES_MAX, ClusterOptions, run_nodes
+from headwater.dashboard.dashboard import Dashboard, DashboardSettings
 from headwater.errors import HeadwaterError
 from headwater.node.heap import keep_freed_memory
+from headwater.node.inspection import Inspection
 from headwater.node.limits import ServerLimits
 from headwater.node.node import Node, Started
 from headwater.node.options import VBUCKETS, NodeOptions
@@ -60,7 +62,14 @@ def default_data_folder() -> Path:
 @click.option("--unsent-bytes-max", default=ServerLimits().unsent_bytes_max, show_default=True)
 @click.option("--stalled-seconds", default=ServerLimits().stalled_s, show_default=True, help="Time not to read.")
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="How the log is.")
+@click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a log-in.")
+@click.option("--landing-metrics", multiple=True, metavar="URL", help="Show this landing's lag on the dashboard.")
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Run a cluster of so many nodes on this machine.")
+@click.option("--replicas", type=click.IntRange(0, 3), default=1, show_default=True, help="Of that cluster.")
+@click.pass_context
 def serve(
+    context: click.Context,
     data: Path | None,
     host: str,
     advertise_host: str | None,
@@ -90,17 +99,32 @@ def serve(
     unsent_bytes_max: int,
     stalled_seconds: float,
     as_json: bool,
+    log_format: str,
+    open_metrics: bool,
+    landing_metrics: tuple[str, ...],
+    nodes: int | None,
+    replicas: int,
 ) -> None:
     """Run a node that Couchbase applications can write to.
 
     With no options it listens on loopback, serves one bucket `default`, keeps its data in your data folder and makes
     a password, which it shows once.
 
-    Example: headwater serve --data /tmp/demo --bucket travel --user me --password secret
+    SIGTERM and Ctrl-C are a clean stop, with exit code 0. It is 1 where the node can't start, and 2 for a wrong command
+    line.
+
+    \b
+    Examples:
+      headwater serve
+      headwater serve --data /tmp/demo --bucket travel --user me --password secret
+      headwater serve --port 0 --http-port 0 --json
+      headwater serve --data /tmp/cluster --nodes 4 --replicas 1
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    set_up_logging(log_format)
     try:
+        if nodes is not None:
+            uvloop.run(run_nodes(ClusterOptions.of(context, data or default_data_folder())))
+            return
         options = NodeOptions(
             data=data or default_data_folder(),
             host=host,
@@ -132,17 +156,18 @@ def serve(
             ),
         )
         keep_freed_memory()
-        uvloop.run(_run(options, as_json=as_json))
+        dashboard = DashboardSettings(open_metrics=open_metrics, landing_urls=landing_metrics)
+        uvloop.run(_run(options, dashboard, as_json=as_json))
     except HeadwaterError as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _run(options: NodeOptions, *, as_json: bool) -> None:
+async def _run(options: NodeOptions, dashboard: DashboardSettings, *, as_json: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    node = Node(options)
+    node = Node(options, extend=lambda node, logins: Dashboard(Inspection(node, logins), dashboard))
     _announce(await node.start(), options, as_json=as_json)
     await stop.wait()
     await node.stop()
@@ -165,4 +190,5 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
         )
     if started.upr_address is not None:
         click.echo(f"UPR draft on {started.upr_address}, with no log-in", err=True)
+    click.echo(f"dashboard {started.http_url}/ui/", err=True)
     click.echo(f"ready {started.url}")

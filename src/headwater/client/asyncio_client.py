@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
-import random
-import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.backoff import Backoff, is_final
-from headwater.client.bucket_view import BucketView, look_at_bucket
+from headwater.client.bucket_view import BucketView
 from headwater.client.checkpoints.store import CheckpointStore
 from headwater.client.client_settings import ClientSettings
 from headwater.client.cluster_map import ClusterMap, Network
@@ -30,6 +26,7 @@ from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Start
 from headwater.client.reader import Outside, Reader
 from headwater.client.reading import Batches, Changes, ReadStart
+from headwater.client.surroundings import ClientSurroundings
 from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
 from headwater.protocol.features import Feature
@@ -68,8 +65,9 @@ def connect(
 class Client:
     """Reads one bucket."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(self, settings: ClientSettings, surroundings: ClientSurroundings | None = None) -> None:
         self.settings = settings
+        self._surroundings = surroundings or ClientSurroundings()
         self._bucket: BucketView | None = None
         self._readings: list[Batches] = []
         self._is_closed = False
@@ -106,19 +104,22 @@ class Client:
         return self._bucket
 
     async def _look(self) -> BucketView:
-        return await asyncio.to_thread(look_at_bucket, self.settings)
+        return await self._surroundings.look(self.settings)
 
     async def _look_patiently(self, options: ReadOptions) -> BucketView:
         """A read is as patient with its first connection as with any other."""
         backoff = Backoff(
-            delay_s_min=options.reconnect_delay_s_min, delay_s_max=options.reconnect_delay_s_max, random=random.random
+            delay_s_min=options.reconnect_delay_s_min,
+            delay_s_max=options.reconnect_delay_s_max,
+            random=self._surroundings.random,
         )
-        give_up_s = math.inf if options.give_up_after_s is None else time.monotonic() + options.give_up_after_s
+        loop = asyncio.get_running_loop()
+        give_up_s = math.inf if options.give_up_after_s is None else loop.time() + options.give_up_after_s
         for failures in itertools.count(1):
             try:
                 return await self._look()
             except HeadwaterError as error:
-                if is_final(error) or time.monotonic() > give_up_s:
+                if is_final(error) or loop.time() > give_up_s:
                     raise
                 await asyncio.sleep(backoff.delay_s(failures))
         raise AssertionError("counting has no end")
@@ -196,9 +197,10 @@ class Client:
         )
 
     def _outside(self, options: ReadOptions, network: Network) -> Outside:
-        reader_id = os.urandom(_NAME_RANDOM_BYTES).hex()
+        surroundings = self._surroundings
+        reader_id = surroundings.random_bytes(_NAME_RANDOM_BYTES).hex()
         features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
-        login = replace(self.settings, features=features).login()
+        login = replace(replace(self.settings, features=features).login(), random_bytes=surroundings.random_bytes)
 
         def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
             name = f"{options.name}:{reader_id}:{slot.id}"
@@ -212,8 +214,8 @@ class Client:
         return Outside(
             new_link=new_link,
             decode_map=decode_map,
-            open_spool=lambda: tempfile.TemporaryFile(prefix="headwater-"),
-            random=random.random,
+            open_spool=surroundings.open_spool,
+            random=surroundings.random,
         )
 
 

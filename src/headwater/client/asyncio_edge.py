@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
@@ -46,7 +45,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         with self._edge.failing_the_read():
-            self._edge.reader.received(self._link, nbytes, now_s=time.monotonic())
+            self._edge.reader.received(self._link, nbytes, now_s=self._edge.now_s())
             self._edge.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,7 +59,8 @@ class AsyncioEdge:
     def __init__(
         self, make_reader: Callable[[float], Reader], *, tls: ssl.SSLContext | None, timeouts: Timeouts
     ) -> None:
-        self.reader = make_reader(time.monotonic())
+        self.now_s = asyncio.get_running_loop().time
+        self.reader = make_reader(self.now_s())
         self._tls = tls
         self._timeouts = timeouts
         self._transports: dict[int, asyncio.Transport] = {}
@@ -112,7 +112,7 @@ class AsyncioEdge:
 
     def follow(self, offsets: Mapping[VBucketId, StreamOffset]) -> None:
         """Read these vbuckets, too."""
-        now_s = time.monotonic()
+        now_s = self.now_s()
         self.reader.follow(offsets, now_s=now_s)
         self.reader.tick(now_s)
         self.pump()
@@ -194,7 +194,7 @@ class AsyncioEdge:
             return
         self._transports[link] = transport
         is_local = is_loopback(transport.get_extra_info("socket"))
-        self.reader.on_connected(link, is_loopback=is_local, now_s=time.monotonic())
+        self.reader.on_connected(link, is_loopback=is_local, now_s=self.now_s())
         self.pump()
 
     def on_lost(self, link: int, error: Exception | None) -> None:
@@ -206,7 +206,7 @@ class AsyncioEdge:
         self._fail(link, None if error is None else broken(self._addresses[link], error))
 
     def _fail(self, link: int, error: HeadwaterError | None) -> None:
-        now_s = time.monotonic()
+        now_s = self.now_s()
         self.reader.on_lost(link, error, now_s=now_s)
         self.reader.tick(now_s)
         self.pump()
@@ -214,7 +214,7 @@ class AsyncioEdge:
     async def _tick_for_ever(self) -> None:
         while self._fault is None:
             with self.failing_the_read():
-                self.reader.tick(time.monotonic())
+                self.reader.tick(self.now_s())
                 self.pump()
             await asyncio.sleep(TICK_S)
 

@@ -8,7 +8,6 @@ together with the data, in one transaction, and starts from them.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -170,13 +169,13 @@ class Batches:
             await started.edge.close()
             return
         self._started = started
-        self._saved_s = time.monotonic()
+        self._saved_s = asyncio.get_running_loop().time()
         self._saved = self._finished = started.edge.reader.offsets
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     async def _save_if_due(self) -> None:
-        if time.monotonic() - self._saved_s >= CHECKPOINT_INTERVAL_S:
+        if asyncio.get_running_loop().time() - self._saved_s >= CHECKPOINT_INTERVAL_S:
             await self.save()
 
     async def save(self) -> None:
@@ -184,7 +183,7 @@ class Batches:
         if self._checkpoint is not None and self._finished and self._finished != self._saved:
             await self._checkpoint.save(self.finished)
             self._saved = self._finished
-        self._saved_s = time.monotonic()
+        self._saved_s = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
         """Save what is finished, and leave nothing open."""

@@ -6,19 +6,17 @@ import asyncio
 import errno
 import logging
 import os
-import secrets
 import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from headwater import __version__
+from headwater.client.handshake import Credentials
 from headwater.errors import HeadwaterError, LocalProtocolError, StoreError
 from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.auth.throttle import LoginThrottle
-from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.cluster_config import (
     BucketMap,
@@ -31,22 +29,26 @@ from headwater.node.cluster_config import (
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.failover_drill import RolledBack, roll_back_vbucket
 from headwater.node.http.changes import Changes
+from headwater.node.http.extension import Extension
+from headwater.node.http.logins import Logins
 from headwater.node.http.node_view import BucketUsage, BucketView
 from headwater.node.http.server import HttpServer
 from headwater.node.kv.service import BucketService, ConfigVersion, Service
 from headwater.node.kv_listener import KvListener
+from headwater.node.membership import MemberSettings, Membership, is_member
+from headwater.node.memberships import Memberships, peer_login
 from headwater.node.options import HTTP_PORT, HTTP_TLS_PORT, KV_PORT, KV_TLS_PORT, LOOPBACK_HOSTS, NodeOptions
 from headwater.node.producer.connection import ProducerConnection
+from headwater.node.surroundings import Surroundings
 from headwater.node.upr_listener import UprListener
 from headwater.node.warm_up import warm_up
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import Engine
 from headwater.store.index import CAPACITY, SLOT_WORDS
-from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ logger = logging.getLogger(__name__)
 SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
 """Clients decide by the first three numbers what they may use."""
 ADMIN = "Administrator"
+_UUID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,49 +71,64 @@ class Started:
     upr_address: str | None = None
 
 
-def _new_vbuuid() -> Vbuuid:
-    return Vbuuid(secrets.randbits(48) | 1)  # real servers use 48 bits, too
+Extend = Callable[["Node", Logins], Extension]
+"""Makes what else is served on the HTTP port of a node."""
 
 
 class Node:
     """See the module. `start`, then `stop`."""
 
-    def __init__(self, options: NodeOptions) -> None:
+    def __init__(
+        self, options: NodeOptions, surroundings: Surroundings | None = None, *, extend: Extend | None = None
+    ) -> None:
         self.options = options
+        self.surroundings = surroundings or Surroundings()
+        self.folder = self.surroundings.open_folder(options.data)
         self.config_changes = Changes()
         self.throttle = LoginThrottle()
         self.is_ready = False
-        self._started_s = time.monotonic()
+        self._started_s = self.now_s()
         self._users: Users
-        self._outside = Outside(now_ns=time.time_ns, new_vbuuid=_new_vbuuid)
+        self._outside = Outside(now_ns=self.surroundings.now_ns, new_vbuuid=self.surroundings.new_vbuuid)
         self._engines: dict[str, Engine] = {}
         self._services: dict[str, BucketService] = {}
         self._loops: dict[str, CommitLoop] = {}
         self._durable = Changes()
         # Clients take a config only if its revision is higher, and they may know one of before the last start.
-        self._revision = int(time.time())
+        self._revision = self._outside.now_s()
         self._known_states: dict[str, bytes] = {}
         self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
         self._address: NodeAddress
         self._listener: KvListener
         self._upr: UprListener | None = None
         self._upr_address: str | None = None
-        self._http = HttpServer(self)
+        make_extension = None if extend is None else partial(extend, self)
+        self._http = HttpServer(self, make_extension) if self.surroundings.serves_http else None
+        self._members = Memberships(
+            MemberSettings(
+                login=peer_login(options, self.surroundings.random_bytes),
+                random_bytes=self.surroundings.random_bytes,
+                now_s=self.now_s,
+                on_config=self.config_changes.notify,
+                on_login=self._let_in,
+            )
+        )
 
     # --- starting and stopping ------------------------------------------------------------------------------------
 
     async def start(self) -> Started:
         options = self.options
-        _make_folder(options.data)
+        self.folder.make()
         warm_up()
         try:
             # What is there comes first: where another process has it, nothing has been changed yet.
-            for name in dict.fromkeys((*_stored_buckets(options.data), *options.buckets)):
+            for name in dict.fromkeys((*self.folder.bucket_names(), *options.buckets)):
                 self._open_bucket(name)
             generated = self._load_users()
             self._start_loops()
             await self._listen()
             self._store_users(generated)
+            await self._members.start(self._address)
         except BaseException:
             await self.stop()
             raise
@@ -126,7 +144,9 @@ class Node:
     async def stop(self) -> None:
         """A clean stop: everything taken is durable, and the next start adds no branch to any failover log."""
         self.is_ready = False
-        await self._http.stop()
+        await self._members.stop()
+        if self._http is not None:
+            await self._http.stop()
         if hasattr(self, "_listener"):
             await self._listener.stop()
         if self._upr is not None:
@@ -143,40 +163,43 @@ class Node:
 
     def _load_users(self) -> str | None:
         """Load the users, or make the first one. Returns the password that was made for it."""
-        users = load_users(self._user_path)
+        users = self.folder.load_users()
+        random_bytes = self.surroundings.random_bytes
         generated = None
         if users is None:
-            users = Users(decoy_secret=secrets.token_bytes(DECOY_SECRET_BYTES))
+            users = Users(decoy_secret=random_bytes(DECOY_SECRET_BYTES))
             if self.options.user is None:
-                generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
-                users = _with_admin(users, ADMIN, generated)
+                generated = readable_password(random_bytes(PASSWORD_RANDOM_BYTES))
+                users = _with_admin(users, ADMIN, generated, salts=random_bytes(SALTS_BYTES))
         if self.options.user is not None and self.options.password is not None:
-            users = _with_admin(users, self.options.user, self.options.password)
+            users = _with_admin(users, self.options.user, self.options.password, salts=random_bytes(SALTS_BYTES))
         self._users = users
         return generated
 
     def _store_users(self, generated: str | None) -> None:
         """Keep the users. Done when nothing can fail any more: a password is shown by the start that stores it."""
         if generated is not None:
-            _store_password(self.options.data / "password", generated)
-        store_users(self._user_path, self._users)
+            self.folder.store_password(generated)
+        self.folder.store_users(self._users)
 
-    @property
-    def _user_path(self) -> Path:
-        return self.options.data / "users.json"
+    def _let_in(self, login: Credentials) -> None:
+        """The other nodes of a cluster log in with this."""
+        salts = self.surroundings.random_bytes(SALTS_BYTES)
+        self._users = self._listener.service.users = _with_admin(self._users, login.user, login.password, salts=salts)
 
     def _open_bucket(self, name: str) -> None:
         options = self.options
-        engine = LmdbEngine(options.data / "buckets" / name)
+        engine = self.folder.open_engine(name)
         self._engines[name] = engine
-        secret = (secrets.randbits(64), secrets.randbits(64))
+        secret = (self.surroundings.random_number(bits=64), self.surroundings.random_number(bits=64))
         facts = stored_facts(engine)
         if facts is None:
-            facts = BucketFacts(name=name, uuid=secrets.token_hex(16), vbuckets=options.vbuckets)
+            uuid = self.surroundings.random_bytes(_UUID_BYTES).hex()
+            facts = BucketFacts(name=name, uuid=uuid, vbuckets=options.vbuckets)
             bucket = create_bucket(engine, facts, outside=self._outside, secret=secret)
         else:
             bucket = open_bucket(engine, outside=self._outside, secret=secret)
-        if not options.bare and not any(bucket.vbuckets.facts):
+        if not options.bare and not any(bucket.vbuckets.facts) and not is_member(engine):
             # A new bucket, or one whose making was cut short.
             for vbucket in range(facts.vbuckets):
                 bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
@@ -188,9 +211,9 @@ class Node:
             buckets=self._services,
             users=self._users,
             throttle=self.throttle,
-            now_ns=time.time_ns,
+            now_ns=self.surroundings.now_ns,
             now_s=self.now_s,
-            random_bytes=secrets.token_bytes,
+            random_bytes=self.surroundings.random_bytes,
             cluster_config=self.cluster_config,
             set_cluster_config=self.set_cluster_config,
             server_version=SERVER_VERSION,
@@ -205,9 +228,11 @@ class Node:
                 compact_every_s=self.options.compact_every_s,
                 on_durable=self._on_durable,
                 on_void=self._on_void,
+                on_failed=self.surroundings.end_process,
             )
             loop.start()
             self._loops[name] = loop
+            self._members.open(bucket_service, loop)
 
     async def _listen(self) -> None:
         options = self.options
@@ -218,12 +243,14 @@ class Node:
             KV_PORT if tls is None else KV_TLS_PORT,
             lambda port: self._listener.listen(options.host, port, tls),
         )
-        http_port = await _usual_or_free(
-            options.host,
-            options.http_port,
-            HTTP_PORT if tls is None else HTTP_TLS_PORT,
-            lambda port: self._listen_http(port, tls),
-        )
+        http_port = None
+        if self._http is not None:
+            http_port = await _usual_or_free(
+                options.host,
+                options.http_port,
+                HTTP_PORT if tls is None else HTTP_TLS_PORT,
+                partial(self._listen_http, self._http, tls),
+            )
         kv_port, http_port = options.advertise_port or kv_port, options.advertise_http_port or http_port
         host = options.advertise_host or ("127.0.0.1" if options.host in LOOPBACK_HOSTS else options.host)
         self._address = NodeAddress(
@@ -248,9 +275,9 @@ class Node:
         port = await _usual_or_free(options.host, port, port, lambda port: upr.listen(options.host, port))
         self._upr_address = join_host_port(self._address.host, port)
 
-    async def _listen_http(self, port: int, tls: ssl.SSLContext | None) -> int:
+    async def _listen_http(self, http: HttpServer, tls: ssl.SSLContext | None, port: int) -> int:
         bound = await _bound_socket(self.options.host, port)
-        await self._http.listen(bound, tls=tls)
+        await http.listen(bound, tls=tls)
         chosen: int = bound.getsockname()[1]
         return chosen
 
@@ -258,10 +285,12 @@ class Node:
         self._listener.send_durable()
         if self._upr is not None:
             self._upr.send_durable()
+        self._members.on_durable()
         self._durable.notify()
 
     def _on_void(self) -> None:
         self._listener.fail_waiting()
+        self._members.on_void()
         self._durable.notify()
 
     # --- what the HTTP side sees ----------------------------------------------------------------------------------
@@ -275,10 +304,10 @@ class Node:
         return SERVER_VERSION
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return self.surroundings.now_s()
 
     def uptime_s(self) -> float:
-        return time.monotonic() - self._started_s
+        return self.now_s() - self._started_s
 
     def log(self, message: str) -> None:
         logger.warning("%s", message)
@@ -295,16 +324,18 @@ class Node:
 
     def usage(self, bucket: str) -> BucketUsage:
         opened = self._services[bucket].bucket
-        folder = self.options.data / "buckets" / bucket
         return BucketUsage(
             items=opened.index.live_documents(),
-            disk_bytes=sum(file.stat().st_blocks * 512 for file in folder.iterdir()),
+            disk_bytes=self.folder.disk_bytes(bucket),
             memory_bytes=_memory_bytes(opened),
             memory_quota_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         )
 
     def set_cluster_config(self, bucket: str | None, version: ConfigVersion, config: bytes) -> bool:
         """Give this config in place of the node's own; False where it is no newer than the one before."""
+        is_taken = self._members.adopt(bucket, config)
+        if is_taken is not None:
+            return is_taken
         known = self._given_configs.get(bucket)
         if known is not None and version <= known[0]:
             return False
@@ -313,15 +344,18 @@ class Node:
         return True
 
     def cluster_config(self, bucket: str | None) -> bytes:
+        published = self._members.shown_config(bucket)
+        if published is not None:
+            return published
         if bucket in self._given_configs:
             return self._given_configs[bucket][1]
         self._notice_state_changes()
         cluster = Cluster(nodes=(self._address,), revision=self._revision, uuid=self._cluster_uuid())
         service = self._services.get(bucket) if bucket else None
-        if self.options.bare:
-            return b""
         if service is None:
             return node_config(cluster)
+        if self.options.bare:
+            return b""
         facts = service.bucket.facts
         states = service.bucket.vbuckets.states.tolist()
         owners = [[0 if state == VBucketState.ACTIVE else -1] for state in states]
@@ -340,18 +374,33 @@ class Node:
 
     async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
         service = self._services[bucket]
-        manifest = change(service.bucket.manifest)
-        commit = service.set_manifest(manifest)
-        while service.bucket.durable_commit < commit:
+        manifest = await self._members.change_manifest(bucket, change)
+        if manifest is None:
+            manifest = change(service.bucket.manifest)
+            service.set_manifest(manifest)
+        while service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
         if service.bucket.manifest.uid < manifest.uid:
             raise StoreError("the manifest could not be stored", hint="Free disk space and try again")
+        await self._members.of(bucket).share_manifest()
         return manifest
 
     async def wait_for_manifest(self, bucket: str, uid: int) -> None:
         service = self._services[bucket]
         while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
+
+    def bucket_service(self, bucket: str) -> BucketService:
+        return self._services[bucket]
+
+    def membership(self, bucket: str) -> Membership:
+        return self._members.of(bucket)
+
+    def kv_requests(self, bucket: str) -> int:
+        """How many key-value requests the bucket has got, of all kinds, since the node started."""
+        service = self._services[bucket]
+        sessions = (connection.session for connection in self._listener.connections)
+        return service.ended.requests + sum(session.requests for session in sessions if session.bucket is service)
 
     def producer_connections(self, bucket: str) -> list[ProducerConnection]:
         return self._services[bucket].producer_connections()
@@ -361,32 +410,11 @@ class Node:
         return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
 
 
-def _make_folder(data: Path) -> None:
-    try:
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise StoreError(
-            f"the data folder {data} can't be made: {error.strerror}", hint="Give another one, or the right to make it"
-        ) from error
-
-
-def _stored_buckets(data: Path) -> list[str]:
-    folder = data / "buckets"
-    return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-
-
-def _with_admin(users: Users, name: str, password: str) -> Users:
+def _with_admin(users: Users, name: str, password: str, *, salts: bytes) -> Users:
     if name in users.by_name:
         users = users.remove(name)
-    user = users.new_user(name, password, [Grant(Role.ADMIN)], salts=secrets.token_bytes(SALTS_BYTES))
+    user = users.new_user(name, password, [Grant(Role.ADMIN)], salts=salts)
     return users.add(user)
-
-
-def _store_password(path: Path, password: str) -> None:
-    """Keep the generated password where its owner, and nobody else, can read it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(password + "\n")
 
 
 def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:

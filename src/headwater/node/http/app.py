@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,6 +25,7 @@ from headwater.node.http import collections, dcp_connections, drill, pools
 from headwater.node.http.answers import Json, Refusal, forbidden, no_bucket
 from headwater.node.http.call import Call, body_too_long
 from headwater.node.http.config_streams import ConfigStreams
+from headwater.node.http.extension import Extension, MakeExtension
 from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
 from headwater.node.http.logins import Logins
 from headwater.node.http.node_view import NodeView
@@ -80,9 +81,13 @@ _PERMISSIONS = {
 }
 
 
-def http_app(node: NodeView) -> Starlette:
-    """The HTTP side of a node. `app.state.streams` is to be closed before the server waits for requests to end."""
+def http_app(node: NodeView, make_extension: MakeExtension | None = None) -> Starlette:
+    """The HTTP side of a node.
+
+    `app.state.streams` and `app.state.extension` are to be closed before the server waits for requests to end.
+    """
     logins = Logins(node, key=secrets.token_bytes(_LOGIN_KEY_BYTES))
+    extension = None if make_extension is None else make_extension(logins)
     streams = ConfigStreams(node)
 
     def route(path: str, endpoints: dict[str, Endpoint]) -> Route:
@@ -98,7 +103,11 @@ def http_app(node: NodeView) -> Starlette:
         return Route(path, handle, methods=list(endpoints))
 
     app = Starlette(
-        routes=[*_open_routes(node), *(route(path, endpoints) for path, endpoints in ROUTES.items())],
+        routes=[
+            *_open_routes(node, extension),
+            *(route(path, endpoints) for path, endpoints in ROUTES.items()),
+            *(() if extension is None else extension.routes),
+        ],
         middleware=[Middleware(_HeadLimit)],
         exception_handlers={
             Refusal: _refuse,
@@ -109,13 +118,16 @@ def http_app(node: NodeView) -> Starlette:
         },
     )
     app.state.streams = streams
+    app.state.extension = extension
     return app
 
 
-def _open_routes(node: NodeView) -> list[Route]:
+def _open_routes(node: NodeView, extension: Extension | None) -> list[Route]:
     """What needs no log-in, and tells nothing that is worth one."""
 
     async def root(request: Request) -> Response:
+        if extension is not None and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(extension.home, status_code=303)
         # gocbcore sees by this that the node is alive.
         return Json({"name": "headwater", "uri": "/pools"})
 
@@ -125,7 +137,11 @@ def _open_routes(node: NodeView) -> list[Route]:
     async def ready(request: Request) -> Response:
         return Json({"status": "ready"}) if node.is_ready else Json({"status": "starting"}, 503)
 
-    return [Route("/", root), Route("/health", health), Route("/ready", ready)]
+    return [
+        Route("/", root),
+        *(Route(path, health) for path in ("/health", "/healthz")),
+        *(Route(path, ready) for path in ("/ready", "/readyz")),
+    ]
 
 
 # --- before the handler -------------------------------------------------------------------------------------------

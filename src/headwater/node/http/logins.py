@@ -54,11 +54,15 @@ class Logins:
     async def user_of(self, request: Request) -> str:
         """The user who has sent the request, or a refusal."""
         name, password = _credentials(request)
-        peer = request.client.host if request.client else ""
+        await self.check(request.client.host if request.client else "", name, password)
+        return name
+
+    async def check(self, peer: str, name: str, password: str) -> None:
+        """Raise a refusal unless the user has this password. `peer` is the address that it came from."""
         self._check_throttle(peer, name)
         digest = self._digest(name, password)
         if self._is_known(digest, name):
-            return name
+            return
         if self._waiting >= LOGINS_WAITING_MAX:
             raise Refusal.message(503, "Too many log-ins at once: try again in a second", Retry_After="1")
         self._waiting += 1
@@ -67,7 +71,6 @@ class Logins:
                 await self._check(peer, name, password, digest)
         finally:
             self._waiting -= 1
-        return name
 
     async def _check(self, peer: str, name: str, password: str, digest: bytes) -> None:
         # Others with the same password may have been checked while this one waited, or have failed too often.

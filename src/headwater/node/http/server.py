@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headwater.node.http.app import http_app
+from headwater.node.http.extension import MakeExtension
 from headwater.node.http.limits import (
     CONNECTIONS_MAX,
     HEAD_BUFFER_BYTES_MAX,
@@ -36,8 +37,8 @@ class HttpServer:
     await server.stop()
     """
 
-    def __init__(self, node: NodeView) -> None:
-        self._app = http_app(node)
+    def __init__(self, node: NodeView, make_extension: MakeExtension | None = None) -> None:
+        self._app = http_app(node, make_extension)
         self._running: list[tuple[_Server, asyncio.Task[None]]] = []
 
     async def listen(self, bound: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
@@ -65,11 +66,15 @@ class HttpServer:
             started.cancel()
             bound.close()
             await task
+        if self._app.state.extension is not None and not self._running:
+            self._app.state.extension.start()
         self._running.append((server, task))
 
     async def stop(self) -> None:
         """End the streams, let requests under way end, and close the sockets."""
         self._app.state.streams.close()
+        if self._app.state.extension is not None:
+            self._app.state.extension.close()
         for server, _ in self._running:
             server.should_exit = True
         await asyncio.gather(*(task for _, task in self._running))

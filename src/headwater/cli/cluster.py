@@ -1,0 +1,288 @@
+"""`headwater cluster`: make nodes a cluster, spread its vbuckets, and go on when a node is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rich_click as click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
+from headwater.client.connection_string import KV_PORT, KV_TLS_PORT, Address, ConnectionString, parse_address
+from headwater.client.kv_connection import Login
+from headwater.client.tls_settings import TlsSettings
+from headwater.cluster.cluster_status import ClusterStatus
+from headwater.cluster.coordinator import Coordinator
+from headwater.cluster.planning import REPLICAS_MAX
+from headwater.cluster.rebalancing import Progress, Report
+from headwater.errors import InvalidInput
+from headwater.node.memberships import PEER_FEATURES
+
+T = TypeVar("T")
+Work = Callable[[Coordinator], Awaitable[T]]
+
+
+class _Cluster:
+    """The cluster that a URL names, for one command."""
+
+    def __init__(self, seeds: list[Address], login: Login, *, as_json: bool) -> None:
+        self.seeds = seeds
+        self.as_json = as_json
+        self._login = login
+
+    @property
+    def default_port(self) -> int:
+        return KV_PORT if self._login.tls is None else KV_TLS_PORT
+
+    def run(self, work: Work[T], *, seeds: list[Address] | None = None) -> T:
+        with _progress(is_shown=not self.as_json) as report:
+            return asyncio.run(self._run(work, seeds or self.seeds, report))
+
+    async def _run(self, work: Work[T], seeds: list[Address], report: Report) -> T:
+        coordinator = Coordinator(seeds, self._login, report=report)
+        try:
+            return await work(coordinator)
+        finally:
+            coordinator.close()
+
+    def tell(self, sentence: str, **members: Any) -> None:
+        click.echo(json.dumps(members) if self.as_json else sentence)
+
+
+@contextmanager
+def _progress(*, is_shown: bool) -> Iterator[Report]:
+    """A bar on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    if not is_shown or not console.is_terminal:
+        yield lambda progress: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with ProgressBar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("looking at the nodes", total=None)
+
+        def report(progress: Progress) -> None:
+            bar.update(task, description=progress.phase, completed=progress.done, total=progress.total)
+
+        yield report
+
+
+def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the cluster of its URL, and all options that it takes to get there."""
+
+    @click.argument("url", metavar="URL")
+    @connection_options
+    @click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+    @errors_told
+    @functools.wraps(command)
+    def wrapped(
+        url: str,
+        user: str | None,
+        password: str | None,
+        tls_ca: Path | None,
+        tls_skip_verify: bool,
+        as_json: bool,
+        **rest: Any,
+    ) -> None:
+        where = ConnectionString.parse(url)
+        if where.bucket is None:
+            raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket")
+        tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
+        login = Login(
+            credentials=needed_credentials(where, user, password),
+            bucket=where.bucket,
+            tls=tls,
+            features=PEER_FEATURES,
+            agent="headwater cluster",
+        )
+        command(_Cluster(list(where.addresses), login, as_json=as_json), **rest)
+
+    return wrapped
+
+
+@click.group()
+def cluster() -> None:
+    """Make nodes a cluster, spread its vbuckets, and go on when a node is lost.
+
+    URL is couchbase://host[:port][,host2…]/bucket; any node of the cluster will do. NODE is the host:port of a node's
+    key-value side, as `cluster status` shows it. The user must be an admin, with the same password on all nodes. A
+    command that was cut short is run again: what is known is kept by the nodes.
+
+    \b
+    Examples:
+      headwater cluster init couchbase://127.0.0.1:11210/default --replicas 1
+      headwater cluster add couchbase://127.0.0.1:11210/default 127.0.0.1:11310 --rebalance
+      headwater cluster status couchbase://127.0.0.1/default
+      headwater cluster failover couchbase://127.0.0.1/default 127.0.0.1:11310
+    """
+
+
+@cluster.command()
+@_on_cluster
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, REPLICAS_MAX),
+    default=1,
+    show_default=True,
+    help="Copies of each vbucket beside the active one.",
+)
+def init(on: _Cluster, replicas: int) -> None:
+    """Make the nodes of URL a cluster.
+
+    With several nodes in URL, the first may have documents; the others must be empty, and get their share at once.
+
+    \b
+    Examples:
+      headwater cluster init couchbase://127.0.0.1/default
+      headwater cluster init couchbase://10.0.0.1,10.0.0.2,10.0.0.3/default --replicas 2
+    """
+
+    async def work(coordinator: Coordinator) -> ClusterStatus:
+        config = await coordinator.init(replicas=replicas)
+        if not config.settled and len(config.nodes) > 1:
+            await coordinator.rebalance()
+        return await coordinator.status()
+
+    status = on.run(work)
+    count = len(status.nodes)
+    on.tell(
+        f"bucket {status.bucket} is a cluster of {count} {'node' if count == 1 else 'nodes'} with {replicas} "
+        f"{'replica' if replicas == 1 else 'replicas'}",
+        **_as_members(status),
+    )
+
+
+@cluster.command()
+@_on_cluster
+def status(on: _Cluster) -> None:
+    """Show the nodes and what each has.
+
+    \b
+    Example:
+      headwater cluster status couchbase://127.0.0.1/default
+    """
+    found = on.run(lambda coordinator: coordinator.status())
+    if on.as_json:
+        click.echo(json.dumps(_as_members(found)))
+        return
+    _show(found)
+
+
+@cluster.command()
+@_on_cluster
+@click.argument("node", metavar="NODE")
+@click.option("--rebalance", "rebalances", is_flag=True, help="Give it its share of the vbuckets at once.")
+@click.option("--force", is_flag=True, help="Also if it has documents of its own, which are gone then.")
+def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
+    """Take a node into the cluster, or take it back after a failover.
+
+    It must have the bucket, with as many vbuckets. What it has had alone since it was failed over is rolled back.
+
+    \b
+    Example:
+      headwater cluster add couchbase://127.0.0.1/default 127.0.0.1:11310 --rebalance
+    """
+    address = parse_address(node, default_port=on.default_port)
+
+    async def work(coordinator: Coordinator) -> ClusterStatus:
+        await coordinator.add(address, force=force)
+        if rebalances:
+            await coordinator.rebalance()
+        return await coordinator.status()
+
+    found = on.run(work)
+    then = "" if rebalances else "; it gets vbuckets with `headwater cluster rebalance`"
+    on.tell(f"{address} is one of {len(found.nodes)} nodes{then}", **_as_members(found))
+
+
+@cluster.command()
+@_on_cluster
+def rebalance(on: _Cluster) -> None:
+    """Spread the vbuckets over all nodes. Clients go on reading and writing meanwhile.
+
+    \b
+    Example:
+      headwater cluster rebalance couchbase://127.0.0.1/default
+    """
+    done = on.run(lambda coordinator: coordinator.rebalance())
+    on.tell(f"{done.handed_over} vbuckets handed over, {done.built} copies built", **asdict(done))
+
+
+@cluster.command()
+@_on_cluster
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="Also if vbuckets are lost with it. They begin anew, empty.")
+def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
+    """Go on without nodes that are gone: their vbuckets become active elsewhere.
+
+    What a lost node had and no other is gone, unless it was written with durability. Bring the node back with `cluster
+    add`, and make the missing copies with `cluster rebalance`.
+
+    \b
+    Example:
+      headwater cluster failover couchbase://127.0.0.1/default 127.0.0.1:11310
+    """
+    lost = [str(parse_address(node, default_port=on.default_port)) for node in nodes]
+    done = on.run(lambda coordinator: coordinator.failover(lost, force=force))
+    sentence = f"{', '.join(done.nodes)} failed over: {done.promoted} vbuckets promoted"
+    if done.lost:
+        sentence += f", {len(done.lost)} lost and made anew: {', '.join(str(vbucket) for vbucket in done.lost)}"
+    on.tell(sentence, **asdict(done))
+
+
+@cluster.command()
+@_on_cluster
+@click.argument("node", metavar="NODE")
+def remove(on: _Cluster, node: str) -> None:
+    """Move everything away from a node, and let it leave the cluster.
+
+    \b
+    Example:
+      headwater cluster remove couchbase://127.0.0.1/default 127.0.0.1:11310
+    """
+    name = str(parse_address(node, default_port=on.default_port))
+    done = on.run(lambda coordinator: coordinator.remove(name))
+    on.tell(f"{name} has left: {done.handed_over} vbuckets handed over, {done.built} copies built", **asdict(done))
+
+
+# --- showing ------------------------------------------------------------------------------------------------------
+
+
+def _as_members(status: ClusterStatus) -> dict[str, Any]:
+    return asdict(status)
+
+
+def _show(status: ClusterStatus) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("NODE", "HTTP"):
+        table.add_column(heading)
+    for heading in ("ACTIVE", "REPLICA", "BUILDING", "BEHIND"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for node in status.nodes:
+        numbers = (str(number) for number in (node.active, node.replica, node.building, node.behind))
+        table.add_row(node.name, node.http, *numbers, "" if node.is_reachable else "[red]can't be reached[/red]")
+    console = Console()
+    console.print(
+        f"bucket {status.bucket}, {status.vbuckets} vbuckets with {status.replicas} replicas, config {status.revision}",
+        highlight=False,
+    )
+    console.print(table)
+    if status.orphans:
+        console.print(f"{status.orphans} vbuckets have no node", highlight=False)
+    if status.missing or not status.settled:
+        console.print(
+            f"{status.missing} replicas are missing: run `headwater cluster rebalance`"
+            if status.missing
+            else "vbuckets are not where they shall be: run `headwater cluster rebalance`",
+            highlight=False,
+        )

@@ -1,0 +1,190 @@
+"""`headwater replicate`: the proxy between a producer and a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich_click as click
+from rich.console import Console
+
+from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.connection_string import Address, ConnectionString
+from headwater.client.kv_connection import Login
+from headwater.client.tls_settings import TlsSettings
+from headwater.errors import HeadwaterError, InvalidInput, StatusError
+from headwater.node.memberships import PEER_FEATURES
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.node.replication.proxy import Proxy
+from headwater.protocol.messages.dcp_stream import StreamEndReason, StreamFlags
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.status import Status
+
+_VBUCKET_MAX = 1023
+_SHOW_EVERY_S = 0.5
+_STREAMS_OPENING = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    source: Address
+    target: Address
+    source_login: Login
+    target_login: Login
+    vbuckets: Sequence[VBucketId] | None
+    flags: StreamFlags
+    ends: bool
+    name: str
+    as_json: bool
+
+
+@click.command()
+@click.option("--from", "from_url", metavar="URL", required=True, help="The node that has the vbuckets active.")
+@click.option("--to", "to_url", metavar="URL", required=True, help="The node that has them as replicas.")
+@click.option("--vbuckets", metavar="LIST", help="Which, such as 0-15,20; all that are active there unless told.")
+@click.option("--bucket", metavar="NAME", help="The bucket, where the URLs do not name it.")
+@click.option("--takeover", is_flag=True, help="Hand the vbuckets over: they become active at --to.")
+@click.option("--once", is_flag=True, help="End when what is there now has been copied.")
+@click.option("--name", default="headwater-replicate", show_default=True, help="The name of the DCP connections.")
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
+@errors_told
+def replicate(
+    from_url: str,
+    to_url: str,
+    vbuckets: str | None,
+    bucket: str | None,
+    takeover: bool,
+    once: bool,
+    name: str,
+    user: str | None,
+    password: str | None,
+    tls_ca: Path | None,
+    tls_skip_verify: bool,
+    as_json: bool,
+) -> None:
+    """Copy vbuckets from one node to another, as Couchbase's replication proxy does.
+
+    The proxy opens a DCP connection to each of the two nodes and tells the second one to stream from the first. It goes
+    on until it is interrupted, or ends by itself with --once or --takeover. At --to the vbuckets must be there as
+    replicas (set-vbucket). The nodes of a cluster do all this by themselves: see `headwater cluster`.
+
+    \b
+    Examples:
+      headwater replicate --from couchbase://127.0.0.1:11210/default --to couchbase://127.0.0.1:11310/default --once
+      headwater replicate --from couchbase://a/default --to couchbase://b/default --vbuckets 0-15 --takeover
+    """
+    if takeover and once:
+        raise click.UsageError("--takeover ends by itself, so --once says nothing")
+    logins: list[Login] = []
+    addresses: list[Address] = []
+    for url in (from_url, to_url):
+        where = ConnectionString.parse(url)
+        chosen = where.bucket or bucket
+        if chosen is None:
+            raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket, or give --bucket")
+        tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
+        credentials = needed_credentials(where, user, password)
+        logins.append(Login(credentials=credentials, bucket=chosen, tls=tls, features=PEER_FEATURES))
+        addresses.append(where.addresses[0])
+    job = _Job(
+        source=addresses[0],
+        target=addresses[1],
+        source_login=logins[0],
+        target_login=logins[1],
+        vbuckets=None if vbuckets is None else _parsed(vbuckets),
+        flags=StreamFlags.TAKEOVER if takeover else StreamFlags.LATEST if once else StreamFlags(0),
+        ends=takeover or once,
+        name=name,
+        as_json=as_json,
+    )
+    try:
+        asyncio.run(_run(job))
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+
+
+def _parsed(text: str) -> list[VBucketId]:
+    vbuckets: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InvalidInput(f"{part.strip()!r} is not a vbucket", hint="Write numbers and ranges, such as 0-15,20")
+        numbers = range(int(first), int(last if dash else first) + 1)
+        if not numbers or numbers[-1] > _VBUCKET_MAX:
+            raise InvalidInput(f"{part.strip()!r} is no range of vbuckets", hint=f"Take some from 0 to {_VBUCKET_MAX}")
+        vbuckets |= dict.fromkeys(numbers)
+    return [VBucketId(vbucket) for vbucket in vbuckets]
+
+
+async def _run(job: _Job) -> None:
+    vbuckets = job.vbuckets if job.vbuckets is not None else await _active_vbuckets(job)
+    proxy = await Proxy.open(
+        job.source, job.target, source_login=job.source_login, target_login=job.target_login, name=job.name
+    )
+    shown = asyncio.create_task(_show(proxy, len(vbuckets)))
+    try:
+        for at in range(0, len(vbuckets), _STREAMS_OPENING):
+            together = vbuckets[at : at + _STREAMS_OPENING]
+            await asyncio.gather(*(_add_stream(proxy, job, vbucket) for vbucket in together))
+        reasons = await asyncio.gather(*(proxy.wait_for_end(vbucket) for vbucket in vbuckets))
+    finally:
+        shown.cancel()
+        proxy.close()
+    failed = [vbucket for vbucket, reason in zip(vbuckets, reasons, strict=True) if reason != StreamEndReason.OK]
+    if failed:
+        raise HeadwaterError(
+            f"{len(failed)} streams have ended too soon, the first of vbucket {failed[0]}",
+            hint="Look at where the vbuckets are active now",
+        )
+    changes = sum(stream.changes for stream in proxy.streams.values())
+    verb = "handed over" if StreamFlags.TAKEOVER in job.flags else "copied"
+    members = {"vbuckets": len(vbuckets), "changes": changes, "bytes": proxy.passed_bytes}
+    click.echo(json.dumps(members) if job.as_json else f"{len(vbuckets)} vbuckets {verb}, {changes} changes")
+
+
+async def _add_stream(proxy: Proxy, job: _Job, vbucket: VBucketId) -> None:
+    try:
+        await proxy.add_stream(vbucket, job.flags)
+    except StatusError as error:
+        status = Status(error.status)
+        reason, hint = _REFUSALS.get(status, (f"the answer is {status.name}", error.hint))
+        raise HeadwaterError(f"vbucket {vbucket} can't be replicated: {reason}", hint=hint) from error
+
+
+_REFUSALS = {
+    Status.NOT_MY_VBUCKET: (
+        "it is not active at --from, or no replica at --to",
+        "Name those that are with --vbuckets, or make them replicas first",
+    ),
+    Status.KEY_EEXISTS: ("--to gets it from elsewhere already", "Stop that first"),
+}
+
+
+async def _active_vbuckets(job: _Job) -> list[VBucketId]:
+    """Those that the source has, by the cluster map that it gives."""
+    connection = await PeerConnection.open(job.source, job.source_login)
+    connection.close()
+    config = connection.outcome.cluster_config
+    if config is None:
+        raise InvalidInput("the node does not say which vbuckets it has", hint="Name them with --vbuckets")
+    found = ClusterMap.decode(config, asked=job.source, tls=job.source_login.tls is not None)
+    here = [at for at, address in enumerate(found.nodes) if address == job.source]
+    return [VBucketId(vbucket) for vbucket in range(found.vbuckets) if not here or found.active_node(vbucket) in here]
+
+
+async def _show(proxy: Proxy, total: int) -> None:
+    """On a terminal, how far it is, in one line that is written over."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    with console.status("") as line:
+        while True:
+            changes = sum(stream.changes for stream in proxy.streams.values())
+            ended = sum(stream.ended.done() for stream in proxy.streams.values())
+            line.update(f"{len(proxy.streams)} of {total} streams, {ended} ended, {changes} changes")
+            await asyncio.sleep(_SHOW_EVERY_S)

@@ -1,0 +1,246 @@
+"""`headwater serve --nodes N`: a whole cluster on this machine, a process for each node.
+
+The nodes keep their ports in the data folder: a node is known by its address, so it must be the same one next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import rich_click as click
+from click.core import ParameterSource
+
+from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import Login
+from headwater.cluster.coordinator import Coordinator
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.memberships import PEER_FEATURES
+
+NODES_MAX = 16
+ADMIN = "Administrator"
+READY_S_MAX = 120.0
+STOP_S_MAX = 30.0
+_OURS = frozenset({"nodes", "replicas", "data", "port", "http_port", "user", "password", "as_json"})
+_ONE_NODE_ONLY = ("upr_port", "upr_bucket", "advertise_port", "advertise_http_port", "tls_cert", "tls_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePorts:
+    port: int
+    http_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    data: Path
+    host: str
+    port: int | None
+    http_port: int | None
+    nodes: int
+    replicas: int
+    buckets: tuple[str, ...]
+    user: str | None
+    password: str | None
+    as_json: bool
+    arguments: tuple[str, ...]
+    """What was given on the command line and is the same for every node."""
+
+    @classmethod
+    def of(cls, context: click.Context, data: Path) -> ClusterOptions:
+        """What `headwater serve` was given, which is for one node but for some of it."""
+        _check_options(context)
+        given = context.params
+        return cls(
+            data=data,
+            host=given["host"],
+            port=given["port"],
+            http_port=given["http_port"],
+            nodes=given["nodes"],
+            replicas=given["replicas"],
+            buckets=given["buckets"] or ("default",),
+            user=given["user"],
+            password=given["password"],
+            as_json=given["as_json"],
+            arguments=tuple(_arguments_for_nodes(context)),
+        )
+
+
+def _check_options(context: click.Context) -> None:
+    for name in _ONE_NODE_ONLY:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise InvalidInput(f"--{name.replace('_', '-')} is for one node", hint="Leave it out, or leave --nodes out")
+
+
+def _arguments_for_nodes(context: click.Context) -> list[str]:
+    arguments: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in _OURS or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        given = context.params[name]
+        option = parameter.opts[0]
+        if given is True:
+            arguments.append(option)
+            continue
+        for value in given if isinstance(given, tuple) else (given,):
+            arguments += [option, str(value)]
+    return arguments
+
+
+async def run_nodes(options: ClusterOptions) -> None:
+    """Start the nodes, make them a cluster, and wait for the end."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    credentials, generated = _credentials(options)
+    ports = _ports(options)
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for at, one in enumerate(ports, start=1):
+            processes.append(await _start(options, at, one, credentials))
+        await asyncio.gather(*(_ready(process) for process in processes))
+        addresses = [Address(options.host, one.port) for one in ports]
+        await _form(options, addresses, credentials)
+        _announce(options, addresses, credentials, generated)
+        ends = [asyncio.create_task(process.wait()) for process in processes]
+        waits = asyncio.create_task(stop.wait())
+        await asyncio.wait([waits, *ends], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            waits.cancel()
+            raise HeadwaterError("a node has ended", hint="Look at what it has logged above")
+    finally:
+        await _stop(processes)
+
+
+def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
+    """Who logs in, and the password where it had to be made."""
+    if options.user is not None and options.password is not None:
+        return Credentials(options.user, options.password), None
+    path = options.data / "password"
+    if path.exists():
+        return Credentials(ADMIN, path.read_text().strip()), None
+    generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(generated + "\n")
+    return Credentials(ADMIN, generated), generated
+
+
+def _ports(options: ClusterOptions) -> list[NodePorts]:
+    """Those of the last time, and of nodes that are new the ones from --port on, or free ones."""
+    path = options.data / "nodes.json"
+    known = [NodePorts(**one) for one in json.loads(path.read_text())] if path.exists() else []
+    if len(known) > options.nodes:
+        raise InvalidInput(
+            f"there are {len(known)} nodes in {options.data}", hint=f"Give --nodes {len(known)}, or another --data"
+        )
+    for at in range(len(known), options.nodes):
+        port, http_port = _free_ports(options.host)
+        known.append(
+            NodePorts(
+                port=options.port + at if options.port else port,
+                http_port=options.http_port + at if options.http_port else http_port,
+            )
+        )
+    path.write_text(json.dumps([asdict(one) for one in known]))
+    return known
+
+
+def _free_ports(host: str) -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind((host, 0))
+        other.bind((host, 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+async def _start(
+    options: ClusterOptions, at: int, ports: NodePorts, credentials: Credentials
+) -> asyncio.subprocess.Process:
+    # The password is in the environment, where others on the machine can't see it.
+    environment = {**os.environ, "HEADWATER_USER": credentials.user, "HEADWATER_PASSWORD": credentials.password}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headwater", "serve", "--json", "--data", str(options.data / f"node-{at}")),
+        *("--port", str(ports.port), "--http-port", str(ports.http_port), *options.arguments),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        # Ctrl-C is for us, and we stop them.
+        start_new_session=True,
+    )
+
+
+async def _ready(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(READY_S_MAX):
+            line = await process.stdout.readline()
+    except TimeoutError as error:
+        raise HeadwaterError(f"a node was not ready in {READY_S_MAX:.0f} s", hint="Look at its log above") from error
+    if not line:
+        raise HeadwaterError("a node could not be started", hint="Look at what it has said above")
+
+
+async def _form(options: ClusterOptions, addresses: list[Address], credentials: Credentials) -> None:
+    for bucket in options.buckets:
+        login = Login(credentials=credentials, bucket=bucket, features=PEER_FEATURES, agent="headwater serve")
+        await _form_bucket(options, addresses, login)
+
+
+async def _form_bucket(options: ClusterOptions, addresses: list[Address], login: Login) -> None:
+    known = Coordinator(addresses, login)
+    try:
+        if not await known.is_formed():
+            config = await known.init(replicas=options.replicas)
+            if not config.settled:
+                await known.rebalance()
+            return
+        for address in addresses:
+            await known.add(address)
+        status = await known.status()
+        if not status.settled:
+            await known.rebalance()
+    finally:
+        known.close()
+
+
+def _announce(
+    options: ClusterOptions, addresses: list[Address], credentials: Credentials, generated: str | None
+) -> None:
+    url = f"couchbase://{','.join(str(address) for address in addresses)}"
+    if options.as_json:
+        line = {"ready": url, "nodes": len(addresses), "user": credentials.user, "data": str(options.data)}
+        if generated is not None:
+            line["password"] = generated
+        click.echo(json.dumps(line))
+        return
+    if generated is not None:
+        click.echo(
+            f"user {credentials.user}, password {generated} (kept in {options.data / 'password'})",
+            err=True,
+        )
+    click.echo(f"ready {url}")
+
+
+async def _stop(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    for process in processes:
+        if process.returncode is None:
+            process.terminate()
+    for process in processes:
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,1 @@
+"""Clusters: which node has which vbucket, and the coordinator that makes it so."""

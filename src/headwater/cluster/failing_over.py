@@ -1,0 +1,94 @@
+"""A failover: nodes are gone, and the others go on with the best copies that are left.
+
+The copies are promoted first, then the config without the lost nodes is published. In between, clients still go to a
+node that does not answer. A coordinator that dies in between is run again, and finds what it had promoted active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headwater.cluster.config_changes import rows_of, with_nodes, with_rows
+from headwater.cluster.kv_port import NodePort
+from headwater.cluster.planning import Row, fail_over
+from headwater.cluster.publisher import Publisher
+from headwater.cluster.survey import Survey, survey
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.node.published_config import PublishedConfig
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import VBucketId
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOver:
+    """What a failover has done."""
+
+    nodes: tuple[str, ...]
+    promoted: int
+    lost: tuple[VBucketId, ...]
+    """Vbuckets of which no copy was left. They are empty now."""
+
+
+async def fail_nodes_over(
+    publisher: Publisher, port_of: Callable[[str], NodePort], lost: Sequence[str], *, force: bool
+) -> FailedOver:
+    config = publisher.config
+    left = [name for name in config.names() if name not in lost]
+    if not left:
+        raise InvalidInput("no node would be left", hint="Start one of the nodes again")
+    found = await survey({name: port_of(name) for name in left})
+    for name, error in found.unreachable.items():
+        raise HeadwaterError(
+            f"{name} can't be reached either: {error.reason}", hint="Start it again, or fail it over as well"
+        )
+    rows = _rows_without(config, lost, found)
+    orphans = tuple(vbucket for vbucket, row in rows.items() if row[0] is None)
+    if orphans and not force:
+        raise InvalidInput(
+            f"{len(orphans)} vbuckets would be lost, as no other node has them ({_some(orphans)})",
+            hint="Start the node again, or give --force to go on without them",
+        )
+    for at, vbucket in enumerate(orphans):
+        rows[vbucket] = (left[at % len(left)], *(None,) * config.replicas)
+    promoted = await _promote(port_of, rows, found)
+    kept = [node for node in config.nodes if node.kv_address in left]
+
+    def without(config: PublishedConfig) -> PublishedConfig:
+        return with_rows(replace(with_nodes(config, kept), handing_over={}, settled=False), rows)
+
+    publisher.may_miss(frozenset(lost))
+    await publisher.publish(without)
+    return FailedOver(nodes=tuple(lost), promoted=promoted - len(orphans), lost=orphans)
+
+
+def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -> dict[VBucketId, Row]:
+    names = config.names()
+    rows: list[Row] = []
+    copies = {}
+    for number, row in enumerate(rows_of(config)):
+        vbucket = VBucketId(number)
+        holders = [names[node] for node in config.holders(number) if names[node] not in lost]
+        copies[vbucket] = found.copies_of(vbucket, holders)
+        # One that was on its way is where its newest copy is.
+        rows.append((None, *row[1:]) if number in config.handing_over else row)
+    result = fail_over(tuple(rows), lost, copies)
+    return {VBucketId(vbucket): row for vbucket, row in enumerate(result.rows)}
+
+
+async def _promote(port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Survey) -> int:
+    """Make the first node of every row active. Returns how many were not."""
+    by_node: dict[str, dict[VBucketId, Row]] = {}
+    for vbucket, row in rows.items():
+        if row[0] is not None and found.state(row[0], vbucket) != VBucketState.ACTIVE:
+            by_node.setdefault(row[0], {})[vbucket] = row
+    for name, promoted in by_node.items():
+        await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()})
+    return sum(len(promoted) for promoted in by_node.values())
+
+
+def _some(vbuckets: Sequence[VBucketId]) -> str:
+    shown = ", ".join(str(vbucket) for vbucket in vbuckets[:_SHOWN])
+    return shown if len(vbuckets) <= _SHOWN else f"{shown}, …"

@@ -1,0 +1,136 @@
+"""A node as the coordinator talks to it: over the key-value protocol, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import Login
+from headwater.cluster.planning import Copy
+from headwater.errors import HeadwaterError, KeyExists, MalformedJson, TemporaryFailure
+from headwater.node.cluster_config import NodeAddress
+from headwater.node.published_config import PublishedConfig, node_address
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
+from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.numbers import Seqno, VBucketId
+
+Topology = tuple[list[str | None], ...]
+_STATES = {state.name.lower(): state for state in VBucketState}
+_RETRY_S = 0.05
+_TRIES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCopy:
+    """A copy of a vbucket on one node."""
+
+    state: VBucketState
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node is, whether it is in a cluster or not."""
+
+    address: NodeAddress
+    revision: int
+    """Of the config that it gives."""
+    bucket_uuid: str
+    vbuckets: int
+    items: int
+
+
+class NodePort:
+    """One node and one bucket of it. Connects when it is first used, and again when the connection broke."""
+
+    def __init__(self, address: Address, login: Login) -> None:
+        self.address = address
+        self.login = login
+        self._connection: PeerConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def connection(self) -> PeerConnection:
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await PeerConnection.open(self.address, self.login)
+            return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    async def config(self) -> PublishedConfig | None:
+        """The config that was published to the node, without the log-in; None where it is in no cluster."""
+        answer = await (await self.connection()).request(GetClusterConfig())
+        return PublishedConfig.decode(bytes(getattr(answer, "value", b"")) or b"{}")
+
+    async def facts(self) -> NodeFacts:
+        statistics = await (await self.connection()).statistics()
+        whole = await PeerConnection.open(self.address, replace(self.login, bucket=None))
+        try:
+            members = json.loads(whole.outcome.cluster_config or b"{}")
+        finally:
+            whole.close()
+        this_node = next((node for node in members.get("nodesExt", []) if node.get("thisNode")), None)
+        if this_node is None:
+            raise MalformedJson(f"{self.address} does not say by which address it is reached")
+        return NodeFacts(
+            address=node_address(this_node),
+            revision=int(members.get("rev", 0)),
+            bucket_uuid=statistics.get("ep_bucket_uuid", ""),
+            vbuckets=int(statistics.get("ep_max_vbuckets", 0)),
+            items=int(statistics.get("curr_items_tot", 0)),
+        )
+
+    async def copies(self) -> dict[VBucketId, NodeCopy]:
+        """All vbuckets that the node has."""
+        statistics = await (await self.connection()).statistics("headwater-copies")
+        copies: dict[VBucketId, NodeCopy] = {}
+        for name, line in statistics.items():
+            state, seqno, branches = line.split(" ")
+            copy = Copy(seqno=Seqno(int(seqno)), branches=tuple(int(branch) for branch in branches.split(",")))
+            copies[VBucketId(int(name.removeprefix("vb_")))] = NodeCopy(state=_STATES[state], copy=copy)
+        return copies
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    async def publish(self, config: PublishedConfig) -> None:
+        """Give the node a config, and return once it has it for good. One that it has already is fine."""
+        request = SetClusterConfig(
+            epoch=config.epoch,
+            revision=config.revision,
+            key=config.bucket.encode(),
+            value=config.encode(with_login=True),
+        )
+        for _ in range(_TRIES_MAX):
+            try:
+                await (await self.connection()).request(request)
+                return
+            except TemporaryFailure:
+                await asyncio.sleep(_RETRY_S)
+            except KeyExists:
+                # Another node may have told it before we did.
+                known = await self.config()
+                if known is None or known.version < config.version or known != replace(config, login=None):
+                    raise
+                return
+        raise HeadwaterError(f"{self.address} could not keep the config", hint="Look at the node's log and its disk")
+
+    async def activate(self, topologies: Mapping[VBucketId, Topology]) -> None:
+        """Make vbuckets active, with the chain of their copies."""
+        requests: list[Request] = [
+            SetVBucket(
+                vbucket=vbucket, state=VBucketState.ACTIVE, value=json.dumps({"topology": list(topology)}).encode()
+            )
+            for vbucket, topology in topologies.items()
+        ]
+        if requests:
+            await (await self.connection()).request_all(requests)

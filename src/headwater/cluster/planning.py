@@ -1,0 +1,288 @@
+"""Where the copies of a bucket's vbuckets shall be. Pure: maps in, maps out.
+
+A map has a row for every vbucket: the active node, then the replicas; None is nobody. Nodes are known by their names,
+as indices change whenever a node comes or goes.
+
+A plan keeps three promises. No node has two copies of a vbucket. Every node has as many active vbuckets as any other,
+or one more, and the same of replicas. And what may stay where it is, stays: a copy that has to be built anew is what a
+rebalance spends its time on, so an active vbucket moves first of all to a node that has a replica of it.
+
+Active nodes are given out by quotas. Replicas are a matching of vbuckets to nodes, where every node has a quota and
+none may have a vbucket twice; one that finds no node with room gets it by a chain of other vbuckets that give way
+(an augmenting path), so that a plan within the quotas is found wherever there is one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headwater.errors import InvalidInput
+from headwater.protocol.numbers import Seqno, VBucketId
+
+REPLICAS_MAX = 3
+
+Row = tuple[str | None, ...]
+"""The copies of a vbucket: the active node, then the replicas."""
+VBucketMap = tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """How far a copy of a vbucket has come."""
+
+    seqno: Seqno
+    branches: tuple[int, ...] = ()
+    """The branches of history that it knows, the newest first, as its failover log has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What has to happen to one vbucket."""
+
+    vbucket: VBucketId
+    source: str | None
+    """The node that is active now."""
+    before: Row
+    after: Row
+
+    @property
+    def target(self) -> str | None:
+        """The node that shall be active."""
+        return self.after[0]
+
+    @property
+    def builds(self) -> tuple[str, ...]:
+        """The nodes that have no copy yet and shall have one."""
+        return tuple(node for node in self.after if node is not None and node not in self.before)
+
+    @property
+    def drops(self) -> tuple[str, ...]:
+        return tuple(node for node in self.before if node is not None and node not in self.after)
+
+    @property
+    def hands_over(self) -> bool:
+        return self.source != self.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failover:
+    """The map without the lost nodes."""
+
+    rows: VBucketMap
+    promoted: dict[VBucketId, str]
+    """The replicas that become active."""
+    lost: tuple[VBucketId, ...]
+    """The vbuckets of which no copy is left."""
+
+
+def empty_map(vbuckets: int, replicas: int) -> VBucketMap:
+    return ((None,) * (replicas + 1),) * vbuckets
+
+
+def plan(before: VBucketMap, nodes: Sequence[str], *, replicas: int) -> VBucketMap:
+    """The map for these nodes that is closest to the one before."""
+    if not nodes:
+        raise InvalidInput("a cluster has at least one node", hint="Name a node that stays")
+    if not 0 <= replicas <= REPLICAS_MAX:
+        raise InvalidInput(f"{replicas} replicas", hint=f"Take a number from 0 to {REPLICAS_MAX}")
+    actives = _plan_actives(before, nodes)
+    copies = min(replicas, len(nodes) - 1)
+    chosen = _Replicas(before, nodes, actives, copies).plan()
+    return tuple(
+        (active, *_in_old_order(before[vbucket], chosen[vbucket]), *(None,) * (replicas - copies))
+        for vbucket, active in enumerate(actives)
+    )
+
+
+def moves(before: VBucketMap, after: VBucketMap) -> list[Move]:
+    """What leads from one map to the other; nothing for vbuckets that stay as they are."""
+    pairs = zip(before, after, strict=True)
+    return [
+        Move(vbucket=VBucketId(vbucket), source=old[0] if old else None, before=old, after=new)
+        for vbucket, (old, new) in enumerate(pairs)
+        if old != new
+    ]
+
+
+def fail_over(before: VBucketMap, lost: Sequence[str], copies: Mapping[VBucketId, Mapping[str, Copy]]) -> Failover:
+    """The map once these nodes are gone: of each vbucket that was active there, the most advanced copy is promoted.
+
+    `copies` are those that are left, also those that are only being built: where one of them is ahead, it is the one
+    that has what was last acknowledged.
+    """
+    rows: list[Row] = []
+    promoted: dict[VBucketId, str] = {}
+    without_copy: list[VBucketId] = []
+    for vbucket, row in enumerate(before):
+        left = [node for node in row if node is not None and node not in lost]
+        active = row[0] if row[0] in left else None
+        if active is None:
+            active = most_advanced(left, copies.get(VBucketId(vbucket), {}))
+            if active is not None:
+                promoted[VBucketId(vbucket)] = active
+            elif row[0] is not None:
+                without_copy.append(VBucketId(vbucket))
+        others = [node for node in left if node != active]
+        rows.append(_padded((active, *others), len(row)))
+    return Failover(rows=tuple(rows), promoted=promoted, lost=tuple(without_copy))
+
+
+def most_advanced(first: Sequence[str], copies: Mapping[str, Copy]) -> str | None:
+    """The copy to promote; of equals one of the `first`.
+
+    A seqno counts only on the same branch of history: a copy that was away may have a higher one on a branch which
+    the others have left since. A copy that knows the newest branch of another one is not behind it.
+    """
+    candidates = [node for node in first if node in copies] + [node for node in copies if node not in first]
+
+    def advance(node: str) -> tuple[int, int]:
+        copy = copies[node]
+        return sum(_knows(copy, other) for other in copies.values()), copy.seqno
+
+    return max(candidates, key=advance, default=None)
+
+
+def _knows(copy: Copy, other: Copy) -> bool:
+    return not other.branches or other.branches[0] in copy.branches
+
+
+def _padded(row: Row, length: int) -> Row:
+    return (*row, *(None,) * length)[:length]
+
+
+def _in_old_order(row: Row, chosen: list[str]) -> list[str]:
+    return sorted(chosen, key=lambda node: row.index(node) if node in row else len(row))
+
+
+def _quotas(total: int, nodes: Sequence[str], order: Sequence[str]) -> dict[str, int]:
+    """An equal share for every node, and one more for the first ones in `order` until all is given out."""
+    share, more = divmod(total, len(nodes))
+    quotas = dict.fromkeys(nodes, share)
+    for node in order[:more]:
+        quotas[node] += 1
+    return quotas
+
+
+# --- active nodes -------------------------------------------------------------------------------------------------
+
+
+def _plan_actives(before: VBucketMap, nodes: Sequence[str]) -> list[str]:
+    had = _counted([row[0] for row in before], nodes)
+    room = _quotas(len(before), nodes, sorted(nodes, key=lambda node: -had[node]))
+    actives: list[str | None] = [None] * len(before)
+    # Where a node has too many, those stay that could only go to a node which has no copy of them.
+    stays_first = sorted(range(len(before)), key=lambda vbucket: _can_be_promoted_elsewhere(before[vbucket], had, room))
+    for vbucket in stays_first:
+        node = before[vbucket][0]
+        if node is not None and room.get(node, 0) > 0:
+            actives[vbucket] = node
+            room[node] -= 1
+    for use_replicas in (True, False):
+        for vbucket, row in enumerate(before):
+            if actives[vbucket] is not None:
+                continue
+            choices = [node for node in nodes if room[node] > 0 and (not use_replicas or node in row)]
+            if choices:
+                node = max(choices, key=lambda node: room[node])
+                actives[vbucket] = node
+                room[node] -= 1
+    return [node for node in actives if node is not None]
+
+
+def _can_be_promoted_elsewhere(row: Row, had: dict[str, int], quotas: dict[str, int]) -> bool:
+    return any(node is not None and had.get(node, 0) < quotas.get(node, 0) for node in row[1:])
+
+
+def _counted(entries: Sequence[str | None], nodes: Sequence[str]) -> dict[str, int]:
+    counts = dict.fromkeys(nodes, 0)
+    for node in entries:
+        if node in counts:
+            counts[node] += 1
+    return counts
+
+
+# --- replicas -----------------------------------------------------------------------------------------------------
+
+
+class _Replicas:
+    """The matching of vbuckets to the nodes of their replicas."""
+
+    def __init__(self, before: VBucketMap, nodes: Sequence[str], actives: list[str], copies: int) -> None:
+        self._before = before
+        self._nodes = nodes
+        self._actives = actives
+        self._copies = copies
+        self._chosen: list[list[str]] = [[] for _ in before]
+        counts = _counted(actives, nodes)
+        # Nodes with fewer active vbuckets can have more replicas, and with as many copies as nodes they must.
+        self._room = _quotas(len(before) * copies, nodes, sorted(nodes, key=lambda node: counts[node]))
+        self._holders: dict[str, list[int]] = {node: [] for node in nodes}
+        self._pairs: dict[tuple[str, str], int] = {(one, other): 0 for one in nodes for other in nodes}
+        """How many vbuckets are active on the one node and have a replica on the other."""
+
+    def plan(self) -> list[list[str]]:
+        for vbucket, row in enumerate(self._before):
+            # The old active node comes last: what it has can be kept, too, but a replica need not change its role.
+            for node in (*row[1:], *row[:1]):
+                if node is not None and self._may_take(vbucket, node) and self._room[node] > 0:
+                    self._give(vbucket, node)
+        for vbucket in range(len(self._before)):
+            while len(self._chosen[vbucket]) < self._copies:
+                self._find_node(vbucket)
+        return self._chosen
+
+    def _may_take(self, vbucket: int, node: str) -> bool:
+        return (
+            node in self._room
+            and node != self._actives[vbucket]
+            and node not in self._chosen[vbucket]
+            and len(self._chosen[vbucket]) < self._copies
+        )
+
+    def _give(self, vbucket: int, node: str) -> None:
+        self._chosen[vbucket].append(node)
+        self._holders[node].append(vbucket)
+        self._room[node] -= 1
+        self._pairs[self._actives[vbucket], node] += 1
+
+    def _take_away(self, vbucket: int, node: str) -> None:
+        self._chosen[vbucket].remove(node)
+        self._holders[node].remove(vbucket)
+        self._room[node] += 1
+        self._pairs[self._actives[vbucket], node] -= 1
+
+    def _find_node(self, vbucket: int) -> None:
+        """Give a vbucket one more node, by the shortest chain of vbuckets that give way."""
+        allowed = [node for node in self._nodes if self._may_take(vbucket, node)]
+        chain: dict[str, tuple[str, int] | None] = dict.fromkeys(allowed)
+        # After a failover all that are left shall share the lost node's load, so its replicas are spread.
+        active = self._actives[vbucket]
+        queue = deque(sorted(allowed, key=lambda node: (self._pairs[active, node], -self._room[node])))
+        while queue:
+            node = queue.popleft()
+            if self._room[node] > 0:
+                self._shift(vbucket, node, chain)
+                return
+            for other in self._nodes:
+                if other in chain:
+                    continue
+                gives_way = next((held for held in self._holders[node] if self._may_replace(held, other)), None)
+                if gives_way is not None:
+                    chain[other] = (node, gives_way)
+                    queue.append(other)
+        # The quotas can't be met, because a node may have no vbucket twice: it is one above its quota then.
+        self._give(vbucket, max(allowed, key=lambda node: self._room[node]))
+
+    def _may_replace(self, vbucket: int, node: str) -> bool:
+        return node != self._actives[vbucket] and node not in self._chosen[vbucket]
+
+    def _shift(self, vbucket: int, node: str, chain: dict[str, tuple[str, int] | None]) -> None:
+        link = chain[node]
+        while link is not None:
+            before, gives_way = link
+            self._take_away(gives_way, before)
+            self._give(gives_way, node)
+            node, link = before, chain[before]
+        self._give(vbucket, node)

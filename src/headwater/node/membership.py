@@ -1,0 +1,247 @@
+"""A bucket's membership in a cluster: the config it was published, kept with the bucket, and what follows from it.
+
+A newer config is kept durably before anybody is told that it was taken. It changes the states of vbuckets, then what is
+replicated from where. A node that starts again asks the other nodes of the config it has for theirs before it serves:
+it may have been failed over meanwhile, and must not take writes that nobody will ever see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import Login
+from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
+from headwater.node.cluster_config import NodeAddress
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.kv.locks import forget_vbuckets
+from headwater.node.kv.service import BucketService
+from headwater.node.published_config import PublishedConfig
+from headwater.node.replication.manager import ReplicationManager
+from headwater.node.replication.peers import Peers
+from headwater.node.replication.vbucket_states import apply_config, replicated
+from headwater.protocol.manifest import Manifest
+from headwater.store.data_format import BUCKET_FACTS, MANIFEST
+from headwater.store.engine import Engine, Put, Table
+from headwater.store.rewinding import remove_vbuckets
+
+logger = logging.getLogger(__name__)
+
+CLUSTER_CONFIG = b"cluster-config"
+"""The key in the bucket's own table."""
+_REMOVE_TOGETHER = 64
+"""Vbuckets that are removed at one time, while which nobody is served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSettings:
+    """What a membership needs of its node."""
+
+    login: Callable[[str, Credentials | None], Login]
+    """How to log in to another node, for a bucket."""
+    random_bytes: Callable[[int], bytes]
+    now_s: Callable[[], float]
+    on_config: Callable[[], None]
+    """Called when there is a newer config."""
+    on_login: Callable[[Credentials], None]
+    """Called with the log-in that the other nodes use, to let them in."""
+
+
+def is_member(engine: Engine) -> bool:
+    """Whether the bucket that an engine holds is in a cluster."""
+    with engine.view() as view:
+        return view.get(Table.BUCKET, CLUSTER_CONFIG) is not None
+
+
+class Membership:
+    """See the module. One for every bucket, whether it is in a cluster or not."""
+
+    def __init__(self, service: BucketService, loop: CommitLoop, settings: MemberSettings) -> None:
+        self.config: PublishedConfig | None = None
+        self._service = service
+        self._loop = loop
+        self._settings = settings
+        self._address: NodeAddress | None = None
+        self._shown: bytes = b""
+        self._removing: asyncio.Task[None] | None = None
+        self._manifest_uid = service.bucket.manifest.uid
+        self.replication = ReplicationManager(
+            service, login=self._login, random_bytes=settings.random_bytes, now_s=settings.now_s
+        )
+        self._peers = Peers(
+            service, login=self._login, config=lambda: self.config, this_node=lambda: self.this_node, adopt=self.adopt
+        )
+        self._load()
+
+    @property
+    def this_node(self) -> int | None:
+        """Which of the config's nodes this is; None where it was left out."""
+        if self.config is None or self._address is None:
+            return None
+        return self.config.index_of(self._address)
+
+    @property
+    def shown_config(self) -> bytes:
+        """The config as clients of the bucket get it."""
+        return self._shown
+
+    def shown_node_config(self) -> bytes:
+        assert self.config is not None
+        return self.config.encode_for_node(this_node=self.this_node)
+
+    def _login(self, config: PublishedConfig) -> Login:
+        return self._settings.login(config.bucket, config.login)
+
+    def _load(self) -> None:
+        with self._service.bucket.engine.view() as view:
+            stored = view.get(Table.BUCKET, CLUSTER_CONFIG)
+            if stored is None:
+                return
+            try:
+                self.config = PublishedConfig.decode(stored)
+            except MalformedJson as error:
+                raise DataDamaged(
+                    f"the cluster config of bucket {self._service.name} is damaged: {error.reason}",
+                    hint="Restore the data from a backup, or start the node on an empty data folder and add it again",
+                ) from error
+        if self.config is not None and len(self.config.nodes) > 1:
+            self._service.is_waiting = True
+
+    # --- starting and stopping ------------------------------------------------------------------------------------
+
+    async def start(self, address: NodeAddress) -> None:
+        """Begin, now that the node can be reached at this address."""
+        self._address = address
+        if self.config is not None:
+            if self.config.login is not None:
+                self._settings.on_login(self.config.login)
+            self._show()
+            await self._ask_others(self.config)
+            self._replicate()
+        self._peers.start()
+
+    async def _ask_others(self, stored: PublishedConfig) -> None:
+        if self._service.is_waiting and not await self._peers.ask_before_serving():
+            logger.warning(
+                "bucket %s: no other node of the cluster can be reached; going on with config %d",
+                stored.bucket,
+                stored.revision,
+            )
+        if self.config is stored and self.this_node is None:
+            # Another address, so another node to all others: nothing here may be written to.
+            logger.warning("bucket %s: this node is not in config %d of its cluster", stored.bucket, stored.revision)
+            apply_config(self._service, stored, None)
+            self._service.on_change()
+        self._service.is_waiting = False
+
+    async def stop(self) -> None:
+        if self._removing is not None:
+            self._removing.cancel()
+            await asyncio.gather(self._removing, return_exceptions=True)
+        await self._peers.stop()
+        await self.replication.stop()
+
+    # --- a newer config -------------------------------------------------------------------------------------------
+
+    def adopt(self, config: PublishedConfig) -> bool:
+        """Take a config; False where it is no newer. It is durable with the commit that is pending when this returns.
+
+        The same one again is taken again, as the commit that was to keep it may have failed.
+        """
+        bucket = self._service.bucket
+        if len(config.rows) != len(bucket.vbuckets):
+            raise LocalProtocolError(
+                f"the config has {len(config.rows)} vbuckets, the bucket has {len(bucket.vbuckets)}",
+                hint="Start the node with --vbuckets as the others have it, on an empty data folder",
+            )
+        known = self.config
+        if known is not None and config.version <= known.version and config != known:
+            return False
+        if known is None or config.login != known.login:
+            self._take_login(config)
+        self.config = config
+        self._take_uuid(config)
+        surplus = apply_config(self._service, config, self.this_node)
+        self._service.sync_writes.evaluate_all()
+        bucket.pending.extra.append(Put(Table.BUCKET, CLUSTER_CONFIG, config.encode(with_login=True)))
+        self._service.is_waiting = False
+        self._service.on_change()
+        self._show()
+        self._replicate()
+        self._remove(surplus)
+        self._settings.on_config()
+        self._peers.notify()
+        return True
+
+    def _take_login(self, config: PublishedConfig) -> None:
+        if config.login is not None:
+            self._settings.on_login(config.login)
+
+    def _take_uuid(self, config: PublishedConfig) -> None:
+        """A node that joins gives up the bucket it had: from now on it has a part of the cluster's."""
+        bucket = self._service.bucket
+        if bucket.facts.uuid == config.uuid:
+            return
+        bucket.facts = replace(bucket.facts, uuid=config.uuid)
+        bucket.manifest = Manifest()
+        bucket.pending.extra += [
+            Put(Table.BUCKET, BUCKET_FACTS, bucket.facts.encode()),
+            Put(Table.BUCKET, MANIFEST, bucket.manifest.encode(with_ids_used=True)),
+        ]
+
+    def _show(self) -> None:
+        assert self.config is not None
+        self._shown = self.config.encode(this_node=self.this_node)
+
+    def _replicate(self) -> None:
+        if self.config is not None and self._address is not None:
+            wanted = replicated(self._service, self.config, self.this_node)
+            self.replication.follow(self.config, wanted, name=self._address.kv_address)
+
+    def _remove(self, surplus: list[int]) -> None:
+        if self._removing is not None:
+            self._removing.cancel()
+        self._removing = asyncio.create_task(self._remove_in_turns(surplus)) if surplus else None
+
+    async def _remove_in_turns(self, surplus: list[int]) -> None:
+        service = self._service
+        for at in range(0, len(surplus), _REMOVE_TOGETHER):
+            together = surplus[at : at + _REMOVE_TOGETHER]
+
+            def remove(together: list[int] = together) -> None:
+                there = [vbucket for vbucket in together if service.bucket.vbuckets.exists(vbucket)]
+                remove_vbuckets(service.bucket, there)
+                forget_vbuckets(service, set(there))
+
+            await self._loop.at_rest(remove)
+
+    # --- collections ----------------------------------------------------------------------------------------------
+
+    @property
+    def asks_another_for_changes(self) -> bool:
+        """Whether changes of the collections are another node's business."""
+        return self.config is not None and self.this_node != 0
+
+    async def change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        return await self._peers.change_manifest(change)
+
+    async def share_manifest(self) -> None:
+        if self.config is not None:
+            await self._peers.share()
+
+    def on_void(self) -> None:
+        """A commit could not be written, so states are as they were: what the config asks for is done again."""
+        self.replication.on_void()
+        if self.config is not None:
+            self.adopt(self.config)
+
+    def on_durable(self) -> None:
+        """The bucket has published a commit."""
+        uid = self._service.bucket.manifest.uid
+        if uid != self._manifest_uid:
+            self._manifest_uid = uid
+            self._peers.notify()
+        self.replication.on_durable()

@@ -1,0 +1,126 @@
+"""The data folder of a node: its buckets, its users, the password that was made for the first of them, and notes.
+
+    users.json    who may do what (`auth.user_file`)
+    password      the generated password of the first user, if there is one
+    buckets/NAME  a bucket's engine
+    NAME.note     whatever else the node has to remember, a few bytes each
+
+What a node keeps it keeps through this one door, so that a simulation can put a disk of its own behind it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from headwater.errors import StoreError
+from headwater.node.auth.user_file import load_users, store_users
+from headwater.node.auth.users import Users
+from headwater.store.engine import Engine
+from headwater.store.lmdb_engine import LmdbEngine
+
+
+class Folder(Protocol):
+    """What a node asks of its folder."""
+
+    def make(self) -> None: ...
+
+    def bucket_names(self) -> list[str]: ...
+
+    def open_engine(self, bucket: str) -> Engine: ...
+
+    def disk_bytes(self, bucket: str) -> int: ...
+
+    def load_users(self) -> Users | None: ...
+
+    def store_users(self, users: Users) -> None: ...
+
+    def store_password(self, password: str) -> None: ...
+
+    def load_note(self, name: str) -> bytes | None: ...
+
+    def store_note(self, name: str, note: bytes) -> None:
+        """All or nothing, and durable when it returns."""
+        ...
+
+
+class NodeFolder:
+    """A folder on a disk."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+
+    def make(self) -> None:
+        try:
+            self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StoreError(
+                f"the data folder {self._data} can't be made: {error.strerror}",
+                hint="Give another one, or the right to make it",
+            ) from error
+
+    # --- buckets --------------------------------------------------------------------------------------------------
+
+    @property
+    def _buckets(self) -> Path:
+        return self._data / "buckets"
+
+    def bucket_names(self) -> list[str]:
+        return sorted(entry.name for entry in self._buckets.iterdir()) if self._buckets.exists() else []
+
+    def open_engine(self, bucket: str) -> Engine:
+        return LmdbEngine(self._buckets / bucket)
+
+    def disk_bytes(self, bucket: str) -> int:
+        return sum(file.stat().st_blocks * 512 for file in (self._buckets / bucket).iterdir())
+
+    # --- users ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _user_path(self) -> Path:
+        return self._data / "users.json"
+
+    def load_users(self) -> Users | None:
+        return load_users(self._user_path)
+
+    def store_users(self, users: Users) -> None:
+        store_users(self._user_path, users)
+
+    def store_password(self, password: str) -> None:
+        """Keep the generated password where its owner, and nobody else, can read it."""
+        descriptor = os.open(self._data / "password", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(password + "\n")
+
+    # --- notes ----------------------------------------------------------------------------------------------------
+
+    def load_note(self, name: str) -> bytes | None:
+        path = self._data / f"{name}.note"
+        try:
+            return path.read_bytes() if path.exists() else None
+        except OSError as error:
+            raise StoreError(f"{path} can't be read: {error.strerror}", hint="Check its permissions") from error
+
+    def store_note(self, name: str, note: bytes) -> None:
+        path = self._data / f"{name}.note"
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            with unfinished.open("wb") as file:
+                file.write(note)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+            self._sync()
+        except OSError as error:
+            raise StoreError(
+                f"{path} can't be written: {error.strerror}", hint="Check the folder's permissions and free space"
+            ) from error
+
+    def _sync(self) -> None:
+        """A new name is on disk once the folder is."""
+        number = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -1,0 +1,188 @@
+"""What the nodes of a bucket tell each other: the newest config, and the newest collections.
+
+Every node asks every other one now and then, and at once when it has something new. Of two configs the one with the
+higher version counts, of two manifests the one with the higher uid, so all nodes end with the same. Two changes of the
+collections at one time must not get the same uid, so the first node of the config alone makes changes: another node
+takes the manifest from it, changes that, and offers it the result, which it refuses if another change came first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from headwater.client.kv_connection import Login
+from headwater.errors import HeadwaterError, StatusError, StoreError
+from headwater.node.kv.service import BucketService
+from headwater.node.published_config import PublishedConfig, kv_address
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.vbuckets import GetCollectionsManifest, SetCollectionsManifest
+from headwater.protocol.status import Status
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY_S = 5.0
+"""How long a node may miss a config or a manifest that was published while nobody could reach it."""
+RETRY_S = 1.0
+NEWS_S = 0.2
+"""News are passed on after a moment: a coordinator tells all nodes, and one it has not told yet knows no log-in."""
+START_S_MAX = 3.0
+"""How long a node that starts waits for the others to tell of a newer config."""
+SHARE_S_MAX = 2.0
+"""How long a change of the collections waits for the other nodes to have it."""
+CHANGE_TRIES_MAX = 10
+_OVERTAKEN = frozenset({Status.ERANGE, Status.CANNOT_APPLY_MANIFEST})
+"""The refusals of a manifest where another one has come first."""
+
+
+class Peers:
+    """The other nodes of one bucket's cluster, as this node sees them."""
+
+    def __init__(
+        self,
+        service: BucketService,
+        *,
+        login: Callable[[PublishedConfig], Login],
+        config: Callable[[], PublishedConfig | None],
+        this_node: Callable[[], int | None],
+        adopt: Callable[[PublishedConfig], bool],
+    ) -> None:
+        self._service = service
+        self._login = login
+        self._config = config
+        self._this_node = this_node
+        self._adopt = adopt
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._ask_forever())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def notify(self) -> None:
+        """This node has something new."""
+        self._news.set()
+
+    def others(self) -> list[int]:
+        config = self._config()
+        if config is None:
+            return []
+        return [node for node in range(len(config.nodes)) if node != self._this_node()]
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    async def ask_before_serving(self) -> bool:
+        """Ask the others until one has answered and the rest have, or can't be reached. False if nobody answers."""
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                while not await self.exchange():
+                    await asyncio.sleep(RETRY_S / 4)
+        except TimeoutError:
+            return False
+        return True
+
+    async def exchange(self) -> int:
+        """Exchange what is newest with all others. Returns how many have answered."""
+        results = await asyncio.gather(*(self._exchange_with(node) for node in self.others()), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, HeadwaterError):
+                raise result
+        return sum(1 for result in results if not isinstance(result, BaseException))
+
+    async def _ask_forever(self) -> None:
+        while True:
+            self._news.clear()
+            answered = await self.exchange()
+            wait_s = ASK_EVERY_S if answered == len(self.others()) else RETRY_S
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+                    await asyncio.sleep(NEWS_S)
+            except TimeoutError:
+                continue
+
+    async def _exchange_with(self, node: int) -> None:
+        connection = await self._connect(node)
+        try:
+            self._take_config(connection)
+            await self._exchange_manifests(connection)
+        finally:
+            connection.close()
+
+    async def _connect(self, node: int) -> PeerConnection:
+        config = self._config()
+        assert config is not None
+        login = self._login(config)
+        return await PeerConnection.open(kv_address(config.nodes[node], tls=login.tls is not None), login)
+
+    def _take_config(self, connection: PeerConnection) -> None:
+        theirs = PublishedConfig.decode(connection.outcome.cluster_config or b"{}")
+        ours = self._config()
+        if theirs is None or ours is None or theirs.uuid != ours.uuid:
+            return
+        if theirs.version > ours.version:
+            logger.info("bucket %s: config %d comes from %s", theirs.bucket, theirs.revision, connection.address)
+            # The log-in is shown to nobody, and it is the same.
+            self._adopt(replace(theirs, login=ours.login))
+
+    # --- collections ----------------------------------------------------------------------------------------------
+
+    async def _exchange_manifests(self, connection: PeerConnection) -> None:
+        theirs = await _manifest_of(connection)
+        ours = self._service.bucket.manifest
+        if theirs.uid > ours.uid:
+            self._service.set_manifest(replace(theirs, ids_used=max(ours.ids_used, theirs.ids_used)))
+        elif theirs.uid < ours.uid:
+            await connection.request(SetCollectionsManifest(value=ours.encode(with_ids_used=True)))
+
+    async def change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Put what `change` makes of the manifest into force on the first node of the cluster, and here."""
+        config = self._config()
+        assert config is not None
+        try:
+            connection = await self._connect(0)
+        except HeadwaterError as error:
+            raise StoreError(
+                f"{config.names()[0]}, which keeps the collections, can't be reached: {error.reason}",
+                hint="Start that node, or fail it over, and try again",
+            ) from error
+        try:
+            return await self._change_there(connection, change)
+        finally:
+            connection.close()
+
+    async def _change_there(self, connection: PeerConnection, change: Callable[[Manifest], Manifest]) -> Manifest:
+        for _ in range(CHANGE_TRIES_MAX):
+            theirs = await _manifest_of(connection)
+            known = self._service.bucket.manifest
+            changed = change(replace(theirs, ids_used=max(theirs.ids_used, known.ids_used)))
+            try:
+                await connection.request(SetCollectionsManifest(value=changed.encode(with_ids_used=True)))
+            except StatusError as error:
+                if error.status not in _OVERTAKEN:
+                    raise
+                continue
+            if self._service.bucket.manifest.uid < changed.uid:
+                self._service.set_manifest(changed)
+            return changed
+        raise StoreError("the collections are being changed by others all the time", hint="Try again")
+
+    async def share(self) -> None:
+        """Let the others know of a change, as far as they can be reached soon."""
+        try:
+            async with asyncio.timeout(SHARE_S_MAX):
+                await self.exchange()
+        except TimeoutError:
+            self.notify()
+
+
+async def _manifest_of(connection: PeerConnection) -> Manifest:
+    answer = await connection.request(GetCollectionsManifest())
+    return Manifest.decode(bytes(getattr(answer, "value", b"")))

@@ -1,0 +1,229 @@
+"""The replication proxy: opens a producer and a consumer and passes bytes between them, in both directions.
+
+It is the consumer that asks for streams; the proxy tells it to (add-stream), and sees how the streams end. Everything
+else it leaves to the two. What the consumer says is passed on but for the answers to the proxy's own requests. What the
+producer says is passed on as it comes, of which only the headers are looked at, so that changes cost next to nothing
+here. A peer that does not read stops the reading from the other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import Login
+from headwater.errors import HeadwaterError, status_error
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.features import WITH_COLLECTIONS
+from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
+from headwater.protocol.messages import ErrorResponse, decode_message
+from headwater.protocol.messages.dcp_connection import Open, OpenFlags
+from headwater.protocol.messages.dcp_stream import AddStream, StreamEnd, StreamEndReason, StreamFlags
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.opcodes import Magic, Opcode
+
+PRODUCER_FLAGS = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+"""A copy has all of a document; delete times come with the controls of the consumer."""
+
+_CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
+
+
+@dataclass(slots=True)
+class StreamProgress:
+    """A stream that the proxy has asked for."""
+
+    vbucket: VBucketId
+    changes: int = 0
+    ended: asyncio.Future[StreamEndReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Proxy:
+    """See the module. Made by `open`."""
+
+    def __init__(self, source: PeerConnection, target: PeerConnection) -> None:
+        self.streams: dict[VBucketId, StreamProgress] = {}
+        self.passed_bytes = 0
+        self._source = source
+        self._target = target
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._opaque = 0
+        self._from_target = FrameBuffer()
+        self._headers = _HeaderScan()
+        self._failure: HeadwaterError | None = None
+        source.attach(_Side(self._from_source, self._fail, other=target))
+        target.attach(_Side(self._from_consumer, self._fail, other=source))
+
+    @classmethod
+    async def open(
+        cls, source: Address, target: Address, *, source_login: Login, target_login: Login, name: str
+    ) -> Proxy:
+        """Connect both, and make the one a producer and the other a consumer of this name."""
+        producer = await PeerConnection.open(source, source_login)
+        try:
+            consumer = await PeerConnection.open(target, target_login)
+        except BaseException:
+            producer.close()
+            raise
+        try:
+            consumer_name = json.dumps({"consumer_name": str(target)}).encode()
+            await producer.request(Open(flags=PRODUCER_FLAGS, key=name.encode(), value=consumer_name))
+            await consumer.request(Open(flags=OpenFlags(0), key=name.encode(), value=consumer_name))
+        except BaseException:
+            producer.close()
+            consumer.close()
+            raise
+        return cls(producer, consumer)
+
+    async def add_stream(self, vbucket: VBucketId, flags: StreamFlags) -> StreamProgress:
+        """Have the consumer ask for a stream. A refusal of either side is raised as its error."""
+        self._check()
+        progress = self.streams[vbucket] = StreamProgress(vbucket)
+        self._opaque += 1
+        opaque = self._opaque
+        answer = self._answers[opaque] = asyncio.get_running_loop().create_future()
+        self._target.write(AddStream(vbucket=vbucket, flags=flags, opaque=opaque).encode())
+        try:
+            await answer
+        except BaseException:
+            self.streams.pop(vbucket, None)
+            raise
+        finally:
+            self._answers.pop(opaque, None)
+        return progress
+
+    async def wait_for_end(self, vbucket: VBucketId) -> StreamEndReason:
+        """Until a stream has ended by itself."""
+        self._check()
+        return await self.streams[vbucket].ended
+
+    def close(self) -> None:
+        self._source.close()
+        self._target.close()
+        self._forget_waiters()
+
+    def _forget_waiters(self) -> None:
+        for progress in self.streams.values():
+            progress.ended.cancel()
+        for answer in self._answers.values():
+            answer.cancel()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- passing on -----------------------------------------------------------------------------------------------
+
+    def _from_source(self, data: bytes) -> None:
+        self.passed_bytes += len(data)
+        self._target.write(data)
+        for frame in self._headers.receive(data, self._count):
+            decoded = decode_frame(frame)
+            assert decoded is not None, "the scan gives whole frames"
+            end = decode_message(decoded[0], WITH_COLLECTIONS)
+            assert isinstance(end, StreamEnd)
+            self._end(end)
+
+    def _count(self, opcode: int, vbucket: int) -> None:
+        if opcode in _CHANGES and vbucket in self.streams:
+            self.streams[VBucketId(vbucket)].changes += 1
+
+    def _end(self, end: StreamEnd) -> None:
+        progress = self.streams.get(end.vbucket)
+        if progress is not None and not progress.ended.done():
+            progress.ended.set_result(end.reason)
+
+    def _from_consumer(self, data: bytes) -> None:
+        self._from_target.receive_data(data)
+        passed = bytearray()
+        for frame in self._from_target.frames():
+            if frame.opcode == Opcode.DCP_ADD_STREAM and frame.magic is Magic.RESPONSE:
+                self._on_answer(frame.opaque, decode_message(frame, WITH_COLLECTIONS))
+            else:
+                passed += frame.encode()
+        self._source.write(bytes(passed))
+
+    def _on_answer(self, opaque: int, answer: object) -> None:
+        waiting = self._answers.get(opaque)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, ErrorResponse):
+            waiting.set_exception(status_error(answer.status, answer.context))
+        else:
+            waiting.set_result(None)
+
+    def _fail(self, error: HeadwaterError) -> None:
+        """One of the two is gone, so the other one is of no use."""
+        self._failure = self._failure or error
+        waiters: list[asyncio.Future[Any]] = [*self._answers.values()]
+        waiters += [progress.ended for progress in self.streams.values()]
+        for waiting in waiters:
+            if not waiting.done():
+                waiting.set_exception(error)
+                # Nobody need be waiting for this stream; looked at, it is not told as forgotten.
+                waiting.exception()
+        self._source.close()
+        self._target.close()
+
+
+class _Side:
+    """What one connection receives, and where it goes."""
+
+    def __init__(
+        self,
+        on_data: Callable[[bytes], None],
+        on_lost: Callable[[HeadwaterError], None],
+        *,
+        other: PeerConnection,
+    ) -> None:
+        self._on_data = on_data
+        self._on_lost = on_lost
+        self._other = other
+
+    def on_data(self, data: bytes) -> None:
+        try:
+            self._on_data(data)
+        except HeadwaterError as error:
+            self._on_lost(error)
+
+    def on_lost(self, error: HeadwaterError) -> None:
+        self._on_lost(error)
+
+    def on_writable(self, is_writable: bool) -> None:
+        if is_writable:
+            self._other.resume_reading()
+        else:
+            self._other.pause_reading()
+
+
+class _HeaderScan:
+    """Finds the frames in bytes that come in pieces, by their headers alone."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        """The beginning of a header, or of a frame that is wanted whole."""
+        self._skip_bytes = 0
+        """What is still to come of a frame that nobody wants."""
+
+    def receive(self, data: bytes, count: Callable[[int, int], None]) -> Iterator[bytes]:
+        """The stream-ends among the frames, whole. All frames are counted, by opcode and vbucket."""
+        if self._skip_bytes >= len(data):
+            self._skip_bytes -= len(data)
+            return
+        data = self._held + data if self._held else data
+        at, self._skip_bytes, self._held = self._skip_bytes, 0, b""
+        while len(data) - at >= HEADER_BYTES:
+            opcode, end = data[at + 1], at + HEADER_BYTES + int.from_bytes(data[at + 8 : at + 12])
+            if opcode == Opcode.DCP_STREAM_END and data[at] != Magic.RESPONSE:
+                if end > len(data):
+                    break
+                yield data[at:end]
+            count(opcode, int.from_bytes(data[at + 6 : at + 8]))
+            at = end
+        if at > len(data):
+            self._skip_bytes = at - len(data)
+        else:
+            self._held = data[at:]

@@ -1,0 +1,211 @@
+"""One connection to a node that has active vbuckets, for all copies of them that this node keeps.
+
+The connection is a DCP connection like any other: this node opens it, and its consumer endpoint asks for the streams.
+One that breaks is made again, later and later, and never by all nodes at the same moment. A stream that ends, because
+its vbucket is no longer active there, is asked for again until a newer config says where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import Login
+from headwater.errors import HeadwaterError
+from headwater.node.consumer.connection import ConsumerConnection
+from headwater.node.consumer.settings import ConsumerSettings
+from headwater.node.kv.service import BucketService
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.node.replication.proxy import PRODUCER_FLAGS
+from headwater.protocol.messages.dcp_connection import Open
+from headwater.protocol.messages.dcp_stream import AddStream
+from headwater.protocol.numbers import VBucketId
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+FIRST_S = 0.05
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 5.0
+STREAM_RETRY_S = 0.5
+"""Before a stream that was refused or has ended is asked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Whom to replicate from, and as whom."""
+
+    address: Address
+    login: Login
+    this_name: str
+    """The name under which the cluster knows this node."""
+
+
+class Replicator:
+    """See the module. `follow` may be called at any time; `stop` ends it."""
+
+    def __init__(
+        self,
+        service: BucketService,
+        source: Source,
+        *,
+        random_bytes: Callable[[int], bytes],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.source = source
+        self._service = service
+        self._random_bytes = random_bytes
+        self._now_s = now_s
+        self._wanted: dict[VBucketId, float] = {}
+        """The vbuckets to stream, and when each may be asked for again."""
+        self._connection: PeerConnection | None = None
+        self._consumer: ConsumerConnection | None = None
+        self._lost: asyncio.Future[HeadwaterError] | None = None
+        self._task = asyncio.create_task(self._run_forever())
+        self._task.add_done_callback(self._on_task_end)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._consumer is not None
+
+    def wanted(self) -> list[VBucketId]:
+        return list(self._wanted)
+
+    def streaming(self) -> list[VBucketId]:
+        return [] if self._consumer is None else list(self._consumer.streams)
+
+    def follow(self, vbuckets: list[VBucketId]) -> None:
+        """Stream these vbuckets and no others from now on."""
+        dropped = [vbucket for vbucket in self._wanted if vbucket not in vbuckets]
+        self._wanted = {vbucket: self._wanted.get(vbucket, 0.0) for vbucket in vbuckets}
+        if self._consumer is not None:
+            for vbucket in dropped:
+                self._consumer.close_stream(vbucket)
+            self._add_streams(self._consumer)
+            self._pump()
+
+    def on_durable(self) -> None:
+        """The bucket has published a commit."""
+        if self._consumer is not None:
+            self._consumer.on_durable()
+            self._pump()
+
+    def on_void(self) -> None:
+        """A commit could not be written: what was received is to be asked for again."""
+        if self._consumer is not None:
+            self._consumer.on_void()
+            self._end(HeadwaterError("what was received could not be stored"))
+
+    def cancel(self) -> None:
+        """End, with nothing received from now on."""
+        self._disconnect()
+        self._task.cancel()
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.done()
+
+    async def stop(self) -> None:
+        self.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("replication from %s has failed", self.source.address, exc_info=task.exception())
+
+    # --- the connection -------------------------------------------------------------------------------------------
+
+    async def _run_forever(self) -> None:
+        retry_s = RETRY_FIRST_S
+        # The config that asks for this comes to all nodes at once, and the other one has to know our log-in.
+        await asyncio.sleep(FIRST_S)
+        while True:
+            began_s = self._now_s()
+            try:
+                await self._run()
+            except HeadwaterError as error:
+                logger.info("bucket %s: replication from %s: %s", self._service.name, self.source.address, error.reason)
+            finally:
+                self._disconnect()
+            if self._now_s() - began_s > RETRY_MAX_S:
+                retry_s = RETRY_FIRST_S
+            await asyncio.sleep(retry_s * (0.5 + self._random_bytes(1)[0] / 255))
+            retry_s = min(RETRY_MAX_S, 2 * retry_s)
+
+    async def _run(self) -> None:
+        """One connection, until it is lost."""
+        source = self.source
+        name = f"replication:{self._service.name}:{source.this_name}"
+        connection = self._connection = await PeerConnection.open(source.address, source.login)
+        await connection.request(Open(flags=PRODUCER_FLAGS, key=name.encode()))
+        consumer = ConsumerConnection(
+            self._service,
+            name=name,
+            settings=ConsumerSettings(consumer_name=source.this_name),
+            now_s=self._now_s(),
+            negotiated=connection.outcome.negotiated,
+        )
+        self._lost = asyncio.get_running_loop().create_future()
+        self._consumer = consumer
+        consumer.start()
+        connection.attach(self)
+        while not self._lost.done():
+            consumer.tick(self._now_s())
+            self._add_streams(consumer)
+            self._pump()
+            await asyncio.wait([self._lost], timeout=TICK_S)
+        raise self._lost.result()
+
+    def _disconnect(self) -> None:
+        if self._consumer is not None:
+            self._consumer.disconnect()
+            self._consumer = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _add_streams(self, consumer: ConsumerConnection) -> None:
+        now_s = self._now_s()
+        for vbucket, not_before_s in self._wanted.items():
+            if vbucket not in consumer.streams and now_s >= not_before_s:
+                self._wanted[vbucket] = now_s + STREAM_RETRY_S
+                consumer.add_stream(AddStream(vbucket=vbucket))
+
+    def _pump(self) -> None:
+        """Send what is to be sent, and read no more than can be stored."""
+        if self._consumer is None or self._connection is None:
+            return
+        self._consumer.answers.clear()
+        self._consumer.ended.clear()
+        self._connection.write(self._consumer.data_to_send())
+        if self._consumer.is_full:
+            self._connection.pause_reading()
+        else:
+            self._connection.resume_reading()
+
+    def _end(self, error: HeadwaterError) -> None:
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(error)
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def on_data(self, data: bytes) -> None:
+        if self._consumer is None:
+            return
+        try:
+            self._consumer.receive_data(data)
+            while self._consumer.is_held_back:
+                self._consumer.receive_data(b"")
+        except HeadwaterError as error:
+            self._end(error)
+            return
+        self._pump()
+
+    def on_lost(self, error: HeadwaterError) -> None:
+        self._end(error)
+
+    def on_writable(self, is_writable: bool) -> None:
+        """What a consumer sends is little, and none of it can be left out."""

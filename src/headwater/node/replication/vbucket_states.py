@@ -1,0 +1,104 @@
+"""What a newer config makes of the vbuckets of this node.
+
+The table, for a vbucket whose active node the config knows:
+
+    this node is…                the state here becomes…
+    its active node              as it is: who coordinates promotes it, the config only tells of it; its topology is set
+    a replica, or building       replica
+    neither, but in the cluster  dead if it took writes; gone once the config is settled
+    not in the cluster           dead if it took writes; the data is kept for the day the node is added again
+    handed over (to or from)     as it is: the takeover decides
+
+An active vbucket is demoted here and nowhere else, so it happens only where a newer config names another active node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headwater.node.cluster_config import NOBODY
+from headwater.node.kv.locks import forget_vbuckets
+from headwater.node.kv.service import BucketService
+from headwater.node.published_config import PublishedConfig
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import Seqno
+from headwater.store.bucket import Bucket
+
+_TAKES_WRITES = frozenset({VBucketState.ACTIVE, VBucketState.PENDING})
+
+
+def apply_config(service: BucketService, config: PublishedConfig, this_node: int | None) -> list[int]:
+    """Bring the states in line with a newer config. Returns the vbuckets that are to be removed."""
+    bucket = service.bucket
+    surplus: list[int] = []
+    for vbucket, row in enumerate(config.rows):
+        state = bucket.vbuckets.state(vbucket)
+        if this_node is None:
+            _stop_writes(service, vbucket, state)
+        elif vbucket in config.handing_over:
+            if config.handing_over[vbucket] == this_node:
+                _prepare_to_take_over(bucket, vbucket, state, config)
+        elif row[0] == this_node:
+            _set_topology(bucket, vbucket, config)
+        elif this_node in config.holders(vbucket):
+            _make_replica(service, vbucket, state, has_active=row[0] != NOBODY)
+        elif state is not None and row[0] != NOBODY:
+            _stop_writes(service, vbucket, state)
+            surplus.append(vbucket)
+    return surplus if config.settled else []
+
+
+def replicated(service: BucketService, config: PublishedConfig, this_node: int | None) -> dict[int, list[int]]:
+    """The vbuckets that this node streams, by the node that is active."""
+    sources: dict[int, list[int]] = {}
+    if this_node is None:
+        return sources
+    for vbucket, row in enumerate(config.rows):
+        if row[0] in (NOBODY, this_node) or vbucket in config.handing_over:
+            continue
+        if this_node in config.holders(vbucket) and service.bucket.vbuckets.state(vbucket) == VBucketState.REPLICA:
+            sources.setdefault(row[0], []).append(vbucket)
+    return sources
+
+
+def _set_topology(bucket: Bucket, vbucket: int, config: PublishedConfig) -> None:
+    facts = bucket.vbuckets.facts[vbucket]
+    topology = config.topology(vbucket)
+    if facts is not None and facts.state == VBucketState.ACTIVE and facts.topology != topology:
+        bucket.set_vbucket_facts(vbucket, replace(facts, topology=topology))
+
+
+def _prepare_to_take_over(bucket: Bucket, vbucket: int, state: VBucketState | None, config: PublishedConfig) -> None:
+    """Between its becoming active and the config that says so, durable writes have to wait for the latter.
+
+    So it gets a chain that can't be satisfied meanwhile: the node that hands it over, which is dead by then.
+    """
+    if state is None:
+        bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
+    facts = bucket.vbuckets.facts[vbucket]
+    assert facts is not None
+    if config.replicas and facts.state != VBucketState.ACTIVE and config.rows[vbucket][0] != NOBODY:
+        names = config.names()
+        chain = [names[config.handing_over[vbucket]], names[config.rows[vbucket][0]]]
+        bucket.set_vbucket_facts(vbucket, replace(facts, topology=(chain,)))
+
+
+def _make_replica(service: BucketService, vbucket: int, state: VBucketState | None, *, has_active: bool) -> None:
+    bucket = service.bucket
+    if state is None:
+        bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
+    elif state != VBucketState.REPLICA and has_active:
+        facts = bucket.vbuckets.facts[vbucket]
+        assert facts is not None
+        if state != VBucketState.PENDING:
+            # It was the active copy, so it has no snapshot half received: what it has is whole.
+            high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
+            facts = replace(facts, snapshot_start_seqno=high, snapshot_end_seqno=high)
+        bucket.set_vbucket_facts(vbucket, replace(facts, state=VBucketState.REPLICA, topology=None))
+        forget_vbuckets(service, {vbucket})
+
+
+def _stop_writes(service: BucketService, vbucket: int, state: VBucketState | None) -> None:
+    if state in _TAKES_WRITES:
+        service.bucket.set_vbucket_state(vbucket, VBucketState.DEAD)
+        forget_vbuckets(service, {vbucket})

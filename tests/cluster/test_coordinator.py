@@ -1,0 +1,343 @@
+"""The coordinator on real nodes: what it makes of them, what it refuses, and that it can be run again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
+
+from headwater.cluster.coordinator import Coordinator
+from headwater.errors import HeadwaterError, InvalidInput, StatusError, StoreFull
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.messages.documents import Get
+from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
+from headwater.protocol.status import Status
+
+KEYS = [b"key-%d" % number for number in range(60)]
+
+Story = Callable[[InProcessNodes, Coordinator], Awaitable[None]]
+
+
+def play(folder: Path, nodes: int, story: Story, *, seeds: tuple[int, ...] = (0,)) -> None:
+    async def run() -> None:
+        async with in_process(folder, nodes) as cluster, cluster.coordinator(*seeds) as coordinator:
+            await story(cluster, coordinator)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def states(nodes: InProcessNodes) -> Counter[tuple[int, str]]:
+    return Counter((number, state) for vbucket in range(VBUCKETS) for number, state in nodes.copies(vbucket).items())
+
+
+async def soon(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+# --- making one ---------------------------------------------------------------------------------------------------
+
+
+def test_empty_nodes_share_the_vbuckets_at_once(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        config = await coordinator.init(replicas=1)
+        assert config.settled
+        await nodes.store(KEYS)
+        assert await nodes.found(KEYS) == KEYS
+        await soon(lambda: states(nodes)[0, "active"] + states(nodes)[1, "active"] == VBUCKETS)
+        assert states(nodes) == {(0, "active"): 4, (0, "replica"): 4, (1, "active"): 4, (1, "replica"): 4}
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+def test_a_cluster_is_made_once(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        first = await coordinator.init(replicas=1)
+        assert (await coordinator.init(replicas=1)).revision == first.revision
+        with pytest.raises(InvalidInput, match="in a cluster of 1 nodes already"):
+            await coordinator.init(replicas=2)
+
+    play(tmp_path, 1, story)
+
+
+def test_without_a_cluster_nothing_can_be_done(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        with pytest.raises(InvalidInput, match="is in no cluster"):
+            await coordinator.status()
+
+    play(tmp_path, 1, story)
+
+
+def test_a_bare_node_becomes_a_member(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        bare = await nodes.start_new(bare=True)
+        await coordinator.add(nodes.address(bare))
+        await coordinator.rebalance()
+        assert await nodes.found(KEYS) == KEYS
+        assert states(nodes)[bare, "active"] == 4
+
+    play(tmp_path, 1, story)
+
+
+def test_the_bucket_is_one_and_the_same_everywhere(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await coordinator.add(nodes.address(1))
+        configs = [json.loads(node.cluster_config("default")) for node in nodes.running.values()]
+        assert configs[0]["uuid"] == configs[1]["uuid"]
+        assert [[node.get("thisNode", False) for node in config["nodesExt"]] for config in configs] == [
+            [True, False],
+            [False, True],
+        ]
+        assert not any("login" in config["headwater"] for config in configs)
+        whole = json.loads(nodes.running[1].cluster_config(None))
+        assert [node["services"]["kv"] for node in whole["nodesExt"]] == [
+            nodes.address(0).port,
+            nodes.address(1).port,
+        ]
+
+    play(tmp_path, 2, story)
+
+
+def test_nodes_that_do_not_fit(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        wide = await nodes.start_new(vbuckets=16)
+        with pytest.raises(InvalidInput, match=r"has 16 vbuckets on .*, and 8 here.*--vbuckets 8"):
+            await coordinator.add(nodes.address(wide))
+        await nodes.stop(wide)
+        await nodes.stop(0)
+        await nodes.store(KEYS[:3])
+        await nodes.start(0)
+        with pytest.raises(InvalidInput, match=r"has 3 documents of its own, which would be gone.*--force"):
+            await coordinator.add(nodes.address(1))
+        await coordinator.add(nodes.address(1), force=True)
+        await coordinator.rebalance()
+        assert await nodes.found(KEYS[:3]) == []
+
+    play(tmp_path, 2, story)
+
+
+# --- moving -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.15, 0.3])
+def test_a_rebalance_that_was_cut_short_is_run_again(tmp_path: Path, after_s: float) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        for node in (1, 2):
+            await coordinator.add(nodes.address(node))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_for_ever(coordinator), after_s)
+        async with nodes.coordinator(2) as another:
+            await another.rebalance()
+            status = await another.status()
+        assert status.settled
+        assert status.missing == 0
+        assert await nodes.found(KEYS) == KEYS
+        await soon(lambda: sum(states(nodes).values()) == 2 * VBUCKETS)
+
+    play(tmp_path, 3, story)
+
+
+async def _for_ever(coordinator: Coordinator) -> None:
+    """A rebalance to and fro, so that it is cut short wherever it is."""
+    while True:
+        await coordinator.rebalance()
+        await asyncio.sleep(0)
+
+
+def test_two_coordinators_do_not_both_succeed(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        for node in (1, 2):
+            await coordinator.add(nodes.address(node))
+        async with nodes.coordinator(1) as another:
+            results = await asyncio.gather(coordinator.rebalance(), another.rebalance(), return_exceptions=True)
+            assert any(isinstance(result, HeadwaterError) for result in results)
+            await another.rebalance()
+            assert (await another.status()).settled
+
+    play(tmp_path, 3, story)
+
+
+def test_a_node_that_leaves_has_nothing_left_to_serve(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        await coordinator.remove(nodes.name(0))
+        assert await nodes.found(KEYS) == KEYS
+        assert states(nodes)[0, "active"] == 0
+        with pytest.raises(InvalidInput, match="is no node of the cluster"):
+            await coordinator.remove(nodes.name(0))
+        with pytest.raises(InvalidInput, match="no node would be left"):
+            await coordinator.remove(nodes.name(1))
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+def test_a_node_that_can_t_be_reached_stops_a_rebalance(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.stop(1)
+        with pytest.raises(HeadwaterError, match=r"can't be reached.*cluster failover"):
+            await coordinator.rebalance()
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+# --- failing over -------------------------------------------------------------------------------------------------
+
+
+def test_a_failover_without_copies_needs_force(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=0)
+        await nodes.store(KEYS)
+        await nodes.stop(1)
+        with pytest.raises(InvalidInput, match=r"4 vbuckets would be lost.*--force"):
+            await coordinator.failover([nodes.name(1)])
+        done = await coordinator.failover([nodes.name(1)], force=True)
+        assert len(done.lost) == 4
+        assert states(nodes) == {(0, "active"): VBUCKETS}
+        await nodes.store(KEYS)
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+def test_a_node_that_comes_back_loses_what_it_had_alone(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.store(KEYS[:40])
+        await soon(lambda: _is_even(nodes))
+        await nodes.stop(1)
+        await coordinator.failover([nodes.name(1)])
+        await nodes.stop(0)
+        # Nobody tells it, so it goes on, and takes writes that nobody else will ever have.
+        starting = asyncio.create_task(nodes.start(1))
+        assert await _answer_while_starting(nodes, 1) == Status.ETMPFAIL
+        await starting
+        alone = await nodes.try_to_store(b"alone-%d" % number for number in range(10))
+        assert alone
+        await nodes.start(0)
+        await soon(lambda: states(nodes)[1, "active"] == 0)
+        await nodes.store(KEYS[40:])
+        await coordinator.add(nodes.address(1))
+        await coordinator.rebalance()
+        assert await nodes.found(KEYS) == KEYS
+        assert await nodes.found(alone) == []
+        await soon(lambda: _is_even(nodes))
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+async def _answer_while_starting(nodes: InProcessNodes, number: int) -> int:
+    """What a node says to a reader before it has heard from the others, or given up to wait for them."""
+    while True:
+        try:
+            connection = await PeerConnection.open(nodes.address(number), LOGIN)
+            break
+        except HeadwaterError:
+            await asyncio.sleep(0.02)
+    try:
+        await connection.request(Get(vbucket=VBucketId(0), key=KEYS[0], collection_id=DEFAULT_COLLECTION))
+    except StatusError as error:
+        return error.status
+    finally:
+        connection.close()
+    return Status.SUCCESS
+
+
+def test_a_node_that_was_failed_over_hears_of_it_before_it_serves(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        await nodes.stop(1)
+        await coordinator.failover([nodes.name(1)])
+        await nodes.start(1)
+        assert states(nodes) == {(0, "active"): VBUCKETS, (1, "dead"): 4, (1, "replica"): 4}
+        assert await nodes.found(KEYS) == KEYS
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+def _is_even(nodes: InProcessNodes) -> bool:
+    """Whether the copies of every vbucket are at the same seqno."""
+    buckets = [node.bucket_service("default").bucket for node in nodes.running.values()]
+    return all(
+        len({int(bucket.vbuckets.durable_seqnos[vbucket]) for bucket in buckets}) == 1 for vbucket in range(VBUCKETS)
+    )
+
+
+def test_a_node_keeps_its_config(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        config = await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        for number in (0, 1):
+            await nodes.stop(number)
+        await asyncio.gather(nodes.start(0), nodes.start(1))
+        status = await coordinator.status()
+        assert status.revision == config.revision
+        assert await nodes.found(KEYS) == KEYS
+        await nodes.store([b"after"])
+        await soon(lambda: _is_even(nodes))
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+def test_statistics_tell_of_the_copies(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        await nodes.store(KEYS)
+        await soon(lambda: _is_even(nodes))
+        connection = await PeerConnection.open(nodes.address(1), LOGIN)
+        statistics = await connection.statistics("replication")
+        connection.close()
+        assert statistics[f"{nodes.name(0)}:connected"] == "true"
+        copies = [vbucket for vbucket in range(VBUCKETS) if nodes.copies(vbucket)[1] == "replica"]
+        assert [name for name in statistics if name.endswith(":stream")] == [f"vb_{copy}:stream" for copy in copies]
+        assert {statistics[f"vb_{copy}:stream"] for copy in copies} == {"open"}
+        assert {statistics[f"vb_{copy}:behind"] for copy in copies} == {"0"}
+
+    play(tmp_path, 2, story, seeds=(0, 1))
+
+
+def test_states_that_could_not_be_kept_are_brought_about_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        await coordinator.init(replicas=1)
+        engine = nodes.running[1].bucket_service("default").bucket.engine
+        write, failures = engine.write, iter([StoreFull("no room"), StoreFull("no room")])
+
+        def fail_at_first(changes: Any) -> None:
+            for failure in failures:
+                raise failure
+            write(changes)
+
+        monkeypatch.setattr(engine, "write", fail_at_first)
+        await coordinator.add(nodes.address(1))
+        assert next(failures, None) is None
+        assert states(nodes)[1, "active"] == 0
+        await coordinator.rebalance()
+        assert states(nodes)[1, "active"] == 4
+
+    play(tmp_path, 2, story)
+
+
+def test_log_in_of_the_nodes_is_not_the_admin_s(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+        config = await coordinator.init(replicas=0)
+        assert config.login is not None
+        assert LOGIN.credentials is not None
+        assert config.login.password != LOGIN.credentials.password
+        assert repr(config).count(config.login.password) == 0
+
+    play(tmp_path, 1, story)

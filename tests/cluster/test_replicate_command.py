@@ -1,0 +1,120 @@
+"""`headwater replicate`: the proxy from the command line, between a producer and a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
+
+from headwater.cli import main
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.numbers import VBucketId
+from node_process import PASSWORD, USER
+
+KEYS = [b"key-%d" % number for number in range(40)]
+
+
+async def _run(*arguments: str, interrupt_after_s: float | None = None) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headwater", "replicate", *arguments),
+        *("--user", USER, "--password", PASSWORD),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    if interrupt_after_s is not None:
+        await asyncio.sleep(interrupt_after_s)
+        process.send_signal(2)
+    output, errors = await asyncio.wait_for(process.communicate(), 40)
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def _as_replicas(nodes: InProcessNodes, number: int) -> None:
+    connection = await PeerConnection.open(nodes.address(number), LOGIN)
+    for vbucket in range(VBUCKETS):
+        await connection.request(SetVBucket(vbucket=VBucketId(vbucket), state=VBucketState.REPLICA))
+    connection.close()
+
+
+def _urls(nodes: InProcessNodes) -> list[str]:
+    return ["--from", f"couchbase://{nodes.name(0)}/default", "--to", f"couchbase://{nodes.name(1)}/default"]
+
+
+def _seqnos(nodes: InProcessNodes, number: int) -> list[int]:
+    seqnos: Any = nodes.running[number].bucket_service("default").bucket.vbuckets.durable_seqnos
+    return list(map(int, seqnos))
+
+
+def test_once_copies_what_is_there(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.store(KEYS)
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            code, output, errors = await _run(*_urls(nodes), "--once", "--json")
+            assert (code, errors) == (0, "")
+            assert json.loads(output)["changes"] == len(KEYS)
+            assert _seqnos(nodes, 1) == _seqnos(nodes, 0)
+            assert nodes.copies(0) == {0: "active", 1: "replica"}
+
+    asyncio.run(run())
+
+
+def test_a_takeover_hands_the_vbuckets_over(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.store(KEYS)
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            code, output, errors = await _run(*_urls(nodes), "--takeover", "--vbuckets", "0-2,5")
+            assert (code, errors) == (0, "")
+            assert output.startswith("4 vbuckets handed over, ")
+            assert [nodes.copies(vbucket) for vbucket in (2, 3)] == [
+                {0: "dead", 1: "active"},
+                {0: "active", 1: "replica"},
+            ]
+            assert await nodes.found(KEYS) == KEYS
+
+    asyncio.run(run())
+
+
+def test_it_follows_until_it_is_interrupted(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.start_new(bare=True)
+            await _as_replicas(nodes, 1)
+            running = asyncio.create_task(_run(*_urls(nodes), interrupt_after_s=6.0))
+            await asyncio.sleep(4.0)
+            await nodes.store(KEYS)
+            code, output, errors = await running
+            assert (code, output, errors) == (0, "", "stopped\n")
+            assert _seqnos(nodes, 1) == _seqnos(nodes, 0)
+
+    asyncio.run(run())
+
+
+def test_what_can_t_be_replicated(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, 1) as nodes:
+            await nodes.start_new(bare=True)
+            for arguments, sentence in {
+                ("--once",): "vbucket 0 can't be replicated: it is not active at --from, or no replica at --to. Name",
+                ("--vbuckets", "x"): "'x' is not a vbucket. Write numbers and ranges, such as 0-15,20",
+                ("--vbuckets", "0-5000"): "'0-5000' is no range of vbuckets",
+            }.items():
+                login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+                command = ["replicate", *_urls(nodes), *arguments]
+                result = await asyncio.to_thread(CliRunner().invoke, main, command, env=login)
+                assert (result.exit_code, result.stdout) == (1, "")
+                assert result.stderr.count("\n") == 1
+                assert result.stderr.startswith(f"Error: {sentence}"), result.stderr
+
+    asyncio.run(run())

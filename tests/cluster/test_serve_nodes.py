@@ -1,0 +1,58 @@
+"""`headwater serve --nodes`: a whole cluster by one command, which is there again the next time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+from node_process import PASSWORD, USER, run_serve, serve_command
+
+OPTIONS = ("--nodes", "2", "--vbuckets", "8", "--user", USER, "--password", PASSWORD, "--json")
+
+
+def _status(url: str) -> dict[str, object]:
+    command = [*serve_command()[:-1], "cluster", "status", f"{url}/default", "--json"]
+    done = subprocess.run(
+        [*command, "--user", USER, "--password", PASSWORD], capture_output=True, text=True, check=True, timeout=30
+    )
+    status: dict[str, object] = json.loads(done.stdout)
+    return status
+
+
+def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(2):
+        with (tmp_path / "log").open("a") as log:
+            process = subprocess.Popen(
+                serve_command("--data", str(tmp_path / "data"), *OPTIONS), stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            status = _status(ready["ready"])
+            assert status["settled"]
+            seen.append((ready["ready"], status["uuid"], status["revision"]))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    assert seen[0] == seen[1]
+    assert sorted(path.name for path in (tmp_path / "data").glob("node-*")) == ["node-1", "node-2"]
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_what_is_for_one_node_only(tmp_path: Path) -> None:
+    done = run_serve("--data", str(tmp_path), "--nodes", "2", "--upr-port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: --upr-port is for one node. Leave it out, or leave --nodes out\n"
+
+
+def test_fewer_nodes_than_there_are(tmp_path: Path) -> None:
+    (tmp_path / "nodes.json").write_text(json.dumps([{"port": 1, "http_port": 2}] * 3))
+    done = run_serve("--data", str(tmp_path), "--nodes", "2", "--user", USER, "--password", PASSWORD)
+    assert done.returncode == 1
+    assert "there are 3 nodes in" in done.stderr

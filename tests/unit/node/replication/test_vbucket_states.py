@@ -1,0 +1,141 @@
+"""What a newer config makes of the vbuckets of a node, case by case."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from headwater.node.cluster_config import NodeAddress
+from headwater.node.kv.service import BucketService
+from headwater.node.published_config import PublishedConfig
+from headwater.node.replication.vbucket_states import apply_config, replicated
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Vbuuid
+from headwater.store.bucket import Outside
+from headwater.store.data_format import BucketFacts
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.opening import create_bucket
+
+HERE, OTHER, THIRD, NOBODY = 0, 1, 2, -1
+NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000, 3000))
+ACTIVE, REPLICA, PENDING, DEAD = VBucketState
+
+
+def a_bucket(state: VBucketState | None) -> BucketService:
+    numbers = itertools.count(1)
+    outside = Outside(now_ns=lambda: 10**18, new_vbuuid=lambda: Vbuuid(next(numbers)))
+    facts = BucketFacts(name="default", uuid="ab", vbuckets=1)
+    bucket = create_bucket(MemoryEngine(), facts, outside=outside, secret=(1, 2))
+    if state is not None:
+        bucket.set_vbucket_state(0, ACTIVE)
+        bucket.put_mutation(0, collection_id=DEFAULT_COLLECTION, key=b"a", value=b"{}", datatype=Datatype.JSON)
+        bucket.set_vbucket_state(0, state)
+    bucket.commit_now()
+    return BucketService(bucket=bucket)
+
+
+def config(row: tuple[int, int], **parts: Any) -> PublishedConfig:
+    return PublishedConfig(
+        **{"revision": 1, "bucket": "default", "uuid": "ab", "nodes": NODES, "replicas": 1, "rows": (row,), **parts}
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "row", "parts", "after", "is_removed"),
+    [
+        # Its active node: the config tells of a promotion, and makes none.
+        (ACTIVE, (HERE, OTHER), {}, ACTIVE, False),
+        (REPLICA, (HERE, OTHER), {}, REPLICA, False),
+        (None, (HERE, OTHER), {}, None, False),
+        # A replica.
+        (None, (OTHER, HERE), {}, REPLICA, False),
+        (REPLICA, (OTHER, HERE), {}, REPLICA, False),
+        (ACTIVE, (OTHER, HERE), {}, REPLICA, False),
+        (DEAD, (OTHER, HERE), {}, REPLICA, False),
+        (PENDING, (OTHER, HERE), {}, REPLICA, False),
+        # No other node is active, so this one is not demoted.
+        (ACTIVE, (NOBODY, HERE), {}, ACTIVE, False),
+        # Building.
+        (None, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False),
+        (DEAD, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False),
+        # Neither: it goes once the config is settled.
+        (ACTIVE, (OTHER, THIRD), {}, DEAD, False),
+        (REPLICA, (OTHER, THIRD), {}, REPLICA, False),
+        (REPLICA, (OTHER, THIRD), {"settled": True}, REPLICA, True),
+        (ACTIVE, (OTHER, THIRD), {"settled": True}, DEAD, True),
+        (ACTIVE, (NOBODY, NOBODY), {"settled": True}, ACTIVE, False),
+        # On its way: the takeover decides.
+        (ACTIVE, (OTHER, THIRD), {"handing_over": {0: HERE}}, ACTIVE, False),
+        (PENDING, (OTHER, THIRD), {"handing_over": {0: HERE}}, PENDING, False),
+        (DEAD, (HERE, OTHER), {"handing_over": {0: OTHER}}, DEAD, False),
+        (None, (OTHER, THIRD), {"handing_over": {0: HERE}}, REPLICA, False),
+    ],
+)
+def test_states(
+    state: VBucketState | None,
+    row: tuple[int, int],
+    parts: dict[str, Any],
+    after: VBucketState | None,
+    is_removed: bool,
+) -> None:
+    service = a_bucket(state)
+    surplus = apply_config(service, config(row, **parts), HERE)
+    assert service.bucket.vbuckets.state(0) == after
+    assert surplus == ([0] if is_removed else [])
+
+
+@pytest.mark.parametrize(("state", "after"), [(ACTIVE, DEAD), (PENDING, DEAD), (REPLICA, REPLICA), (None, None)])
+def test_a_node_that_was_left_out_takes_no_writes_and_keeps_its_data(
+    state: VBucketState | None, after: VBucketState | None
+) -> None:
+    service = a_bucket(state)
+    assert apply_config(service, config((OTHER, THIRD), settled=True), None) == []
+    assert service.bucket.vbuckets.state(0) == after
+
+
+def test_an_active_copy_that_is_demoted_has_everything_it_has() -> None:
+    service = a_bucket(ACTIVE)
+    apply_config(service, config((OTHER, HERE)), HERE)
+    facts = service.bucket.vbuckets.facts[0]
+    assert facts is not None
+    assert (facts.snapshot_start_seqno, facts.snapshot_end_seqno) == (1, 1)
+    assert facts.topology is None
+
+
+def test_the_active_copy_knows_its_chain() -> None:
+    service = a_bucket(ACTIVE)
+    apply_config(service, config((HERE, NOBODY)), HERE)
+    facts = service.bucket.vbuckets.facts[0]
+    assert facts is not None
+    assert facts.topology == (["127.0.0.1:1000", None],)
+
+
+def test_durable_writes_wait_while_a_vbucket_is_handed_over() -> None:
+    service = a_bucket(REPLICA)
+    apply_config(service, config((OTHER, HERE), handing_over={0: HERE}), HERE)
+    service.bucket.set_vbucket_state(0, ACTIVE)
+    facts = service.bucket.vbuckets.facts[0]
+    assert facts is not None
+    assert facts.topology == (["127.0.0.1:1000", "127.0.0.1:2000"],), "a majority needs the node that is dead by now"
+
+
+@pytest.mark.parametrize(
+    ("state", "row", "parts", "sources"),
+    [
+        (REPLICA, (OTHER, HERE), {}, {OTHER: [0]}),
+        (REPLICA, (OTHER, THIRD), {"building": {0: (HERE,)}}, {OTHER: [0]}),
+        (REPLICA, (OTHER, HERE), {"handing_over": {0: HERE}}, {}),
+        (REPLICA, (HERE, OTHER), {}, {}),
+        (ACTIVE, (OTHER, HERE), {}, {}),
+        (REPLICA, (NOBODY, HERE), {}, {}),
+        (REPLICA, (OTHER, THIRD), {}, {}),
+    ],
+)
+def test_what_is_streamed(
+    state: VBucketState, row: tuple[int, int], parts: dict[str, Any], sources: dict[int, list[int]]
+) -> None:
+    assert replicated(a_bucket(state), config(row, **parts), HERE) == sources
+    assert replicated(a_bucket(state), config(row, **parts), None) == {}
