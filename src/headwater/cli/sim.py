@@ -1,0 +1,127 @@
+"""`headwater sim`: whole clusters in one process, with a simulated clock, network and disk, replayed from a seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headwater.sim.consumers import Mutant
+from headwater.sim.run import Report, run_seed
+
+_SHOWN_COMPLAINTS = 10
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The first seed.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, metavar="K", help="How many, from N on.")
+@click.option("--trace", is_flag=True, help="Print what happened, line by line. For one seed.")
+@click.option(
+    "--mutant",
+    type=click.Choice([mutant.value for mutant in Mutant]),
+    help="Let the consumers do one thing wrong, to see that it is found out.",
+)
+@click.option("--jobs", type=click.IntRange(1), metavar="J", help="Processes to run in. As many as there are cores.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
+def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None, as_json: bool) -> None:
+    """Run simulated clusters, and judge them.
+
+    Each seed is a run of its own: nodes that crash, links that are cut, failovers, rebalances and drills, while writers
+    write and consumers follow. In the end nothing that was promised may be lost, and every copy and every consumer must
+    have exactly what is stored. A seed does the same every time, so one that fails can be replayed and looked at.
+    The exit code is 1 if any seed fails.
+
+    \b
+    Examples:
+      headwater sim --seed 42 --trace          replay one seed and tell what happened
+      headwater sim --seed 0 --seeds 500       look for a seed that fails
+      headwater sim --seeds 100 --mutant drops-rollbacks
+    """
+    if trace and seeds > 1:
+        raise click.UsageError("--trace is for one seed: leave --seeds out")
+    chosen = None if mutant is None else Mutant(mutant)
+    numbers = range(seed, seed + seeds)
+    failed: list[Report] = []
+    for report in _shown(_reports(numbers, chosen, jobs, trace), total=seeds, is_shown=seeds > 1 and not as_json):
+        if as_json:
+            click.echo(json.dumps(_members(report)))
+        elif seeds == 1:
+            _tell(report)
+        elif not report.is_good:
+            _tell_failure(report)
+        if not report.is_good:
+            failed.append(report)
+    if seeds > 1 and not as_json:
+        _sum_up(failed, seeds)
+    sys.exit(1 if failed else 0)
+
+
+def _reports(numbers: range, mutant: Mutant | None, jobs: int | None, trace: bool) -> Iterator[Report]:
+    if len(numbers) == 1 or jobs == 1:
+        for number in numbers:
+            yield run_seed(number, mutant=mutant, keeps_trace=trace)
+        return
+    with ProcessPoolExecutor(jobs or os.cpu_count()) as pool:
+        yield from pool.map(partial(run_seed, mutant=mutant), numbers)
+
+
+def _shown(reports: Iterator[Report], *, total: int, is_shown: bool) -> Iterator[Report]:
+    """The same, with a bar on standard error while they come."""
+    console = Console(stderr=True)
+    if not is_shown or not console.is_terminal:
+        yield from reports
+        return
+    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("seeds", total=total)
+        for report in reports:
+            progress.advance(task)
+            yield report
+
+
+def _tell(report: Report) -> None:
+    for line in report.lines:
+        click.echo(line)
+    for what, count in sorted(report.counts.items()):
+        click.echo(f"{count:>8} {what}")
+    click.echo(f"{report.simulated_s:.1f} simulated seconds in {report.steps} steps, digest {report.digest}")
+    if report.is_good:
+        click.echo(f"seed {report.seed} is good")
+    else:
+        _tell_failure(report)
+
+
+def _tell_failure(report: Report) -> None:
+    click.echo(f"seed {report.seed} fails:")
+    for complaint in report.complaints[:_SHOWN_COMPLAINTS]:
+        click.echo(f"  {complaint}")
+    if len(report.complaints) > _SHOWN_COMPLAINTS:
+        click.echo(f"  and {len(report.complaints) - _SHOWN_COMPLAINTS} more")
+
+
+def _sum_up(failed: list[Report], seeds: int) -> None:
+    if not failed:
+        click.echo(f"all {seeds} seeds are good")
+        return
+    click.echo(f"{len(failed)} of {seeds} seeds fail: {', '.join(str(report.seed) for report in failed)}")
+    click.echo(f"replay one with: headwater sim --seed {failed[0].seed} --trace")
+
+
+def _members(report: Report) -> dict[str, Any]:
+    return {
+        "seed": report.seed,
+        "good": report.is_good,
+        "complaints": list(report.complaints),
+        "digest": report.digest,
+        "simulated_s": round(report.simulated_s, 3),
+        "steps": report.steps,
+        "counts": report.counts,
+    }

@@ -1,0 +1,234 @@
+"""Simulated consumers: the production client, slow or quick, and killed at any moment.
+
+A consumer keeps what it holds and its offsets together, in one durable step, and begins again from there: that is how
+exactly once is done. A mutant does one thing wrong on purpose, to see that the checkers notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from headwater.client.asyncio_client import Client
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import Snapshots
+from headwater.client.reading import Batches
+from headwater.client.surroundings import ClientSurroundings
+from headwater.errors import HeadwaterError
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.sim.checking import check_against_history
+from headwater.sim.consumer_state import ConsumerState, Row
+from headwater.sim.kv_client import look_at_bucket
+from headwater.sim.processes import Process
+from headwater.sim.row_rules import RowRules
+
+if TYPE_CHECKING:
+    from headwater.sim.world import World
+
+RETRY_S = 0.2
+SAVE_S = 0.2
+CHECKED_SAVES = 5
+"""Of each life, the first so many are compared with the server's history, and then every so many."""
+CHECK_EVERY = 20
+
+
+class Mutant(StrEnum):
+    """What a consumer does wrong."""
+
+    DROPS_ROLLBACKS = "drops-rollbacks"
+    """It does not undo what a rollback takes back."""
+    FORGETS_SNAPSHOT_END = "forgets-snapshot-end"
+    """It resumes in the middle of a snapshot as if that had ended there."""
+    TAKES_NEWEST_VBUUID = "takes-newest-vbuuid"
+    """It resumes with the newest branch of the server's failover log, whatever branch it has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    state: ConsumerState
+    offsets: Offsets | None
+    rules: RowRules
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a life of a consumer has in memory."""
+
+    state: ConsumerState
+    rules: RowRules
+    unsaved: int = 0
+    """Batches since it was last saved."""
+    saves: int = 0
+
+
+class Consumer:
+    """One consumer over all its lives."""
+
+    def __init__(self, world: World, number: int, mutant: Mutant | None) -> None:
+        self.name = f"consumer-{number}"
+        self.host = f"10.0.2.{number}"
+        self.lives = 0
+        self.failure: str | None = None
+        self._world = world
+        self._mutant = mutant
+        self._random = random = world.random_of(self.name)
+        self._options: dict[str, Any] = {
+            "snapshots": random.choice([Snapshots.COMPLETE, Snapshots.AS_THEY_COME, Snapshots.AS_THEY_COME]),
+            "batch_bytes": random.choice([1, 1, 300, 1 << 20]),
+            "buffer_bytes": random.choice([1024, 1024, 1 << 20]),
+            "noop_interval_s": random.choice([1, 2, 5]),
+            "poll_interval_s": random.choice([0.5, 2.5]),
+            "history": random.random() < 0.2,
+            "compression": random.random() < 0.2,
+            "connections_per_node": random.choice([1, 1, 2]),
+            "reconnect_delay_s_min": 0.05,
+            "reconnect_delay_s_max": 0.5,
+            "give_up_after_s": None,
+        }
+        self._pause_s = random.choice([0.02, 0.1, 0.3])
+        self._saves_every = random.choice([1, 1, 3])
+        self._saved = _Saved(ConsumerState(), None, RowRules())
+        self._process: Process | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.is_alive
+
+    @property
+    def state(self) -> ConsumerState:
+        return self._saved.state
+
+    @property
+    def offsets(self) -> Offsets | None:
+        return self._saved.offsets
+
+    def start(self) -> None:
+        if self.is_up:
+            return
+        self.lives += 1
+        name = f"{self.name}.{self.lives}"
+        self._process = process = Process(name, self.host, random=self._world.random_of(name))
+        process.on_killed.append(lambda: self._world.network.close_of(process))
+        self._world.trace.note(name, "starts")
+        process.run(self._world.loop, self._live(process))
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.is_alive:
+            self._world.trace.note(self._process.name, "is killed")
+            self._process.kill()
+
+    # --- one life -------------------------------------------------------------------------------------------------
+
+    async def _live(self, process: Process) -> None:
+        try:
+            await self._consume(process)
+        except Exception as error:
+            # A read that may take for ever has no reason to fail.
+            self.failure = f"{process.name} failed: {error!r}"
+            self._world.complain(self.failure)
+
+    async def _consume(self, process: Process) -> None:
+        random = process.random
+        surroundings = ClientSurroundings(
+            look=lambda settings: look_at_bucket(settings, random),
+            random=random.random,
+            random_bytes=random.randbytes,
+            open_spool=io.BytesIO,
+        )
+        async with await self._connected(Client(self._world.client_settings(), surroundings)) as client:
+            saved = self._saved
+            start: dict[str, Any] = {}
+            if saved.offsets is not None:
+                start["start"] = self._begin_from(saved.offsets)
+            held = _Held(saved.state.copy(), saved.rules.copy())
+            reading = client.batches(name=self.name, **self._options, **start)
+            saving = asyncio.create_task(self._save_when_quiet(reading, held))
+            async for batch in reading:
+                self._take(process, batch.to_pylist(), held)
+                if held.unsaved >= self._saves_every:
+                    self._save(reading, held)
+                await self._rest()
+            saving.cancel()
+
+    def _take(self, process: Process, rows: list[Row], held: _Held) -> None:
+        self._world.count_rows(len(rows))
+        try:
+            held.rules.check(rows, all_versions=self._options["history"])
+        except AssertionError as error:
+            self._world.complain(f"{process.name}: {error}")
+        held.state.apply(rows, ignores_rollbacks=self._mutant is Mutant.DROPS_ROLLBACKS)
+        held.unsaved += 1
+
+    def _save(self, reading: Batches, held: _Held) -> None:
+        """One durable step: what is held, and where that ends."""
+        self._saved = _Saved(held.state.copy(), self._kept_offsets(reading.offsets), held.rules.copy())
+        held.unsaved = 0
+        held.saves += 1
+        if held.saves <= CHECKED_SAVES or held.saves % CHECK_EVERY == 0:
+            check_against_history(self._world, self.name, held.state, reading.offsets)
+
+    async def _save_when_quiet(self, reading: Batches, held: _Held) -> None:
+        """When nothing comes any more, nobody comes by to save the last of it."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            if held.unsaved and self._world.is_quiet:
+                self._save(reading, held)
+
+    async def _connected(self, client: Client) -> Client:
+        """The first connection is the caller's own to be patient with."""
+        while True:
+            try:
+                await client.__aenter__()
+                return _Entered(client)  # type: ignore[return-value]
+            except HeadwaterError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _rest(self) -> None:
+        if not self._world.is_quiet:
+            await asyncio.sleep(self._random.expovariate(1 / self._pause_s))
+
+    # --- mutants --------------------------------------------------------------------------------------------------
+
+    def _kept_offsets(self, offsets: Offsets) -> Offsets:
+        if self._mutant is not Mutant.FORGETS_SNAPSHOT_END:
+            return offsets
+        return Offsets(
+            offsets.bucket_uuid,
+            {
+                vbucket: replace(offset, snapshot_start=offset.seqno, snapshot_end=offset.seqno)
+                for vbucket, offset in offsets.offsets.items()
+            },
+        )
+
+    def _begin_from(self, offsets: Offsets) -> Offsets:
+        if self._mutant is not Mutant.TAKES_NEWEST_VBUUID:
+            return offsets
+        return Offsets(
+            offsets.bucket_uuid,
+            {vbucket: self._on_newest_branch(vbucket, offset) for vbucket, offset in offsets.offsets.items()},
+        )
+
+    def _on_newest_branch(self, vbucket: VBucketId, offset: StreamOffset) -> StreamOffset:
+        host = self._world.active_host(vbucket)
+        if host is None or offset.seqno == 0:
+            return offset
+        facts = host.bucket.vbuckets.facts[vbucket]
+        assert facts is not None
+        return replace(offset, vbuuid=facts.failover_log.newest.vbuuid)
+
+
+class _Entered:
+    """A client that has been entered already."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> Client:
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()

@@ -1,0 +1,269 @@
+"""An event loop with a clock of its own: nobody waits for real, and the same run is the same run every time.
+
+What is ready runs in the order in which it became ready, as asyncio promises. When nothing is ready the clock jumps to
+the next timer. Every callback takes a little of the simulated time, so that one who waits actively gets somewhere.
+Threads are simulated as well: what is given to an executor happens at once, at a moment that the disk decides.
+
+What the production code does not use is not here, and raises `NotImplementedError` as asyncio has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+from headwater.errors import HeadwaterError
+from headwater.sim.network import Network, SimulatedServer
+from headwater.sim.processes import CURRENT, Process
+
+T = TypeVar("T")
+
+CALLBACK_S = 5e-6
+"""What every callback takes of the simulated time."""
+START_S = 1000.0
+STEPS_MAX = 400_000
+"""How much may happen in a run: one that goes on for ever is found by that."""
+_CLOSINGS_MAX = 20
+
+
+class SimulationFault(Exception):
+    """The simulation itself can't go on: nothing is left to happen, or there is no end to it."""
+
+
+class _Handle(asyncio.Handle):
+    __slots__ = ("process",)
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimulatedLoop, context: Context
+    ) -> None:
+        super().__init__(callback, args, loop, context)
+        self.process: Process | None = context.get(CURRENT)
+
+
+class _Timer(asyncio.TimerHandle):
+    __slots__ = ("process",)
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimulatedLoop, context: Context
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self.process: Process | None = context.get(CURRENT)
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module. The network's part of a loop is done by `network`."""
+
+    def __init__(self, network: Network, *, steps_max: int = STEPS_MAX) -> None:
+        self.network = network
+        self.steps = 0
+        self.faults: list[str] = []
+        """What went wrong in callbacks and tasks of processes that live. There is no good one among them."""
+        self._steps_max = steps_max
+        self._now_s = START_S
+        self._ready: deque[_Handle | _Timer] = deque()
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._order = itertools.count()
+        self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
+        self._is_over = False
+        self._is_stopping = False
+        self._disks: dict[Any, float] = {}
+        """Executor → when it will have done what it was given."""
+        network.attach(self)
+
+    # --- the clock ------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._now_s
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context or copy_context())
+        if not self._is_over:
+            self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context or copy_context())
+        if not self._is_over:
+            heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is dropped when its time comes."""
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def run_until_complete(self, future: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:  # type: ignore[override]
+        main = asyncio.ensure_future(future, loop=self)
+        events._set_running_loop(self)
+        try:
+            while not main.done():
+                self._step()
+        finally:
+            events._set_running_loop(None)
+        return main.result()
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps > self._steps_max:
+            raise SimulationFault(f"no end after {self._steps_max} steps, at {self._now_s:.3f} s")
+        ready, timers = self._ready, self._timers
+        while timers and (timers[0][0] <= self._now_s or not ready):
+            when, _, timer = heapq.heappop(timers)
+            if not timer._cancelled:
+                self._now_s = max(self._now_s, when)
+                ready.append(timer)
+        if not ready:
+            raise SimulationFault(f"nothing is left to happen, at {self._now_s:.3f} s")
+        handle = ready.popleft()
+        if handle._cancelled or (handle.process is not None and not handle.process.is_alive):
+            return
+        self._now_s += CALLBACK_S
+        handle._run()
+
+    def is_running(self) -> bool:
+        return not self._is_over
+
+    def is_closed(self) -> bool:
+        return self._is_over
+
+    def get_debug(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """The end of the run. Coroutines that still wait are closed by hand, lest Python does it at some other time."""
+        self._is_over = True
+        self._ready.clear()
+        self._timers.clear()
+        events._set_running_loop(self)
+        try:
+            for task, _ in self._tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                task._log_traceback = False
+                if not task.done():
+                    _close(task)
+        finally:
+            events._set_running_loop(None)
+        self._tasks.clear()
+
+    async def shutdown_asyncgens(self) -> None:
+        pass
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        pass
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        context = context or copy_context()
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append((task, context.get(CURRENT)))
+        return task
+
+    def failed_tasks(self) -> list[str]:
+        """Tasks of processes that live which have failed by a fault of ours, with nobody to hear of it.
+
+        What the network does to them may not have been looked at yet: whoever gathers results does so in the end.
+        """
+        return [
+            f"{process} {task.get_coro().__qualname__}: {task._exception!r}"  # type: ignore[union-attr]
+            for task, process in self._tasks
+            if task.done()
+            and task._log_traceback
+            and not isinstance(task._exception, HeadwaterError | OSError)
+            and (process is None or process.is_alive)
+        ]
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        # What is found by the garbage collector comes at any time, and would differ from run to run.
+        if "handle" in context or "transport" in context:
+            self.faults.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    # --- threads --------------------------------------------------------------------------------------------------
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """One after the other in an executor, each at a moment of its own.
+
+        It takes effect somewhat before the caller hears of it, so a crash in between leaves what nobody knows of.
+        """
+        process = CURRENT.get()
+        future: asyncio.Future[T] = self.create_future()
+        before_s, after_s = (0.0, 0.0) if process is None else (process.disk_delay(), process.disk_delay())
+        starts_s = max(self._now_s, self._disks.get(executor, 0.0))
+        self._disks[executor] = starts_s + before_s + after_s
+
+        def tell(error: Exception | None, result: T | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def take_effect() -> None:
+            try:
+                result, error = func(*args), None
+            except Exception as failure:
+                result, error = None, failure
+            self.call_later(after_s, tell, error, result)
+
+        self.call_at(starts_s + before_s, take_effect)
+        return future
+
+    # --- the network ----------------------------------------------------------------------------------------------
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        return self.network.resolve(host, port)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any
+    ) -> SimulatedServer:
+        _refuse_tls(options)
+        return self.network.listen(protocol_factory, host, port)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        _refuse_tls(options)
+        return await self.network.connect(protocol_factory, host, port)
+
+
+def _refuse_tls(options: dict[str, Any]) -> None:
+    if options.get("ssl") is not None:
+        raise NotImplementedError("TLS is not simulated")
+
+
+def _close(task: asyncio.Task[Any]) -> None:
+    coroutine = task.get_coro()
+    for _ in range(_CLOSINGS_MAX):
+        try:
+            coroutine.close()
+            return
+        except RuntimeError:
+            continue  # it waits for something else, on its way out
+        except BaseException:
+            return

@@ -1,0 +1,239 @@
+"""What goes wrong while a run is busy, and what operators do meanwhile. One table: a name, and what it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import HeadwaterError
+from headwater.protocol.manifest import DEFAULT_NAME, Manifest
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.sim.node_host import BUCKET, NodeHost, random_name
+
+if TYPE_CHECKING:
+    from headwater.sim.consumers import Consumer
+    from headwater.sim.world import World
+
+CALL_S_MAX = 10.0
+COLLECTIONS_MAX = 3
+
+
+class Faults:
+    """Draws faults until it is stopped; `end` takes back what can be taken back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random: Random = world.random_of("faults")
+        self._is_stopped = False
+        self._later: list[asyncio.Task[None]] = []
+        self._actions: dict[str, Callable[[], Awaitable[None]]] = {
+            "kill node": self._kill_node,
+            "stop node": self._stop_node,
+            "settle": self._settle,
+            "roll back": self._roll_back,
+            "full disk": self._fill_disk,
+            "slow disk": self._slow_disk,
+            "kill consumer": self._kill_consumer,
+            "cut": self._cut,
+            "cut one way": self._cut_one_way,
+            "reset": self._reset,
+            "slow link": self._slow_link,
+            "create collection": self._create_collection,
+            "drop collection": self._drop_collection,
+        }
+        self.counts: dict[str, int] = {}
+
+    def add(self, name: str, action: Callable[[], Awaitable[None]]) -> None:
+        self._actions[name] = action
+
+    async def run(self, until_s: float) -> None:
+        plan, loop = self._world.plan, self._world.loop
+        weights = {name: weight for name, weight in plan.fault_weights.items() if name in self._actions}
+        while loop.time() < until_s and any(weights.values()):
+            await asyncio.sleep(self._random.expovariate(1 / plan.fault_pause_s))
+            name = self._random.choices(list(weights), list(weights.values()))[0]
+            self.counts[name] = self.counts.get(name, 0) + 1
+            await self._actions[name]()
+
+    async def end(self) -> None:
+        """Everything works again from now on."""
+        self._is_stopped = True
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(*self._later, return_exceptions=True)
+        world = self._world
+        world.network.mend()
+        for host in world.hosts:
+            host.disk.is_full = False
+            host.disk.delay_s_max = world.plan.disk_delay_s_max
+            host.start()
+        for consumer in world.consumers:
+            consumer.start()
+
+    def note(self, what: str) -> None:
+        self._world.trace.note("fault", what)
+
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
+        async def later() -> None:
+            await asyncio.sleep(delay_s)
+            action()
+
+        self._later.append(asyncio.create_task(later()))
+
+    async def call(self, host: NodeHost, what: Coroutine[Any, Any, Any]) -> Any:
+        """Have a node do something, in its own process. None where it did not: it may be killed meanwhile."""
+        task = host.process.run(self._world.loop, what, name="call")
+        done, _ = await asyncio.wait([task], timeout=CALL_S_MAX)
+        if not done:
+            return None
+        try:
+            return task.result()
+        except HeadwaterError as error:
+            self.note(f"{host.name} refused: {error}")
+            return None
+
+    # --- nodes and disks ------------------------------------------------------------------------------------------
+
+    def ready_host(self) -> NodeHost | None:
+        ready = [host for host in self._world.hosts if host.is_ready]
+        return self._random.choice(ready) if ready else None
+
+    async def _kill_node(self) -> None:
+        host = self._random.choice(self._world.hosts)
+        host.kill()
+        self.after(self._random.uniform(0.05, 1.0), host.start)
+
+    async def _stop_node(self) -> None:
+        host = self.ready_host()
+        if host is not None:
+            await host.stop()
+            self.after(self._random.uniform(0.05, 1.0), host.start)
+
+    async def _fill_disk(self) -> None:
+        disk = self._random.choice(self._world.hosts).disk
+        disk.is_full = True
+        self.note("a disk is full")
+        self.after(self._random.uniform(0.1, 1.5), lambda: setattr(disk, "is_full", False))
+
+    async def _slow_disk(self) -> None:
+        disk = self._random.choice(self._world.hosts).disk
+        disk.delay_s_max = 0.5
+        self.note("a disk is slow")
+        fast_s = self._world.plan.disk_delay_s_max
+        self.after(self._random.uniform(0.3, 3.0), lambda: setattr(disk, "delay_s_max", fast_s))
+
+    async def _settle(self) -> None:
+        """Have a node settle its commits into blocks, which runs are too short for to happen by itself.
+
+        Only what is settled is ever compacted.
+        """
+        host = self.ready_host()
+        if host is not None:
+            service = host.node.bucket_service(BUCKET)
+            host.process.context.run(service.when_at_rest, lambda: None)
+
+    async def _roll_back(self) -> None:
+        """A drill. Many go to where it hurts: near the place that a consumer has come to."""
+        world, random = self._world, self._random
+        vbucket, to_seqno, consumer = self._place_to_go_back_to()
+        host = world.active_host(vbucket)
+        if host is None:
+            return
+        if consumer is not None:
+            consumer.kill()
+            self.after(random.uniform(0.05, 0.5), consumer.start)
+        high = int(host.bucket.vbuckets.high_seqnos[vbucket])
+        to_seqno = high - random.randrange(12) if to_seqno is None else to_seqno
+        to_seqno = min(max(0, to_seqno), high)
+        world.drilled.add(vbucket)
+        self.note(f"vbucket {vbucket} is rolled back from {high} to {to_seqno}")
+        await self.call(host, host.node.roll_back(BUCKET, VBucketId(vbucket), Seqno(to_seqno)))
+
+    def _place_to_go_back_to(self) -> tuple[int, int | None, Consumer | None]:
+        """A vbucket, and where a consumer is in it: best of all in the middle of a snapshot."""
+        random, vbuckets = self._random, self._world.plan.vbuckets
+        if random.random() < 0.3:
+            return random.randrange(vbuckets), None, None
+        places = [
+            (vbucket, offset, consumer)
+            for consumer in self._world.consumers
+            if consumer.offsets is not None
+            for vbucket, offset in consumer.offsets.offsets.items()
+        ]
+        inside = [place for place in places if not place[1].is_complete]
+        if inside and random.random() < 0.8:
+            vbucket, offset, consumer = random.choice(inside)
+            return vbucket, random.randrange(int(offset.seqno), int(offset.snapshot_end)), consumer
+        if places:
+            vbucket, offset, consumer = random.choice(places)
+            return vbucket, int(offset.seqno) + random.randint(-3, 2), consumer
+        return random.randrange(vbuckets), None, None
+
+    async def _kill_consumer(self) -> None:
+        consumer = self._random.choice(self._world.consumers)
+        consumer.kill()
+        self.after(self._random.uniform(0.0, 1.5), consumer.start)
+
+    # --- the network ----------------------------------------------------------------------------------------------
+
+    def _two_hosts(self) -> tuple[str, str]:
+        world = self._world
+        node = self._random.choice(world.hosts).host
+        others = [host.host for host in world.hosts if host.host != node] * 3
+        others += [consumer.host for consumer in world.consumers]
+        return node, self._random.choice(others)
+
+    async def _cut(self) -> None:
+        one, other = self._two_hosts()
+        self.note(f"{one} and {other} are cut off from each other")
+        self._world.network.cut(one, other)
+        self._world.network.cut(other, one)
+        self.after(self._random.uniform(0.1, 2.0), self._world.network.mend)
+
+    async def _cut_one_way(self) -> None:
+        one, other = self._random.sample(self._two_hosts(), 2)
+        self.note(f"nothing gets from {one} to {other}")
+        self._world.network.cut(one, other)
+        self.after(self._random.uniform(0.1, 2.0), self._world.network.mend)
+
+    async def _reset(self) -> None:
+        broken = self._world.network.reset_some(self._random.choice([0.2, 1.0]))
+        self.note(f"{broken} connections are reset")
+
+    async def _slow_link(self) -> None:
+        one, other = self._random.sample(self._two_hosts(), 2)
+        link = self._world.network.link(one, other)
+        was = link.bytes_per_s
+        link.bytes_per_s = self._random.choice([5_000.0, 50_000.0])
+        self.note(f"the link from {one} to {other} is slow")
+        self.after(self._random.uniform(0.5, 3.0), lambda: setattr(link, "bytes_per_s", was))
+
+    # --- collections ----------------------------------------------------------------------------------------------
+
+    async def _create_collection(self) -> None:
+        host, collections = self.ready_host(), self._world.collections
+        if host is None or len(collections.ids) >= COLLECTIONS_MAX:
+            return
+        name = random_name(self._random)
+        manifest = await self._change_manifest(host, lambda known: known.with_collection(DEFAULT_NAME, name))
+        created = None if manifest is None else manifest.find(DEFAULT_NAME, name)
+        if created is not None:
+            collections.ids.append(int(created.id))
+            collections.names[int(created.id)] = name
+            self.note(f"collection {created.id:x} is created")
+
+    async def _drop_collection(self) -> None:
+        host, collections = self.ready_host(), self._world.collections
+        if host is None or not collections.ids:
+            return
+        dropped = collections.ids.pop(self._random.randrange(len(collections.ids)))
+        name = collections.names.pop(dropped)
+        self.note(f"collection {dropped:x} is dropped")
+        await self._change_manifest(host, lambda known: known.without_collection(DEFAULT_NAME, name))
+
+    async def _change_manifest(self, host: NodeHost, change: Callable[[Manifest], Manifest]) -> Manifest | None:
+        manifest = await self.call(host, host.node.change_manifest(BUCKET, change))
+        assert manifest is None or isinstance(manifest, Manifest)
+        return manifest

@@ -1,0 +1,152 @@
+"""Simulated writers: each has keys of its own, finds their nodes by the cluster map, and keeps what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING
+
+from headwater.client.client_settings import ClientSettings
+from headwater.client.cluster_map import ClusterMap, vbucket_of
+from headwater.client.connection_string import Address
+from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound, StatusError, SyncWriteAmbiguous
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.frame_info import DurabilityLevel, FrameInfo, durability
+from headwater.protocol.messages import PlainResponse
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.documents import Delete, Get, Set
+from headwater.protocol.messages.session import GetClusterConfig
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
+from headwater.sim.kv_client import connect_any, login_of
+from headwater.sim.processes import Process
+from headwater.sim.write_log import Outcome, Write
+
+if TYPE_CHECKING:
+    from headwater.sim.world import World
+
+RETRY_S = 0.1
+REFUSALS_MAX = 10
+EXPIRY_S = 1
+DURABLE_TIMEOUT_MS = 2000
+_LEVELS = {"majority": DurabilityLevel.MAJORITY, "persist": DurabilityLevel.PERSIST_TO_MAJORITY}
+
+
+class Writer:
+    """One process with several keys and, where the plan says so, several writes under way."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.name = f"writer-{number}"
+        self.is_stopped = False
+        self._world = world
+        self._random = world.random_of(self.name)
+        self._process = Process(self.name, f"10.0.1.{number}", random=self._random)
+        self._settings: ClientSettings = world.client_settings()
+        self._map: ClusterMap | None = None
+        self._connections: dict[Address, PeerConnection] = {}
+        self._values = count(1)
+        self._keys = [b"%s-%d" % (self.name.encode(), key) for key in range(world.plan.keys_per_writer)]
+        self._lanes: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        lanes = self._world.plan.lanes
+        for lane in range(lanes):
+            keys = self._keys[lane::lanes]
+            self._lanes.append(self._process.run(self._world.loop, self._write_on(keys), name=f"lane-{lane}"))
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+        await asyncio.gather(*self._lanes)
+        for connection in self._connections.values():
+            connection.close()
+
+    async def _write_on(self, keys: list[bytes]) -> None:
+        random, plan = self._random, self._world.plan
+        while not self.is_stopped:
+            await asyncio.sleep(random.expovariate(1 / plan.write_pause_s))
+            collection = self._world.collections.choose(random)
+            await self._write(random.choice(keys), collection, _choose(random, plan.write_weights))
+
+    async def _write(self, key: bytes, collection: int, kind: str) -> None:
+        place = {
+            "collection_id": CollectionId(collection),
+            "key": key,
+            "vbucket": vbucket_of(key, self._world.plan.vbuckets),
+        }
+        if kind == "get":
+            await self._ask(Get(**place), None)  # type: ignore[arg-type]
+            return
+        value = None if kind == "delete" else b'{"by":"%s","n":%d}' % (self.name.encode(), next(self._values))
+        infos: tuple[FrameInfo, ...] = ()
+        if kind in _LEVELS:
+            infos = (durability(_LEVELS[kind], timeout_ms=DURABLE_TIMEOUT_MS),)
+        expires = kind == "expire"
+        write = Write(value=value, is_durable=bool(infos), may_expire=expires)
+        if collection == DEFAULT_COLLECTION:
+            self._world.writes.begin((collection, key), write)
+        if value is None:
+            request: Request = Delete(frame_infos=infos, **place)  # type: ignore[arg-type]
+        else:
+            expiry = EXPIRY_S if expires else 0
+            request = Set(value=value, expiry=expiry, frame_infos=infos, **place)  # type: ignore[arg-type]
+        await self._ask(request, write)
+
+    async def _ask(self, request: Request, write: Write | None) -> None:
+        """Ask until there is an outcome: refusals that are not about the write are tried again, a few times."""
+        outcome = Outcome.REFUSED
+        for _ in range(REFUSALS_MAX):
+            try:
+                connection = await self._connection(request.vbucket)
+            except HeadwaterError:
+                self._map = None
+                await asyncio.sleep(RETRY_S)
+                if self.is_stopped:
+                    break
+                continue
+            try:
+                await connection.request(request)
+                outcome = Outcome.ACKNOWLEDGED
+                break
+            except (ConnectionFailed, SyncWriteAmbiguous) as error:
+                if isinstance(error, ConnectionFailed):
+                    self._drop(connection)
+                outcome = Outcome.UNKNOWN
+                break
+            except StatusError as error:
+                if isinstance(error, KeyNotFound) or not error.retriable:
+                    break
+                self._map = None
+                await asyncio.sleep(RETRY_S)
+        if write is not None:
+            write.outcome = outcome
+
+    async def _connection(self, vbucket: int) -> PeerConnection:
+        if self._map is None:
+            self._map = await self._read_map()
+        address = self._map.address_of(vbucket)  # type: ignore[arg-type]
+        known = self._connections.get(address)
+        if known is None or known.is_closed:
+            opened = await PeerConnection.open(address, login_of(self._settings, self._random))
+            known = self._connections.get(address)
+            if known is not None and not known.is_closed:
+                opened.close()  # another lane was faster
+                return known
+            known = self._connections[address] = opened
+        return known
+
+    async def _read_map(self) -> ClusterMap:
+        connection = await connect_any(self._settings, self._random)
+        try:
+            answer = await connection.request(GetClusterConfig())
+            assert isinstance(answer, PlainResponse)
+            return self._settings.decode_map(answer.value, asked=connection.address)
+        finally:
+            connection.close()
+
+    def _drop(self, connection: PeerConnection) -> None:
+        connection.abort()
+        self._map = None
+
+
+def _choose(random: Random, weights: dict[str, float]) -> str:
+    return random.choices(list(weights), list(weights.values()))[0]
