@@ -21,7 +21,8 @@ from headwater.client.survey import VBucketStatus
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import VBucketRange, plan_end, plan_tasks
+from headwater.spark.known_places import Places
+from headwater.spark.planning import VBucketRange, note_places, plan_end, plan_tasks
 from headwater.spark.read_extents import NO_BRANCH, ReadExtent
 
 VBUCKET = VBucketId(0)
@@ -84,9 +85,13 @@ class Query:
     table: Table = field(default_factory=Table)
     offsets: Offsets = field(default_factory=lambda: Offsets("uuid", {VBUCKET: StreamOffset()}))
     extents: dict[VBucketId, ReadExtent] = field(default_factory=dict)
+    places: Places = field(default_factory=dict)
+    went_back_to: list[int] = field(default_factory=list)
 
     def plan(self, rows_max: int | None) -> Offsets:
-        return plan_end(self.offsets, {VBUCKET: self.bucket.status()}, self.extents, rows_max=rows_max)
+        survey = {VBUCKET: self.bucket.status()}
+        self.places = note_places(self.offsets, survey, self.extents, self.places)
+        return plan_end(self.offsets, survey, self.extents, places=self.places, rows_max=rows_max)
 
     def run(self, end: Offsets, *, tells_extents: bool, lengths: Sequence[int] = (), keeps_rows: bool = True) -> None:
         """Without `keeps_rows` it is run in vain."""
@@ -96,6 +101,7 @@ class Query:
                 self.table.rows += rows if keeps_rows else []
             for rollback in plan.rollbacks if keeps_rows else ():
                 self.table.roll_back(rollback.after.seqno)
+                self.went_back_to.append(rollback.after.seqno)
 
     def _read(self, read: VBucketRange, tells_extents: bool, lengths: Sequence[int]) -> list[tuple[int, str, int]]:
         rows: list[tuple[int, str, int]] = []
@@ -199,3 +205,34 @@ def test_the_table_ends_up_as_the_bucket(steps: list[tuple[str, object]]) -> Non
     assert query.table.contents() == bucket.contents()
     seqnos = [row[0] for row in query.table.rows]
     assert len(seqnos) == len(set(seqnos)), "no change is landed twice"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=3, max_size=8),
+    lost=st.integers(0, 3),
+    tells_extents=st.booleans(),
+)
+def test_with_writes_going_on_it_goes_back_no_further_than_it_must(
+    batches: list[tuple[int, int]], lost: int, tells_extents: bool
+) -> None:
+    """Every batch reads snapshots that go beyond it. A failover takes back what came after the last of them began."""
+    bucket = Bucket()
+    query = Query(bucket)
+    ends: list[int] = []
+    for before, meanwhile in batches:
+        for number in range(before):
+            bucket.write(KEYS[number])
+        end = query.plan(None)
+        for number in range(meanwhile):
+            bucket.write(KEYS[-number])
+        query.run(end, tells_extents=tells_extents)
+        query.offsets = end
+        ends.append(end[VBUCKET].seqno)
+    bucket.write("a")
+    query.plan(None)
+    bucket.fail_over(1 + min(lost, batches[-1][1]))
+    query.run(end := query.plan(None), tells_extents=True)
+    # The snapshots of the batch before the last had been read before the last batch was planned.
+    assert end[VBUCKET].seqno >= ends[-2]
+    assert not query.went_back_to or query.went_back_to == [ends[-2]]

@@ -59,8 +59,7 @@ def read_batch(bucket: SourceBucket, **options: str) -> list[Row]:
 
 class ClosedReader(DcpBatchReader):
     def close(self) -> None:
-        if self._connected is not None:
-            self._connected.close()
+        self._close()
 
 
 def batch_reader(bucket: SourceBucket, **options: str) -> ClosedReader:

@@ -114,8 +114,9 @@ class LandProcess:
         """kill -9 of an executor, of a `local-cluster`. Spark starts another one."""
         assert self._process is not None
         (java,) = _children(self._process.pid, "java")
+        # One that was killed a moment ago may not have been replaced yet.
+        self.wait_for(lambda: bool(_children(java, "CoarseGrainedExecutorBackend")))
         executors = _children(java, "CoarseGrainedExecutorBackend")
-        assert executors, "there are no executors"
         os.kill(executors[number % len(executors)], signal.SIGKILL)
 
     def _ended(self) -> None:

@@ -169,7 +169,13 @@ def check_what_was_undone(landed: LandedBucket, *, kept_seqno: int, lost_seqno: 
 # --- and without it -----------------------------------------------------------------------------------------------
 
 
-def believe(vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, extent: ReadExtent | None) -> StreamOffset:
+def believe(
+    vbucket: VBucketId,
+    offset: StreamOffset,
+    status: VBucketStatus,
+    extent: ReadExtent | None,
+    places: tuple[StreamOffset, ...],
+) -> StreamOffset:
     """Takes the place of the planner's judgement, and never rolls back."""
     return StreamOffset(
         vbuuid=status.failover_log.newest.vbuuid,

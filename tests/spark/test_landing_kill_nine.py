@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,15 @@ from lake_checks import check_no_duplicates, table_rows
 
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors, each with a Java machine of its own."""
-LOCAL = "local[2]"
-SOAK_KILLS = 30
+SOAK_RUNS = 3
+KILLS = {
+    "driver": 4,
+    "driver's Python": 3,
+    "driver's Java": 3,
+    "executor": 10,
+    "node": 10,
+}
+"""How often each is killed in a soak: 30 times in all."""
 POLL_S = 0.2
 SEED = 20_260
 
@@ -45,7 +53,7 @@ class KilledLanding:
 
     def start_again(self) -> None:
         if not self.land.is_running:
-            self.land.start(LOCAL)
+            self.land.start()
             self.land.wait_for_batches(1)
 
     def check_equal(self) -> None:
@@ -90,13 +98,22 @@ def test_some_kills(tmp_path: Path) -> None:
     run_kills(tmp_path, SEED, ["executor", "node", "driver"], master=CLUSTER, after_s_max=1.0)
 
 
+def soak_kills(run: int) -> list[str]:
+    """The part of the kills that is of one run, in a random order."""
+    kills = [what for what, count in KILLS.items() for _ in range(count)]
+    random.Random(SEED).shuffle(kills)
+    return kills[run::SOAK_RUNS]
+
+
+def test_a_soak_has_thirty_kills_of_every_kind() -> None:
+    runs = [soak_kills(run) for run in range(SOAK_RUNS)]
+    assert Counter(kill for kills in runs for kill in kills) == KILLS
+    assert [len(kills) for kills in runs] == [10, 10, 10]
+    assert KILLS.keys() == _KILLS.keys()
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(3))
-def test_many_kills(tmp_path: Path, seed: int) -> None:
-    """Ten each, which are `SOAK_KILLS` together."""
-    dice = random.Random(seed)
-    count = SOAK_KILLS // 3
-    # An executor can be killed while the first driver lives, which has executors.
-    kills = ["executor", "node", "executor"]
-    kills += dice.choices(["driver", "driver's Python", "driver's Java", "node"], [3, 2, 2, 2], k=count - len(kills))
-    run_kills(tmp_path, seed, kills, master=CLUSTER, after_s_max=3.0)
+@pytest.mark.parametrize("run", range(SOAK_RUNS))
+def test_thirty_kills(tmp_path: Path, run: int) -> None:
+    """Each is at a random moment of a batch, and the tables are equal to the bucket after each."""
+    run_kills(tmp_path, SEED + run, soak_kills(run), master=CLUSTER, after_s_max=3.0)

@@ -26,6 +26,7 @@ from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.errors import InvalidInput, QueryFailed
 from headwater.spark.lag import progress_lag
+from headwater.spark.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.spark.lake.lake import LakeSettings
 from headwater.spark.lake.merge_plan import MERGE_FRACTION, MergeRules
 from headwater.spark.lake.typed_columns import TypedColumns
@@ -98,6 +99,14 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     metavar="HOURS",
     help="Delete files that no version of a table within this time needs.",
 )
+@click.option(
+    "--iceberg-catalog",
+    metavar="NAME|URI",
+    help="Have `changes` as an Iceberg table, too: in a catalog of .pyiceberg.yaml, or at a URI.",
+)
+@click.option(
+    "--iceberg-table", default=TABLE_DEFAULT, show_default=True, metavar="NAMESPACE.TABLE", help="What it is called."
+)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus.")
 @click.option("--master", default="local[*]", show_default=True, help="The Spark master, where no session is there.")
 @click.option("--memory", default="2g", show_default=True, help="Of Spark's driver.")
@@ -143,6 +152,7 @@ def land(
         into=into,
         lake=_lake_settings(options),
         upkeep=Upkeep(vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"]),
+        iceberg=_iceberg_settings(options),
     )
     landing.prepare()
     metrics = LandingMetrics(settings.bucket)
@@ -201,6 +211,11 @@ def _lake_settings(options: dict[str, Any]) -> LakeSettings:
         columns[table] = TypedColumns.from_ddl(ddl)
     rules = MergeRules(fraction=options["merge_fraction"], history=options["history"])
     return LakeSettings(merging=rules, columns=columns, infer=options["infer"])
+
+
+def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
+    catalog = options["iceberg_catalog"]
+    return None if catalog is None else IcebergSettings(catalog=catalog, table=options["iceberg_table"])
 
 
 def _run(landing: Landing, spark: Any, view: _View, every: str | None) -> int:

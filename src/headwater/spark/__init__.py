@@ -21,13 +21,15 @@ def register(spark: SparkSession) -> None:
     """Make `format("dcp")` known to a session, and give its executors the compiled kernels.
 
     Where the package is installed Spark finds the source by itself; an executor that is new then compiles in its first
-    task.
+    task, and a server of Spark Connect shows the option `password` in its pages.
     """
+    from headwater.spark.connect_session import hide_password
     from headwater.spark.shipped_kernels import ship_kernels
     from headwater.spark.source import DcpDataSource
 
     spark.dataSource.register(DcpDataSource)
     ship_kernels(spark)
+    hide_password(spark)
 
 
 def land(spark: SparkSession, url: str, into: str, **options: Any) -> StreamingQuery:

@@ -22,7 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.client.offsets import Offsets
 from headwater.spark.checkpoint_log import CheckpointLog
+from headwater.spark.connect_session import check_calls_back, hide_password
 from headwater.spark.lake.file_joining import join_files
+from headwater.spark.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
 from headwater.spark.lake.lake import Committed, Lake, LakeSettings
 from headwater.spark.lake.layout import GROUPS_DEFAULT
 from headwater.spark.lake.tasks import RESULT_DDL, results_of
@@ -33,9 +35,11 @@ from headwater.spark.landing_checks import (
     check_fits,
     check_options,
     check_same_options,
+    check_selection,
     has_ended,
     look_at_source,
     make_directory,
+    seen_collections,
 )
 from headwater.spark.own_folder import OwnFolder, Selection
 from headwater.spark.shipped_kernels import ship_kernels
@@ -43,8 +47,11 @@ from headwater.spark.source import DcpDataSource
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.spark_runner import SparkRunner
 
-UPKEEP_BATCHES = 64
-"""After so many batches small files are joined and old ones deleted."""
+JOIN_BATCHES = 64
+"""After so many batches small files are joined. Which there are, the logs tell."""
+TIDY_EVERY_S = 6 * 3600.0
+"""How often old changes are folded and old files deleted: that takes a look at all files. It is counted over all runs,
+so that runs which end soon do it as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +94,14 @@ class BatchLander:
     bucket_uuid: str
     settings: LakeSettings
     upkeep: Upkeep
+    iceberg: IcebergSettings | None = None
     on_batch: OnBatch | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Another one each time that the query is started."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         began = datetime.now(UTC)
-        lake = self._lake()
+        lake, iceberg = self._tables()
         run = SparkRunner(frame.sparkSession)
         batch = lake.begin_batch(
             query_id=self.checkpoint.query_id(),
@@ -106,9 +114,12 @@ class BatchLander:
             committed = lake.commit_batch(batch, results_of((row.number, row.result) for row in rows), run)
         else:
             committed = Committed(rows=0, rows_by_table={}, rollbacks={}, read_again=frozenset())
+        if iceberg is not None:
+            iceberg.catch_up(lake)
         merges = lake.merge(run)
-        if batch_id % UPKEEP_BATCHES == UPKEEP_BATCHES - 1:
-            self._keep_up(lake, run)
+        if batch_id % JOIN_BATCHES == JOIN_BATCHES - 1:
+            join_files(lake, run)
+        self._tidy_up(lake, run)
         if self.on_batch is not None:
             self.on_batch(
                 LandedBatch(
@@ -124,26 +135,38 @@ class BatchLander:
                 )
             )
 
-    def _lake(self) -> Lake:
+    def _tables(self) -> tuple[Lake, IcebergChanges | None]:
         """Opened once each time that the query is started: the next batch finds what the last one has left. What an
         earlier start has left may be out of date, or half done."""
         with _OPENING:
-            run_id, lake = _LAKES.get(self.into, (None, None))
-            if lake is None or run_id != self.run_id:
+            opened = _OPENED.get(self.into)
+            if opened is None or opened.run_id != self.run_id:
                 lake = Lake.open(self.into, bucket_uuid=self.bucket_uuid, settings=self.settings)
                 assert lake is not None, "it was made before the query began"
-                _LAKES[self.into] = self.run_id, lake
-            return lake
+                iceberg = None if self.iceberg is None else IcebergChanges.open(self.iceberg, lake)
+                opened = _OPENED[self.into] = _Opened(self.run_id, lake, iceberg)
+            return opened.lake, opened.iceberg
 
-    def _keep_up(self, lake: Lake, run: SparkRunner) -> None:
-        join_files(lake, run)
+    def _tidy_up(self, lake: Lake, run: SparkRunner) -> None:
+        own = OwnFolder(self.into)
+        if own.tidied_s_ago() < TIDY_EVERY_S:
+            return
         if self.upkeep.changes_days is not None:
             trim_changes(lake, datetime.now(UTC) - timedelta(days=self.upkeep.changes_days), run)
         vacuum(lake, retention_hours=self.upkeep.vacuum_hours)
         clean_logs(lake)
+        own.note_tidied()
 
 
-_LAKES: dict[str, tuple[str, Lake]] = {}
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    run_id: str
+    lake: Lake
+    iceberg: IcebergChanges | None
+
+
+_OPENED: dict[str, _Opened] = {}
+"""By directory."""
 _OPENING = threading.Lock()
 
 
@@ -157,6 +180,8 @@ class Landing:
     lake: LakeSettings = field(default_factory=LakeSettings)
     upkeep: Upkeep = field(default_factory=Upkeep)
     groups: int = GROUPS_DEFAULT
+    iceberg: IcebergSettings | None = None
+    """Have `changes` as an Iceberg table, too."""
 
     def prepare(self) -> Lake:
         """Look at the bucket and make the tables' directory. Everything that can't work is found out here, before
@@ -164,12 +189,15 @@ class Landing:
         options = SourceOptions.make(self.source)
         check_options(options)
         bucket = look_at_source(options)
+        if self.iceberg is not None:
+            load_catalog_of(self.iceberg, self.into)
         lake = Lake.open(self.into, bucket_uuid=bucket.uuid, settings=self.lake)
         own = OwnFolder(self.into)
         if lake is not None:
             check_same_options(lake, own, options)
             check_fits(own.newest_checkpoint(), lake)
             return lake
+        check_selection(options)
         check_empty(self.into)
         make_directory(own.folder)
         own.write_selection(Selection.of(options))
@@ -190,16 +218,21 @@ class Landing:
         A query goes on with the newest checkpoint. One that was ended by a rollback that `changes` did not reach back
         for is followed by another, with a new checkpoint.
         """
+        if on_batch is not None:
+            check_calls_back(spark)
         lake = self.prepare()
         own = OwnFolder(self.into)
         checkpoint = own.newest_checkpoint()
         if has_ended(checkpoint, lake):
             checkpoint = own.next_checkpoint()
         source = {**self.source, "progressDir": own.progress}
+        if seen := seen_collections(lake, SourceOptions.make(self.source)):
+            source["seenCollections"] = ",".join(map(str, seen))
         if lake.last_batch >= 0:
             source["startingOffsets"] = lake.held_offsets().to_json()
         spark.dataSource.register(DcpDataSource)
         ship_kernels(spark)
+        hide_password(spark)
         frame = spark.readStream.format("dcp").options(**source).load()
         lander = BatchLander(
             into=self.into,
@@ -207,6 +240,7 @@ class Landing:
             bucket_uuid=lake.facts.bucket_uuid,
             settings=self.lake,
             upkeep=self.upkeep,
+            iceberg=self.iceberg,
             on_batch=on_batch,
         )
         trigger: dict[str, Any] = {"availableNow": True} if every is None else {"processingTime": every}
@@ -227,6 +261,7 @@ def land(
     every: str | None = None,
     lake: LakeSettings | None = None,
     upkeep: Upkeep | None = None,
+    iceberg: IcebergSettings | None = None,
     on_batch: OnBatch | None = None,
     **source: str,
 ) -> StreamingQuery:
@@ -234,5 +269,11 @@ def land(
 
     Further arguments are options of the `dcp` source. Returns the running query.
     """
-    landing = Landing(source={"url": url, **source}, into=into, lake=lake or LakeSettings(), upkeep=upkeep or Upkeep())
+    landing = Landing(
+        source={"url": url, **source},
+        into=into,
+        lake=lake or LakeSettings(),
+        upkeep=upkeep or Upkeep(),
+        iceberg=iceberg,
+    )
     return landing.start(spark, every=every, on_batch=on_batch)

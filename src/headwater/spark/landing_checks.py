@@ -11,6 +11,7 @@ from headwater.spark.checkpoint_log import CheckpointLog
 from headwater.spark.lake.lake import Lake
 from headwater.spark.lake.layout import TableKind, open_filesystem
 from headwater.spark.own_folder import OWN_FOLDER, OwnFolder, Selection, names_in
+from headwater.spark.selection_watch import SeenCollection
 from headwater.spark.source_options import SourceOptions, ValueForm
 
 _DELTA_LOG = "_delta_log"
@@ -28,12 +29,15 @@ def check_options(options: SourceOptions) -> None:
 
 
 def look_at_source(options: SourceOptions) -> ClusterMap:
-    """Raises where the bucket, or what is wanted of it, is not there."""
-    cluster_map = bootstrap(options.settings).cluster_map
+    """Raises where the bucket is not there."""
+    return bootstrap(options.settings).cluster_map
+
+
+def check_selection(options: SourceOptions) -> None:
+    """Raises where what is wanted of the bucket is not there."""
     scopes, collections = options.read.scopes, options.read.collections
     if scopes or collections:
         CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
-    return cluster_map
 
 
 # --- a directory with no tables -----------------------------------------------------------------------------------
@@ -80,6 +84,12 @@ def check_same_options(lake: Lake, own: OwnFolder, options: SourceOptions) -> No
         raise InvalidInput(
             f"the tables in {where} were landed with {before}", hint="Ask for the same, or land into another directory"
         )
+
+
+def seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection]:
+    """What was asked for was there when the tables were made. Whatever is not there any more has been dropped."""
+    wanted = [SeenCollection(str(name)) for name in (*options.read.scopes, *options.read.collections)]
+    return [*wanted, *(SeenCollection(name, id_) for id_, name in lake.state.collections.items())] if wanted else []
 
 
 def has_ended(log: CheckpointLog, lake: Lake) -> bool:

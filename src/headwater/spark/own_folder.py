@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +18,7 @@ from headwater.spark.source_options import SourceOptions
 OWN_FOLDER = "_headwater"
 _CHECKPOINT = "checkpoint-"
 _SELECTION = "selection.json"
+_TIDIED = "tidied"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,19 @@ class OwnFolder:
 
     def _checkpoint(self, number: int) -> CheckpointLog:
         return CheckpointLog(f"{self.folder}/{_CHECKPOINT}{number}")
+
+    # --- when it was tidied up --------------------------------------------------------------------------------------
+
+    def tidied_s_ago(self) -> float:
+        """How long ago `note_tidied` was called, by whichever run; for ever, if it never was."""
+        filesystem, path = open_filesystem(f"{self.folder}/{_TIDIED}")
+        found = filesystem.get_file_info(path)
+        return math.inf if found.mtime is None else time.time() - found.mtime.timestamp()
+
+    def note_tidied(self) -> None:
+        filesystem, path = open_filesystem(f"{self.folder}/{_TIDIED}")
+        with filesystem.open_output_stream(path) as file:
+            file.write(b"")
 
     # --- what was asked for ---------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ the seqno itself). Its snapshot end says how far the snapshots went that were re
 the seqno where they went no further. How far the batch itself came, its tasks tell in the extents.
 
 A vbucket whose branch is no longer the newest is judged before it is read on. Where it can go on it gets the newest
-branch's name. Where it can't, its offset goes *down*: that batch has one row of it, the rollback, and the next batch
-reads on from there.
+branch's name. Where it can't, its offset goes *down*, to the nearest place that is sure (`known_places`): that batch
+has one row of it, the rollback, and the next batch reads on from there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from headwater.client.survey import VBucketStatus
 from headwater.errors import CheckpointAhead, InvalidInput
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from headwater.spark.known_places import Places, with_place
 from headwater.spark.read_extents import Extents, ReadExtent
 
 ROWS_PER_PARTITION = 250_000
 """Beyond this a partition is worth a task of its own."""
 
 Survey = Mapping[VBucketId, VBucketStatus]
+PlacesOfOne = tuple[StreamOffset, ...]
 
 
 # --- where a batch ends -------------------------------------------------------------------------------------------
@@ -36,6 +38,7 @@ def plan_end(
     survey: Survey,
     extents: Extents,
     *,
+    places: Places | None = None,
     target: Mapping[VBucketId, Seqno] | None = None,
     rows_max: int | None = None,
 ) -> Offsets:
@@ -44,7 +47,8 @@ def plan_end(
     wanted: dict[VBucketId, int] = {}
     for vbucket, offset in start.offsets.items():
         status = survey[vbucket]
-        kept[vbucket] = _judge(vbucket, offset, status, extents.get(vbucket))
+        known = (places or {}).get(vbucket, ())
+        kept[vbucket] = _judge(vbucket, offset, status, extents.get(vbucket), known)
         if kept[vbucket].seqno == offset.seqno:
             end_seqno = status.high_seqno if target is None else min(status.high_seqno, target.get(vbucket, SEQNO_MAX))
             wanted[vbucket] = max(0, end_seqno - offset.seqno)
@@ -56,7 +60,24 @@ def plan_end(
     return Offsets(start.bucket_uuid, ends)
 
 
-def _judge(vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, extent: ReadExtent | None) -> StreamOffset:
+def note_places(start: Offsets, survey: Survey, extents: Extents, places: Places) -> dict[VBucketId, PlacesOfOne]:
+    """What is known when the batch that ends at `start` is done: the places that a later plan may go back to."""
+    noted = {}
+    for vbucket, offset in start.offsets.items():
+        status = survey[vbucket]
+        is_newest = offset.vbuuid == status.failover_log.newest.vbuuid and offset.seqno <= status.high_seqno
+        at = _judge(vbucket, offset, status, extents.get(vbucket), ()) if is_newest else offset
+        noted[vbucket] = with_place(places.get(vbucket, ()), at, is_known=is_newest)
+    return noted
+
+
+def _judge(
+    vbucket: VBucketId,
+    offset: StreamOffset,
+    status: VBucketStatus,
+    extent: ReadExtent | None,
+    places: PlacesOfOne,
+) -> StreamOffset:
     """Where the vbucket goes on from: its seqno, or lower after a rollback."""
     log = status.failover_log
     newest = log.newest.vbuuid
@@ -81,7 +102,25 @@ def _judge(vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus, exte
         furthest = max(was_read.snapshot_end, offset.snapshot_end)
         if furthest <= shared_until:
             return _gone_on(offset, newest, furthest)
-    return _at(offset.snapshot_start if offset.snapshot_start <= shared_until else Seqno(0), newest)
+    return _nearest_sure(offset, status, places, shared_until)
+
+
+def _nearest_sure(
+    offset: StreamOffset, status: VBucketStatus, places: PlacesOfOne, shared_until: Seqno
+) -> StreamOffset:
+    """The highest place, not beyond the offset, from where nothing that holds can be missed."""
+    newest = status.failover_log.newest.vbuuid
+    sure = offset.snapshot_start if offset.snapshot_start <= shared_until else Seqno(0)
+    for place in reversed(places):
+        if sure < place.seqno <= offset.seqno and _is_shared(place, status):
+            return _gone_on(place, newest, place.snapshot_end)
+    return _at(sure, newest)
+
+
+def _is_shared(place: StreamOffset, status: VBucketStatus) -> bool:
+    """Whether the newest branch has all that was read up to a place, also of what snapshots showed beyond it."""
+    shared_until = status.failover_log.branch_end(place.vbuuid, high_seqno=status.high_seqno)
+    return shared_until is not None and place.snapshot_end <= shared_until
 
 
 def _matching(offset: StreamOffset, extent: ReadExtent | None) -> ReadExtent | None:
@@ -196,7 +235,9 @@ def plan_tasks(start: Offsets, end: Offsets, *, node_of: Mapping[VBucketId, int]
             rollbacks.append(VBucketRollback(vbucket=vbucket, before=before, after=after))
         elif after.seqno > before.seqno:
             # The old branch may be one that the server has never heard of, though all was read on the new one.
-            start_at = replace(before, vbuuid=after.vbuuid) if before.seqno else StreamOffset()
+            # What snapshots went beyond the batches is our affair, not the server's: rows of the next snapshot begin
+            # where the batch does, and so a table can be taken back to there.
+            start_at = _at(before.seqno, after.vbuuid) if before.seqno else StreamOffset()
             read = VBucketRange(vbucket=vbucket, start=start_at, end_seqno=after.seqno)
             ranges_by_node.setdefault(node_of.get(vbucket, -1), []).append(read)
     rows = sum(_rows(read) for reads in ranges_by_node.values() for read in reads)

@@ -11,9 +11,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -28,30 +28,36 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headwater.client.backoff import Backoff, is_final
+from headwater.client.bucket_view import BucketView
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.survey import Surveyor
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import Survey, TaskPlan, plan_end, plan_read, plan_tasks
-from headwater.spark.read_extents import ExtentFolder
+from headwater.spark.known_places import Places, PlacesFile
+from headwater.spark.manifest_connection import ManifestConnection
+from headwater.spark.planning import Survey, TaskPlan, note_places, plan_end, plan_read, plan_tasks
+from headwater.spark.read_extents import ExtentFolder, Extents
 from headwater.spark.rows import SparkRows, spark_schema
+from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.starting_place import first_start
 from headwater.spark.task_read import read_ranges
+
+T = TypeVar("T")
 
 BYTES_PER_ROW = 512
 """What a change is taken to have, where a limit is given in bytes: seqnos can be counted, bytes can't."""
 
 
 class DcpPartition(InputPartition):
-    """What one task reads."""
+    """What one task reads, and all that it has to know of the bucket."""
 
-    def __init__(self, plan: TaskPlan, bucket_uuid: str) -> None:
-        super().__init__((plan, bucket_uuid))
+    def __init__(self, plan: TaskPlan, bucket: PlannedBucket) -> None:
+        super().__init__((plan, bucket))
         self.plan = plan
-        self.bucket_uuid = bucket_uuid
+        self.bucket = bucket
 
 
 class DcpDataSource(DataSource):
@@ -82,9 +88,11 @@ class _Planner:
         self._options = options
         self._spark_schema = schema
         self._connected: Surveyor | None = None
+        self._manifests: ManifestConnection | None = None
+        self._watch = SelectionWatch(options.read, options.seen)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connected": None}
+        return {**self.__dict__, "_connected": None, "_manifests": None}
 
     @property
     def _surveyor(self) -> Surveyor:
@@ -120,6 +128,16 @@ class _Planner:
         return _high_offsets(self._bucket_uuid, self._survey())
 
     def _survey(self, vbuckets: Iterable[VBucketId] | None = None) -> Survey:
+        survey = self._patiently(lambda: self._surveyor.survey(vbuckets))
+        self._watch.on_survey({vbucket: status.high_seqno for vbucket, status in survey.items()})
+        return survey
+
+    def _look(self) -> BucketView:
+        if self._manifests is None:
+            self._manifests = ManifestConnection(self._options.settings)
+        return self._manifests.look(self._surveyor.cluster_map)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
         """As patient as a read is: a node that is started again does not end the query."""
         options = self._options.read
         backoff = Backoff(
@@ -128,7 +146,7 @@ class _Planner:
         give_up_s = math.inf if options.give_up_after_s is None else time.monotonic() + options.give_up_after_s
         for failures in itertools.count(1):
             try:
-                return self._surveyor.survey(vbuckets)
+                return ask()
             except HeadwaterError as error:
                 if is_final(error) or time.monotonic() > give_up_s:
                     raise
@@ -139,15 +157,21 @@ class _Planner:
         cluster_map = self._surveyor.cluster_map
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
         plans = plan_tasks(start, end, node_of=node_of, tasks_min=self._options.partitions_min)
-        return [DcpPartition(plan, start.bucket_uuid) for plan in plans]
+        bucket = self._watch.plan(self._patiently(self._look), start)
+        return [DcpPartition(plan, bucket) for plan in plans]
+
+    def _close(self) -> None:
+        for connected in (self._connected, self._manifests):
+            if connected is not None:
+                connected.close()
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, DcpPartition)
         rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
         if partition.plan.rollbacks:
             yield rows.rollbacks(partition.plan.rollbacks)
-        plan, bucket_uuid = partition.plan, partition.bucket_uuid
-        for batch in read_ranges(plan, self._options, bucket_uuid, fails_on_rollback=fails_on_rollback):
+        plan, bucket = partition.plan, partition.bucket
+        for batch in read_ranges(plan, self._options, bucket, fails_on_rollback=fails_on_rollback):
             yield rows.convert(batch)
 
 
@@ -159,7 +183,7 @@ class DcpBatchReader(_Planner, DataSourceReader):
         if self._options.end is not None:
             self._check_offsets(self._options.end)
         end = plan_read(start, self._options.end, self._survey())
-        return self._partitions(start, end) or [DcpPartition(TaskPlan(), start.bucket_uuid)]
+        return self._partitions(start, end) or [DcpPartition(TaskPlan(), PlannedBucket(view=self._look()))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # No later batch would make up for what is missing.
@@ -173,6 +197,7 @@ class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailable
         super().__init__(options, schema)
         self._target: dict[VBucketId, Seqno] | None = None
         self._last_survey: Survey | None = None
+        self._places: Places | None = None
 
     # --- planning, in one process for the whole query -------------------------------------------------------------
 
@@ -188,8 +213,18 @@ class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailable
         folder = self._options.progress_dir
         extents = {} if folder is None else ExtentFolder(folder).read()
         self._last_survey = self._settled_survey(began)
-        end = plan_end(began, self._last_survey, extents, target=self._target, rows_max=_rows_max(limit))
+        places = self._note_places(began, self._last_survey, extents)
+        rows_max = _rows_max(limit)
+        end = plan_end(began, self._last_survey, extents, places=places, target=self._target, rows_max=rows_max)
         return _to_spark(end)
+
+    def _note_places(self, began: Offsets, survey: Survey, extents: Extents) -> Places:
+        file = None if self._options.progress_dir is None else PlacesFile(self._options.progress_dir)
+        before = self._places if self._places is not None else (file.read() if file is not None else {})
+        self._places = note_places(began, survey, extents, before)
+        if file is not None and self._places != before:
+            file.write(self._places)
+        return self._places
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         survey = self._last_survey or self._survey()
@@ -213,8 +248,7 @@ class DcpStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailable
             ExtentFolder(self._options.progress_dir).compact()
 
     def stop(self) -> None:
-        if self._connected is not None:
-            self._connected.close()
+        self._close()
 
     def _settled_survey(self, began: Offsets) -> Survey:
         """A failover in the middle of a survey looks like a server that has lost its newest changes: ask once more."""

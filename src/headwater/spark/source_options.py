@@ -18,6 +18,7 @@ from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots, Start
 from headwater.client.tls_settings import TlsSettings
 from headwater.errors import InvalidInput
+from headwater.spark.selection_watch import SeenCollection
 
 PASSWORD_FILE_BYTES_MAX = 4096
 
@@ -47,6 +48,8 @@ class SourceOptions:
     partitions_min: int
     progress_dir: str | None
     """Where tasks tell how far the snapshots they read went; see `read_extents`."""
+    seen: tuple[SeenCollection, ...] = ()
+    """What `collections` and `scopes` may name though it is gone; see `selection_watch`."""
 
     @classmethod
     def make(cls, options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
@@ -67,6 +70,7 @@ class SourceOptions:
             bytes_per_trigger_max=take("maxBytesPerTrigger", _whole, None),
             partitions_min=take("minPartitions", _whole, 1),
             progress_dir=take("progressDir", str, None),
+            seen=take("seenCollections", _seen, ()),
         )
 
 
@@ -75,6 +79,7 @@ OPTION_NAMES = (
     "network", "scopes", "collections", "noValue", "xattrs", "history", "compression", "bufferBytes", "noopInterval",
     "connectionsPerNode", "name", "giveUpAfter", "mitigateRollbacks", "value", "startingOffsets", "endingOffsets",
     "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "progressDir",
+    "seenCollections",
 )  # fmt: skip
 
 
@@ -167,6 +172,10 @@ def _whole(text: str) -> int:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _seen(text: str) -> tuple[SeenCollection, ...]:
+    return tuple(map(SeenCollection.parse, _names(text)))
 
 
 def _value_form(text: str) -> ValueForm:

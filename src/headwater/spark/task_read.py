@@ -1,12 +1,13 @@
 """What a task does: read ranges of vbuckets and give their rows, no more and no less.
 
-Three things may happen between the plan and the read, and none of them fails the task:
+Four things may happen between the plan and the read, and none of them fails the task:
 
 * The server has written on. Its snapshot goes beyond the range, and what lies behind the range is left out.
 * A failover has taken back a part of the range. The reader sees a rollback; from there on the vbucket is left alone.
   The planner finds the new branch, nothing in the extents says that the vbucket was read to its end, and so the next
   batch rolls it back to a place that is sure.
 * A node is lost or vbuckets move. The reader follows them.
+* A collection that was asked for is dropped. The server takes no filter on it any more, so the task filters.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headwater.client import blocking_client
+from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
+from headwater.client.bucket_view import BucketView
+from headwater.client.client_settings import ClientSettings
 from headwater.client.offsets import Offsets
-from headwater.errors import ReadRolledBack
+from headwater.client.surroundings import ClientSurroundings
+from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.planning import TaskPlan, VBucketRange
 from headwater.spark.read_extents import NO_BRANCH, ExtentFolder, Extents, ReadExtent
+from headwater.spark.selection_watch import Filtering, PlannedBucket
 from headwater.spark.shipped_kernels import use_shipped_kernels
 from headwater.spark.source_options import SourceOptions
 
@@ -33,7 +39,7 @@ _VBUCKETS_MAX = 0x10000
 
 
 def read_ranges(
-    plan: TaskPlan, options: SourceOptions, bucket_uuid: str, *, fails_on_rollback: bool = False
+    plan: TaskPlan, options: SourceOptions, bucket: PlannedBucket, *, fails_on_rollback: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all ranges, in the client's schema.
 
@@ -41,21 +47,86 @@ def read_ranges(
     """
     if not plan.ranges:
         return
+    if bucket.filtering is Filtering.NOTHING_LEFT:
+        _tell_extents(options, {read.vbucket: _passed_over(read) for read in plan.ranges})
+        return
     use_shipped_kernels()
-    starts = Offsets(bucket_uuid, {read.vbucket: read.start for read in plan.ranges})
-    ends = {read.vbucket: read.end_seqno for read in plan.ranges}
-    cut = _Cut(ends)
-    with blocking_client.connect_with(options.settings) as client:
-        batches = client.read(replace(options.read, start=starts, end=ends))
-        for batch in batches:
-            kept = cut.keep(batch)
-            if kept.num_rows:
-                yield kept
-        extents = _extents(plan, batches.offsets, cut.rolled_back)
-        if fails_on_rollback:
-            _check_whole(extents)
-        if options.progress_dir is not None:
-            ExtentFolder(options.progress_dir).write(extents)
+    reading = _Reading(plan, options, bucket.view)
+    try:
+        yield from reading.rows(bucket)
+    except (UnknownCollection, UnknownScope):
+        if bucket.filtering is not Filtering.BY_SERVER or not bucket.ids:
+            raise
+        # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
+        yield from reading.rows(bucket.filtered_by_task(options.read))
+    if fails_on_rollback:
+        _check_whole(reading.extents())
+    _tell_extents(options, reading.extents())
+
+
+class _Reading:
+    """The read of a plan, which may be broken off and go on in another way."""
+
+    def __init__(self, plan: TaskPlan, options: SourceOptions, view: BucketView) -> None:
+        self._plan = plan
+        self._options = options
+        self._reached = Offsets(view.cluster_map.uuid, {read.vbucket: read.start for read in plan.ranges})
+        self._ends = {read.vbucket: read.end_seqno for read in plan.ranges}
+        self._cut = _Cut(self._ends)
+
+    def rows(self, bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
+        read_options = replace(bucket.read_options(self._options.read), start=self._reached, end=self._ends)
+        with PlannedClient(self._options.settings, bucket.view) as client:
+            batches = client.read(read_options)
+            try:
+                for batch in batches:
+                    kept = _wanted(self._cut.keep(batch), bucket)
+                    if kept.num_rows:
+                        yield kept
+            finally:
+                self._reached = self._reached.updated(batches.offsets.offsets)
+
+    def extents(self) -> dict[VBucketId, ReadExtent]:
+        return _extents(self._plan, self._reached, self._cut.rolled_back)
+
+
+class PlannedClient(blocking_client.Client):
+    """A client that takes the bucket as the planner saw it, and makes no connection to look at it again.
+
+    A map that is out of date does no harm: a read follows its vbuckets wherever they are.
+    """
+
+    def __init__(self, settings: ClientSettings, view: BucketView) -> None:
+        super().__init__(settings)
+
+        async def look(_: ClientSettings) -> BucketView:
+            return view
+
+        self._client = asyncio_client.Client(settings, ClientSurroundings(look=look))
+
+
+def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
+    """Without what nobody asked for, where the server could not be told."""
+    if bucket.filtering is not Filtering.BY_TASK:
+        return batch
+    ids = batch.column("collection_id")
+    keep = pc.is_in(ids, pa.array(sorted(bucket.ids), ids.type))
+    if bucket.scopes:
+        scopes = batch.column("scope").cast(pa.string())
+        keep = pc.or_(keep, pc.is_in(scopes, pa.array(bucket.scopes, pa.string())))
+    return batch.filter(keep)
+
+
+def _tell_extents(options: SourceOptions, extents: Extents) -> None:
+    if options.progress_dir is not None:
+        ExtentFolder(options.progress_dir).write(extents)
+
+
+def _passed_over(read: VBucketRange) -> ReadExtent:
+    """Nothing can be missing of what has no rows."""
+    return ReadExtent(
+        vbuuid=read.start.vbuuid, start_seqno=read.start.seqno, seqno=read.end_seqno, snapshot_end=read.end_seqno
+    )
 
 
 def _check_whole(extents: Extents) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
 from headwater.client.blocking_client import Client
+from headwater.client.bucket_view import look_at_bucket
 from headwater.client.client_settings import ClientSettings
+from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import End, ReadOptions
-from headwater.errors import InvalidInput
-from headwater.protocol.numbers import VBucketId
+from headwater.client.survey import Surveyor
+from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
+from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.lake.digests import ChangeDigester, VBucketDigests, digest_documents
 from headwater.spark.lake.lake import Lake
+from headwater.spark.own_folder import OwnFolder, Selection
 
 _NOWHERE = StreamOffset()
 
@@ -63,18 +67,23 @@ def compare(
 ) -> Comparison:
     """Read the bucket and the tables in a directory, and compare them.
 
-    `scopes` and `collections` are those that were landed, where it was not everything.
+    `scopes` and `collections` are those that were landed; where none are given, the directory tells.
     """
-    options = ReadOptions.make(end=End.NOW, name="headwater-verify", scopes=scopes, collections=collections)
-    with Client(settings) as client:
-        lake = Lake.open(into, bucket_uuid=client.bucket_uuid)
+    with Surveyor(settings) as surveyor:
+        lake = Lake.open(into, bucket_uuid=surveyor.cluster_map.uuid)
         if lake is None:
             raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
+        selection = Selection(scopes=tuple(scopes), collections=tuple(collections))
+        landed = OwnFolder(into).read_selection()
+        if selection == Selection():
+            selection = landed or selection
+        left = _what_is_left(settings, selection, landed)
         digester = ChangeDigester(lake.facts.vbuckets)
-        batches = client.read(options)
-        for batch in batches:
-            digester.add(batch)
-        bucket_offsets = batches.offsets
+        if left is None:
+            # Of what was dropped there is nothing in the bucket. The seqnos still have to be the same.
+            bucket_seqnos = {vbucket: status.high_seqno for vbucket, status in surveyor.survey().items()}
+        else:
+            bucket_seqnos = _digest_bucket(settings, left, digester)
     names = sorted(lake.tables)
     of_tables = digest_documents(
         chain.from_iterable(lake.documents_now(name) for name in names), vbuckets=lake.facts.vbuckets
@@ -82,17 +91,58 @@ def compare(
     of_bucket = digester.finish()
     return Comparison(
         vbuckets=tuple(
-            _compare_vbucket(VBucketId(vbucket), of_bucket, of_tables, bucket_offsets, lake.held_offsets())
+            _compare_vbucket(VBucketId(vbucket), of_bucket, of_tables, bucket_seqnos, lake.held_offsets())
             for vbucket in range(lake.facts.vbuckets)
         ),
         collections=tuple(names),
     )
 
 
+def _what_is_left(settings: ClientSettings, selection: Selection, landed: Selection | None) -> Selection | None:
+    """What there is still in the bucket of a selection; None for nothing. What was never there raises."""
+    if selection == Selection():
+        return selection
+    names = CollectionNames(look_at_bucket(settings).manifest)
+    was_there = landed or Selection()
+
+    def find(look: Callable[[str], object], name: str, known: tuple[str, ...]) -> bool:
+        try:
+            look(name)
+        except (UnknownScope, UnknownCollection):
+            if name not in known:
+                raise
+            return False
+        return True
+
+    left = Selection(
+        scopes=tuple(name for name in selection.scopes if find(names.find_scope, name, was_there.scopes)),
+        collections=tuple(
+            name for name in selection.collections if find(names.find_collection, name, was_there.collections)
+        ),
+    )
+    return None if left == Selection() else left
+
+
+def _digest_bucket(settings: ClientSettings, selection: Selection, digester: ChangeDigester) -> dict[VBucketId, Seqno]:
+    """Returns the seqnos that were read to."""
+    options = ReadOptions.make(
+        end=End.NOW, name="headwater-verify", scopes=selection.scopes, collections=selection.collections
+    )
+    with Client(settings) as client:
+        batches = client.read(options)
+        for batch in batches:
+            digester.add(batch)
+        return {vbucket: offset.seqno for vbucket, offset in batches.offsets.offsets.items()}
+
+
 def _compare_vbucket(
-    vbucket: VBucketId, of_bucket: VBucketDigests, of_tables: VBucketDigests, bucket: Offsets, tables: Offsets
+    vbucket: VBucketId,
+    of_bucket: VBucketDigests,
+    of_tables: VBucketDigests,
+    bucket_seqnos: Mapping[VBucketId, Seqno],
+    tables: Offsets,
 ) -> VBucketComparison:
-    bucket_seqno = (bucket.get(vbucket) or _NOWHERE).seqno
+    bucket_seqno = bucket_seqnos.get(vbucket, Seqno(0))
     table_seqno = (tables.get(vbucket) or _NOWHERE).seqno
     digests = of_bucket.text(vbucket), of_tables.text(vbucket)
     counts = int(of_bucket.counts[vbucket]), int(of_tables.counts[vbucket])

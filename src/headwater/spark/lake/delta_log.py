@@ -116,16 +116,23 @@ class DeltaLog:
         state: TableState,
     ) -> Self:
         """Make a table with no rows. One that is there already is left as it is."""
-        DeltaTable.create(
-            place.uri,
-            schema,
-            mode="ignore",
-            partition_by=list(partition_by),
-            configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
-            storage_options=_options(place),
-            raise_if_key_not_exists=False,
-            commit_properties=_commit_properties(transactions, state),
-        )
+        try:
+            DeltaTable.create(
+                place.uri,
+                schema,
+                mode="ignore",
+                partition_by=list(partition_by),
+                configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
+                storage_options=_options(place),
+                raise_if_key_not_exists=False,
+                commit_properties=_commit_properties(transactions, state),
+            )
+        except (DeltaError, OSError) as error:
+            told = " ".join(str(error).split())
+            raise LakeError(
+                f"the table at {place.uri} can't be made: {told}",
+                hint="See that the directory can be written and has room, or give another one",
+            ) from error
         log = cls.open(place)
         assert log is not None, "the table has just been made"
         return log

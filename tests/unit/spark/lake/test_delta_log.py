@@ -11,7 +11,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable
 
 from headwater.client.offsets import Offsets
-from headwater.errors import LakeDamaged, LakeInUse
+from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.lake.data_files import DataFile, FileWriter
@@ -160,3 +160,13 @@ def test_partition_values_come_back_as_they_were_written(tmp_path: Path) -> None
     assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [
         {"seqno": 1, "text": "a", "vbucket_group": 3, "is_current": True}
     ]
+
+
+def test_a_table_that_can_not_be_made_is_told_in_one_sentence(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "changes"
+    in_the_way.write_text("no directory")
+    with pytest.raises(
+        LakeError, match=r"the table at .*/changes can't be made: .*\. See that the directory"
+    ) as caught:
+        create(in_the_way)
+    assert "\n" not in str(caught.value)

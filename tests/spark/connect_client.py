@@ -1,0 +1,60 @@
+"""`python connect_client.py URL FOLDER`: what a program does that has Spark Connect and no Java machine of its own.
+
+The server is one that PySpark starts for it. Each line that it prints is a step that is done, as JSON; before each
+landing it waits for a line on its standard input. The login is in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater import spark as headwater_spark
+from headwater.errors import InvalidInput
+from headwater.spark.query_errors import told_error
+
+
+def tell(**step: object) -> None:
+    print(json.dumps(step), flush=True)
+
+
+def login() -> dict[str, str]:
+    return {"user": os.environ["HEADWATER_USER"], "password": os.environ["HEADWATER_PASSWORD"]}
+
+
+def read(spark: SparkSession, url: str, folder: str) -> None:
+    options = {"url": url}
+    found = spark.read.format("dcp").options(**options).load()
+    tell(read=found.count(), session=type(spark).__module__)
+    headwater_spark.register(spark)
+    options |= login()
+    stream = spark.readStream.format("dcp").options(**options).load()
+    writer = stream.writeStream.format("memory").queryName("seen").option("checkpointLocation", f"{folder}/checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = spark.read.format("dcp").options(**options).load()
+    tell(streamed=spark.table("seen").count(), read_again=found.count())
+    try:
+        spark.read.format("dcp").options(**options, colections="a.b").load().count()
+    except PySparkException as error:
+        tell(refused=str(told_error(error)))
+
+
+def main(url: str, folder: str) -> None:
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    read(spark, url, folder)
+    try:
+        headwater_spark.land(spark, url, f"{folder}/lake", **login(), on_batch=print)
+    except InvalidInput as error:
+        tell(refused=str(error))
+    for line in sys.stdin:
+        headwater_spark.land(spark, url, f"{folder}/lake", **login(), minPartitions="2").awaitTermination()
+        tell(landed=line.strip())
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

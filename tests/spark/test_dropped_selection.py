@@ -1,0 +1,147 @@
+"""A landing of collections by name, while they are dropped and made again. Spark is simulated, the node is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simulated_landing import SimulatedLanding, without_spark
+from spark_node import SourceBucket
+
+from headwater.errors import UnknownCollection
+from headwater.spark.verification import compare
+from lake_checks import table_rows
+
+ORDERS, ITEMS, OTHER = "shop.orders", "shop.items", "shop.other"
+
+
+@pytest.fixture
+def shop(bucket: SourceBucket, monkeypatch: pytest.MonkeyPatch) -> SourceBucket:
+    without_spark(monkeypatch)
+    bucket.create_scope("shop")
+    for path in (ORDERS, ITEMS, OTHER):
+        bucket.create_collection(path)
+        put(bucket, path, "a")
+    return bucket
+
+
+def put(bucket: SourceBucket, path: str, name: str) -> None:
+    """Two documents in every vbucket."""
+    for vbucket in range(4):
+        bucket.put(bucket.keys(name, 2, vbucket=vbucket), b'{"in":"%s"}' % path.encode(), into=path)
+
+
+def documents(landing: SimulatedLanding) -> dict[str, int]:
+    """By table, how many rows it has."""
+    return {path.name: len(table_rows(path)) for path in sorted((landing.folder / "documents").iterdir())}
+
+
+def ops_of(landing: SimulatedLanding, collection: str) -> list[str]:
+    rows = sorted(landing.changes(), key=lambda row: (row["vbucket"], row["seqno"]))
+    path = collection.split(".")
+    return [row["op"] for row in rows if [row["scope"], row["collection"]] == path and row["vbucket"] == 0]
+
+
+def check_equal(landing: SimulatedLanding, *collections: str, scopes: tuple[str, ...] = ()) -> None:
+    comparison = compare(landing.bucket.settings, str(landing.folder), collections=collections, scopes=scopes)
+    assert comparison.is_equal, comparison
+
+
+def test_one_of_two_is_dropped_and_made_again(shop: SourceBucket, tmp_path: Path) -> None:
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"collections": f"{ORDERS},{ITEMS}"})
+    landing.land()
+    assert documents(landing) == {ITEMS: 8, ORDERS: 8}
+
+    put(shop, ORDERS, "b")
+    shop.drop_collection(ORDERS)
+    put(shop, ITEMS, "b")
+    put(shop, OTHER, "b")
+    landing.land()
+    assert documents(landing) == {ITEMS: 16, ORDERS: 0}, "the table is closed, and the other goes on"
+    assert ops_of(landing, ORDERS)[-1] == "collection_dropped"
+    assert ops_of(landing, OTHER) == [], "what nobody asked for"
+    check_equal(landing, ORDERS, ITEMS)
+
+    put(shop, ITEMS, "c")
+    landing.land()
+    assert documents(landing) == {ITEMS: 24, ORDERS: 0}
+
+    shop.create_collection(ORDERS)
+    put(shop, ORDERS, "d")
+    landing.land()
+    assert documents(landing) == {ITEMS: 24, ORDERS: 8}
+    check_equal(landing, ORDERS, ITEMS)
+
+
+def test_the_only_one_is_dropped(shop: SourceBucket, tmp_path: Path) -> None:
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"collections": ORDERS})
+    landing.land()
+    shop.drop_collection(ORDERS)
+    for _ in range(2):
+        put(shop, OTHER, "b")
+        landing.land()
+        assert documents(landing) == {ORDERS: 0}
+        check_equal(landing, ORDERS)
+    shop.create_collection(ORDERS)
+    put(shop, ORDERS, "d")
+    landing.land()
+    assert documents(landing) == {ORDERS: 8}
+    check_equal(landing, ORDERS)
+
+
+@pytest.mark.parametrize("moment", ["plan", "plan tasks", "run task", "log commit"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_is_dropped_while_the_query_goes_on(shop: SourceBucket, tmp_path: Path, moment: str, number: int) -> None:
+    """At any moment of the first batch, or of one in the middle."""
+    steps: list[str] = []
+    names = f"{ORDERS},{ITEMS}"
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"collections": names, "maxRowsPerTrigger": "12"})
+
+    def drop(name: str) -> None:
+        steps.append(name)
+        if steps.count(moment) == number and ORDERS in shop.ids:
+            shop.drop_collection(ORDERS)
+            put(shop, ITEMS, "b")
+
+    landing.step = drop
+    landing.land()
+    assert ORDERS not in shop.ids
+    assert len(landing.batches) > 2
+    landing.land()
+    assert documents(landing).get(ORDERS, 0) == 0
+    assert documents(landing)[ITEMS] == 16
+    assert ops_of(landing, OTHER) == []
+    check_equal(landing, ORDERS, ITEMS)
+
+
+def test_a_scope_is_dropped_between_plan_and_read(shop: SourceBucket, tmp_path: Path) -> None:
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"scopes": "shop"})
+
+    def drop(name: str) -> None:
+        if name == "run task" and ORDERS in shop.ids:
+            shop.drop_scope("shop")
+
+    landing.step = drop
+    landing.land()
+    landing.land()
+    assert set(documents(landing).values()) <= {0}
+    check_equal(landing, scopes=("shop",))
+
+
+def test_a_scope_is_dropped(shop: SourceBucket, tmp_path: Path) -> None:
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"scopes": "shop"})
+    landing.land()
+    assert documents(landing) == {ITEMS: 8, ORDERS: 8, OTHER: 8}
+    shop.drop_scope("shop")
+    for _ in range(2):
+        shop.put(shop.keys("x", 2, vbucket=0), b"{}")
+        landing.land()
+        assert documents(landing) == {ITEMS: 0, ORDERS: 0, OTHER: 0}
+        check_equal(landing, scopes=("shop",))
+
+
+def test_a_name_that_was_never_there_is_refused(shop: SourceBucket, tmp_path: Path) -> None:
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"collections": "shop.ordres"})
+    with pytest.raises(UnknownCollection, match="ordres"):
+        landing.land()
+    assert not (tmp_path / "lake").exists()
