@@ -169,8 +169,7 @@ class CommitLoop:
         settling.finish()
 
     def _settlings_behind(self) -> int:
-        young_bytes = sum(len(commit.data) for commit in self._bucket.young.values())
-        return max(1, young_bytes // YOUNG_BYTES_MAX)
+        return max(1, self._bucket.young.total_bytes // YOUNG_BYTES_MAX)
 
     def _write_next(self, steps: Iterator[list[Change]]) -> bool:
         changes = next(steps, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 
 from headwater.client.handshake import Credentials
@@ -13,6 +12,7 @@ from headwater.node.kv.service import BucketService
 from headwater.node.membership import MemberSettings, Membership
 from headwater.node.options import NodeOptions
 from headwater.node.published_config import PublishedConfig
+from headwater.node.tls_contexts import peer_context
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 
@@ -77,11 +77,8 @@ class Memberships:
 def peer_login(
     options: NodeOptions, random_bytes: Callable[[int], bytes]
 ) -> Callable[[str, Credentials | None], Login]:
-    """How this node logs in to the others: over TLS where it speaks TLS itself, trusting its own certificate, too."""
-    tls: ssl.SSLContext | None = None
-    if options.tls_cert is not None:
-        tls = ssl.create_default_context()
-        tls.load_verify_locations(options.tls_cert)
+    """How this node logs in to the others: over TLS where it speaks TLS itself."""
+    tls = peer_context(options)
 
     def login(bucket: str, credentials: Credentials | None) -> Login:
         return Login(

@@ -49,18 +49,21 @@ class YoungCommits(dict[int, Commit]):
 
     def __init__(self, commits: Iterable[Commit] = ()) -> None:
         super().__init__()
+        self.total_bytes = 0
         self._by_vbucket: dict[int, deque[Commit]] = {}
         for commit in commits:
             self[commit.number] = commit
 
     def __setitem__(self, number: int, commit: Commit) -> None:
         super().__setitem__(number, commit)
+        self.total_bytes += len(commit.data)
         for vbucket in commit.vbuckets():
             self._by_vbucket.setdefault(vbucket, deque()).append(commit)
 
     def __delitem__(self, number: int) -> None:
         commit = self[number]
         super().__delitem__(number)
+        self.total_bytes -= len(commit.data)
         for vbucket in commit.vbuckets():
             oldest = self._by_vbucket[vbucket].popleft()
             assert oldest is commit, "commits are settled in their order"

@@ -27,8 +27,7 @@ STEP_BYTES = 4 * 1024 * 1024
 
 
 def is_due(bucket: Bucket) -> bool:
-    young = bucket.young.values()
-    return len(young) >= YOUNG_COMMITS_MAX or sum(len(commit.data) for commit in young) >= YOUNG_BYTES_MAX
+    return len(bucket.young) >= YOUNG_COMMITS_MAX or bucket.young.total_bytes >= YOUNG_BYTES_MAX
 
 
 class Settling:
