@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports format bench soak clean
+.PHONY: help setup demo test check lint types imports format docs bench soak clean
 
 BIN := .venv/bin
 
@@ -34,6 +34,9 @@ imports: setup ## Check that imports point one way
 format: setup ## Format the code and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup ## Write the parts of the documentation that are made from the code
+	@scripts/make-reference
 
 bench: setup ## Measure, and write docs/internals/performance.md
 	$(BIN)/python -m bench

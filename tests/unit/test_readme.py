@@ -1,9 +1,7 @@
-"""The README and the docs keep their promises: examples run and print what they say, tables miss nothing."""
+"""The README and the docs keep their promises: links lead somewhere, tables miss nothing. tests/docs runs the code."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
 
@@ -15,37 +13,18 @@ from headwater.protocol.opcodes import Opcode
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PYTHON_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```\n)?", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?://|#)(?P<target>[^)#]+)(?:#[^)]*)?\)")
-EXAMPLES = [(page, match) for page in PAGES for match in PYTHON_BLOCK.finditer(page.read_text())]
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize(
-    ("page", "example"),
-    EXAMPLES,
-    ids=[f"{name(page)}:{page.read_text()[: match.start()].count(chr(10)) + 1}" for page, match in EXAMPLES],
-)
-def test_example_prints_what_the_page_says(page: Path, example: re.Match[str]) -> None:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(example["code"], name(page), "exec"), {"__name__": "__main__"})
-    if example["printed"] is not None:
-        assert printed.getvalue() == example["printed"]
-
-
-def test_the_readme_has_an_example() -> None:
-    assert any(page.name == "README.md" and match["printed"] for page, match in EXAMPLES)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [m["target"] for m in LINK.finditer(page.read_text()) if not (page.parent / m["target"]).exists()]
-    # `make bench` writes this page, and a fresh clone may not have it.
-    assert [target for target in broken if not target.endswith("performance.md")] == []
+    # `make bench` and the tests in a browser write these, and a fresh clone may not have them.
+    assert [target for target in broken if not target.endswith(("performance.md", "dashboard.png"))] == []
 
 
 def test_supported_dcp_lists_every_opcode() -> None:

@@ -1,4 +1,4 @@
-"""`headwater load`: write JSON lines or generated documents to a bucket, fast."""
+"""`headwater load`: write the documents of a file, or generated ones, to a bucket, fast."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, tls_settings
 from headwater.cli.frame_view import printable
+from headwater.cli.load_sources import FileFormat, FileSource, open_source
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.client.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments
-from headwater.client.json_lines import JsonLines
 from headwater.client.key_template import KeyTemplate
 from headwater.client.kv_cluster import KvCluster
 from headwater.client.kv_loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
@@ -39,6 +39,14 @@ RELATIVE_EXPIRY_S_MAX = 30 * 24 * 60 * 60
 """A server takes a larger number for a date."""
 
 EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
+
+
+def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value == "\\t":
+        return "\t"
+    if value is not None and (len(value) != 1 or not value.isascii() or value in '"\r\n'):
+        raise click.BadParameter(f"{value!r} is no single sign, such as ; or \\t.")
+    return value
 
 
 @click.command()
@@ -68,7 +76,22 @@ EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
     default=KEY_TEMPLATE,
     show_default=True,
     metavar="TEMPLATE",
-    help="The key of a document: {id} is a field of it, {#} the number of its line.",
+    help="The key of a document: {id} is a field of it, {#} the number of its line or row.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice([choice.value for choice in FileFormat]),
+    help="What FILE is. Told by the end of its name unless given.",
+)
+@click.option(
+    "--delimiter",
+    metavar="SIGN",
+    callback=_parse_delimiter,
+    help="What stands between the cells of a CSV file.  [default: a comma; a tab in a .tsv file]",
+)
+@click.option(
+    "--text", "texts", multiple=True, metavar="COLUMN", help="Take this column of a CSV file as text; repeat for more."
 )
 @click.option("--expiry", type=click.IntRange(min=0, max=EXPIRY_S_MAX), default=0, help="Seconds the documents live.")
 @click.option(
@@ -88,6 +111,9 @@ def load(
     seed: int,
     collections: tuple[str, ...],
     template: str,
+    format_name: str | None,
+    delimiter: str | None,
+    texts: tuple[str, ...],
     expiry: int,
     connections: int,
     as_json: bool,
@@ -98,14 +124,18 @@ def load(
 ) -> None:
     """Write documents to a bucket.
 
-    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. FILE has one JSON document a line; - reads standard
-    input. The documents are written over what is there.
+    URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. FILE has one JSON document a line, or it is a CSV
+    file with a header or a Parquet file, of which each row becomes a document; - reads standard input. The documents
+    are written over what is there.
 
-    The exit code is 1 if not everything was written: standard error says why, and how many documents were.
+    The exit code is 1 if not everything was written: standard error says why, and how many documents were. It is 2 for
+    a wrong command line, and 130 after Ctrl-C.
 
     \b
     Examples:
       headwater load couchbase://localhost/default users.jsonl --key 'user::{id}'
+      headwater load couchbase://localhost/default users.csv --key 'user::{id}' --text zip
+      headwater load couchbase://localhost/default trips.parquet
       headwater load couchbase://localhost/default --generate 1000000
       headwater load couchbase://localhost/default - --collection shop.orders
     """
@@ -122,9 +152,10 @@ def load(
             agent=f"headwater-load/{__version__}",
         )
         cluster = KvCluster(settings)
-        source: JsonLines | GeneratedDocuments
+        source: FileSource | GeneratedDocuments
         if file is not None:
-            source = JsonLines(file, keys)
+            format_ = FileFormat(format_name) if format_name else None
+            source = open_source(file, keys, format_=format_, delimiter=delimiter, texts=texts)
         else:
             source = GeneratedDocuments(generate or 0, keys, value_bytes=value_bytes, seed=seed)
         with cluster.connect() as connection:
@@ -209,7 +240,7 @@ def _rate(amount: float, seconds: float) -> float:
 
 def _progress(
     loader: KvLoader,
-    source: JsonLines | GeneratedDocuments,
+    source: FileSource | GeneratedDocuments,
     file: io.BufferedReader | None,
     generate: int | None,
     *,
@@ -233,7 +264,7 @@ def _size_bytes(file: io.BufferedReader) -> int | None:
 class _Bar(AbstractContextManager[Callable[[], None]]):
     """The progress bar. A file is measured by what was read of it, generated documents by their number."""
 
-    def __init__(self, loader: KvLoader, source: JsonLines | GeneratedDocuments, *, total: int | None) -> None:
+    def __init__(self, loader: KvLoader, source: FileSource | GeneratedDocuments, *, total: int | None) -> None:
         self._loader = loader
         self._source = source
         self._shown_s = 0.0
@@ -261,6 +292,6 @@ class _Bar(AbstractContextManager[Callable[[], None]]):
             return
         self._shown_s = now_s
         written = self._loader.written
-        done = self._source.bytes_read if isinstance(self._source, JsonLines) else written
+        done = written if isinstance(self._source, GeneratedDocuments) else self._source.bytes_read
         rate = _rate(written, self._loader.elapsed_s)
         self._progress.update(self._task, completed=done, documents=f"{written:,}", rate=f"{rate:,.0f}")

@@ -1,0 +1,102 @@
+"""A section for every command, from its help."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from handbook.markdown import table
+from headwater.cli import COMMANDS
+from headwater.cli.lazy_command import load_command
+
+_OWN_HELP = "--help"
+_TO_CONNECT = ("user", "password", "tls_ca", "tls_skip_verify")
+_CONNECTS = "And [the options to connect](#options-to-connect)."
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by what one types for it, groups before what is in them."""
+    for name in sorted(COMMANDS):
+        yield from _below(f"headwater {name}", load_command(name))
+
+
+def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from _below(f"{path} {name}", command.commands[name])
+
+
+def command_sections() -> str:
+    return "\n\n".join(_section(path, command) for path, command in all_commands())
+
+
+def _section(path: str, command: click.Command) -> str:
+    level = "##" if path.count(" ") == 1 else "###"
+    parts = [f"{level} {path}", f"```console\n{_usage(path, command)}\n```", *_paragraphs(command.help or "")]
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    connects = {option.name for option in options} >= set(_TO_CONNECT)
+    rows = [_row(option) for option in options if not (connects and option.name in _TO_CONNECT)]
+    rows = [row for row in rows if not row[0].startswith(f"`{_OWN_HELP}")]
+    if rows:
+        parts.append(table(("option", "meaning", "default"), rows))
+    return "\n\n".join([*parts, _CONNECTS] if connects else parts)
+
+
+def connection_options() -> str:
+    """Those that all commands have that connect, from one of them."""
+    options = [option for option in load_command("tail").params if option.name in _TO_CONNECT]
+    return table(("option", "meaning"), [_row(option)[:2] for option in options if isinstance(option, click.Option)])
+
+
+def _usage(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path)
+    return " ".join([path, *command.collect_usage_pieces(context)])
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """The help as Markdown: what stands behind `\\b` is code."""
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        lines = paragraph.strip().splitlines()
+        if lines and lines[0].strip() == "\b":
+            example = textwrap.dedent("\n".join(lines[2:]))
+            yield f"```console\n{example}\n```"
+        else:
+            yield _escaped(" ".join(line.strip() for line in lines))
+
+
+def _row(option: click.Option) -> tuple[str, str, str]:
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    metavar = "" if option.is_flag else f" {_metavar(option)}"
+    shown = names[:-1] + metavar + "`" if metavar else names
+    meaning = re.sub(r"\s*\[default: (?P<what>[^\]]*)\]", "", option.help or "")
+    variable = option.envvar if isinstance(option.envvar, str) else None
+    if variable is not None:
+        meaning += f" Or the variable `{variable}`."
+    return shown, _escaped(meaning), _default(option)
+
+
+def _metavar(option: click.Option) -> str:
+    if option.metavar is None and isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+        return "N"
+    return option.make_metavar(click.Context(click.Command("x")))
+
+
+def _default(option: click.Option) -> str:
+    told = re.search(r"\[default: (?P<what>[^\]]*)\]", option.help or "")
+    if told is not None:
+        return told["what"]
+    if option.required:
+        return "needed"
+    default = option.default
+    if option.is_flag or default is None or callable(default) or default == () or not option.show_default:
+        return ""
+    return f"`{default}`" if isinstance(default, int | float | str) else ""
+
+
+def _escaped(text: str) -> str:
+    """Signs that Markdown would take for its own."""
+    return re.sub(r"(?<!`)\b_(?=\w)", r"\\_", text).replace("*", "\\*").replace("<", "&lt;")

@@ -1,0 +1,52 @@
+"""The pages, and what their places are filled with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from handbook.command_sections import command_sections, connection_options
+from handbook.error_tree import error_tree, message_table, status_table
+from handbook.history_drawings import failover_drawing, rollback_drawing, snapshot_drawing
+from handbook.message_tables import message_tables
+from handbook.option_tables import client_settings_table, read_options_table, source_option_names
+from handbook.sizing import sizing_formulas, sizing_table
+from handbook.state_diagrams import connection_diagram, consumer_diagram, end_reasons, producer_diagram
+
+ROOT = Path(__file__).parents[1]
+_PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><!-- /made -->)", re.DOTALL)
+
+MADE: dict[str, Callable[[], str]] = {
+    "commands": command_sections,
+    "connection options": connection_options,
+    "connection states": connection_diagram,
+    "consumer stream": consumer_diagram,
+    "producer stream": producer_diagram,
+    "stream ends": end_reasons,
+    "snapshot drawing": snapshot_drawing,
+    "failover drawing": failover_drawing,
+    "rollback drawing": rollback_drawing,
+    "errors": error_tree,
+    "status errors": status_table,
+    "error messages": message_table,
+    "dcp messages": message_tables,
+    "client settings": client_settings_table,
+    "read options": read_options_table,
+    "source options": source_option_names,
+    "sizing": sizing_table,
+    "sizing formulas": sizing_formulas,
+}
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """The page with all of its places filled."""
+    return _PLACE.sub(lambda match: f"{match['open']}\n{MADE[match['name']]().strip()}\n\n{match['close']}", text)
+
+
+def places(text: str) -> list[str]:
+    return [match["name"] for match in _PLACE.finditer(text)]

@@ -1,0 +1,236 @@
+"""`headwater export`: the live documents of a bucket in files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import rich_click as click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from headwater import __version__
+from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
+from headwater.cli.exporting.json_lines_file import KEY_MEMBER, JsonLinesFile
+from headwater.cli.exporting.left_out import LeftOut
+from headwater.cli.exporting.output_files import OutputFiles
+from headwater.cli.exporting.spool import Spool
+from headwater.cli.exporting.table_file import TableFile, survey
+from headwater.cli.frame_view import printable
+from headwater.client.blocking_client import Client
+from headwater.client.client_settings import ClientSettings
+from headwater.client.connection_string import ConnectionString
+from headwater.errors import InvalidInput
+
+EXIT_INTERRUPTED = 130
+_NAMES_SHOWN = 10
+
+
+class Format(StrEnum):
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--into",
+    required=True,
+    metavar="FILE|DIR",
+    type=click.Path(path_type=Path),
+    help="A file for one collection, or a directory for a file a collection.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice([choice.value for choice in Format]),
+    help="Told by the end of FILE's name unless given; jsonl in a directory.",
+)
+@click.option(
+    "--collection", "collections", multiple=True, metavar="SCOPE.COLLECTION", help="Only this; repeat for more."
+)
+@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
+@click.option("--no-key", is_flag=True, help=f"Leave the keys out, which are in {KEY_MEMBER} otherwise.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@click.option("-q", "--quiet", is_flag=True, help="No line with the progress.")
+@connection_options
+@errors_told
+def export(
+    url: str,
+    into: Path,
+    format_name: str | None,
+    collections: tuple[str, ...],
+    scopes: tuple[str, ...],
+    no_key: bool,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    user: str | None,
+    password: str | None,
+    tls_ca: Path | None,
+    tls_skip_verify: bool,
+) -> None:
+    """Write the live documents of a bucket to files.
+
+    The documents are those that the bucket holds when the command starts, or newer versions of them. A file appears
+    when it is whole. A JSON line is the document, with its key as the member `_key`. In CSV and Parquet every field of
+    the documents is a column, beside `_key`; what is nested or of several kinds is JSON text. Expiry, flags and
+    extended attributes are not exported.
+
+    The exit code is 0 if every document is in a file, 1 if not (standard error says which and why), 2 for a wrong
+    command line and 130 after Ctrl-C.
+
+    \b
+    Examples:
+      headwater export couchbase://localhost/default --into backup/
+      headwater export couchbase://localhost/default --into users.parquet \\
+        --collection shop.users
+      headwater export couchbase://localhost/default --into backup/ --format csv
+    """
+    where = ConnectionString.parse(url)
+    settings = ClientSettings.of(
+        where,
+        credentials(where, user, password),
+        tls=tls_settings(tls_ca, tls_skip_verify),
+        agent=f"headwater-export/{__version__}",
+    )
+    format_ = _format(into, format_name)
+    exported = _Exported()
+    try:
+        with OutputFiles(into, overwrite=overwrite) as files, _progress(exported, shown=not quiet and not as_json):
+            spool = Spool(files.work)
+            with Client(settings) as client:
+                for batch in client.batches(end="now", collections=collections, scopes=scopes, name="headwater-export"):
+                    spool.add(batch)
+                    exported.read = spool.rows
+            _write(spool, files, format_, exported, with_key=not no_key)
+            exported.files = files.publish()
+    except KeyboardInterrupt:
+        click.echo("Error: interrupted; nothing was written", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    exported.tell(as_json=as_json)
+    sys.exit(EXIT_FAILED if exported.left_out.documents else 0)
+
+
+def _format(into: Path, name: str | None) -> Format:
+    by_ending = {f".{choice.value}": choice for choice in Format}.get(into.suffix.lower())
+    if name is not None:
+        return Format(name)
+    return by_ending or Format.JSONL
+
+
+def _write(spool: Spool, files: OutputFiles, format_: Format, exported: _Exported, *, with_key: bool) -> None:
+    names = [name for name in spool.collections() if next(spool.documents(name), None) is not None]
+    if files.is_file and len(names) > 1:
+        listed = ", ".join(".".join(name) for name in names[:_NAMES_SHOWN])
+        raise InvalidInput(
+            f"one file can't hold the documents of {len(names)} collections: {listed}",
+            hint="Give a directory, or choose one with --collection",
+        )
+    if files.is_file and not names:
+        with files.open("") as file:
+            _sink(file, iter(()), format_, exported, with_key=with_key).end()
+    for name in names:
+        collection = ".".join(name)
+        with files.open(f"{collection}.{format_}") as file:
+            sink = _sink(file, spool.documents(name), format_, exported, with_key=with_key)
+            exported.by_collection[collection] = 0
+            for batch in spool.documents(name):
+                exported.by_collection[collection] += sink.write(batch)
+            sink.end()
+
+
+def _sink(
+    file: BinaryIO, documents: Iterator[pa.RecordBatch], format_: Format, exported: _Exported, *, with_key: bool
+) -> JsonLinesFile | TableFile:
+    """What documents are written with; a file with columns takes a look at all of them first."""
+    if format_ is Format.JSONL:
+        return JsonLinesFile(file, exported.left_out, with_key=with_key)
+    found = survey(documents)
+    taken = KEY_MEMBER if with_key else ""
+    exported.as_text += found.texts()
+    exported.without_column += found.without_column(taken=taken)
+    is_parquet = format_ is Format.PARQUET
+    columns = found.columns(taken=taken)
+    return TableFile(file, exported.left_out, columns, with_key=with_key, is_parquet=is_parquet)
+
+
+# --- the result ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Exported:
+    """What is said on the way, and in the end."""
+
+    read: int = 0
+    by_collection: dict[str, int] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    as_text: list[str] = field(default_factory=list)
+    without_column: list[str] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def documents(self) -> int:
+        return sum(self.by_collection.values())
+
+    def tell(self, *, as_json: bool) -> None:
+        took_s = time.monotonic() - self._began_s
+        for sentence in self._remarks():
+            click.echo(printable(sentence), err=True)
+        if as_json:
+            click.echo(json.dumps(self._as_object(took_s)))
+            return
+        rate = self.documents / max(took_s, 0.001)
+        for path in self.files:
+            click.echo(str(path))
+        click.echo(f"{self.documents:,} documents in {took_s:.2f} s: {rate:,.0f} documents/s", err=True)
+
+    def _remarks(self) -> Iterator[str]:
+        if self.as_text:
+            yield f"As JSON text, because nested or of several kinds: {_shown(self.as_text)}"
+        if self.without_column:
+            yield f"Fields left out, as no column can have their name: {_shown(self.without_column)}"
+        for sentence in self.left_out.sentences():
+            yield f"Error: {sentence}. {'JSON lines (--format jsonl) hold what columns do not'}"
+
+    def _as_object(self, took_s: float) -> dict[str, Any]:
+        return {
+            "documents": self.documents,
+            "collections": self.by_collection,
+            "files": [str(path) for path in self.files],
+            "left_out": self.left_out.reasons(),
+            "columns_as_text": self.as_text,
+            "fields_without_column": self.without_column,
+            "seconds": round(took_s, 3),
+        }
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+@contextmanager
+def _progress(exported: _Exported, *, shown: bool) -> Iterator[None]:
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield
+        return
+    with Live(get_renderable=lambda: _line(exported), console=console, transient=True):
+        yield
+
+
+def _line(exported: _Exported) -> Text:
+    return Text(f"exporting: {exported.read:,} changes read, {exported.documents:,} documents written")

@@ -1,0 +1,66 @@
+"""A command that is known by its name and one line, and imported when it is run.
+
+The list of all commands, and completion in a shell, need no more than that line: it is read from the source, where
+importing all modules takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+
+class LazyCommand(click.RichCommand):
+    """Stands for the command `name` of the module `headwater.cli.name`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, help=summary_of(name))
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> Any:
+        """The context is the real command's, so that it is the one which is run, explained and completed."""
+        assert self.name is not None
+        return load_command(self.name).make_context(info_name, args, parent=parent, **extra)
+
+
+def load_command(name: str) -> click.Command:
+    """The command itself, or one that says what has to be installed for it."""
+    try:
+        module = import_module(f"headwater.cli.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("headwater"):
+            raise
+        return _not_installed(name, error.name)
+    command: click.Command = getattr(module, name)
+    return command
+
+
+def summary_of(name: str) -> str:
+    """The first line of what the command says about itself."""
+    spec = find_spec(f"headwater.cli.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return (ast.get_docstring(statement) or "").partition("\n")[0]
+    raise AssertionError(f"headwater.cli.{name} has no command {name}")
+
+
+_EXTRAS = {"land": "spark", "verify": "spark"}
+"""What has to be installed for a command; the node's libraries unless told."""
+
+
+def _not_installed(command: str, module: str) -> click.Command:
+    """Stands for a command whose libraries are missing, and says how to get them."""
+    advice = f"Needs {module}, which is not installed: pip install 'headwater[{_EXTRAS.get(command, 'node')}]'"
+
+    def refuse() -> None:
+        raise click.ClickException(advice)
+
+    return click.Command(command, help=advice, callback=refuse)

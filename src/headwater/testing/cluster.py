@@ -1,0 +1,164 @@
+"""A cluster for one test, and what can be done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from headwater.client import blocking_client
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import Login
+from headwater.cluster.cluster_status import ClusterStatus
+from headwater.cluster.coordinator import Coordinator
+from headwater.node.memberships import PEER_FEATURES
+from headwater.testing.node import DEFAULT_COLLECTION, PASSWORD, USER, VBUCKETS, HeadwaterNode
+from headwater.testing.nursery import NodeFailed, Nursery
+
+REPLICATED_S_MAX = 30.0
+_LOOK_EVERY_S = 0.02
+
+T = TypeVar("T")
+
+
+class HeadwaterCluster:
+    """Nodes that share the vbuckets of one bucket, `default`, with replicas."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        *,
+        nodes: int = 2,
+        replicas: int = 1,
+        vbuckets: int = VBUCKETS,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self.user = USER
+        self.password = PASSWORD
+        self.replicas = replicas
+        self._stack = ExitStack()
+        self.nodes: list[HeadwaterNode] = []
+        for number in range(nodes):
+            place = folder / f"node-{number}"
+            place.mkdir()
+            self.nodes.append(HeadwaterNode(nursery, place, vbuckets=vbuckets, options=("--bare", *options)))
+
+    def __enter__(self) -> Self:
+        try:
+            for node in self.nodes:
+                self._stack.enter_context(node)
+            self._coordinate(lambda coordinator: coordinator.init(replicas=self.replicas))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """The connection string: all nodes that run, with the bucket."""
+        return f"couchbase://{','.join(str(node.address) for node in self._running())}/default"
+
+    def connect(self, **settings: Any) -> blocking_client.Client:
+        """A client of the bucket, for `with`."""
+        return blocking_client.connect(self.url, user=self.user, password=self.password, **settings)
+
+    def status(self) -> ClusterStatus:
+        return self._coordinate(lambda coordinator: coordinator.status())
+
+    # --- documents ------------------------------------------------------------------------------------------------
+
+    def active_node(self, vbucket: int) -> HeadwaterNode:
+        """The node that a vbucket is active on."""
+        with self.connect() as client:
+            address = client.cluster_map.address_of(vbucket)  # type: ignore[arg-type]
+        return next(node for node in self.nodes if node.address == address)
+
+    def write(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
+        """Write documents by key, each to the node of its vbucket."""
+        by_node: dict[int, dict[str, Any]] = {}
+        with self.connect() as client:
+            for key, value in documents.items():
+                address = client.cluster_map.address_of(self.nodes[0].vbucket_of(key))  # type: ignore[arg-type]
+                number = next(number for number, node in enumerate(self.nodes) if node.address == address)
+                by_node.setdefault(number, {})[key] = value
+        for number, part in by_node.items():
+            self.nodes[number].write(part, collection=collection)
+
+    def wait_until_replicated(self) -> None:
+        """Until every replica has all changes of its active copy."""
+        deadline_s = time.monotonic() + REPLICATED_S_MAX
+        while any(node.behind for node in self.status().nodes):
+            if time.monotonic() > deadline_s:
+                raise NodeFailed(f"replicas were behind for {REPLICATED_S_MAX:.0f} s")
+            time.sleep(_LOOK_EVERY_S)
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------
+
+    def failover(self, node: HeadwaterNode | None = None) -> None:
+        """Kill a node, the first unless told, and let its replicas take over. What they had not got is lost."""
+        lost = node or self._running()[0]
+        lost.kill()
+        self._coordinate(lambda coordinator: coordinator.failover([str(lost.address)]))
+
+    def lose(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
+        """Write documents, and lose them by a failover: their node dies before any replica has got them.
+
+        They must be on one node. The others are started anew, for what lies in their sockets would survive.
+        """
+        owners = {self.nodes.index(self.active_node(self.nodes[0].vbucket_of(key))) for key in documents}
+        if len(owners) != 1:
+            raise NodeFailed(f"the documents are on {len(owners)} nodes: choose keys of one")
+        lost = self.nodes[owners.pop()]
+        others = [node for node in self._running() if node is not lost]
+        for node in others:
+            node.pause()
+        lost.write(documents, collection=collection)
+        lost.kill()
+        for node in others:
+            node.kill()
+            node.start()
+        self.failover(lost)
+
+    def rollback(self, vbucket: int, seqno: int) -> int:
+        """Take back all changes of a vbucket above a seqno. See `HeadwaterNode.rollback`."""
+        return self.active_node(vbucket).rollback(vbucket, seqno)
+
+    def pause(self, node: HeadwaterNode | None = None) -> HeadwaterNode:
+        """Let a node, the first unless told, stand still until `resume`."""
+        paused = node or self._running()[0]
+        paused.pause()
+        return paused
+
+    def resume(self, node: HeadwaterNode) -> None:
+        node.resume()
+
+    # --- the coordinator ------------------------------------------------------------------------------------------
+
+    def _running(self) -> list[HeadwaterNode]:
+        return [node for node in self.nodes if node.process.is_running]
+
+    def _coordinate(self, work: Callable[[Coordinator], Awaitable[T]]) -> T:
+        async def run() -> T:
+            login = Login(
+                credentials=Credentials(self.user, self.password),
+                bucket="default",
+                features=PEER_FEATURES,
+                agent="headwater testing",
+            )
+            coordinator = Coordinator([node.address for node in self._running()], login)
+            try:
+                return await work(coordinator)
+            finally:
+                coordinator.close()
+
+        return asyncio.run(run())

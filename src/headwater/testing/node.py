@@ -1,0 +1,204 @@
+"""A node for one test, and what can be done to it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headwater.cli.management_api import Management
+from headwater.client import blocking_client
+from headwater.client.cluster_map import vbucket_of
+from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import KvConnection, Login
+from headwater.protocol.messages.documents import Delete, Set
+from headwater.protocol.messages.vbuckets import GetCollectionId
+from headwater.protocol.numbers import CollectionId, VBucketId
+from headwater.testing.nursery import Nursery
+from headwater.testing.serving import ServingProcess
+
+USER = "tester"
+PASSWORD = "a secret for tests"
+VBUCKETS = 16
+"""Few: a stream for each of them is soon opened."""
+
+DEFAULT_COLLECTION = "_default._default"
+_FLAGS = {True: 0x02000000, False: 0x03000000}
+"""By which Couchbase's SDKs know JSON, and bytes."""
+
+
+class HeadwaterNode:
+    """A node on free ports. What a method is asked for goes to the first bucket unless told."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        *,
+        vbuckets: int = VBUCKETS,
+        buckets: tuple[str, ...] = ("default",),
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self.user = USER
+        self.password = PASSWORD
+        self.vbuckets = vbuckets
+        self.bucket = buckets[0]
+        named = [part for bucket in buckets for part in ("--bucket", bucket)]
+        login = ["--user", USER, "--password", PASSWORD]
+        self.process = ServingProcess(nursery, folder, [*named, "--vbuckets", str(vbuckets), *login, *options])
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    # --- where it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The connection string, with the bucket."""
+        return self.url_of(self.bucket)
+
+    def url_of(self, bucket: str) -> str:
+        return f"couchbase://{self.address}/{bucket}"
+
+    @property
+    def http_url(self) -> str:
+        """Of the management side, and of the dashboard."""
+        return f"http://127.0.0.1:{self.process.ports[1]}"
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", int(self.process.ports[0]))
+
+    @property
+    def log(self) -> str:
+        """What the node has written to its log, over all starts."""
+        return self.process.log()
+
+    def connect(self, bucket: str | None = None, **settings: Any) -> blocking_client.Client:
+        """A client of the bucket, for `with`."""
+        return blocking_client.connect(
+            self.url_of(bucket or self.bucket), user=self.user, password=self.password, **settings
+        )
+
+    # --- documents ------------------------------------------------------------------------------------------------
+
+    def vbucket_of(self, key: str) -> int:
+        return int(vbucket_of(key.encode(), self.vbuckets))
+
+    def write(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION, expiry: int = 0) -> None:
+        """Write documents by key. Bytes are stored as they are, everything else as JSON."""
+        with closing(self._kv()) as connection:
+            where = self._collection_id(connection, collection)
+            for key, value in documents.items():
+                content = bytes(value) if isinstance(value, bytes) else json.dumps(value).encode()
+                connection.request(
+                    Set(
+                        vbucket=VBucketId(self.vbucket_of(key)),
+                        collection_id=where,
+                        key=key.encode(),
+                        value=content,
+                        flags=_FLAGS[not isinstance(value, bytes)],
+                        expiry=expiry,
+                    )
+                )
+
+    def remove(self, *keys: str, collection: str = DEFAULT_COLLECTION) -> None:
+        """Delete documents."""
+        with closing(self._kv()) as connection:
+            where = self._collection_id(connection, collection)
+            for key in keys:
+                vbucket = VBucketId(self.vbucket_of(key))
+                connection.request(Delete(vbucket=vbucket, collection_id=where, key=key.encode()))
+
+    def high_seqnos(self) -> dict[int, int]:
+        """The newest seqno of every vbucket."""
+        with self.connect() as client:
+            reading = client.batches(end="now", no_value=True)
+            for _ in reading:
+                pass
+            seqnos = {int(vbucket): int(offset.seqno) for vbucket, offset in reading.offsets.offsets.items()}
+        return {vbucket: seqnos.get(vbucket, 0) for vbucket in range(self.vbuckets)}
+
+    # --- collections ----------------------------------------------------------------------------------------------
+
+    def create_collection(self, name: str, **settings: Any) -> None:
+        """Create `scope.collection`, and the scope where it is not there. `settings` are `maxTTL` and `history`."""
+        scope, _, collection = name.partition(".")
+        scopes = self._manage("GET", "scopes")["scopes"]
+        if scope not in [known["name"] for known in scopes]:
+            self._manage("POST", "scopes", form={"name": scope})
+        if collection:
+            form = {"name": collection} | {setting: json.dumps(value) for setting, value in settings.items()}
+            self._manage("POST", "scopes", scope, "collections", form=form)
+
+    def drop_collection(self, name: str) -> None:
+        """Drop `scope.collection`, or a scope."""
+        scope, _, collection = name.partition(".")
+        self._manage("DELETE", "scopes", scope, *(("collections", collection) if collection else ()))
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------
+
+    def rollback(self, vbucket: int, seqno: int) -> int:
+        """Take back all changes of a vbucket above a seqno, as a failover to a copy that lags behind does.
+
+        Gives the seqno that was reached: 0 where the one that was asked for is before the history window.
+        """
+        path = ("headwater", "buckets", self.bucket, "vbuckets", str(vbucket), "rollback")
+        done = self._management.ask("POST", *path, form={"to": str(seqno)}).accepted()
+        return int(done["rolled_back_to"])
+
+    def pause(self) -> None:
+        """Stand still: connections stay open, and nothing is answered."""
+        self.process.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9. Does nothing where it has ended."""
+        self.process.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """A clean end."""
+        self.process.end(signal.SIGTERM)
+
+    def start(self) -> None:
+        """Again, with the same data and on the same ports, after `stop` or `kill`."""
+        self.process.start()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    # --- the two sides of it --------------------------------------------------------------------------------------
+
+    def _kv(self) -> KvConnection:
+        credentials = Credentials(self.user, self.password)
+        return KvConnection.open(self.address, Login(credentials=credentials, bucket=self.bucket))
+
+    @staticmethod
+    def _collection_id(connection: KvConnection, name: str) -> CollectionId:
+        if name == DEFAULT_COLLECTION:
+            return CollectionId(0)
+        answer: Any = connection.request(GetCollectionId(value=name.encode()))
+        return CollectionId(answer.id)
+
+    @cached_property
+    def _management(self) -> Management:
+        address = Address("127.0.0.1", int(self.process.ports[1]))
+        return Management(address=address, credentials=Credentials(self.user, self.password))
+
+    def _manage(self, method: str, *path: str, form: dict[str, str] | None = None) -> Any:
+        return self._management.ask(method, "pools", "default", "buckets", self.bucket, *path, form=form).accepted()

@@ -1,0 +1,148 @@
+"""A process that becomes nodes.
+
+Most of a node's start is importing libraries and loading compiled kernels. The nursery does both once, in a process of
+its own that has no threads, and forks: the child goes on as `headwater serve`. It is asked over its standard input, a
+line of JSON a node, and answers with the child's process id. It ends when its input does, and the system then ends all
+of its nodes, so that nothing is left of a run of tests that was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+READY_S_MAX = 120.0
+"""For the first start of all on a machine, which compiles the kernels."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class NodeFailed(Exception):
+    """A node, or the process that makes them, has ended or is silent."""
+
+
+class Nursery:
+    """The side of the tests. The process is started when the first node is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "nursery.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+    def start(self, arguments: list[str], *, stdout: Path, stderr: Path) -> int:
+        """Let a node be started. Returns its process id; whether it got ready is seen in its output."""
+        process = self._started()
+        assert process.stdin is not None
+        order = {"arguments": arguments, "stdout": str(stdout), "stderr": str(stderr)}
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            answer = self._read_line(process)
+        except (BrokenPipeError, NodeFailed) as error:
+            raise NodeFailed(f"no node can be started; the log says:\n{self._log.read_text()}") from error
+        return int(json.loads(answer)["pid"])
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+            with self._log.open("w") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "headwater.testing.nursery"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=kept,
+                    # Ctrl-C is for the tests, which end their nodes themselves.
+                    start_new_session=True,
+                )
+        return self._process
+
+    @staticmethod
+    def _read_line(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        readable, _, _ = select.select([process.stdout], [], [], READY_S_MAX)
+        line = process.stdout.readline() if readable else ""
+        if not line:
+            raise NodeFailed("no answer")
+        return line
+
+
+# --- the process --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Import, and fork for each line."""
+    from headwater.cli.serve import serve
+    from headwater.node.warm_up import warm_up
+
+    warm_up()
+    assert threading.active_count() == 1, "a fork would leave the other threads' locks as they are"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    parent = os.getpid()
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _become_node(serve, order, parent)
+        sys.stdout.write(json.dumps({"pid": pid}) + "\n")
+        sys.stdout.flush()
+
+
+def _become_node(serve: Any, order: dict[str, Any], parent: int) -> NoReturn:
+    """In the child: nothing of the nursery's is left but its memory."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _connect(0, os.devnull, os.O_RDONLY)
+        _connect(1, order["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        _connect(2, order["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        # The objects for the standard streams have buffers and a state of their own.
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        serve.main(args=order["arguments"], prog_name="headwater serve", standalone_mode=False)
+        code = 0
+    except BaseException as error:
+        sys.stderr.write(f"Error: {error}\n")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _connect(number: int, path: str, flags: int) -> None:
+    opened = os.open(path, flags, 0o666)
+    os.dup2(opened, number)
+    os.close(opened)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The plug-in itself: the fixtures, and the marker that tells what kind of node a test needs.
+
+It imports next to nothing: pytest loads it in every run of everybody who has Headwater installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from headwater.testing.cluster import HeadwaterCluster
+    from headwater.testing.node import HeadwaterNode
+    from headwater.testing.nursery import Nursery
+
+MARKER = "headwater"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "headwater(vbuckets=16, buckets=('default',), nodes=2, replicas=1, options=()): the node or the cluster that "
+        "`headwater_node` or `headwater_cluster` is to be; options are those of `headwater serve`",
+    )
+
+
+@pytest.fixture(scope="session")
+def _headwater_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """A process that has everything imported, and becomes a node by a fork."""
+    from headwater.testing.nursery import Nursery
+
+    with Nursery(tmp_path_factory.mktemp("headwater-nursery")) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def headwater_node(
+    request: pytest.FixtureRequest, _headwater_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HeadwaterNode]:
+    """A node of this test alone, on free ports and with nothing in it."""
+    from headwater.testing.node import HeadwaterNode
+
+    with HeadwaterNode(
+        _headwater_nursery, _folder(tmp_path_factory), **_wanted(request, "vbuckets", "buckets")
+    ) as node:
+        yield node
+
+
+@pytest.fixture
+def headwater_cluster(
+    request: pytest.FixtureRequest, _headwater_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HeadwaterCluster]:
+    """Nodes with replicas of each other's vbuckets, of this test alone."""
+    from headwater.testing.cluster import HeadwaterCluster
+
+    wanted = _wanted(request, "vbuckets", "nodes", "replicas")
+    with HeadwaterCluster(_headwater_nursery, _folder(tmp_path_factory), **wanted) as cluster:
+        yield cluster
+
+
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("headwater")
+
+
+def _wanted(request: pytest.FixtureRequest, *names: str) -> dict[str, Any]:
+    """What the test's marker asks for."""
+    marker = request.node.get_closest_marker(MARKER)
+    wanted = {} if marker is None else dict(marker.kwargs)
+    unknown = sorted(wanted.keys() - {*names, "options"})
+    if unknown or (marker is not None and marker.args):
+        known = ", ".join([*names, "options"])
+        raise pytest.UsageError(f"the marker headwater takes {known} by name here, and not {unknown or marker.args}")
+    return wanted

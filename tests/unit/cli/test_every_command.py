@@ -1,0 +1,155 @@
+"""What all commands have in common: help with an example, errors in one sentence, exit codes, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from handbook.command_sections import all_commands
+
+from headwater.cli import COMMANDS, main
+from headwater.cli.lazy_command import load_command, summary_of
+
+ALL = dict(all_commands())
+LEAVES = {path: command for path, command in ALL.items() if not isinstance(command, click.Group)}
+URL = "couchbase://127.0.0.1:1/travel"
+NOWHERE = "Error: 127.0.0.1:1 can't be reached"
+
+BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
+    "headwater cluster add": [([URL, "127.0.0.1:2"], 1, "can't be reached"), ([URL], 2, "Missing argument 'NODE'")],
+    "headwater cluster failover": [([URL, "127.0.0.1:2"], 1, "can't be reached")],
+    "headwater cluster init": [([URL], 1, "can't be reached"), ([URL, "--replicas", "9"], 2, "--replicas")],
+    "headwater cluster rebalance": [([URL], 1, "can't be reached")],
+    "headwater cluster remove": [([URL, "127.0.0.1:2"], 1, "can't be reached")],
+    "headwater cluster status": [([URL], 1, "can't be reached"), (["couchbase://h"], 1, "names no bucket")],
+    "headwater collections create": [([URL, "a"], 1, NOWHERE), ([URL, "a.b.c"], 2, "not a scope")],
+    "headwater collections drop": [([URL, "a"], 1, NOWHERE)],
+    "headwater collections list": [([URL], 1, NOWHERE), (["http://127.0.0.1"], 1, "the URL names no bucket")],
+    "headwater decode": [(["no-such-file"], 2, "No such file"), (["-", "--input-format", "pcap"], 1, "Error: ")],
+    "headwater drill rollback": [([URL, "--vbucket", "1", "--to", "1"], 1, NOWHERE), ([URL], 2, "Missing option")],
+    "headwater drill hold-replicas": [([URL], 1, NOWHERE), ([], 2, "Missing argument 'URL'")],
+    "headwater drill release-replicas": [([URL], 1, NOWHERE)],
+    "headwater export": [([URL, "--into", "out"], 1, NOWHERE), ([URL], 2, "Missing option '--into'")],
+    "headwater land": [(["localhost", "--into", "lake"], 1, "does not start with couchbase://")],
+    "headwater load": [([URL, "--generate", "1"], 1, NOWHERE), ([URL], 2, "Give either FILE or --generate N")],
+    "headwater replicate": [(["--from", URL, "--to", URL], 1, "can't be reached"), ([], 2, "Missing option")],
+    "headwater serve": [(["--data", "data", "--vbuckets", "3"], 1, "take a power of two")],
+    "headwater sim": [(["--no-such-option"], 2, "No such option")],
+    "headwater tail": [([URL, "--to", "now"], 1, NOWHERE), ([URL, "--limit", "0"], 2, "--limit")],
+    "headwater verify": [(["localhost", "lake"], 1, "does not start with couchbase://")],
+}
+"""By command: arguments, the exit code, and a part of what is said. A new command needs an entry."""
+
+
+def run(*arguments: str) -> Result:
+    login = {"HEADWATER_USER": "me", "HEADWATER_PASSWORD": "secret"}
+    return CliRunner().invoke(main, arguments, env=login, input="", prog_name="headwater")
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_help_has_an_example(path: str) -> None:
+    result = run(*path.split()[1:], "--help")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"Examples?:\s", result.output)
+    assert path in result.output.partition("Example")[2], "the example shows the command itself"
+    first = (ALL[path].help or "").partition("\n")[0]
+    assert first.endswith("."), "its first line is a sentence"
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_an_option_that_is_none(path: str) -> None:
+    result = run(*path.split()[1:], "--no-such-option")
+    assert (result.exit_code, result.stdout) == (2, "")
+    [said] = result.stderr.splitlines()
+    assert said.startswith("Error: No such option '--no-such-option'")
+    assert said.endswith(f". See {path} --help")
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "exit_code", "said"),
+    [(path, *case) for path, cases in BAD_INPUT.items() for case in cases],
+)
+def test_bad_input_gives_one_sentence(
+    path: str, arguments: list[str], exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*path.split()[1:], *arguments)
+    assert isinstance(result.exception, SystemExit), result.exc_info
+    assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
+    first, *others = result.stderr.splitlines()
+    assert first.startswith("Error: ")
+    assert said in first
+    assert [line for line in others if line != "0 documents were written"] == []
+
+
+def test_no_command_is_left_out() -> None:
+    assert LEAVES.keys() == BAD_INPUT.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_tells_what_a_command_says_about_itself(name: str) -> None:
+    assert (load_command(name).help or "").partition("\n")[0] == summary_of(name)
+    assert name in run("--help").output
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom headwater.cli import main\n"
+        "print(CliRunner().invoke(main, ['--help']).exit_code)\n"
+        "print([name for name in ('pyspark', 'lmdb', 'numba', 'pyarrow', 'uvloop') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n[]\n"
+
+
+def test_an_unknown_command() -> None:
+    result = run("nonsense")
+    assert (result.exit_code, result.stderr) == (2, "Error: No such command 'nonsense'. See headwater --help\n")
+
+
+# --- completion ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_for_a_shell(shell: str) -> None:
+    result = run("--completion", shell)
+    assert result.exit_code == 0
+    assert "_HEADWATER_COMPLETE" in result.stdout
+    program = shutil.which(shell)
+    if program is not None:
+        checked = subprocess.run([program, "-n", "/dev/stdin"], input=result.stdout, text=True, check=False)
+        assert checked.returncode == 0
+
+
+def test_a_shell_that_has_none() -> None:
+    result = run("--completion", "tcsh")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("See headwater --help\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("headwater colle", ["plain,collections"]),
+        ("headwater collections cr", ["plain,create"]),
+        ("headwater load --for", ["plain,--format"]),
+        ("headwater load --format p", ["plain,parquet"]),
+    ],
+)
+def test_what_bash_is_told(words: str, expected: list[str]) -> None:
+    variables = {
+        "_HEADWATER_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+        "PATH": os.environ["PATH"],
+    }
+    command = [sys.executable, "-c", "from headwater.cli import main; main(prog_name='headwater')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+    assert done.stdout.splitlines() == expected

@@ -1,0 +1,155 @@
+"""`headwater load` of CSV and Parquet files: what arrives, and what is said of rows that are wrong."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from loading_server import PASSWORD, USER, LoadingCluster
+
+from headwater.cli import main
+
+LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+
+
+@pytest.fixture
+def cluster() -> Iterator[LoadingCluster]:
+    with LoadingCluster().running() as running:
+        yield running
+
+
+def run(*arguments: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(main, ["load", *arguments], input=stdin, env=LOGIN)
+
+
+def loaded(*arguments: str, stdin: bytes = b"") -> int:
+    result = run(*arguments, "--json", stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return int(json.loads(result.stdout)["documents"])
+
+
+def failed(*arguments: str, stdin: bytes = b"") -> list[str]:
+    result = run(*arguments, stdin=stdin)
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    return result.stderr.splitlines()
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], **options: Any) -> str:
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)
+    return str(path)
+
+
+def test_a_csv_file(cluster: LoadingCluster, tmp_path: Path) -> None:
+    file = tmp_path / "users.csv"
+    file.write_text('id,name,zip\n7,"Ada, the first",01234\n8,Bo,90210\n')
+    assert loaded(cluster.url(), str(file), "--key", "user::{id}") == 2
+    assert cluster.values() == {
+        "user::7": {"id": 7, "name": "Ada, the first", "zip": "01234"},
+        "user::8": {"id": 8, "name": "Bo", "zip": "90210"},
+    }
+
+
+def test_a_csv_file_from_standard_input(cluster: LoadingCluster) -> None:
+    options = ("--format", "csv", "--delimiter", ";", "--text", "id", "--key", "{id}-{#}")
+    assert loaded(cluster.url(), "-", *options, stdin=b"id;n\n7;1\n8;2\n") == 2
+    assert cluster.values() == {"7-1": {"id": "7", "n": 1}, "8-2": {"id": "8", "n": 2}}
+
+
+def test_tabs(cluster: LoadingCluster, tmp_path: Path) -> None:
+    file = tmp_path / "users.TSV"
+    file.write_text("id\tname\n1\ta,b\n")
+    loaded(cluster.url(), str(file))
+    loaded(cluster.url(), "-", "--format", "csv", "--delimiter", "\\t", "--key", "x{#}", stdin=file.read_bytes())
+    assert cluster.values() == {"doc::1": {"id": 1, "name": "a,b"}, "x1": {"id": 1, "name": "a,b"}}
+
+
+def test_a_parquet_file(cluster: LoadingCluster, tmp_path: Path) -> None:
+    rows = [{"id": number, "tags": ["a", None], "home": {"city": "Graz"}} for number in range(10_000)]
+    file = write_parquet(tmp_path / "users.parquet", rows, row_group_size=3000)
+    assert loaded(cluster.url(), file, "--key", "u{id}") == 10_000
+    assert cluster.values() == {f"u{row['id']}": row for row in rows}
+
+
+def test_a_parquet_file_is_known_by_its_first_bytes(cluster: LoadingCluster, tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "part-00000", [{"a": 1}])
+    assert loaded(cluster.url(), file) == 1
+    assert cluster.values() == {"doc::1": {"a": 1}}
+
+
+def test_rows_before_a_bad_one_are_written(cluster: LoadingCluster, tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "a.parquet", [{"id": 1}, {"id": 2}, {"id": None}, {"id": 4}])
+    said = failed(cluster.url(), file, "--key", "{id}")
+    assert said[0].startswith("Error: row 3: the field 'id' is neither a string nor a whole number. Every document")
+    assert said[1:] == ["2 documents were written"]
+    assert cluster.values().keys() == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    [
+        ("a.csv", b"a,b\n1\n", (), "row 1: expected 2 columns, got 1"),
+        ("a.csv", b"", (), "the file has no header"),
+        ("a.csv", b"a\n1\n", ("--key", "{b}"), "row 1: the document has no field 'b'"),
+        ("a.csv", b"a\n1\n", ("--text", "b"), "the file has no column 'b'"),
+        ("a.jsonl", b"{}\n", ("--text", "b"), "--delimiter and --text are for CSV, and this is jsonl"),
+        ("a.parquet", b"PAR1 and no more", (), "the file is no Parquet file that can be read"),
+    ],
+)
+def test_files_that_will_not_do(
+    cluster: LoadingCluster, tmp_path: Path, name: str, content: bytes, options: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    first, *rest = failed(cluster.url(), str(file), *options)
+    assert first.startswith(f"Error: {said}")
+    assert rest == ["0 documents were written"]
+
+
+def test_parquet_from_a_pipe(cluster: LoadingCluster) -> None:
+    command = [sys.executable, "-m", "headwater", "load", cluster.url(), "-", "--format", "parquet"]
+    done = subprocess.run(
+        command,
+        input=b"PAR1",
+        capture_output=True,
+        check=False,
+        env={**LOGIN, "PATH": ""},
+    )
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("Error: Parquet can't be read from a pipe. Give the file itself")
+
+
+@pytest.mark.parametrize("sign", ["", ";;", '"', "\n"])
+def test_delimiters_that_are_none(sign: str) -> None:
+    assert run("couchbase://127.0.0.1/a", "-", "--delimiter", sign).exit_code == 2
+
+
+def test_memory_is_bounded(cluster: LoadingCluster, tmp_path: Path) -> None:
+    """A file of 200 MB, in one row group, is read with far less than that."""
+    note = "x" * 50_000
+    table = pa.table({"id": pa.array(range(4000)), "note": pa.array([f"{number}{note}" for number in range(4000)])})
+    file = tmp_path / "large.parquet"
+    pq.write_table(table, file, compression="none", use_dictionary=False, row_group_size=4000)
+    del table
+    code = (
+        "import resource, sys\n"
+        "from headwater.client.key_template import KeyTemplate\n"
+        "from headwater.client.table_documents import ParquetRows, TableDocuments\n"
+        "source = TableDocuments(ParquetRows(open(sys.argv[1], 'rb')), KeyTemplate.parse('{id}'))\n"
+        "batches = source.batches(); next(batches)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "rows = sum(len(batch) for batch in batches)\n"
+        "print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    rows, grown_kib = map(int, done.stdout.split())
+    assert rows > 3800
+    assert grown_kib < 60_000, resource.getpagesize()
