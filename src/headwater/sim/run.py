@@ -157,14 +157,16 @@ def _has_copied(copy: NodeHost, active: NodeHost, vbucket: int) -> bool:
     if not copy.is_ready:
         return False
     ours, theirs = copy.bucket.vbuckets, active.bucket.vbuckets
-    if ours.facts[vbucket] is None:
-        return False
-    return bool(ours.durable_seqnos[vbucket] == theirs.durable_seqnos[vbucket])
+    return bool(
+        ours.facts[vbucket] is not None
+        and ours.durable_seqnos[vbucket] == theirs.durable_seqnos[vbucket]
+        and ours.vbuuids[vbucket] == theirs.vbuuids[vbucket]
+    )
 
 
 def _has_reached(consumer: Consumer, vbucket: int, active: NodeHost) -> bool:
     high = int(active.bucket.vbuckets.high_seqnos[vbucket])
-    if high == 0 or consumer.failure is not None:
+    if consumer.failure is not None:
         return True
     offset = None if consumer.offsets is None else consumer.offsets.get(vbucket)  # type: ignore[arg-type]
     if offset is None:

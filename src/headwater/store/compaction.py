@@ -96,6 +96,8 @@ def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after
     compacted: VBucketFacts | None = None
     if facts is not None and len(kept) < len(part.run):
         compacted = _compacted_facts(bucket, vbucket, facts, purge_seqno=dropped.purge_seqno)
+        # Streams go by these, and must not read on as if all versions were there: the write may be in another thread.
+        _take_over(bucket, vbucket, compacted)
         changes = [
             *(Delete(Table.BLOCKS, key) for key in part.keys),
             *blocks(vbucket, kept),
@@ -113,28 +115,33 @@ def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after
 
 def finish_compaction(bucket: Bucket, vbucket: int, compacted: Compacted) -> None:
     """The changes are durable: take over what they say."""
-    facts = bucket.vbuckets.facts[vbucket]
-    if compacted.facts is None or facts is None:
+    if compacted.facts is None or bucket.vbuckets.facts[vbucket] is None:
         return
-    # The vbucket may have been given another state meanwhile: only what compaction decides is taken over.
-    facts = replace(
-        facts,
-        purge_seqno=compacted.facts.purge_seqno,
-        history_start_seqno=compacted.facts.history_start_seqno,
-        high_seqno_floor=compacted.facts.high_seqno_floor,
-        max_cas_floor=compacted.facts.max_cas_floor,
-        deleted_rev_floor=compacted.facts.deleted_rev_floor,
-    )
+    facts = _take_over(bucket, vbucket, compacted.facts)
     key = vbucket_key(vbucket)
     if any(change.table == Table.VBUCKETS and change.key == key for change in bucket.pending.extra):
         # Facts that wait to be committed are older than these by now.
         bucket.set_vbucket_facts(vbucket, facts)
-    else:
-        bucket.vbuckets.set_facts(vbucket, facts)
     forgotten = bucket.index.forget(vbucket, compacted.forgotten_seqnos)
     # One that has been written again meanwhile counts its old version as superseded, which is gone as well.
     rewritten = len(compacted.forgotten_seqnos) - forgotten
     bucket.vbuckets.superseded[vbucket] -= compacted.dropped_superseded + rewritten
+
+
+def _take_over(bucket: Bucket, vbucket: int, compacted: VBucketFacts) -> VBucketFacts:
+    """Know what compaction has decided, and nothing else: the vbucket may have another state by now, and more facts."""
+    facts = bucket.vbuckets.facts[vbucket]
+    assert facts is not None, "only vbuckets that exist are compacted"
+    facts = replace(
+        facts,
+        purge_seqno=max(facts.purge_seqno, compacted.purge_seqno),
+        history_start_seqno=max(facts.history_start_seqno, compacted.history_start_seqno),
+        high_seqno_floor=max(facts.high_seqno_floor, compacted.high_seqno_floor),
+        max_cas_floor=max(facts.max_cas_floor, compacted.max_cas_floor),
+        deleted_rev_floor=max(facts.deleted_rev_floor, compacted.deleted_rev_floor),
+    )
+    bucket.vbuckets.set_facts(vbucket, facts)
+    return facts
 
 
 def _compacted_facts(bucket: Bucket, vbucket: int, facts: VBucketFacts, *, purge_seqno: int) -> VBucketFacts:
