@@ -1,0 +1,95 @@
+"""A real browser for tests: Debian's chromium, driven over WebDriver, with an empty profile and no way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+WAIT_S = 20.0
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+DESKTOP, PHONE = (1440, 900), (375, 812)
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def find(self, css: str) -> WebElement:
+        """The first element that matches, as soon as there is one."""
+        found: WebElement = self.until(lambda: next(iter(self.all(css)), None), f"there is no {css}")
+        return found
+
+    def all(self, css: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, css)
+
+    def until(self, look: Callable[[], Any], problem: str) -> Any:
+        return WebDriverWait(self.driver, WAIT_S, poll_frequency=0.1).until(lambda _: look(), problem)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def press(self, *keys: str) -> None:
+        """Keys for whatever has the focus."""
+        for key in keys:
+            self.driver.switch_to.active_element.send_keys(key)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer(self, scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert self.driver.save_screenshot(str(path))
+
+    def console(self) -> list[str]:
+        """What the page has complained about since the last time."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+    def hosts_asked(self) -> set[str]:
+        """The hosts that the browser has sent requests to, for any page."""
+        messages = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
+        asked = (one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent")
+        return {urlsplit(url).netloc for url in asked if urlsplit(url).scheme not in ("data", "chrome")}
+
+
+@contextmanager
+def running_browser(profile: Path) -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    assert DRIVER is not None
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        browser = Browser(driver)
+        browser.resize(DESKTOP)
+        yield browser
+    finally:
+        driver.quit()

@@ -1,0 +1,117 @@
+"""A real node with its dashboard, in the event loop of a test, with users of several rights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headwater.dashboard.dashboard import Dashboard, DashboardSettings
+from headwater.node.auth.users import SALTS_BYTES, Grant, Role
+from headwater.node.inspection import Inspection
+from headwater.node.node import Node
+from headwater.node.options import NodeOptions
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
+from headwater.store.bucket import Bucket
+
+ADMIN, READER = ("ann", "pencil"), ("rob", "quill")
+OWN = {"X-Headwater-Dashboard": "1"}
+VBUCKETS = 16
+_LIVE_S_MAX = 20.0
+"""A feed never ends by itself, but a test does."""
+
+
+@dataclass
+class World:
+    """A node that serves the buckets `beer` and `wine`; the reader may see `beer` only."""
+
+    node: Node
+    url: str
+    client: httpx.AsyncClient
+
+    @property
+    def beer(self) -> Bucket:
+        return self.node.bucket_service("beer").bucket
+
+    async def log_in(self, who: tuple[str, str] = ADMIN, **headers: str) -> httpx.Response:
+        body = {"user": who[0], "password": who[1]}
+        return await self.client.post("/ui/api/login", json=body, headers={"Origin": self.url, **OWN, **headers})
+
+    async def get(self, path: str, **query: Any) -> httpx.Response:
+        return await self.client.get(f"/ui/api/{path}", params=query)
+
+    async def write(self, key: str, value: bytes = b"{}", *, vbucket: int = 0, collection: int = DEFAULT_COLLECTION,
+                    datatype: Datatype = Datatype.JSON) -> None:  # fmt: skip
+        self.beer.put_mutation(
+            vbucket, collection_id=CollectionId(collection), key=key.encode(), value=value, datatype=datatype
+        )
+        await self.committed()
+
+    async def committed(self) -> None:
+        """Until everything that was taken is durable."""
+        self.node.bucket_service("beer").on_change()
+        async with asyncio.timeout(10):
+            while not self.beer.pending.is_empty or self.beer.in_flight is not None:
+                await asyncio.sleep(0.005)
+
+    async def with_collection(self, scope: str, name: str) -> int:
+        def change(manifest: Manifest) -> Manifest:
+            return (manifest if manifest.scope(scope) else manifest.with_scope(scope)).with_collection(scope, name)
+
+        manifest = await self.node.change_manifest("beer", change)
+        found = manifest.find(scope, name)
+        assert found is not None
+        return found.id
+
+    @asynccontextmanager
+    async def live(self, bucket: str = "beer") -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
+        """The messages of the live feed."""
+        path = f"/ui/api/buckets/{bucket}/live"
+        async with asyncio.timeout(_LIVE_S_MAX), self.client.stream("GET", path, timeout=10) as response:
+            assert response.status_code == 200, await response.aread()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield _messages(response)
+
+
+async def _messages(response: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    event = ""
+    async for line in response.aiter_lines():
+        if line.startswith("event: "):
+            event = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield event, json.loads(line.removeprefix("data: "))
+
+
+@asynccontextmanager
+async def serving(folder: Path, settings: DashboardSettings | None = None) -> AsyncIterator[World]:
+    options = NodeOptions(
+        data=folder / "data", port=0, http_port=0, buckets=("beer", "wine"), vbuckets=VBUCKETS, user=ADMIN[0],
+        password=ADMIN[1],
+    )  # fmt: skip
+    node = Node(options, extend=lambda node, logins: Dashboard(Inspection(node, logins), settings))
+    started = await node.start()
+    reader = node.users.new_user(*READER, [Grant(Role.READER, "beer")], salts=bytes(SALTS_BYTES))
+    node._users = node.users.add(reader)
+    try:
+        async with httpx.AsyncClient(base_url=started.http_url) as client:
+            yield World(node, started.http_url, client)
+    finally:
+        await node.stop()
+
+
+def in_world(
+    folder: Path, scenario: Callable[[World], Awaitable[None]], settings: DashboardSettings | None = None
+) -> None:
+    async def run() -> None:
+        async with serving(folder, settings) as world:
+            await scenario(world)
+
+    asyncio.run(run())

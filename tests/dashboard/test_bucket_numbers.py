@@ -1,0 +1,146 @@
+"""Where the dashboard's numbers come from: counts in turns, totals that outlive connections, and logs of branches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.dashboard.events import VBucketWatch
+from headwater.dashboard.live_counts import LiveCounts
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.store.bucket import Bucket, Outside
+from headwater.store.data_format import BucketFacts
+from headwater.store.memory_engine import MemoryEngine
+from headwater.store.opening import create_bucket
+from headwater.store.rewinding import roll_back
+from node_process import PASSWORD, USER, NodeProcess, StartNode
+
+VBUCKETS = 8
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    names = iter(range(1, 10_000))
+    made = create_bucket(
+        MemoryEngine(),
+        BucketFacts(name="beer", uuid="0", vbuckets=VBUCKETS),
+        outside=Outside(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(names))),
+        secret=(1, 2),
+    )
+    for vbucket in range(VBUCKETS):
+        made.set_vbucket_state(vbucket, VBucketState.ACTIVE)
+    made.commit_now()
+    return made
+
+
+def put(bucket: Bucket, vbucket: int, *keys: str) -> None:
+    for key in keys:
+        bucket.put_mutation(
+            vbucket, collection_id=DEFAULT_COLLECTION, key=key.encode(), value=b"{}", datatype=Datatype.JSON
+        )
+    bucket.commit_now()
+
+
+# --- counting -----------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_counted_without_the_deleted(bucket: Bucket) -> None:
+    put(bucket, 1, "a", "b", "c")
+    put(bucket, 2, "d")
+    bucket.put_removal(1, collection_id=DEFAULT_COLLECTION, key=b"b")
+    counts = LiveCounts(VBUCKETS)
+    counts.refresh(bucket)
+    assert counts.counts.tolist() == [0, 2, 1, 0, 0, 0, 0, 0]
+    put(bucket, 1, "e")
+    bucket.put_removal(2, collection_id=DEFAULT_COLLECTION, key=b"d")
+    counts.refresh(bucket)
+    assert counts.counts.tolist() == [0, 3, 0, 0, 0, 0, 0, 0]
+
+
+def test_with_little_time_every_vbucket_has_its_turn(bucket: Bucket) -> None:
+    for vbucket in range(VBUCKETS):
+        put(bucket, vbucket, *(f"{vbucket}-{number}" for number in range(10 + vbucket)))
+    counts = LiveCounts(VBUCKETS)
+    for turn in range(1, VBUCKETS + 1):
+        # The first is changed all the time, and must not keep the others from their turn.
+        put(bucket, 0, f"more-{turn}")
+        counts.refresh(bucket, slots_max=1)
+    assert counts.counts[1:].tolist() == [10 + vbucket for vbucket in range(1, VBUCKETS)]
+    counts.refresh(bucket)
+    assert counts.counts.sum() == bucket.index.live_documents()
+
+
+# --- branches -----------------------------------------------------------------------------------------------------
+
+
+def kinds(watch: VBucketWatch) -> list[str]:
+    return [event.kind for event in watch.events]
+
+
+def test_a_rollback_is_told_from_a_branch_that_loses_nothing(bucket: Bucket) -> None:
+    put(bucket, 3, "a", "b", "c")
+    watch = VBucketWatch(bucket, now_ms=lambda: 0)
+    roll_back(bucket, 3, Seqno(1), branch=True)
+    watch.look(bucket, answered_rollbacks=0)
+    assert kinds(watch) == ["rollback"]
+    assert watch.rolled_back_total == 1
+    assert "2 seqnos" in watch.events[-1].text
+
+
+def test_a_copy_that_becomes_active_has_lost_nothing(bucket: Bucket) -> None:
+    put(bucket, 3, "a", "b", "c")
+    bucket.set_vbucket_state(3, VBucketState.REPLICA)
+    bucket.commit_now()
+    watch = VBucketWatch(bucket, now_ms=lambda: 0)
+    bucket.set_vbucket_state(3, VBucketState.ACTIVE)
+    bucket.commit_now()
+    watch.look(bucket, answered_rollbacks=0)
+    assert kinds(watch) == ["state", "branch"]
+    assert watch.rolled_back_total == 0
+
+
+def test_many_vbuckets_are_one_event(bucket: Bucket) -> None:
+    watch = VBucketWatch(bucket, now_ms=lambda: 0)
+    for vbucket in range(VBUCKETS):
+        bucket.set_vbucket_state(vbucket, VBucketState.DEAD)
+    watch.look(bucket, answered_rollbacks=2)
+    assert [(event.kind, event.count) for event in watch.events] == [("state", VBUCKETS), ("answered-rollback", 2)]
+    watch.look(bucket, answered_rollbacks=2)
+    assert len(watch.events) == 2
+    assert [event.number for event in watch.after(1)] == [2]
+
+
+# --- totals -------------------------------------------------------------------------------------------------------
+
+
+def metric(node: NodeProcess, name: str) -> float:
+    text = httpx.get(f"{node.http_url}/metrics", auth=(USER, PASSWORD)).text
+    families = text_string_to_metric_families(text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def test_what_was_moved_is_counted_when_the_connection_is_gone(start_node: StartNode) -> None:
+    node = start_node("--vbuckets", "8")
+    with node.connect() as connection:
+        for number in range(300):
+            key = f"key-{number}".encode()
+            connection.request(Set(key=key, value=b"{}", vbucket=vbucket_of(key, 8), collection_id=0))
+    environment = {**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+    command = [sys.executable, "-m", "headwater", "tail", f"{node.url}/default", "--to", "now", "--format", "jsonl"]
+    read = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert len(read.stdout.splitlines()) == 300
+    time.sleep(1.5)
+    assert metric(node, "headwater_node_dcp_connections") == 0
+    assert metric(node, "headwater_node_requests_total") >= 300
+    assert metric(node, "headwater_node_dcp_messages_total") >= 300
+    assert metric(node, "headwater_node_dcp_sent_bytes_total") > 300 * 50

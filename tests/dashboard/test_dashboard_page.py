@@ -1,0 +1,272 @@
+"""The dashboard in a real browser, on a real node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from browser import DESKTOP, PHONE, Browser
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.documents import Delete, Set
+from headwater.protocol.messages.vbuckets import SetVBucket
+from node_process import PASSWORD, USER, NodeProcess, StartNode
+
+VBUCKETS = 64
+PAGES = ("overview", "streams", "changes", "documents", "history", "landing")
+ROOT = Path(__file__).parents[2]
+SHOTS = os.environ.get("HEADWATER_SCREENSHOTS")
+"""A folder to keep screenshots in, for people to look at."""
+
+
+@pytest.fixture
+def node(start_node: StartNode) -> NodeProcess:
+    return start_node("--vbuckets", str(VBUCKETS))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaves_the_host(browser: Browser, node: NodeProcess) -> Iterator[None]:
+    """Whatever a test does: no request to another host."""
+    yield
+    assert browser.hosts_asked() <= {httpx.URL(node.http_url).netloc.decode()}
+
+
+def log_in(browser: Browser, node: NodeProcess, password: str = PASSWORD) -> None:
+    browser.open(f"{node.http_url}/ui/")
+    browser.find("#user").send_keys(USER)
+    browser.find("#password").send_keys(password)
+    browser.find("button[type=submit]").click()
+
+
+def go(browser: Browser, page: str) -> None:
+    browser.run(f"location.hash = '#/{page}'")
+    browser.find(f"nav a[href='#/{page.partition('?')[0]}'][aria-current=page]")
+
+
+def write(node: NodeProcess, *keys: str, value: bytes = b'{"kind":"test"}') -> None:
+    with node.connect() as connection:
+        for key in keys:
+            vbucket = vbucket_of(key.encode(), VBUCKETS)
+            connection.request(Set(key=key.encode(), value=value, vbucket=vbucket, collection_id=0))
+
+
+def roll_back(node: NodeProcess, vbucket: int) -> None:
+    url = f"{node.http_url}/headwater/buckets/default/vbuckets/{vbucket}/rollback"
+    answer = httpx.post(url, data={"to": "1"}, auth=(USER, PASSWORD))
+    assert answer.status_code == 200, answer.text
+
+
+def is_live(browser: Browser) -> None:
+    browser.find(".status.live")
+
+
+# --- logging in ---------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password_is_told_and_the_right_one_gets_in(browser: Browser, node: NodeProcess) -> None:
+    log_in(browser, node, "wrong")
+    assert "wrong" in browser.find("[role=alert]").text
+    # The browser itself notes the refusal; nothing else may be there.
+    assert [line for line in browser.console() if "401" not in line] == []
+    browser.find("#password").send_keys(PASSWORD)
+    browser.find("button[type=submit]").click()
+    is_live(browser)
+    assert browser.run("return document.cookie") == ""
+    browser.open(f"{node.http_url}/ui/")
+    is_live(browser)
+    browser.find(".top-tools button").click()
+    browser.find("#user")
+    browser.open(f"{node.http_url}/ui/")
+    browser.find("#user")
+    assert browser.console() == []
+
+
+def test_everything_can_be_reached_with_the_keyboard(browser: Browser, node: NodeProcess) -> None:
+    write(node, "apple")
+    browser.open(f"{node.http_url}/ui/")
+    browser.find("#user")
+    browser.press(USER, Keys.TAB, PASSWORD, Keys.ENTER)
+    is_live(browser)
+    browser.until(lambda: browser.driver.switch_to.active_element.get_attribute("id") == "main", "the focus is lost")
+    browser.driver.refresh()
+    is_live(browser)
+    browser.press(Keys.TAB)
+    assert browser.driver.switch_to.active_element.get_attribute("class") == "skip"
+    browser.press(Keys.ENTER)
+    browser.until(lambda: browser.driver.switch_to.active_element.get_attribute("id") == "main", "nothing is skipped")
+    for _ in range(40):
+        browser.press(Keys.TAB)
+        if browser.driver.switch_to.active_element.get_attribute("role") == "listbox":
+            break
+    else:
+        pytest.fail("the map is not reached with the Tab key")
+    browser.press(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    browser.until(lambda: browser.find("[data-test=vbucket]").text == "17", "the cursor does not move")
+    browser.press(Keys.ENTER)
+    browser.find(".failover-log li")
+    link = browser.find("nav a[href='#/changes']")
+    browser.run("arguments[0].focus()", link)
+    browser.press(Keys.ENTER)
+    browser.find("tr[data-key=apple]")
+    assert browser.console() == []
+
+
+# --- what changes while one looks ---------------------------------------------------------------------------------
+
+
+def test_the_map_changes_when_a_vbucket_changes_its_state(browser: Browser, node: NodeProcess) -> None:
+    log_in(browser, node)
+    assert browser.find(".cell[data-vbucket='5']").get_attribute("data-state") == "active"
+    with node.connect() as connection:
+        connection.request(SetVBucket(vbucket=5, state=VBucketState.REPLICA))
+        connection.request(SetVBucket(vbucket=6, state=VBucketState.DEAD))
+    browser.find(".cell[data-vbucket='5'][data-state=replica]")
+    browser.find(".cell[data-vbucket='6'][data-state=dead]")
+    browser.find("[data-legend=replica][data-count='1']")
+    browser.find("[data-legend=active][data-count='62']")
+    browser.find(".events li[data-kind=state]")
+    assert browser.console() == []
+
+
+def test_a_click_on_the_map_shows_the_failover_log_of_that_vbucket(browser: Browser, node: NodeProcess) -> None:
+    log_in(browser, node)
+    browser.find(".cell[data-vbucket='17'][data-state=active]").click()
+    assert browser.find("[data-test=vbucket]").text == "17"
+    assert "from seqno 0" in browser.find(".failover-log li").text
+    assert browser.console() == []
+
+
+def test_documents_are_counted_while_they_are_written(browser: Browser, node: NodeProcess) -> None:
+    log_in(browser, node)
+    is_live(browser)
+    write(node, *(f"key-{number}" for number in range(500)))
+    browser.until(lambda: browser.find(".tile dd").text.startswith("500"), "the documents are not counted")
+    assert len(browser.all(".chart canvas")) == 3
+
+
+def test_the_change_browser_finds_what_is_written_meanwhile(browser: Browser, node: NodeProcess) -> None:
+    log_in(browser, node)
+    go(browser, "changes")
+    browser.find("#change-key").send_keys("needle")
+    browser.find(".empty")
+    write(node, "hay-1", "a-needle-in-it", "hay-2")
+    browser.find("tr[data-key='a-needle-in-it'] .badge.mutation")
+    assert browser.all("tr[data-key^=hay]") == []
+    with node.connect() as connection:
+        key = b"a-needle-in-it"
+        connection.request(Delete(key=key, vbucket=vbucket_of(key, VBUCKETS), collection_id=0))
+    browser.find("tr[data-key='a-needle-in-it'] .badge.deletion")
+    assert browser.console() == []
+
+
+def test_a_document_is_opened_by_its_key(browser: Browser, node: NodeProcess) -> None:
+    write(node, "ale", value=b'{"name":"<img src=x onerror=alert(1)>"}')
+    log_in(browser, node)
+    go(browser, "documents")
+    browser.find("#document-key").send_keys("ale", Keys.ENTER)
+    assert "<img src=x" in browser.find("pre.value").text
+    assert browser.find(".document-title").text == "ale"
+    assert browser.console() == []
+
+
+def test_a_rollback_is_an_event_and_in_the_failover_logs(browser: Browser, node: NodeProcess) -> None:
+    write(node, *(f"key-{number}" for number in range(640)))
+    log_in(browser, node)
+    is_live(browser)
+    roll_back(node, 9)
+    browser.find(".events li[data-kind=rollback]")
+    go(browser, "history")
+    assert browser.find("tbody th").text == "9"
+    assert len(browser.all(".branches li")) == 2
+    assert browser.console() == []
+
+
+def test_the_page_says_when_the_node_is_gone(browser: Browser, node: NodeProcess) -> None:
+    log_in(browser, node)
+    is_live(browser)
+    node.kill()
+    browser.find(".status.lost")
+
+
+# --- for everybody ------------------------------------------------------------------------------------------------
+
+
+def axe_source() -> str:
+    newest = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+    return newest.read_text() if newest.exists() else files("axe_core_python").joinpath("axe.min.js").read_text()
+
+
+def axe_findings(browser: Browser) -> list[Any]:
+    browser.run(axe_source())
+    found = browser.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    return [
+        (one["id"], one["impact"], [node["html"][:120] for node in one["nodes"][:3]])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_there_are_no_serious_faults_of_accessibility(browser: Browser, node: NodeProcess, scheme: str) -> None:
+    write(node, *(f"key-{number}" for number in range(200)))
+    browser.prefer(scheme)
+    browser.open(f"{node.http_url}/ui/")
+    browser.find("#user")
+    assert axe_findings(browser) == []
+    log_in(browser, node)
+    is_live(browser)
+    roll_back(node, 9)
+    browser.find(".events li[data-kind=rollback]")
+    for page in (*PAGES, "documents?key=key-7"):
+        go(browser, page)
+        browser.find(".section")
+        if page == "changes":
+            browser.find("tr[data-key]")
+        assert axe_findings(browser) == [], page
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_no_page_is_wider_than_the_screen(
+    browser: Browser, node: NodeProcess, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    write(node, *(f"a-rather-long-key-of-a-document::{'x' * 80}::{number}" for number in range(60)))
+    browser.resize(size)
+    log_in(browser, node)
+    is_live(browser)
+    for page in PAGES:
+        go(browser, page)
+        browser.find(".section")
+        if page == "changes":
+            browser.find("tr[data-key]")
+        width = browser.run("return document.documentElement.scrollWidth")
+        assert width <= size[0], page
+        browser.screenshot(Path(SHOTS or tmp_path) / f"{page}-{size[0]}.png")
+    assert browser.console() == []
+
+
+def test_colours_can_be_chosen(browser: Browser, node: NodeProcess) -> None:
+    browser.prefer("light")
+    log_in(browser, node)
+    is_live(browser)
+
+    def background() -> str:
+        return str(browser.run("return getComputedStyle(document.body).backgroundColor"))
+
+    light = background()
+    Select(browser.find("#theme")).select_by_value("dark")
+    assert background() != light
+    browser.driver.refresh()
+    is_live(browser)
+    assert background() != light
+    Select(browser.find("#theme")).select_by_value("auto")
+    assert background() == light
+    browser.prefer("dark")
+    assert background() != light

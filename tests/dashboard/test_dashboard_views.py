@@ -1,0 +1,284 @@
+"""What the dashboard tells of a bucket: rights, changes, documents, vbuckets, the live feed, and its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+from dashboard_world import OWN, READER, VBUCKETS, World, in_world
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.dashboard import live_feed
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
+from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.store.settling import settle_now
+
+OF_BUCKET = ("live", "changes", "documents", "document?key=a", "vbuckets/0", "branches", "streams?connection=a")
+
+
+# --- rights -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", OF_BUCKET)
+def test_nobody_sees_anything_without_a_session(tmp_path: Path, path: str) -> None:
+    async def scenario(world: World) -> None:
+        assert (await world.get(f"buckets/beer/{path}")).status_code == 401
+
+    in_world(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("path", OF_BUCKET)
+def test_a_bucket_that_one_may_not_see_is_as_one_that_is_not_there(tmp_path: Path, path: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in(READER)
+        hidden, missing = await world.get(f"buckets/wine/{path}"), await world.get(f"buckets/milk/{path}")
+        assert (hidden.status_code, missing.status_code) == (403, 403)
+        assert hidden.text.replace("wine", "") == missing.text.replace("milk", "")
+
+    in_world(tmp_path, scenario)
+
+
+def test_a_reader_sees_its_bucket_only(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in(READER)
+        assert (await world.get("session")).json()["buckets"] == ["beer"]
+        assert (await world.get("buckets/beer/changes")).status_code == 200
+
+    in_world(tmp_path, scenario)
+
+
+# --- changes and documents ----------------------------------------------------------------------------------------
+
+
+def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
+    """Some in blocks on disk, some in young commits, over many vbuckets; a plain list is what is compared with."""
+
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        orders = await world.with_collection("shop", "orders")
+        chance, written = random.Random(7), []
+        for number in range(300):
+            key, vbucket = f"key::{chance.randrange(90):03d}", chance.randrange(VBUCKETS)
+            collection = chance.choice((DEFAULT_COLLECTION, orders))
+            if chance.random() < 0.1:
+                world.beer.put_removal(vbucket, collection_id=collection, key=key.encode())
+            else:
+                world.beer.put_mutation(
+                    vbucket, collection_id=collection, key=key.encode(), value=b"{}", datatype=Datatype.JSON
+                )
+            written.append((key, vbucket, collection))
+            await world.committed()
+            if number == 200:
+                await world.node._loops["beer"].at_rest(lambda: settle_now(world.beer))
+        newest = list(reversed(written))
+        for query, wanted in (
+            ({"rows": 120}, newest[:120]),
+            ({"rows": 200, "key": "::01"}, [one for one in newest if "::01" in one[0]][:200]),
+            ({"rows": 40, "collection": "shop.orders"}, [one for one in newest if one[2] == orders][:40]),
+            ({"rows": 40, "vbucket": 3}, [one for one in newest if one[1] == 3][:40]),
+        ):
+            told = (await world.get("buckets/beer/changes", **query)).json()
+            assert [(row["key"], row["vbucket"]) for row in told["changes"]] == [one[:2] for one in wanted]
+        told = (await world.get("buckets/beer/changes", key="nowhere")).json()
+        assert told["changes"] == []
+        assert told["is_complete"]
+
+    in_world(tmp_path, scenario)
+
+
+def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwater.dashboard import change_search
+
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        await world.write("old")
+        for number in range(20):
+            await world.write(f"new-{number}")
+        wanted = change_search.Wanted(rows=10, key_part=b"old", bytes_max=200)
+        found = change_search.search_changes(change_search.Stored.of(world.beer), wanted)
+        assert found.frames == []
+        assert not found.is_complete
+
+    in_world(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"rows": 0}, {"rows": 201}, {"rows": "x"}, {"key": "k" * 251}, {"vbucket": VBUCKETS}, {"vbucket": -1}],
+)
+def test_what_is_asked_for_has_limits(tmp_path: Path, query: dict[str, object]) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        assert (await world.get("buckets/beer/changes", **query)).status_code == 400
+
+    in_world(tmp_path, scenario)
+
+
+def test_documents_are_those_of_today(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        for key in ("kept", "changed", "changed", "gone"):
+            await world.write(key)
+        world.beer.put_removal(0, collection_id=DEFAULT_COLLECTION, key=b"gone")
+        await world.committed()
+        told = (await world.get("buckets/beer/documents")).json()
+        assert [row["key"] for row in told["documents"]] == ["changed", "kept"]
+
+    in_world(tmp_path, scenario)
+
+
+def test_a_document_by_its_key(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        await world.with_collection("shop", "orders")
+        vbucket = vbucket_of(b"ale", VBUCKETS)
+        value = encode_xattrs(ValueParts({"meta": b'{"a":1}'}, b'{"name":"ale"}'))
+        await world.write("ale", value, vbucket=vbucket, datatype=Datatype.JSON | Datatype.XATTR)
+        for query in ({"key": "ale"}, {"key": "ale", "collection": "_default._default"}):
+            told = (await world.get("buckets/beer/document", **query)).json()
+            assert json.loads(told["value"]) == {"name": "ale"}
+            assert told["xattrs"] == {"meta": {"a": 1}}
+            assert told["vbucket"] == vbucket
+        for query, status in (
+            ({"key": "stout"}, 404),
+            ({"key": "ale", "collection": "shop.orders"}, 404),
+            ({"key": "ale", "collection": "shop.none"}, 404),
+            ({"key": ""}, 400),
+        ):
+            assert (await world.get("buckets/beer/document", **query)).status_code == status
+
+    in_world(tmp_path, scenario)
+
+
+def test_values_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        vbucket = vbucket_of(b"raw", VBUCKETS)
+        await world.write("raw", b"\xff\x00\xfe", vbucket=vbucket, datatype=Datatype.RAW)
+        assert (await world.get("buckets/beer/document", key="raw")).json()["value_bytes"] == 3
+        # Broken on purpose: it says that it is compressed, and is not.
+        await world.write("raw", b"\xff\xff\xff", vbucket=vbucket, datatype=Datatype.SNAPPY)
+        assert (await world.get("buckets/beer/changes")).status_code == 200
+
+    in_world(tmp_path, scenario)
+
+
+# --- vbuckets -----------------------------------------------------------------------------------------------------
+
+
+def test_failover_logs(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        for number in range(5):
+            await world.write(f"a{number}", vbucket=3)
+        assert (await world.get("buckets/beer/branches")).json() == {"branched": [], "unbranched": VBUCKETS}
+        await world.node.roll_back("beer", VBucketId(3), Seqno(2))
+        told = (await world.get("buckets/beer/branches")).json()
+        assert [one["vbucket"] for one in told["branched"]] == [3]
+        assert [entry["seqno"] for entry in told["branched"][0]["failover_log"]] == [2, 0]
+        one = (await world.get("buckets/beer/vbuckets/3")).json()
+        assert one["failover_log"] == told["branched"][0]["failover_log"]
+        assert (await world.get(f"buckets/beer/vbuckets/{VBUCKETS}")).status_code == 404
+        assert (await world.get("buckets/beer/vbuckets/x")).status_code == 404
+
+    in_world(tmp_path, scenario)
+
+
+# --- the live feed ------------------------------------------------------------------------------------------------
+
+
+def test_the_feed_tells_everything_first_and_then_what_has_changed(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        async with world.live() as messages:
+            kind, hello = await anext(messages)
+            assert kind == "hello"
+            assert len(hello["vbuckets"]) == VBUCKETS
+            assert [one["name"] for one in hello["collections"]] == ["_default"]
+            assert len(hello["cluster"]["map"]) == VBUCKETS
+            await world.write("a", vbucket=5)
+            seen: list[list[int]] = []
+            async for kind, tick in messages:
+                assert kind == "tick"
+                seen += tick["vbuckets"]
+                if seen:
+                    break
+            assert seen == [[5, VBucketState.ACTIVE, 1, 1, 0]]
+            assert tick["totals"]["changes"] == 1
+            assert "cluster" not in tick
+
+    in_world(tmp_path, scenario)
+
+
+def test_states_and_rollbacks_are_events(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        for number in range(4):
+            await world.write(f"a{number}", vbucket=1)
+        await asyncio.sleep(1.2)
+        async with world.live() as messages:
+            await anext(messages)
+            world.beer.set_vbucket_state(2, VBucketState.DEAD)
+            await world.committed()
+            await world.node.roll_back("beer", VBucketId(1), Seqno(1))
+            events = []
+            async for _, tick in messages:
+                events += tick["events"]
+                if len(events) >= 2:
+                    break
+            kinds = {event["kind"]: event for event in events}
+            assert kinds["state"]["vbuckets"] == [2]
+            assert "active → dead" in kinds["state"]["text"]
+            assert kinds["rollback"]["vbuckets"] == [1]
+            assert "3 seqnos" in kinds["rollback"]["text"]
+
+    in_world(tmp_path, scenario)
+
+
+def test_the_feed_ends_with_the_session(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        async with world.live() as messages:
+            await anext(messages)
+            await world.client.post("/ui/api/logout", headers={"Origin": world.url, **OWN})
+            kinds = [kind async for kind, _ in messages]
+            assert kinds[-1] == "bye"
+
+    in_world(tmp_path, scenario)
+
+
+def test_the_feed_ends_with_the_node(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        async with world.live() as messages:
+            await anext(messages)
+            stopping = asyncio.create_task(world.node.stop())
+            async with asyncio.timeout(4):
+                async for _ in messages:
+                    pass
+                await stopping
+
+    in_world(tmp_path, scenario)
+
+
+def test_viewers_are_bounded_and_make_room_when_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_feed, "VIEWERS_MAX", 1)
+
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        async with world.live() as messages:
+            await anext(messages)
+            assert (await world.get("buckets/beer/live")).status_code == 503
+        async with asyncio.timeout(10):
+            while True:
+                async with world.client.stream("GET", "/ui/api/buckets/beer/live") as response:
+                    if response.status_code == 200:
+                        break
+                await asyncio.sleep(0.1)
+
+    in_world(tmp_path, scenario)

@@ -1,0 +1,105 @@
+"""The landing's numbers on the dashboard: fetched from a real end point, and what goes wrong there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from dashboard_world import World, in_world
+from prometheus_client import CollectorRegistry, generate_latest
+
+from headwater.dashboard import landing
+from headwater.dashboard.dashboard import DashboardSettings
+from headwater.dashboard.landing import Landings, fetch_landing
+from headwater.errors import InvalidInput
+from headwater.spark.landing_metrics import LandingMetrics
+from node_process import run_serve
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def metrics_text() -> bytes:
+    registry = CollectorRegistry()
+    registry.register(LandingMetrics("beer", rows=1200, batches=3, rollbacks=1, tables=2, lag=17))
+    return generate_latest(registry)
+
+
+def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.log_in()
+        async with world.live() as messages:
+            async for _, told in messages:
+                if "numbers" in told["landings"][0]:
+                    break
+            numbers = told["landings"][0]["numbers"]
+            assert numbers["lag_seqnos"] == 17
+            assert numbers["rows"] == 1200
+            assert numbers["rollbacks"] == 1
+
+    with answering(200, metrics_text()) as url:
+        in_world(tmp_path, scenario, DashboardSettings(landing_urls=(url,)))
+
+
+def test_a_landing_of_another_bucket_is_not_shown_there() -> None:
+    with answering(200, metrics_text()) as url:
+        landings = Landings([url])
+        landings.numbers = [fetch_landing(url)]
+    assert landings.of("wine") == []
+    assert len(landings.of("beer")) == 1
+
+
+def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "refused" in str(fetch_landing("http://127.0.0.1:1/metrics").error)
+    with answering(500, b"") as url:
+        assert fetch_landing(url).error
+    with answering(200, b"headwater_land_rows{bucket=") as url:
+        assert fetch_landing(url).error
+    with answering(200, metrics_text()) as target, answering(302, b"", Location=target) as url:
+        assert fetch_landing(url).error
+    monkeypatch.setattr(landing, "LANDING_BYTES_MAX", 100)
+    with answering(200, metrics_text()) as url:
+        assert "100 bytes" in str(fetch_landing(url).error)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:9100", "http://", "ftp://host/metrics"])
+def test_only_addresses_of_metrics_are_taken(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        Landings([url])
+
+
+def test_the_number_of_landings_is_bounded() -> None:
+    with pytest.raises(InvalidInput):
+        Landings(["http://127.0.0.1:9100/metrics"] * 9)
+
+
+def test_a_node_refuses_an_address_that_it_could_not_ask(tmp_path: Path) -> None:
+    ended = run_serve("--data", str(tmp_path), "--port", "0", "--http-port", "0", "--landing-metrics", "file:///x")
+    assert ended.returncode == 1
+    assert "is no address of metrics" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,111 @@
+"""The node's metrics: who may read them, what they say, and that the Grafana file names what there is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import httpx
+from dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
+from prometheus_client.parser import text_string_to_metric_families
+
+from headwater.client.prometheus import ReaderCollector
+from headwater.dashboard.dashboard import DashboardSettings
+from headwater.dashboard.metrics import KINDS, PREFIX
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.spark.landing_metrics import LandingMetrics
+
+ROOT = Path(__file__).parents[2]
+GRAFANA = ROOT / "docs" / "reference" / "grafana" / "headwater.json"
+DOCS = ROOT / "docs" / "reference" / "metrics.md"
+
+
+def samples(answer: httpx.Response) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    assert answer.status_code == 200, answer.text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def of(bucket: str, **labels: str) -> frozenset[tuple[str, str]]:
+    return frozenset({"bucket": bucket, **labels}.items())
+
+
+def test_metrics_say_what_has_happened(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        for number in range(6):
+            await world.write(f"a{number}", vbucket=1)
+        await asyncio.sleep(1.1)
+        await world.node.roll_back("beer", VBucketId(1), Seqno(2))
+        await asyncio.sleep(1.1)
+        told = samples(await world.client.get("/metrics", auth=ADMIN))
+        assert told[f"{PREFIX}documents", of("beer", state="active")] == 2
+        assert told[f"{PREFIX}documents", of("wine", state="active")] == 0
+        assert told[f"{PREFIX}vbuckets", of("beer", state="active")] == VBUCKETS
+        assert told[f"{PREFIX}changes_total", of("beer")] == 6
+        assert told[f"{PREFIX}rollbacks_total", of("beer")] == 1
+        assert told[f"{PREFIX}commits_total", of("beer")] >= 6
+        assert told[f"{PREFIX}disk_bytes", of("beer")] > 0
+        assert told[f"{PREFIX}ready", frozenset()] == 1
+
+    in_world(tmp_path, scenario)
+
+
+def test_metrics_need_a_log_in_and_show_what_one_may_see(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        assert (await world.client.get("/metrics")).status_code == 401
+        assert (await world.client.get("/metrics", auth=(ADMIN[0], "wrong"))).status_code == 401
+        told = samples(await world.client.get("/metrics", auth=READER))
+        assert {dict(labels).get("bucket") for _, labels in told} == {"beer", None}
+
+    in_world(tmp_path, scenario)
+
+
+def test_metrics_may_be_open(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        told = samples(await world.client.get("/metrics"))
+        assert {dict(labels).get("bucket") for _, labels in told} == {"beer", "wine", None}
+
+    in_world(tmp_path, scenario, DashboardSettings(open_metrics=True))
+
+
+def test_health_and_readiness_need_no_log_in(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        assert (await world.client.get("/healthz")).json() == {"status": "ok"}
+        assert (await world.client.get("/readyz")).status_code == 200
+        world.node.is_ready = False
+        assert (await world.client.get("/readyz")).status_code == 503
+        assert (await world.client.get("/healthz")).status_code == 200
+
+    in_world(tmp_path, scenario)
+
+
+def all_names() -> set[str]:
+    """Every metric that Headwater has, as Prometheus knows it."""
+    node = {PREFIX + kind.name for kind in KINDS} | {f"{PREFIX}{name}" for name in ("info", "ready", "uptime_seconds")}
+    client = {_full(family) for family in ReaderCollector().describe()}
+    landing = {_full(family) for family in LandingMetrics("b", lag=0).collect()}
+    return node | client | landing
+
+
+def _full(family: object) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name  # type: ignore[attr-defined]
+
+
+def test_grafana_uses_names_that_exist() -> None:
+    dashboard = json.loads(GRAFANA.read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    expressions += [variable["query"]["query"] for variable in dashboard["templating"]["list"][1:]]
+    named = {name for text in expressions for name in re.findall(r"headwater_[a-z_]+", text)}
+    assert named <= all_names(), named - all_names()
+    assert {name.split("_")[1] for name in named} == {"node", "client", "land"}
+
+
+def test_every_metric_of_the_node_is_documented() -> None:
+    text = DOCS.read_text()
+    missing = [name for name in sorted(all_names()) if name.startswith(PREFIX) and f"`{name}`" not in text]
+    assert missing == []

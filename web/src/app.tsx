@@ -1,0 +1,194 @@
+/** The frame of the page: who is logged in, which bucket, which page. */
+
+import { useCallback, useEffect, useState } from "preact/hooks";
+import { getJson, post, type Session } from "./api";
+import { Changes } from "./changes";
+import { Documents } from "./documents";
+import { History } from "./history";
+import { Landing } from "./landing";
+import { follow, useLive } from "./live";
+import { Login, Mark } from "./login";
+import { Overview } from "./overview";
+import { Empty, Problem } from "./pieces";
+import { Streams } from "./streams";
+import { applyTheme, chosenTheme, type Theme } from "./theme";
+
+const PAGES = {
+  overview: "Overview",
+  streams: "Streams",
+  changes: "Changes",
+  documents: "Documents",
+  history: "History",
+  landing: "Landing",
+} as const;
+type Page = keyof typeof PAGES;
+
+function place(): { page: Page; query: URLSearchParams } {
+  const [name = "", query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
+  return { page: name in PAGES ? (name as Page) : "overview", query: new URLSearchParams(query) };
+}
+
+/** Where the focus goes when what had it is gone. */
+function focusMain(): void {
+  requestAnimationFrame(() => document.getElementById("main")?.focus());
+}
+
+export function App() {
+  const [session, setSession] = useState<Session | null | undefined>(undefined);
+  const [problem, setProblem] = useState<string | null>(null);
+
+  const load = useCallback(async () => {
+    try {
+      const told = await getJson<Session>("session");
+      setSession(told.user === null ? null : told);
+      setProblem(null);
+    } catch {
+      setProblem("The node does not answer. Is it running?");
+    }
+  }, []);
+
+  useEffect(() => void load(), [load]);
+
+  if (problem) return <main class="login"><Problem error={problem} /></main>;
+  if (session === undefined) return null;
+  if (session === null) return <Login onLoggedIn={() => void load().then(focusMain)} />;
+  return <Frame session={session} onLoggedOut={() => setSession(null)} />;
+}
+
+function Frame(props: { session: Session; onLoggedOut: () => void }) {
+  const { session, onLoggedOut } = props;
+  const [bucket, setBucket] = useState(session.buckets[0] ?? "");
+  const [where, setWhere] = useState(place());
+
+  useEffect(() => {
+    const listener = (): void => setWhere(place());
+    addEventListener("hashchange", listener);
+    return () => removeEventListener("hashchange", listener);
+  }, []);
+
+  useEffect(() => {
+    document.title = `${PAGES[where.page]} · Headwater`;
+    // On a phone the pages' names are wider than the screen.
+    document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [where.page]);
+
+  useEffect(() => (bucket ? follow(bucket, onLoggedOut) : undefined), [bucket, onLoggedOut]);
+
+  const logOut = async (): Promise<void> => {
+    await post("logout");
+    onLoggedOut();
+  };
+
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); focusMain(); }}>
+        Skip to the content
+      </a>
+      <header class="top">
+        <a class="brand" href="#/overview">
+          <Mark /> <span>Headwater</span>
+        </a>
+        <nav aria-label="Pages">
+          {Object.entries(PAGES).map(([name, title]) => (
+            <a key={name} href={`#/${name}`} aria-current={where.page === name ? "page" : undefined}>
+              {title}
+            </a>
+          ))}
+        </nav>
+        <div class="top-tools">
+          <Status />
+          {session.buckets.length > 1 ? (
+            <label class="inline-field">
+              <span class="sr">Bucket</span>
+              <select value={bucket} onChange={(event) => setBucket(event.currentTarget.value)}>
+                {session.buckets.map((name) => (
+                  <option key={name}>{name}</option>
+                ))}
+              </select>
+            </label>
+          ) : (
+            <span class="bucket-name" title="Bucket">{bucket}</span>
+          )}
+          <ThemeSwitch />
+          <button class="plain" onClick={() => void logOut()} title={`Logged in as ${session.user}`}>
+            Log out
+          </button>
+        </div>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <h1 class="sr">{PAGES[where.page]}</h1>
+        {bucket === "" ? (
+          <Empty title="There is no bucket that you may see">
+            <p>You are logged in as {session.user}. Ask for the right to read a bucket.</p>
+          </Empty>
+        ) : (
+          <Current page={where.page} bucket={bucket} query={where.query} />
+        )}
+      </main>
+      <Footer />
+    </>
+  );
+}
+
+function Current(props: { page: Page; bucket: string; query: URLSearchParams }) {
+  switch (props.page) {
+    case "streams":
+      return <Streams bucket={props.bucket} />;
+    case "changes":
+      return <Changes bucket={props.bucket} />;
+    case "documents":
+      return <Documents bucket={props.bucket} query={props.query} />;
+    case "history":
+      return <History bucket={props.bucket} />;
+    case "landing":
+      return <Landing />;
+    default:
+      return <Overview bucket={props.bucket} />;
+  }
+}
+
+const STATUS_NAMES = { connecting: "connecting", live: "live", lost: "no answer" };
+
+function Status() {
+  const live = useLive();
+  return (
+    <span class={`status ${live.status}`} role="status">
+      {STATUS_NAMES[live.status]}
+    </span>
+  );
+}
+
+function Footer() {
+  const live = useLive();
+  return (
+    <footer>
+      {live.version} · <a href="/metrics">metrics</a>
+    </footer>
+  );
+}
+
+const THEMES: Record<Theme, string> = { auto: "Auto", light: "Light", dark: "Dark" };
+
+function ThemeSwitch() {
+  const [theme, setTheme] = useState<Theme>(chosenTheme());
+  return (
+    <label class="inline-field">
+      <span class="sr">Colours</span>
+      <select
+        id="theme"
+        value={theme}
+        onChange={(event) => {
+          const chosen = event.currentTarget.value as Theme;
+          setTheme(chosen);
+          applyTheme(chosen);
+        }}
+      >
+        {Object.entries(THEMES).map(([value, name]) => (
+          <option key={value} value={value}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

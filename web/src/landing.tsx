@@ -1,0 +1,103 @@
+/** The landing pipeline: how far the tables are behind the bucket. */
+
+import { Chart } from "./chart";
+import { bytes, short, whole } from "./format";
+import { type Landing as LandingTold, useLive } from "./live";
+import { Empty, Section, Tile } from "./pieces";
+
+const isPipeline = (name: string): boolean => /spark|land/i.test(name);
+
+export function Landing() {
+  const live = useLive();
+  const connections = live.connections.filter((connection) => isPipeline(connection.name));
+  return (
+    <>
+      <Section id="landing-title" title="Landing into tables">
+        {live.landings.length === 0 && (
+          <Empty title="No landing is being watched">
+            <p>Let the landing show its numbers, and tell the node where:</p>
+            <pre class="value">
+              {`headwater land … --metrics-port 9100\nheadwater serve … --landing-metrics http://127.0.0.1:9100/metrics`}
+            </pre>
+          </Empty>
+        )}
+        {live.landings.map((landing) => (
+          <One key={landing.url} landing={landing} lags={live.landing_lags.get(landing.url)} />
+        ))}
+      </Section>
+      <Section
+        id="pipeline-title"
+        title="Its DCP connections"
+        aside={<span class="muted">those with “spark” or “land” in their name</span>}
+      >
+        {connections.length === 0 ? (
+          <Empty title="None is open now">
+            <p>A landing connects for each batch, so between two batches there may be none.</p>
+          </Empty>
+        ) : (
+          <div class="table-frame">
+            <table class="stacked">
+              <thead>
+                <tr>
+                  <th scope="col">Connection</th>
+                  <th scope="col" class="number">Streams</th>
+                  <th scope="col" class="number">Backlog</th>
+                  <th scope="col" class="number">Messages</th>
+                  <th scope="col" class="number">Bytes</th>
+                </tr>
+              </thead>
+              <tbody>
+                {connections.map((connection) => (
+                  <tr key={connection.name}>
+                    <th scope="row">{connection.name}</th>
+                    <td class="number" data-label="Streams">{whole(connection.streams)}</td>
+                    <td class="number" data-label="Backlog">{whole(connection.backlog)}</td>
+                    <td class="number" data-label="Messages">{short(connection.messages)}/s</td>
+                    <td class="number" data-label="Bytes">{bytes(connection.bytes)}/s</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        )}
+      </Section>
+    </>
+  );
+}
+
+function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: number[] } | undefined }) {
+  const { url, error, numbers } = props.landing;
+  if (error || !numbers) {
+    return (
+      <Empty title="The landing does not answer">
+        <p>
+          <code>{url}</code>: {error ?? "it has not told anything yet"}
+        </p>
+      </Empty>
+    );
+  }
+  const lag = numbers.lag_seqnos;
+  return (
+    <>
+      <p class="muted landing-url">{url}</p>
+      <dl class="tiles">
+        <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note="seqnos behind the bucket" />
+        <Tile label="Rows landed" value={whole(numbers.rows ?? 0)} />
+        <Tile label="Batches" value={whole(numbers.batches ?? 0)} note={`last took ${(numbers.last_batch_seconds ?? 0).toFixed(1)} s`} />
+        <Tile label="Merges" value={whole(numbers.merges ?? 0)} />
+        <Tile label="Rollbacks undone" value={whole(numbers.rollbacks ?? 0)} />
+        <Tile label="Tables" value={whole(numbers.tables ?? 0)} />
+      </dl>
+      {props.lags && (
+        <div class="charts">
+          <Chart
+            title="Lag since this page was opened"
+            times={props.lags.time_ms}
+            format={short}
+            lines={[{ label: "seqnos", values: props.lags.lag, color: "--series-4" }]}
+          />
+        </div>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,212 @@
+/** What the live feed has told: one event source, one state, and those who are told when it changes. */
+
+import { useEffect, useState } from "preact/hooks";
+import { getJson, ofBucket, type Session } from "./api";
+
+export const STATES = ["absent", "active", "replica", "pending", "dead"] as const;
+export type StateName = (typeof STATES)[number];
+
+export interface VBucketRow {
+  state: number;
+  documents: number;
+  seqno: number;
+  lag: number;
+}
+
+export interface Connection {
+  name: string;
+  type: string;
+  open_s: number;
+  streams: number;
+  backlog: number;
+  messages: number;
+  bytes: number;
+  sent_bytes: number;
+  unacked: number;
+  window: number;
+  noop_wait: boolean;
+}
+
+export interface NodeEvent {
+  number: number;
+  time_ms: number;
+  kind: "state" | "branch" | "rollback" | "answered-rollback";
+  text: string;
+  vbuckets: number[];
+  count: number;
+}
+
+export interface ClusterNode {
+  name: string;
+  this: boolean;
+  url: string | null;
+}
+
+export interface Collection {
+  scope: string;
+  name: string;
+  id: string;
+  max_ttl_s: number | null;
+}
+
+export interface Landing {
+  url: string;
+  error?: string;
+  numbers?: Record<string, number>;
+}
+
+type Series = Record<"time_ms" | "changes" | "requests" | "messages" | "sent_bytes" | "backlog", number[]>;
+
+interface Message {
+  point: Series;
+  history?: Series;
+  uptime_s: number;
+  version?: string;
+  vbucket_count?: number;
+  totals: Record<string, number>;
+  rates: Record<string, number>;
+  documents: number;
+  disk_bytes: number;
+  pending: number;
+  vbuckets: [number, number, number, number, number][];
+  connection_count: number;
+  connections: Connection[];
+  backlog: number;
+  rolled_back: number;
+  events: NodeEvent[];
+  landings: Landing[];
+  cluster?: { revision: number; nodes: ClusterNode[]; map: number[][]; replicas: number };
+  collections?: Collection[];
+}
+
+const POINTS_MAX = 600;
+const EVENTS_MAX = 200;
+
+const emptySeries = (): Series => ({ time_ms: [], changes: [], requests: [], messages: [], sent_bytes: [], backlog: [] });
+
+const emptyState = () => ({
+  status: "connecting" as "connecting" | "live" | "lost",
+  version: "",
+  uptime_s: 0,
+  totals: {} as Record<string, number>,
+  rates: {} as Record<string, number>,
+  documents: 0,
+  disk_bytes: 0,
+  pending: 0,
+  vbuckets: [] as VBucketRow[],
+  connections: [] as Connection[],
+  connection_count: 0,
+  backlog: 0,
+  rolled_back: 0,
+  series: emptySeries(),
+  events: [] as NodeEvent[],
+  landings: [] as Landing[],
+  /** The lag of each landing over time, since the page was opened. */
+  landing_lags: new Map<string, { time_ms: number[]; lag: number[] }>(),
+  cluster: { revision: 0, nodes: [] as ClusterNode[], map: [] as number[][], replicas: 0 },
+  collections: [] as Collection[],
+});
+
+export type LiveState = ReturnType<typeof emptyState>;
+
+export const live: { state: LiveState } = { state: emptyState() };
+const listeners = new Set<() => void>();
+let source: EventSource | null = null;
+
+function changed(): void {
+  for (const listener of listeners) listener();
+}
+
+function append(series: number[], more: number[]): void {
+  series.push(...more);
+  if (series.length > POINTS_MAX) series.splice(0, series.length - POINTS_MAX);
+}
+
+function take(message: Message, isFirst: boolean): void {
+  if (isFirst) live.state = { ...emptyState(), landing_lags: live.state.landing_lags };
+  const state = live.state;
+  state.status = "live";
+  const points = isFirst && message.history ? message.history : message.point;
+  for (const name of Object.keys(state.series) as (keyof Series)[]) append(state.series[name], points[name]);
+  if (message.version) state.version = message.version;
+  for (const [vbucket, one, documents, seqno, lag] of message.vbuckets) {
+    state.vbuckets[vbucket] = { state: one, documents, seqno, lag };
+  }
+  const { uptime_s, totals, rates, documents, disk_bytes, pending, connections, connection_count, backlog, rolled_back, landings } =
+    message;
+  Object.assign(state, {
+    uptime_s, totals, rates, documents, disk_bytes, pending, connections, connection_count, backlog, rolled_back, landings,
+  });
+  state.events = [...message.events.slice().reverse(), ...state.events].slice(0, EVENTS_MAX);
+  if (message.cluster) state.cluster = message.cluster;
+  if (message.collections) state.collections = message.collections;
+  noteLandings(state, message.point.time_ms[0] ?? Date.now());
+  changed();
+}
+
+function noteLandings(state: LiveState, timeMs: number): void {
+  for (const landing of state.landings) {
+    const lag = landing.numbers?.lag_seqnos;
+    if (lag === undefined) continue;
+    const known = state.landing_lags.get(landing.url) ?? { time_ms: [], lag: [] };
+    append(known.time_ms, [timeMs]);
+    append(known.lag, [lag]);
+    state.landing_lags.set(landing.url, known);
+  }
+}
+
+/** Follow a bucket. `onLoggedOut` is called where the node says that nobody is logged in any more. */
+export function follow(bucket: string, onLoggedOut: () => void): () => void {
+  live.state = emptyState();
+  changed();
+  let retry: number | undefined;
+
+  const open = (): void => {
+    const opened = new EventSource(`/ui/api/${ofBucket(bucket, "live")}`);
+    source = opened;
+    opened.addEventListener("hello", (event) => take(JSON.parse(event.data), true));
+    opened.addEventListener("tick", (event) => take(JSON.parse(event.data), false));
+    opened.addEventListener("bye", () => {
+      opened.close();
+      onLoggedOut();
+    });
+    opened.onerror = () => {
+      live.state.status = "lost";
+      changed();
+      // A browser tries again by itself unless the node has answered with an error.
+      if (opened.readyState === EventSource.CLOSED) {
+        retry = window.setTimeout(() => void checkAndOpen(), 2000);
+      }
+    };
+  };
+
+  const checkAndOpen = async (): Promise<void> => {
+    try {
+      const session = await getJson<Session>("session");
+      if (session.user === null) onLoggedOut();
+      else open();
+    } catch {
+      retry = window.setTimeout(() => void checkAndOpen(), 2000);
+    }
+  };
+
+  open();
+  return () => {
+    window.clearTimeout(retry);
+    source?.close();
+    source = null;
+  };
+}
+
+/** The state of now, and a new look at it whenever it changes. */
+export function useLive(): LiveState {
+  const [, setCount] = useState(0);
+  useEffect(() => {
+    const listener = (): void => setCount((count) => count + 1);
+    listeners.add(listener);
+    return () => void listeners.delete(listener);
+  }, []);
+  return live.state;
+}
+
+export const stateName = (state: number): StateName => STATES[state] ?? "absent";

@@ -1,0 +1,135 @@
+/** Small pieces that several pages are made of. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { ApiError, getJson } from "./api";
+import { many, moment } from "./format";
+import type { NodeEvent } from "./live";
+
+export function Section(props: { title: string; aside?: ComponentChildren; children: ComponentChildren; id?: string }) {
+  return (
+    <section class="section" aria-labelledby={props.id}>
+      <header class="section-head">
+        <h2 id={props.id}>{props.title}</h2>
+        {props.aside}
+      </header>
+      {props.children}
+    </section>
+  );
+}
+
+export function Empty(props: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <p class="empty-title">{props.title}</p>
+      {props.children}
+    </div>
+  );
+}
+
+export function Tile(props: { label: string; value: string; note?: string; tone?: "warn" }) {
+  return (
+    <div class={`tile ${props.tone ?? ""}`}>
+      <dt>{props.label}</dt>
+      <dd>
+        {props.value}
+        {props.note && <span class="tile-note">{props.note}</span>}
+      </dd>
+    </div>
+  );
+}
+
+export function StateMark(props: { state: string }) {
+  return (
+    <span class="state-mark">
+      <i data-state={props.state} data-shade="4" />
+      {props.state}
+    </span>
+  );
+}
+
+export function Problem(props: { error: string | null }) {
+  return props.error ? (
+    <p class="problem" role="alert">
+      {props.error}
+    </p>
+  ) : null;
+}
+
+const EVENT_NAMES: Record<NodeEvent["kind"], string> = {
+  state: "state",
+  branch: "branch",
+  rollback: "rollback",
+  "answered-rollback": "rollback told",
+};
+
+function eventVBuckets(event: NodeEvent): string {
+  if (event.vbuckets.length === 0) return "";
+  const named = event.vbuckets.join(", ");
+  const more = event.count - event.vbuckets.length;
+  return more > 0 ? `${many(event.count, "vbucket")}: ${named} and ${more} more` : `vbucket ${named}`;
+}
+
+export function Events(props: { events: NodeEvent[]; max: number }) {
+  if (props.events.length === 0) {
+    return (
+      <Empty title="Nothing has happened since the node started">
+        <p>Failovers, rollbacks and vbuckets that change their state are listed here.</p>
+      </Empty>
+    );
+  }
+  return (
+    <ol class="events">
+      {props.events.slice(0, props.max).map((event) => (
+        <li key={event.number} data-kind={event.kind}>
+          <time>{moment(event.time_ms)}</time>
+          <span class={`badge ${event.kind}`}>{EVENT_NAMES[event.kind]}</span>
+          <span class="event-text">
+            {event.text} <span class="muted">{eventVBuckets(event)}</span>
+          </span>
+        </li>
+      ))}
+    </ol>
+  );
+}
+
+export function CollectionSelect(props: {
+  id: string;
+  value: string;
+  collections: { scope: string; name: string }[];
+  all: boolean;
+  onChange: (value: string) => void;
+}) {
+  return (
+    <select id={props.id} value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)}>
+      {props.all && <option value="">all collections</option>}
+      {props.collections.map(({ scope, name }) => (
+        <option key={`${scope}.${name}`} value={`${scope}.${name}`}>
+          {scope}.{name}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+/** What a path answers, asked again when the path or `again` changes; the last answer stays while that is under way. */
+export function useAnswer<T>(path: string | null, again: unknown = 0): { answer: T | null; error: string | null } {
+  const [told, setTold] = useState<{ answer: T | null; error: string | null; path: string | null }>({
+    answer: null,
+    error: null,
+    path: null,
+  });
+  useEffect(() => {
+    if (path === null) return;
+    const abort = new AbortController();
+    getJson<T>(path, abort.signal).then(
+      (answer) => setTold({ answer, error: null, path }),
+      (error: unknown) => {
+        if (abort.signal.aborted) return;
+        setTold({ answer: null, error: error instanceof ApiError ? error.message : "The node does not answer", path });
+      },
+    );
+    return () => abort.abort();
+  }, [path, again]);
+  return path === null ? { answer: null, error: null } : told;
+}
