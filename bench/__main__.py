@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import client, decoding, engines, key_value, landing, streaming
+from bench import client, decoding, engines, key_value, landing, replication, streaming
 from bench.measure import SCALE
 from bench.report import Section, write_page
 
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "live": streaming.run_live,
     "idle": streaming.run_idle,
     "drain": client.run_drain,
+    "replication": replication.run,
     "landing": landing.run,
 }
 DECISIONS: dict[str, Callable[[], Section | Sequence[Section]]] = {"engines": engines.run}
