@@ -13,7 +13,7 @@ from pathlib import Path
 import rich_click as click
 
 from demo.commands import PASSWORD, USER, CommandFailed
-from demo.shop import COLLECTIONS, SCOPE
+from demo.shop import SCOPE, SHARES
 from demo.telling import Teller
 from headwater.errors import HeadwaterError
 
@@ -22,13 +22,18 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 @click.command()
 @click.option(
-    "--documents", type=click.IntRange(min=len(COLLECTIONS)), default=300_000, show_default=True, help="To load."
+    "--documents",
+    type=click.IntRange(min=10 * len(SHARES)),
+    default=300_000,
+    envvar="HEADWATER_DEMO_DOCUMENTS",
+    show_envvar=True,
+    show_default=True,
+    help="To load.",
 )
-@click.option("--drills", type=click.IntRange(1, 100), default=6, show_default=True, help="Vbuckets to roll back.")
 @click.option("--seed", default=1, show_default=True, help="Other documents and other writes with another seed.")
 @click.option("--remove", is_flag=True, help="Leave no tables behind.")
-def main(documents: int, drills: int, seed: int, remove: bool) -> None:
-    """Land a bucket in Delta tables while writes go on, through a rollback, and compare the two in the end.
+def main(documents: int, seed: int, remove: bool) -> None:
+    """Land a bucket in Delta tables while writes go on, kill a node, and compare tables and bucket in the end.
 
     The exit code is 0 only if they are equal.
     """
@@ -40,8 +45,11 @@ def main(documents: int, drills: int, seed: int, remove: bool) -> None:
         signal.signal(number, signal.default_int_handler)
     code, keep = EXIT_FAILED, True
     try:
-        if _play(teller, folder, documents=documents // len(COLLECTIONS), drills=drills, seed=seed):
+        serve_again = _play(teller, folder, documents=documents, seed=seed)
+        if serve_again is not None:
             code, keep = 0, not remove
+            if keep:
+                _tell_what_next(teller, folder, serve_again)
     except KeyboardInterrupt:
         code, keep = EXIT_INTERRUPTED, False
         teller.fail("interrupted; nothing is left running")
@@ -49,14 +57,12 @@ def main(documents: int, drills: int, seed: int, remove: bool) -> None:
         teller.fail(str(error))
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
-    elif code == 0:
-        _tell_what_next(teller, folder)
-    else:
+    elif code:
         teller.tell(f"What there is of logs and tables lies in {folder}")
     sys.exit(code)
 
 
-def _play(teller: Teller, folder: Path, **choices: int) -> bool:
+def _play(teller: Teller, folder: Path, **choices: int) -> str | None:
     with teller.step("Importing libraries"):
         # Here, because it takes a while, and whoever breaks it off sees no traceback.
         from demo.scenes import Demo
@@ -69,18 +75,19 @@ def _play(teller: Teller, folder: Path, **choices: int) -> bool:
                 signal.signal(number, signal.SIG_IGN)
 
 
-def _tell_what_next(teller: Teller, folder: Path) -> None:
-    login = f"--user {USER} --password {PASSWORD}"
+def _tell_what_next(teller: Teller, folder: Path, serve_again: str) -> None:
     lake = folder / "lake"
-    teller.tell(f"\nThe tables lie in [bold]{lake}[/]. Yours now:\n")
+    teller.tell(f"\nThe tables lie in [bold]{lake}[/]. Three things to try:\n")
     teller.quote(
         f"""\
+# the live documents of a collection
 .venv/bin/python -c "import polars; print(polars.read_delta('{lake}/documents/{SCOPE}.orders'))"
+# the changes that made them; those that the failover took back are void
 .venv/bin/python -c "import polars; print(polars.read_delta('{lake}/changes').group_by('op', 'void').len())"
-.venv/bin/headwater serve --data {folder}/node {login}    # the bucket again; then, elsewhere:
-.venv/bin/headwater tail couchbase://127.0.0.1/default --from beginning --to now {login} | head
-rm -r {folder}"""
+# the bucket again, with its dashboard, until Ctrl-C
+.venv/bin/{serve_again} --user {USER} --password {PASSWORD}"""
     )
+    teller.tell(f"\nWhen you have seen enough: rm -r {folder}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `headwater`, run as a user runs it: a node that goes on, and commands that end."""
+"""The command `headwater`, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,50 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 USER, PASSWORD, BUCKET = "demo", "demo-password", "default"
 STOP_S_MAX = 20.0
-_COMMAND = [sys.executable, "-m", "headwater"]
+HEADWATER = [sys.executable, "-m", "headwater"]
 
 
 class CommandFailed(Exception):
     """A command has ended with another exit code than 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node that is running."""
+def headwater(*arguments: str) -> Any:
+    """Run a command to its end. Returns its JSON."""
+    done = _run(*arguments, "--json")
+    if done.returncode:
+        raise _failed(arguments, done.stderr or done.stdout)
+    return json.loads(done.stdout)
 
-    url: str
-    """Of its bucket."""
-    data: Path
+
+def load(url: str, lines: Iterable[str], *, collection: str, key: str) -> dict[str, Any]:
+    """`headwater load`, from what is written to its standard input."""
+    arguments = ["load", url, "-", "--collection", collection, "--key", key, "--json"]
+    with started([*HEADWATER, *arguments], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        # One that has ended early says why.
+        with suppress(BrokenPipeError):
+            process.stdin.writelines(lines)
+        told, error = process.communicate()
+        if process.returncode:
+            raise _failed(arguments, error)
+    loaded: dict[str, Any] = json.loads(told)
+    return loaded
 
 
-@contextmanager
-def running_node(data: Path) -> Iterator[Node]:
-    arguments = ["serve", "--data", str(data), "--port", "0", "--http-port", "0", "--json"]
-    with data.with_name("node.log").open("w") as log, started([*_COMMAND, *arguments], stderr=log) as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        if not ready:
-            raise CommandFailed(f"the node did not start: {Path(log.name).read_text().strip()}")
-        yield Node(url=f"{json.loads(ready)['ready']}/{BUCKET}", data=data)
+def verify(url: str, lake: Path) -> dict[str, Any]:
+    """What `headwater verify` finds. It ends with an exit code of its own where the two are not equal."""
+    done = _run("verify", url, str(lake), "--json")
+    if not done.stdout:
+        raise _failed(["verify"], done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @contextmanager
@@ -50,54 +61,31 @@ def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str
     try:
         yield process
     finally:
-        end(process)
+        _end(process)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
         process.wait(STOP_S_MAX)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def headwater(*arguments: str) -> str:
-    """Run a command to its end. Returns what it has printed."""
-    done = _run(*arguments)
-    if done.returncode:
-        raise CommandFailed(f"headwater {arguments[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
-
-
-def compare(url: str, lake: Path) -> dict[str, Any]:
-    """What `headwater verify` finds. It ends with an exit code of its own where the two are not equal."""
-    done = _run("verify", url, str(lake), "--json")
-    if not done.stdout:
-        raise CommandFailed(f"headwater verify failed: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {**found, "equal": done.returncode == 0}
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            # What was not sent yet can't be sent any more.
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*_COMMAND, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+    with started([*HEADWATER, *arguments], stderr=subprocess.PIPE) as process:
+        told, error = process.communicate()
+        return subprocess.CompletedProcess(arguments, process.returncode, told, error)
 
 
-@contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
-    """Processes that are started meanwhile write their standard error to a file. Java and its workers say a lot."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with path.open("w") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+def _failed(arguments: Iterable[str], said: str) -> CommandFailed:
+    return CommandFailed(f"headwater {next(iter(arguments))} failed: {said.strip()}")
 
 
 def _environment() -> dict[str, str]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from demo.commands import PASSWORD, USER, CommandFailed
+from headwater.client.offsets import Offsets
 from headwater.spark.landing import LandedBatch, Landing
 from headwater.spark.query_errors import told_error
+from headwater.spark.session import start_session
 
 EVERY = "2 seconds"
-POLL_S = 0.2
+SPARK_MEMORY = "1g"
+POLL_S = 0.1
 WAIT_S_MAX = 300.0
 
 
@@ -24,6 +30,7 @@ class LiveLanding:
 
     def __init__(self, spark: SparkSession, url: str, into: Path) -> None:
         self.batches: list[LandedBatch] = []
+        """Those with changes in them."""
         self._spark = spark
         self._landing = Landing(
             source={"url": url, "user": USER, "password": PASSWORD, "minPartitions": "4", "name": "demo"},
@@ -46,7 +53,13 @@ class LiveLanding:
 
     @property
     def rolled_back(self) -> set[int]:
+        """The vbuckets of which changes were taken back."""
         return {vbucket for batch in self.batches for vbucket in batch.rollbacks}
+
+    @property
+    def offsets(self) -> Offsets:
+        """How far the tables are."""
+        return self.batches[-1].offsets
 
     def wait_until(self, is_reached: Callable[[], bool], on_wait: Callable[[], None]) -> None:
         """Wait, and raise what has failed the query."""
@@ -80,3 +93,43 @@ def running_landing(spark: SparkSession, url: str, into: Path) -> Iterator[LiveL
         yield landing
     finally:
         landing.stop()
+
+
+def start_spark(running: ExitStack, folder: Path) -> SparkSession:
+    with _interrupted_later(), _stderr_to(folder / "spark.log"):
+        spark = start_session(memory=SPARK_MEMORY, log_folder=folder / "spark")
+        running.callback(spark.stop)
+    return spark
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C counts when the block is over, because nobody could end a Java process that is half started.
+
+    The handlers are then as they were: Spark puts in one of its own, which cancels jobs with a long lament.
+    """
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda came_number, _: came.append(came_number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Processes that are started meanwhile write their standard error to a file. Java and its workers say a lot."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("w") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,17 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from demo.commands import compare, headwater, running_node, stderr_to
-from demo.drill import drill_rollbacks, void_changes
-from demo.live_landing import LiveLanding, running_landing
-from demo.shop import COLLECTIONS, SCOPE
+from demo.cluster import Cluster, started_cluster
+from demo.commands import headwater, load, verify
+from demo.live_landing import LiveLanding, running_landing, start_spark
+from demo.shop import SCOPE, counts, json_lines
 from demo.telling import Step, Teller
+from demo.undone import taken_back, void_changes
 from demo.writer_process import WriterProcess, running_writer
 from headwater.spark.query_errors import told_error
-from headwater.spark.session import start_session
 
-SPARK_MEMORY = "1g"
 LIVE_BATCHES = 2
-"""So many batches of live changes are landed before the drill."""
+"""So many batches of live changes are landed before the failover, and so many with the replicas held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,85 +28,97 @@ class Demo:
     teller: Teller
     folder: Path
     documents: int
-    """Of each collection, to begin with."""
-    drills: int
     seed: int
 
     @property
     def lake(self) -> Path:
         return self.folder / "lake"
 
-    def play(self, running: ExitStack) -> bool:
-        """Returns whether the tables are the bucket in the end. Whoever closes `running` ends all that goes on."""
+    def play(self, running: ExitStack) -> str | None:
+        """Returns how to start the bucket again, or None where the tables are not the bucket in the end.
+
+        Whoever closes `running` ends all that goes on.
+        """
         try:
             return self._play(running)
         except PySparkException as error:
             raise told_error(error) from error
 
-    def _play(self, running: ExitStack) -> bool:
-        with self.teller.step("Starting Spark") as step:
-            spark = self._start_spark(running)
-            step.done = f"Spark {spark.version} is up"
-        with self.teller.step("Starting a node") as step:
-            node = running.enter_context(running_node(self.folder / "node"))
-            step.done = f"A node serves {node.url}"
-        self._load(node.url)
-        with self.teller.step("Starting an application") as step:
-            log = self.folder / "writer.log"
-            writer = running.enter_context(running_writer(node.url, documents=self.documents, seed=self.seed, log=log))
-            step.done = "An application updates, adds and deletes documents from now on, with the Couchbase SDK"
-        landing = self._land(running, spark, node.url, writer)
-        self._drill(node.url, landing, writer)
+    def _play(self, running: ExitStack) -> str | None:
+        cluster = running.enter_context(started_cluster(self.folder))
+        with self.teller.step("Starting Spark and two nodes") as step:
+            spark = start_spark(running, self.folder)
+            cluster.form()
+            step.done = f"Spark {spark.version} is up, and two nodes with a replica of each other: {cluster.url}"
+        self._load(cluster)
+        writer = self._write(running, cluster)
+        landing = self._land(running, spark, cluster, writer)
+        converged_s = self._lose_a_node(cluster, landing, writer)
         self._catch_up(landing, writer)
-        return self._compare(node.url, landing)
+        return cluster.second_again() if self._compare(cluster, landing, converged_s) else None
 
-    def _load(self, url: str) -> None:
+    def _load(self, cluster: Cluster) -> None:
         with self.teller.step("Loading documents") as step:
-            headwater("collections", "create", url, SCOPE)
-            rates = []
-            for number, name in enumerate(COLLECTIONS):
-                step.show(f"{SCOPE}.{name}")
-                headwater("collections", "create", url, f"{SCOPE}.{name}")
-                where = ["--collection", f"{SCOPE}.{name}", "--key", f"{name}::{{#}}"]
-                what = ["--generate", str(self.documents), "--seed", str(self.seed + number)]
-                rates.append(json.loads(headwater("load", url, *what, *where, "--json"))["documents_per_s"])
-            total = self.documents * len(COLLECTIONS)
-            step.done = f"{total:,} documents loaded in {len(COLLECTIONS)} collections, {max(rates):,.0f}/s"
+            headwater("collections", "create", cluster.url, SCOPE)
+            began_s, loaded, total = time.monotonic(), 0, self.documents
+            for name, count in counts(total).items():
+                collection = f"{SCOPE}.{name}"
+                headwater("collections", "create", cluster.url, collection)
+                lines = step.counted(json_lines(name, count, self.seed), start=loaded, total=total, text=collection)
+                loaded += load(cluster.url, lines, collection=collection, key=f"{name}::{{id}}")["documents"]
+            rate = loaded / (time.monotonic() - began_s)
+            step.done = f"{loaded:,} documents made and loaded in {len(counts(total))} collections, {rate:,.0f}/s"
 
-    def _start_spark(self, running: ExitStack) -> SparkSession:
-        with stderr_to(self.folder / "spark.log"):
-            spark = start_session(memory=SPARK_MEMORY, log_folder=self.folder / "spark")
-        running.callback(spark.stop)
-        # Spark has put in a handler of its own, which cancels jobs with a long lament.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return spark
+    def _write(self, running: ExitStack, cluster: Cluster) -> WriterProcess:
+        with self.teller.step("Starting an application") as step:
+            writing = running_writer(cluster.url, documents=self.documents, seed=self.seed, folder=self.folder)
+            step.done = "An application updates, adds and deletes documents from now on, with the Couchbase SDK"
+            return running.enter_context(writing)
 
-    def _land(self, running: ExitStack, spark: SparkSession, url: str, writer: WriterProcess) -> LiveLanding:
+    def _land(self, running: ExitStack, spark: SparkSession, cluster: Cluster, writer: WriterProcess) -> LiveLanding:
         with self.teller.step("Landing it in Delta tables") as step:
-            landing = running.enter_context(running_landing(spark, url, self.lake))
-            enough = self.documents * len(COLLECTIONS)
-            landing.wait_until(lambda: landing.rows >= enough, lambda: _show(step, landing, writer))
+            landing = running.enter_context(running_landing(spark, cluster.url, self.lake))
+            landing.wait_until(lambda: bool(landing.batches), lambda: step.show(f"{writer.written:,} changes written"))
             first = landing.batches[0]
-            step.done = f"{first.rows:,} changes landed as the first batch, {first.rows / first.took_s:,.0f}/s"
+            step.done = f"The first batch is landed: {first.rows:,} changes, {first.rows / first.took_s:,.0f}/s"
         with self.teller.step("Landing what is written meanwhile") as step:
-            batches = len(landing.batches) + LIVE_BATCHES
-            landing.wait_until(lambda: len(landing.batches) >= batches, lambda: _show(step, landing, writer))
+            _wait_for_batches(LIVE_BATCHES, step, landing, writer)
             step.done = f"{landing.rows:,} changes landed in {len(landing.batches)} batches, while writes went on"
         return landing
 
-    def _drill(self, url: str, landing: LiveLanding, writer: WriterProcess) -> None:
-        with self.teller.step("Failing over to copies that lag behind") as step:
-            drilled = drill_rollbacks(url, self.lake, count=self.drills)
+    def _lose_a_node(self, cluster: Cluster, landing: LiveLanding, writer: WriterProcess) -> float:
+        """Returns how long it took from the end of the node to tables without its lost changes."""
+        with self.teller.step("Holding the replicas") as step:
+            held = cluster.hold_replicas()
+            _wait_for_batches(LIVE_BATCHES, step, landing, writer)
             step.done = (
-                f"Failover drill: {len(drilled.vbuckets)} vbuckets lost their newest {drilled.changes:,} changes, "
-                f"{drilled.landed:,} of which had been landed"
+                f"The second node takes in no changes for its {held} replicas any more: "
+                f"{cluster.behind():,} changes are on the first node alone, and are landed from there"
+            )
+        with self.teller.step("Killing the first node") as step:
+            landed, died_s = landing.offsets, time.monotonic()
+            cluster.kill_first()
+            promoted = cluster.fail_over()
+            lost = taken_back(cluster.url, landed)
+            step.done = (
+                f"kill -9, and failover: {promoted} vbuckets, as the parts of a bucket are called, are active on the "
+                f"second node, and {lost.changes:,} changes in the tables are of a history that did not happen"
             )
         with self.teller.step("Landing the rollback") as step:
-            landing.wait_until(lambda: drilled.vbuckets <= landing.rolled_back, lambda: _show(step, landing, writer))
+
+            def show() -> None:
+                step.show("vbuckets", completed=len(landing.rolled_back & lost.vbuckets), total=len(lost.vbuckets))
+
+            landing.wait_until(lambda: lost.vbuckets <= landing.rolled_back, show)
+            converged_s = time.monotonic() - died_s
             step.done = (
-                f"The tables went back with them: {len(landing.rolled_back)} rollbacks undone, "
-                f"{void_changes(self.lake):,} changes marked void, and what is left of them read again"
+                f"The tables went back: {len(landing.rolled_back)} rollbacks undone, {void_changes(self.lake):,} "
+                "changes marked void, and what holds instead read again"
             )
+        with self.teller.step("Landing what is written after the failover") as step:
+            _wait_for_batches(LIVE_BATCHES, step, landing, writer)
+            step.done = f"The application went on with the other node: {writer.written:,} changes written so far"
+        return converged_s
 
     def _catch_up(self, landing: LiveLanding, writer: WriterProcess) -> None:
         with self.teller.step("Stopping the application") as step:
@@ -117,28 +127,35 @@ class Demo:
             landing.catch_up()
             step.done = f"Caught up: {landing.rows:,} changes in {len(landing.batches)} batches"
 
-    def _compare(self, url: str, landing: LiveLanding) -> bool:
+    def _compare(self, cluster: Cluster, landing: LiveLanding, converged_s: float) -> bool:
         with self.teller.step("Comparing the tables with the bucket") as step:
-            found = compare(url, self.lake)
-            counts = ", ".join(f"{count:,} {verdict}" for verdict, count in found["vbuckets"].items() if count)
-            step.done = f"headwater verify: vbuckets {counts}"
+            found = verify(cluster.url, self.lake)
+            verdicts = ", ".join(
+                f"{count:,} vbuckets {verdict}" for verdict, count in found["vbuckets"].items() if count
+            )
+            step.done = f"headwater verify, which reads both sides and compares: {verdicts}"
         self.teller.tell()
         self.teller.figures(
             [
-                ("documents", f"{found['documents']:,}"),
+                ("documents in the end", f"{found['documents']:,}"),
                 ("changes landed", f"{landing.rows:,}"),
-                ("at best", f"{landing.rows_per_s:,.0f} changes/s"),
+                ("the quickest batch", f"{landing.rows_per_s:,.0f} changes/s"),
                 ("rollbacks undone", f"{len(landing.rolled_back):,}"),
-                ("the tables and the bucket are", "equal" if found["equal"] else "NOT EQUAL"),
+                ("from kill -9 to right tables", f"{converged_s:.1f} s"),
+                ("tables and bucket are", "equal" if found["equal"] else "NOT EQUAL"),
                 ("time", f"{self.teller.elapsed_s:.0f} s"),
             ]
         )
         return bool(found["equal"])
 
 
-def _show(step: Step, landing: LiveLanding, writer: WriterProcess) -> None:
-    writer.check()
-    step.show(
-        f"{landing.rows:,} changes in {len(landing.batches)} batches, {len(landing.rolled_back)} rollbacks; "
-        f"meanwhile {writer.written:,} changes were written"
-    )
+def _wait_for_batches(more: int, step: Step, landing: LiveLanding, writer: WriterProcess) -> None:
+    """Until so many more batches have been landed."""
+    first = len(landing.batches)
+
+    def show() -> None:
+        writer.check()
+        text = f"{landing.rows:,} changes landed; {writer.written:,} written meanwhile"
+        step.show(text, completed=len(landing.batches) - first, total=more)
+
+    landing.wait_until(lambda: len(landing.batches) >= first + more, show)

@@ -1,26 +1,40 @@
-"""What the demo shows: a line a step, and on a terminal what is going on just now."""
+"""What the demo shows: a line a step, and on a terminal a bar for what is going on just now."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
-from rich.status import Status
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+SHOW_EVERY = 500
+"""Of things that are counted one by one."""
+
+T = TypeVar("T")
 
 
 class Step:
     """What is being done. `done` is what is told of it in the end."""
 
-    def __init__(self, title: str, status: Status) -> None:
+    def __init__(self, title: str, progress: Progress, task: TaskID) -> None:
         self.done = title
-        self._title = title
-        self._status = status
+        self._progress = progress
+        self._task = task
 
-    def show(self, text: str) -> None:
-        self._status.update(f"{self._title}: {text}")
+    def show(self, text: str = "", *, completed: float = 0, total: float | None = None) -> None:
+        """With no total the bar says that it goes on, and not how far."""
+        self._progress.update(self._task, text=text, completed=completed, total=total)
+
+    def counted(self, things: Iterable[T], *, start: int, total: int, text: str) -> Iterator[T]:
+        """The things, and the bar goes on with them."""
+        for number, thing in enumerate(things, start=start):
+            if number % SHOW_EVERY == 0:
+                self.show(text, completed=number, total=total)
+            yield thing
 
 
 class Teller:
@@ -32,17 +46,29 @@ class Teller:
     def step(self, title: str) -> Iterator[Step]:
         """A step that is told as done, with the time it took, unless it fails."""
         began_s = time.monotonic()
-        with self._console.status(title) as status:
-            step = Step(title, status)
+        with self._bar() as progress:
+            step = Step(title, progress, progress.add_task(title, total=None, text=""))
             yield step
         took_s = time.monotonic() - began_s
         self._console.print(f"[green]✓[/] {step.done} [dim]({took_s:.1f} s)[/]", soft_wrap=True)
+
+    def _bar(self) -> Progress:
+        return Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("[dim]{task.fields[text]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
 
     def tell(self, text: str = "") -> None:
         self._console.print(text, soft_wrap=True)
 
     def quote(self, text: str) -> None:
-        """What a command has printed."""
+        """What can be typed, or was printed by a command."""
         for line in text.rstrip().splitlines():
             self._console.print(f"    {line}", markup=False, soft_wrap=True)
 

@@ -20,7 +20,7 @@ from couchbase.cluster import Cluster
 from couchbase.collection import Collection
 from couchbase.options import ClusterOptions
 
-from demo.shop import COLLECTIONS, SCOPE
+from demo.shop import SCOPE, counts, document
 
 WRITES_AT_ONCE = 50
 PAUSE_S = 0.03
@@ -29,12 +29,15 @@ READY_TIMEOUT = timedelta(seconds=30)
 
 
 class Writer:
-    """Writes to one collection after another. What it does depends on the seed alone."""
+    """Writes to one collection after another. What it does depends on the seed alone.
 
-    def __init__(self, collections: dict[str, Collection], documents: int, seed: int) -> None:
+    Where a node is gone the SDK tries for a while, and then tells of each write that failed; those are not counted.
+    """
+
+    def __init__(self, collections: dict[str, Collection], highest: dict[str, int], seed: int) -> None:
         self.done: Counter[str] = Counter()
         self._collections = collections
-        self._numbers = dict.fromkeys(collections, documents)
+        self._highest = highest
         """The highest number of a document, by collection."""
         self._random = Random(seed)
 
@@ -47,8 +50,8 @@ class Writer:
         self._upsert(name, "updated", self._some(name))
 
     def _added(self, name: str) -> None:
-        first = self._numbers[name] + 1
-        self._numbers[name] += WRITES_AT_ONCE
+        first = self._highest[name] + 1
+        self._highest[name] += WRITES_AT_ONCE
         self._upsert(name, "added", list(range(first, first + WRITES_AT_ONCE)))
 
     def _deleted(self, name: str) -> None:
@@ -57,14 +60,11 @@ class Writer:
         self.done["deleted"] += len(gone.results)
 
     def _some(self, name: str) -> list[int]:
-        highest = self._numbers[name]
+        highest = self._highest[name]
         return self._random.sample(range(1, highest + 1), min(WRITES_AT_ONCE, highest))
 
     def _upsert(self, name: str, what: str, numbers: list[int]) -> None:
-        documents = {
-            f"{name}::{number}": {"id": number, what: self.done[what], "price": self._random.randrange(100_000) / 100}
-            for number in numbers
-        }
+        documents = {f"{name}::{number}": document(name, number, self._random) for number in numbers}
         self.done[what] += len(self._collections[name].upsert_multi(documents).results)
 
 
@@ -75,7 +75,8 @@ def main(url: str, documents: int, seed: int) -> None:
     try:
         cluster.wait_until_ready(READY_TIMEOUT)
         scope = cluster.bucket(bucket).scope(SCOPE)
-        writer = Writer({name: scope.collection(name) for name in COLLECTIONS}, documents, seed)
+        highest = counts(documents)
+        writer = Writer({name: scope.collection(name) for name in highest}, highest, seed)
         while not select.select([sys.stdin], [], [], 0)[0]:
             writer.write()
             print(json.dumps(writer.done), flush=True)

@@ -52,7 +52,8 @@ class WriterProcess:
 
 
 @contextmanager
-def running_writer(url: str, *, documents: int, seed: int, log: Path) -> Iterator[WriterProcess]:
+def running_writer(url: str, *, documents: int, seed: int, folder: Path) -> Iterator[WriterProcess]:
+    log = folder / "writer.log"
     command = [sys.executable, "-m", "demo.writer", url, str(documents), str(seed)]
     with log.open("w") as errors, started(command, stdin=subprocess.PIPE, stderr=errors) as process:
         yield WriterProcess(process, log)

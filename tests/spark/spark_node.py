@@ -20,6 +20,7 @@ from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import KeyNotFound
 from headwater.node.auth.user_file import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
+from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.messages.documents import Delete, Get, GetResponse, Set
 from headwater.protocol.messages.subdocument import PathFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
@@ -34,7 +35,7 @@ DEFAULT = "_default._default"
 """The collection that is always there."""
 
 
-def _log_in_quickly(data: Path) -> None:
+def log_in_quickly(data: Path) -> None:
     """Let passwords be hashed as little as is allowed: every task of Spark logs in."""
     data.mkdir(parents=True, exist_ok=True)
     users = data / "users.json"
@@ -60,7 +61,7 @@ class SparkNode:
         )
 
     def __enter__(self) -> Self:
-        _log_in_quickly(self.process.data)
+        log_in_quickly(self.process.data)
         self.process.start()
         return self
 
@@ -115,6 +116,9 @@ class SourceBucket:
 
     # --- documents ------------------------------------------------------------------------------------------------
 
+    def request(self, message: Request) -> Response:
+        return self.connection.request(message)
+
     def vbucket_of(self, key: bytes) -> VBucketId:
         return vbucket_of(key, self.node.vbuckets)
 
@@ -125,7 +129,7 @@ class SourceBucket:
 
     def put(self, keys: Iterable[bytes], value: bytes, *, into: str = DEFAULT, flags: int = 0, expiry: int = 0) -> None:
         for key in keys:
-            self.connection.request(Set(value=value, flags=flags, expiry=expiry, **self._place(key, into)))
+            self.request(Set(value=value, flags=flags, expiry=expiry, **self._place(key, into)))
 
     def put_each(self, documents: Mapping[bytes, bytes], *, into: str = DEFAULT) -> None:
         for key, value in documents.items():
@@ -133,16 +137,16 @@ class SourceBucket:
 
     def delete(self, keys: Iterable[bytes], *, of: str = DEFAULT) -> None:
         for key in keys:
-            self.connection.request(Delete(**self._place(key, of)))
+            self.request(Delete(**self._place(key, of)))
 
     def set_xattr(self, key: bytes, name: bytes, value: bytes) -> None:
         """An extended attribute of a document of the default collection."""
         place = self._place(key, DEFAULT)
-        self.connection.request(SubdocDictUpsert(path=name, new_value=value, flags=PathFlags.XATTR, **place))
+        self.request(SubdocDictUpsert(path=name, new_value=value, flags=PathFlags.XATTR, **place))
 
     def get(self, key: bytes, *, of: str = DEFAULT) -> bytes | None:
         try:
-            answer = self.connection.request(Get(**self._place(key, of)))
+            answer = self.request(Get(**self._place(key, of)))
         except KeyNotFound:
             return None
         assert isinstance(answer, GetResponse)

@@ -172,12 +172,12 @@ def test_verify_tells_what_is_behind(landed: SimulatedLanding) -> None:
     """As a table, and only what is not equal."""
     bucket = landed.bucket
     told = headwater("verify", bucket.url, str(landed.folder))
-    assert told == Told(0, "4 vbuckets: 4 equal; 2 documents in 1 collections\n", "")
+    assert told == Told(0, "4 vbuckets: 4 equal; 2 documents in 1 collection\n", "")
     bucket.put([b"a"], b'{"n":2}')
     told = headwater_process("verify", bucket.url, str(landed.folder))
     assert told.code == 1
     *table, total = told.out.splitlines()
-    assert total == "4 vbuckets: 3 equal, 1 behind; 2 documents in 1 collections"
+    assert total == "4 vbuckets: 3 equal, 1 behind; 2 documents in 1 collection"
     assert [line.split("│")[1:3] for line in table if "behind" in line] == [
         [f" {bucket.vbucket_of(b'a'):<7} ", " behind "]
     ]

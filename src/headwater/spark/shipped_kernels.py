@@ -7,9 +7,11 @@ looks at that, and compiles.
 
 from __future__ import annotations
 
+import atexit
 import zipfile
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 from pyspark import SparkFiles
@@ -34,7 +36,9 @@ def ship_kernels(spark: SparkSession) -> None:
         return
     _SHIPPED.add(shipped)
     warm_up()
-    archive = Path(mkdtemp(prefix="headwater-kernels-")) / _archive_name()
+    folder = Path(mkdtemp(prefix="headwater-kernels-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
+    archive = folder / _archive_name()
     with zipfile.ZipFile(archive, "w") as packed:
         for path in sorted(code_folder().iterdir()):
             packed.write(path, path.name)
