@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+import pytest
+
 from headwater.node.consumer import connection
 from headwater.node.durability import topology
 from headwater.sim.plan import RunPlan
 from headwater.sim.run import run_seed
 
 SEEDS_MAX = 100
+
+pytestmark = pytest.mark.soak
 
 
 def plans(*, writes: str | None = None, fault: str) -> Iterator[RunPlan]:

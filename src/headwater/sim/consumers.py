@@ -165,7 +165,7 @@ class Consumer:
 
     def _save(self, reading: Batches, held: _Held) -> None:
         """One durable step: what is held, and where that ends."""
-        self._saved = _Saved(held.state.copy(), self._kept_offsets(reading.offsets), held.rules.copy())
+        self._saved = _Saved(held.state.copy(), reading.offsets, held.rules.copy())
         held.unsaved = 0
         held.saves += 1
         if held.saves <= CHECKED_SAVES or held.saves % CHECK_EVERY == 0:
@@ -193,24 +193,16 @@ class Consumer:
 
     # --- mutants --------------------------------------------------------------------------------------------------
 
-    def _kept_offsets(self, offsets: Offsets) -> Offsets:
-        if self._mutant is not Mutant.FORGETS_SNAPSHOT_END:
-            return offsets
+    def _begin_from(self, offsets: Offsets) -> Offsets:
         return Offsets(
             offsets.bucket_uuid,
-            {
-                vbucket: replace(offset, snapshot_start=offset.seqno, snapshot_end=offset.seqno)
-                for vbucket, offset in offsets.offsets.items()
-            },
+            {vbucket: self._resumed(vbucket, offset) for vbucket, offset in offsets.offsets.items()},
         )
 
-    def _begin_from(self, offsets: Offsets) -> Offsets:
-        if self._mutant is not Mutant.TAKES_NEWEST_VBUUID:
-            return offsets
-        return Offsets(
-            offsets.bucket_uuid,
-            {vbucket: self._on_newest_branch(vbucket, offset) for vbucket, offset in offsets.offsets.items()},
-        )
+    def _resumed(self, vbucket: VBucketId, offset: StreamOffset) -> StreamOffset:
+        if self._mutant is Mutant.FORGETS_SNAPSHOT_END:
+            return replace(offset, snapshot_start=offset.seqno, snapshot_end=offset.seqno)
+        return self._on_newest_branch(vbucket, offset) if self._mutant is Mutant.TAKES_NEWEST_VBUUID else offset
 
     def _on_newest_branch(self, vbucket: VBucketId, offset: StreamOffset) -> StreamOffset:
         host = self._world.active_host(vbucket)

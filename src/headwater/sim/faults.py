@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import HeadwaterError
 from headwater.protocol.manifest import DEFAULT_NAME, Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.node_host import BUCKET, NodeHost, random_name
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 CALL_S_MAX = 10.0
 COLLECTIONS_MAX = 3
+INSIDE_LOOKS_MAX, INSIDE_LOOK_S = 40, 0.02
+"""How long to wait for a consumer to be in the middle of a snapshot."""
 
 
 class Faults:
@@ -137,7 +140,7 @@ class Faults:
     async def _roll_back(self) -> None:
         """A drill. Many go to where it hurts: near the place that a consumer has come to."""
         world, random = self._world, self._random
-        vbucket, to_seqno, consumer = self._place_to_go_back_to()
+        vbucket, to_seqno, consumer = await self._place_to_go_back_to()
         host = world.active_host(vbucket)
         if host is None:
             return
@@ -151,25 +154,31 @@ class Faults:
         self.note(f"vbucket {vbucket} is rolled back from {high} to {to_seqno}")
         await self.call(host, host.node.roll_back(BUCKET, VBucketId(vbucket), Seqno(to_seqno)))
 
-    def _place_to_go_back_to(self) -> tuple[int, int | None, Consumer | None]:
-        """A vbucket, and where a consumer is in it: best of all in the middle of a snapshot."""
+    async def _place_to_go_back_to(self) -> tuple[int, int | None, Consumer | None]:
+        """A vbucket, and where a consumer is in it: best of all in the middle of a snapshot, if one gets there soon."""
         random, vbuckets = self._random, self._world.plan.vbuckets
         if random.random() < 0.3:
             return random.randrange(vbuckets), None, None
-        places = [
+        if random.random() < 0.8:
+            for _ in range(INSIDE_LOOKS_MAX):
+                inside = [place for place in self._consumers_places() if not place[1].is_complete]
+                if inside:
+                    vbucket, offset, consumer = random.choice(inside)
+                    return vbucket, random.randrange(int(offset.seqno), int(offset.snapshot_end)), consumer
+                await asyncio.sleep(INSIDE_LOOK_S)
+        places = self._consumers_places()
+        if places:
+            vbucket, offset, consumer = random.choice(places)
+            return vbucket, int(offset.seqno) + random.randint(-3, 2), consumer
+        return random.randrange(vbuckets), None, None
+
+    def _consumers_places(self) -> list[tuple[int, StreamOffset, Consumer]]:
+        return [
             (vbucket, offset, consumer)
             for consumer in self._world.consumers
             if consumer.offsets is not None
             for vbucket, offset in consumer.offsets.offsets.items()
         ]
-        inside = [place for place in places if not place[1].is_complete]
-        if inside and random.random() < 0.8:
-            vbucket, offset, consumer = random.choice(inside)
-            return vbucket, random.randrange(int(offset.seqno), int(offset.snapshot_end)), consumer
-        if places:
-            vbucket, offset, consumer = random.choice(places)
-            return vbucket, int(offset.seqno) + random.randint(-3, 2), consumer
-        return random.randrange(vbuckets), None, None
 
     async def _kill_consumer(self) -> None:
         consumer = self._random.choice(self._world.consumers)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from headwater.store.compaction import Retention
 
 BUSY_S_MIN, BUSY_S_MAX = 2.0, 6.0
+DRILLS_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,32 @@ class RunPlan:
 
     @classmethod
     def draw(cls, seed: int) -> RunPlan:
+        """Most seeds are a mixture of everything. Some are about one thing, which a mixture seldom meets."""
+        mixed = cls.mixture(seed)
+        return mixed._about_drills() if Random(f"drills/{seed}").random() < DRILLS_SHARE else mixed
+
+    def _about_drills(self) -> RunPlan:
+        """One node whose vbuckets are rolled back again and again, under consumers that are behind."""
+        return replace(
+            self,
+            nodes=1,
+            replicas=0,
+            vbuckets=min(self.vbuckets, 2),
+            keys_per_writer=5,
+            writers=3,
+            pipelined=8,
+            writes=600,
+            write_weights=self.write_weights | {"majority": 0.0, "persist": 0.0},
+            consumers=3,
+            fault_pause_s=0.4,
+            fault_weights=dict.fromkeys(self.fault_weights, 0.0) | {"roll back": 3.0, "kill consumer": 1.0},
+            retention=Retention(),
+            compact_every_s=10.0,
+        )
+
+    @classmethod
+    def mixture(cls, seed: int) -> RunPlan:
+        """A plan in which anything may happen."""
         random = Random(f"plan/{seed}")
         nodes = random.choice([1, 1, 2, 3, 3, 4])
         replicas = 0 if nodes == 1 else random.randint(1, min(2, nodes - 1))
