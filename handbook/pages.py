@@ -10,6 +10,7 @@ from handbook.command_sections import command_sections, connection_options
 from handbook.error_tree import error_tree, message_table, status_table
 from handbook.history_drawings import failover_drawing, rollback_drawing, snapshot_drawing
 from handbook.message_tables import message_tables
+from handbook.metric_tables import landing_metrics_table
 from handbook.option_tables import client_settings_table, read_options_table, source_option_names
 from handbook.sizing import sizing_formulas, sizing_table
 from handbook.state_diagrams import connection_diagram, consumer_diagram, end_reasons, producer_diagram
@@ -31,6 +32,7 @@ MADE: dict[str, Callable[[], str]] = {
     "status errors": status_table,
     "error messages": message_table,
     "dcp messages": message_tables,
+    "landing metrics": landing_metrics_table,
     "client settings": client_settings_table,
     "read options": read_options_table,
     "source options": source_option_names,

@@ -49,9 +49,9 @@ class SdkWriter:
         await asyncio.to_thread(self._cluster.close)
 
     def _start(self) -> None:
-        options = ClusterOptions(
-            PasswordAuthenticator(USER, PASSWORD), timeout_options=ClusterTimeoutOptions(kv_timeout=self._timeout)
-        )
+        # What the SDK has queued for a node that dies waits there until its time is up, whatever the config says.
+        timeouts = ClusterTimeoutOptions(kv_timeout=self._timeout, kv_durable_timeout=self._timeout)
+        options = ClusterOptions(PasswordAuthenticator(USER, PASSWORD), timeout_options=timeouts)
         self._cluster = Cluster(self._url, options)
         self._cluster.wait_until_ready(_READY)
         self.collection = self._cluster.bucket("default").default_collection()

@@ -46,7 +46,7 @@ def test_a_cluster_from_its_making_to_its_last_node(tmp_path: Path) -> None:
             assert "replicas are missing: run `headwater cluster rebalance`" in await done("status", here)
             assert await done("rebalance", here) == "4 vbuckets handed over, 8 copies built\n"
             lines = (await done("status", here)).splitlines()
-            assert lines[0].startswith(f"bucket default, {VBUCKETS} vbuckets with 1 replicas, config ")
+            assert lines[0].startswith(f"bucket default, {VBUCKETS} vbuckets with 1 replica, config ")
             assert lines[1].split() == ["NODE", "HTTP", "ACTIVE", "REPLICA", "BUILDING", "BEHIND"]
             assert [line.split()[0] for line in lines[2:]] == [first, second]
             assert lines[2].split()[2:] == ["4", "4", "0", "0"]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from node_process import PASSWORD, USER, run_serve, serve_command
 
 OPTIONS = ("--nodes", "2", "--vbuckets", "8", "--user", USER, "--password", PASSWORD, "--json")
 
 
-def _status(url: str) -> dict[str, object]:
-    command = [*serve_command()[:-1], "cluster", "status", f"{url}/default", "--json"]
+def _cluster(command: str, url: str, *arguments: str) -> dict[str, Any]:
+    words = [*serve_command()[:-1], "cluster", command, f"{url}/default", *arguments, "--json"]
     done = subprocess.run(
-        [*command, "--user", USER, "--password", PASSWORD], capture_output=True, text=True, check=True, timeout=30
+        [*words, "--user", USER, "--password", PASSWORD], capture_output=True, text=True, check=True, timeout=60
     )
-    status: dict[str, object] = json.loads(done.stdout)
-    return status
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _status(url: str) -> dict[str, Any]:
+    return _cluster("status", url)
 
 
 def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
@@ -43,6 +49,36 @@ def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
     assert sorted(path.name for path in (tmp_path / "data").glob("node-*")) == ["node-1", "node-2"]
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_the_others_go_on_when_a_node_dies(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            serve_command("--data", str(tmp_path / "data"), *OPTIONS), stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["ready"]
+        victim = url.removeprefix("couchbase://").split(",")[0]
+        os.kill(_node_pid(process.pid, "node-1"), signal.SIGKILL)
+        _cluster("failover", url, victim)
+        [left] = _status(url)["nodes"]
+        assert (left["active"], left["is_reachable"]) == (8, True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    log_text = (tmp_path / "log").read_text()
+    assert f"node {victim} has ended with -9: go on without it with `headwater cluster failover" in log_text
+    assert log_text.count("has ended with") == 1
+
+
+def _node_pid(parent: int, folder: str) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    [found] = [int(pid) for pid in children if folder in Path(f"/proc/{pid}/cmdline").read_text()]
+    return found
 
 
 def test_what_is_for_one_node_only(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from headwater.store.opening import create_bucket
 from node_process import PASSWORD, USER, NodeProcess, StartNode
 
 SEED = 20
-KILLS = 20
+KILLS, SOAK_KILLS = 5, 20
 LOAD_S_MAX = 0.6
 WRITERS = 2
 KEYS = 300
@@ -80,14 +80,15 @@ def write_and_kill(node: NodeProcess, history: WriteHistory, *, round_number: in
     return sum(writer.answered for writer in writers)
 
 
-def test_kill_nine_under_load(start_node: StartNode) -> None:
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(SOAK_KILLS, marks=pytest.mark.soak)])
+def test_kill_nine_under_load(start_node: StartNode, kills: int) -> None:
     rng = random.Random(SEED)
     node = start_node(*OPTIONS)
     with node.connect() as connection:
         branches = [newest_branches(connection)]
     history = WriteHistory()
     answered = 0
-    for round_number in range(KILLS):
+    for round_number in range(kills):
         answered += write_and_kill(node, history, round_number=round_number, after_s=rng.uniform(0, LOAD_S_MAX))
         node.start()
         with node.connect() as connection:
@@ -100,7 +101,7 @@ def test_kill_nine_under_load(start_node: StartNode) -> None:
     for vbucket in range(VBUCKETS):
         expected = [newest[vbucket] for newest in reversed(branches)]
         assert [entry.vbuuid for entry in logs[VBucketId(vbucket)].entries] == expected
-        assert len(set(expected)) == KILLS + 1
+        assert len(set(expected)) == kills + 1
 
 
 # --- killed while it starts ---------------------------------------------------------------------------------------

@@ -134,6 +134,20 @@ CLUSTER_TESTS = """
         with headwater_cluster.connect() as client:
             assert [change.json() for change in client.changes(end="now")] == [1]
 
+    def test_a_consumer_has_seen_what_is_lost(headwater_cluster):
+        headwater_cluster.write({"fox": 1})
+        headwater_cluster.wait_until_replicated()
+        lost = headwater_cluster.active_node(headwater_cluster.nodes[0].vbucket_of("fox"))
+        for node in headwater_cluster.nodes:
+            node.hold_replicas()
+        headwater_cluster.write({"fox": 2})
+        with headwater_cluster.connect() as client:
+            changes = client.changes()
+            while next(changes).json() != 2:
+                pass
+            headwater_cluster.failover(lost)
+            assert isinstance(next(changes), Rollback)
+
     def test_a_rollback_reaches_a_consumer(headwater_cluster):
         for number in (1, 2):
             headwater_cluster.write({"fox": number})
@@ -174,7 +188,7 @@ def test_nodes(pytester: pytest.Pytester) -> None:
 
 
 def test_clusters(pytester: pytest.Pytester) -> None:
-    run(pytester, CLUSTER_TESTS, "--strict-markers").assert_outcomes(passed=4)
+    run(pytester, CLUSTER_TESTS, "--strict-markers").assert_outcomes(passed=5)
 
 
 def test_nothing_is_imported_where_it_is_not_used(pytester: pytest.Pytester) -> None:

@@ -264,7 +264,8 @@ def _as_members(status: ClusterStatus) -> dict[str, Any]:
 def _show(status: ClusterStatus) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("NODE", "HTTP"):
-        table.add_column(heading)
+        # Somebody will copy the address into `cluster failover`.
+        table.add_column(heading, no_wrap=True)
     for heading in ("ACTIVE", "REPLICA", "BUILDING", "BEHIND"):
         table.add_column(heading, justify="right")
     table.add_column("")
@@ -273,7 +274,8 @@ def _show(status: ClusterStatus) -> None:
         table.add_row(node.name, node.http, *numbers, "" if node.is_reachable else "[red]can't be reached[/red]")
     console = Console()
     console.print(
-        f"bucket {status.bucket}, {status.vbuckets} vbuckets with {status.replicas} replicas, config {status.revision}",
+        f"bucket {status.bucket}, {status.vbuckets} vbuckets with {status.replicas} "
+        f"{'replica' if status.replicas == 1 else 'replicas'}, config {status.revision}",
         highlight=False,
     )
     console.print(table)

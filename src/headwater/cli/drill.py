@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rich_click as click
 
@@ -15,7 +16,27 @@ from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError
 
 _VBUCKET_MAX = 0xFFFF
+_ROLLBACK = ("vbucket", "rolled_back_to", "vbuuid", "high_seqno_before")
+_REPLICAS = ("replicas",)
 _NOT_OURS = "Check that it is a Headwater node: others have no drills"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _drill_options(command: F) -> F:
+    """Where the node is, who logs in there, and how the answer is printed."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON."),
+        click.option(
+            "--http-port",
+            type=click.IntRange(1, PORT_MAX),
+            metavar="PORT",
+            help="The management port. The node is asked for it unless told.",
+        ),
+        connection_options,
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -25,6 +46,7 @@ def drill() -> None:
     \b
     Example:
       headwater drill rollback couchbase://127.0.0.1/default --vbucket 12 --to 100
+      headwater drill hold-replicas couchbase://127.0.0.1:11211/default
     """
 
 
@@ -39,26 +61,9 @@ def drill() -> None:
     metavar="SEQNO",
     help="The last seqno that is to be left.",
 )
-@connection_options
-@click.option(
-    "--http-port",
-    type=click.IntRange(1, PORT_MAX),
-    metavar="PORT",
-    help="The management port. The node is asked for it unless told.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+@_drill_options
 @errors_told
-def rollback(
-    url: str,
-    vbucket: int,
-    to_seqno: int,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
-    http_port: int | None,
-    as_json: bool,
-) -> None:
+def rollback(url: str, vbucket: int, to_seqno: int, as_json: bool, **where: Any) -> None:
     """Roll a vbucket back, as if a copy that had only reached SEQNO had been promoted.
 
     The changes after SEQNO are gone for good, and a new branch of history begins. The vbucket's streams end, and a
@@ -70,24 +75,74 @@ def rollback(
     Example:
       headwater drill rollback couchbase://127.0.0.1/default --vbucket 12 --to 100
     """
+    answer = _ask(url, "vbuckets", str(vbucket), "rollback", form={"to": str(to_seqno)}, **where)
+    done = _accepted(answer, _ROLLBACK, of="a rollback")
+    click.echo(json.dumps(done) if as_json else _sentence(done, to_seqno))
+
+
+@drill.command("hold-replicas")
+@click.argument("url", metavar="URL")
+@_drill_options
+@errors_told
+def hold_replicas(url: str, as_json: bool, **where: Any) -> None:
+    """Let the replicas on a node fall behind, to lose changes by a failover.
+
+    The node takes in no more changes of vbuckets that are active elsewhere, until `release-replicas` or its next start.
+    Its connections stay open; the other nodes send what their windows allow, and wait. If one of them dies now and is
+    failed over, what it was written meanwhile is gone. Writes with durability wait, too, and may time out. The user
+    must be an admin of the bucket. URL names the node that is to hold its replicas: couchbase://host[:port]/bucket or
+    http://host:port/bucket.
+
+    \b
+    Example:
+      headwater drill hold-replicas couchbase://127.0.0.1:11211/default
+    """
+    done = _accepted(_ask(url, "replicas", "hold", **where), _REPLICAS, of="replicas")
+    click.echo(json.dumps(done) if as_json else f"{_replicas(done)} held back")
+
+
+@drill.command("release-replicas")
+@click.argument("url", metavar="URL")
+@_drill_options
+@errors_told
+def release_replicas(url: str, as_json: bool, **where: Any) -> None:
+    """Let the replicas on a node catch up again, after `hold-replicas`.
+
+    \b
+    Example:
+      headwater drill release-replicas couchbase://127.0.0.1:11211/default
+    """
+    done = _accepted(_ask(url, "replicas", "release", **where), _REPLICAS, of="replicas")
+    click.echo(json.dumps(done) if as_json else f"{_replicas(done)} released")
+
+
+def _ask(
+    url: str,
+    *path: str,
+    user: str | None,
+    password: str | None,
+    tls_ca: Path | None,
+    tls_skip_verify: bool,
+    http_port: int | None,
+    form: dict[str, str] | None = None,
+) -> Answer:
+    """Have the node of a URL do a drill on its bucket."""
     where = ManagementUrl.parse(url)
     credentials = needed_credentials(where, user, password)
     tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
     address = find_management(where, credentials=credentials, tls=tls, http_port=http_port)
     management = Management(address=address, credentials=credentials, tls=tls)
-    path = ("headwater", "buckets", where.bucket, "vbuckets", str(vbucket), "rollback")
-    done = _accepted(management.ask("POST", *path, form={"to": str(to_seqno)}))
-    click.echo(json.dumps(done) if as_json else _sentence(done, to_seqno))
+    return management.ask("POST", "headwater", "buckets", where.bucket, *path, form=form)
 
 
-def _accepted(answer: Answer) -> dict[str, Any]:
+def _accepted(answer: Answer, names: tuple[str, ...], *, of: str) -> dict[str, Any]:
+    """What the node has told, which has these numbers."""
     is_ours = isinstance(answer.content, dict)
     if answer.status == http.HTTPStatus.NOT_FOUND and not (is_ours and "errors" in answer.content):
         raise HeadwaterError("the node has no drills", hint=_NOT_OURS)
     done = answer.accepted()
-    names = ("vbucket", "rolled_back_to", "vbuuid", "high_seqno_before")
     if not is_ours or not all(isinstance(done.get(name), int) for name in names):
-        raise HeadwaterError("the answer does not tell of a rollback", hint=_NOT_OURS)
+        raise HeadwaterError(f"the answer does not tell of {of}", hint=_NOT_OURS)
     return dict(done)
 
 
@@ -97,3 +152,7 @@ def _sentence(done: dict[str, Any], asked: int) -> str:
     if reached != asked:
         sentence += f", as {asked} lies before the history window"
     return f"{sentence} (new vbuuid {done['vbuuid']})"
+
+
+def _replicas(done: dict[str, Any]) -> str:
+    return f"{done['replicas']:,} {'replica' if done['replicas'] == 1 else 'replicas'}"

@@ -51,22 +51,41 @@ def default_data_folder() -> Path:
     show_default=True,
     help="When a write is answered: once it is on disk, or at once.",
 )
-@click.option("--history-seconds", default=Retention().history_s, show_default=True, help="Keep superseded versions.")
-@click.option("--history-bytes", default=Retention().history_bytes, show_default=True, help="… up to this, a vbucket.")
-@click.option("--purge-age-seconds", default=Retention().purge_age_s, show_default=True, help="Keep deletions.")
+@click.option("--history-seconds", default=Retention().history_s, show_default=True, help="Keep old versions so long.")
+@click.option(
+    "--history-bytes", default=Retention().history_bytes, show_default=True, help="… and up to this for a vbucket."
+)
+@click.option("--purge-age-seconds", default=Retention().purge_age_s, show_default=True, help="Keep deletions so long.")
 @click.option("--expiry-interval", default=60.0, show_default=True, help="Seconds between looks for expired documents.")
-@click.option("--compact-interval", default=10.0, show_default=True, help="Seconds between looks for compaction.")
-@click.option("--connections-max", default=ServerLimits().connections_max, show_default=True)
-@click.option("--auth-seconds", default=ServerLimits().auth_s, show_default=True, help="Time to log in.")
-@click.option("--idle-seconds", default=ServerLimits().idle_s, show_default=True, help="Time to be silent.")
-@click.option("--unsent-bytes-max", default=ServerLimits().unsent_bytes_max, show_default=True)
-@click.option("--stalled-seconds", default=ServerLimits().stalled_s, show_default=True, help="Time not to read.")
+@click.option("--compact-interval", default=10.0, show_default=True, help="Seconds between looks for what to compact.")
+@click.option("--connections-max", default=ServerLimits().connections_max, show_default=True, help="Open at a time.")
+@click.option(
+    "--auth-seconds", default=ServerLimits().auth_s, show_default=True, help="How long a peer may take to log in."
+)
+@click.option("--idle-seconds", default=ServerLimits().idle_s, show_default=True, help="How long it may say nothing.")
+@click.option(
+    "--unsent-bytes-max",
+    default=ServerLimits().unsent_bytes_max,
+    show_default=True,
+    help="Answers a peer may leave unread before it is read from no more.",
+)
+@click.option(
+    "--stalled-seconds", default=ServerLimits().stalled_s, show_default=True, help="How long it may leave them unread."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="How the log is.")
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
+    help="Lines for people or for programs.",
+)
 @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a log-in.")
 @click.option("--landing-metrics", multiple=True, metavar="URL", help="Show this landing's lag on the dashboard.")
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Run a cluster of so many nodes on this machine.")
-@click.option("--replicas", type=click.IntRange(0, 3), default=1, show_default=True, help="Of that cluster.")
+@click.option(
+    "--replicas", type=click.IntRange(0, 3), default=1, show_default=True, help="Copies of each vbucket there."
+)
 @click.pass_context
 def serve(
     context: click.Context,

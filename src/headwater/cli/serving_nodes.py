@@ -114,13 +114,8 @@ async def run_nodes(options: ClusterOptions) -> None:
         await asyncio.gather(*(_ready(process) for process in processes))
         addresses = [Address(options.host, one.port) for one in ports]
         await _form(options, addresses, credentials)
-        _announce(options, addresses, credentials, generated)
-        ends = [asyncio.create_task(process.wait()) for process in processes]
-        waits = asyncio.create_task(stop.wait())
-        await asyncio.wait([waits, *ends], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            waits.cancel()
-            raise HeadwaterError("a node has ended", hint="Look at what it has logged above")
+        _announce(options, ports, credentials, generated)
+        await _watch(dict(zip(addresses, processes, strict=True)), stop)
     finally:
         await _stop(processes)
 
@@ -215,12 +210,10 @@ async def _form_bucket(options: ClusterOptions, addresses: list[Address], login:
         known.close()
 
 
-def _announce(
-    options: ClusterOptions, addresses: list[Address], credentials: Credentials, generated: str | None
-) -> None:
-    url = f"couchbase://{','.join(str(address) for address in addresses)}"
+def _announce(options: ClusterOptions, ports: list[NodePorts], credentials: Credentials, generated: str | None) -> None:
+    url = f"couchbase://{','.join(str(Address(options.host, one.port)) for one in ports)}"
     if options.as_json:
-        line = {"ready": url, "nodes": len(addresses), "user": credentials.user, "data": str(options.data)}
+        line = {"ready": url, "nodes": len(ports), "user": credentials.user, "data": str(options.data)}
         if generated is not None:
             line["password"] = generated
         click.echo(json.dumps(line))
@@ -230,7 +223,24 @@ def _announce(
             f"user {credentials.user}, password {generated} (kept in {options.data / 'password'})",
             err=True,
         )
+    click.echo(f"dashboard http://{Address(options.host, ports[0].http_port)}/ui/", err=True)
     click.echo(f"ready {url}")
+
+
+async def _watch(nodes: dict[Address, asyncio.subprocess.Process], stop: asyncio.Event) -> None:
+    """Until a signal comes. A node that ends is told, and the others go on: to lose one is what a cluster is for."""
+    stopping = asyncio.create_task(stop.wait())
+    running = {asyncio.create_task(process.wait()): address for address, process in nodes.items()}
+    while running and not stop.is_set():
+        done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+        for ended in [task for task in running if task in done]:
+            address = running.pop(ended)
+            if not stop.is_set():
+                hint = f"go on without it with `headwater cluster failover URL {address}`, or start all nodes again"
+                click.echo(f"node {address} has ended with {ended.result()}: {hint}", err=True)
+    if not stop.is_set():
+        stopping.cancel()
+        raise HeadwaterError("all nodes have ended", hint="Look at what they have logged above")
 
 
 async def _stop(processes: Sequence[asyncio.subprocess.Process]) -> None:

@@ -91,7 +91,9 @@ def _print(comparison: Comparison, show_all: bool) -> None:
         f"[{_STYLES[verdict]}]{count} {verdict}[/]" for verdict in Verdict if (count := comparison.count(verdict))
     )
     total = f"{len(comparison.vbuckets)} vbuckets: {counts}"
-    console.print(f"{total}; {comparison.documents:,} documents in {len(comparison.collections)} collections")
+    collections = len(comparison.collections)
+    tables = f"{collections} {'collection' if collections == 1 else 'collections'}"
+    console.print(f"{total}; {comparison.documents:,} documents in {tables}")
 
 
 def _table(rows: list[VBucketComparison]) -> Table:

@@ -32,7 +32,9 @@ class ClientSettings:
     """Where a bucket is and how to get in. Made by `make`, or by `of` where the parts are there already."""
 
     where: ConnectionString
+    """The hosts, from the connection string."""
     bucket: str
+    """From the connection string."""
     credentials: Credentials | None = field(default=None, repr=False)
     """None where a client certificate is the log-in, or where there is none."""
     tls: TlsSettings | None = None
@@ -40,9 +42,13 @@ class ClientSettings:
     mechanism: Mechanism | None = None
     """How to log in; None for the best that the server offers and that shows nobody the password."""
     network: Network = Network.AUTO
+    """By which of their addresses nodes are reached."""
     features: tuple[Feature, ...] = FEATURES
+    """What is offered in HELLO."""
     agent: str = AGENT
+    """What the server's log calls this client."""
     timeouts: Timeouts = Timeouts()
+    """To connect, and to wait for an answer."""
 
     @classmethod
     def make(

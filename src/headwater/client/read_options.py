@@ -46,15 +46,19 @@ class ReadOptions:
     """None is for ever. A vbucket that a mapping does not name is not read. The read goes on to the end of the
     snapshot that holds the last seqno."""
     scopes: tuple[str, ...] = ()
+    """Names; everything in these scopes is read, that of collections made later, too."""
     collections: tuple[str | int, ...] = ()
     """`scope.collection`, or ids. With neither scopes nor collections everything is read."""
     vbuckets: frozenset[VBucketId] | None = None
     """Read these only; None is all."""
     no_value: bool = False
+    """Keys and metadata only: the server does not send values."""
     xattrs: bool = False
+    """Extended attributes, too."""
     history: bool = False
     """All versions of a document, not just the newest, where the collection keeps its history."""
     snapshots: Snapshots = Snapshots.COMPLETE
+    """When a change is handed out: `complete`, when all of its snapshot is there, or `as-they-come`, at once."""
     compression: bool = False
     """Let the server send values compressed. They are inflated here."""
     buffer_bytes: int = 16 * MIB
@@ -66,6 +70,7 @@ class ReadOptions:
     noop_interval_s: int = 20
     """A connection that has been silent for two of these is dead."""
     connections_per_node: int = 1
+    """More of them share the vbuckets of a node."""
     name: str = "headwater"
     """What the server shows the connections as."""
     mitigate_rollbacks: bool = False
@@ -76,7 +81,9 @@ class ReadOptions:
     poll_interval_s: float = 2.5
     """How often the cluster map and the high seqnos are asked for."""
     reconnect_delay_s_min: float = 0.1
+    """The wait before a lost connection is made again. It grows with each failure in a row."""
     reconnect_delay_s_max: float = 10.0
+    """What it grows to."""
     give_up_after_s: float | None = 300.0
     """How long a vbucket may be out of reach before the read fails; None is for ever."""
 

@@ -10,11 +10,8 @@ from dataclasses import replace
 from headwater.client.handshake import Credentials
 from headwater.cluster.planning import Row, VBucketMap
 from headwater.node.cluster_config import NOBODY, NodeAddress
-from headwater.node.published_config import PublishedConfig
+from headwater.node.published_config import PublishedConfig, nodes_user
 from headwater.protocol.numbers import VBucketId
-
-NODES_USER = "@cluster"
-"""Whom nodes log in to each other as."""
 
 
 def rows_of(config: PublishedConfig) -> VBucketMap:
@@ -78,9 +75,9 @@ def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> Publish
     )
 
 
-def nodes_login(credentials: Credentials | None, uuid: str) -> Credentials | None:
+def nodes_login(credentials: Credentials | None, *, bucket: str, uuid: str) -> Credentials | None:
     """The log-in of the nodes among themselves. It follows from the admin's password, which no node gets to keep."""
     if credentials is None:
         return None
     secret = hmac.new(credentials.password.encode(), f"headwater cluster {uuid}".encode(), hashlib.sha256)
-    return Credentials(NODES_USER, secret.hexdigest())
+    return Credentials(nodes_user(bucket), secret.hexdigest())

@@ -78,7 +78,7 @@ class Coordinator:
             replicas=replicas,
             rows=((NOBODY,) * (replicas + 1),) * facts[0].vbuckets,
             settled=is_new,
-            login=nodes_login(self._login.credentials, facts[0].bucket_uuid),
+            login=nodes_login(self._login.credentials, bucket=self._bucket, uuid=facts[0].bucket_uuid),
         )
         chosen = rows or (first_row,) * facts[0].vbuckets
         config = with_rows(config, {VBucketId(vbucket): row for vbucket, row in enumerate(chosen)})
@@ -186,7 +186,7 @@ class Coordinator:
         for other in results:
             if isinstance(other, PublishedConfig) and other.version > config.version:
                 config = other
-        login = nodes_login(self._login.credentials, config.uuid)
+        login = nodes_login(self._login.credentials, bucket=config.bucket, uuid=config.uuid)
         return self._publisher(replace(config, login=login))
 
     async def _check_all_reachable(self, config: PublishedConfig) -> None:

@@ -1,7 +1,9 @@
 """A failover: nodes are gone, and the others go on with the best copies that are left.
 
-The copies are promoted first, then the config without the lost nodes is published. In between, clients still go to a
-node that does not answer. A coordinator that dies in between is run again, and finds what it had promoted active.
+First the lost nodes are cut off: the others are told to take nothing more from them. One that is not as lost as it
+seems could go on and get its majority from a copy that is not the one chosen. Then the copies are compared and
+promoted, and the config without the lost nodes is published. In between, clients still go to a node that does
+not answer. A coordinator that dies in between is run again, and finds what it had promoted active.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.cluster.config_changes import rows_of, with_nodes, with_rows
+from headwater.cluster.config_changes import rows_of, with_handing_over, with_nodes, with_rows
 from headwater.cluster.kv_port import NodePort
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.survey import Survey, survey
 from headwater.errors import HeadwaterError, InvalidInput
+from headwater.node.cluster_config import NOBODY
 from headwater.node.published_config import PublishedConfig
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import VBucketId
@@ -39,18 +42,23 @@ async def fail_nodes_over(
     left = [name for name in config.names() if name not in lost]
     if not left:
         raise InvalidInput("no node would be left", hint="Start one of the nodes again")
-    found = await survey({name: port_of(name) for name in left})
+    ports = {name: port_of(name) for name in left}
+    found = await survey(ports)
     for name, error in found.unreachable.items():
         raise HeadwaterError(
             f"{name} can't be reached either: {error.reason}", hint="Start it again, or fail it over as well"
         )
-    rows = _rows_without(config, lost, found)
-    orphans = tuple(vbucket for vbucket, row in rows.items() if row[0] is None)
+    orphans = _orphans(_rows_without(config, lost, found))
     if orphans and not force:
         raise InvalidInput(
             f"{len(orphans)} vbuckets would be lost, as no other node has them ({_some(orphans)})",
             hint="Start the node again, or give --force to go on without them",
         )
+    publisher.may_miss(frozenset(lost))
+    await _cut_off(publisher, lost)
+    found = await survey(ports)
+    rows = _rows_without(publisher.config, lost, found)
+    orphans = _orphans(rows)
     for at, vbucket in enumerate(orphans):
         rows[vbucket] = (left[at % len(left)], *(None,) * config.replicas)
     promoted = await _promote(port_of, rows, found)
@@ -59,9 +67,21 @@ async def fail_nodes_over(
     def without(config: PublishedConfig) -> PublishedConfig:
         return with_rows(replace(with_nodes(config, kept), handing_over={}, settled=False), rows)
 
-    publisher.may_miss(frozenset(lost))
     await publisher.publish(without)
     return FailedOver(nodes=tuple(lost), promoted=promoted - len(orphans), lost=orphans)
+
+
+async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
+    """Have nobody stream what is active on the lost nodes: it is on its way to one of those that have a copy."""
+    config = publisher.config
+    names = config.names()
+    targets: dict[VBucketId, str | None] = {}
+    for number, row in enumerate(config.rows):
+        left = [names[node] for node in config.holders(number) if names[node] not in lost]
+        if row[0] != NOBODY and names[row[0]] in lost and left and number not in config.handing_over:
+            targets[VBucketId(number)] = left[0]
+    if targets:
+        await publisher.publish(lambda config: with_handing_over(config, targets))
 
 
 def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -> dict[VBucketId, Row]:
@@ -72,8 +92,12 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -
         vbucket = VBucketId(number)
         holders = [names[node] for node in config.holders(number) if names[node] not in lost]
         copies[vbucket] = found.copies_of(vbucket, holders)
-        # One that was on its way is where its newest copy is.
-        rows.append((None, *row[1:]) if number in config.handing_over else row)
+        if number in config.handing_over:
+            # One that was on its way is where it is active; else where its newest copy is.
+            ways = (names[config.handing_over[number]], row[0])
+            active = next((name for name in ways if name and found.state(name, vbucket) == VBucketState.ACTIVE), None)
+            row = (active, *row[1:])
+        rows.append(row)
     result = fail_over(tuple(rows), lost, copies)
     return {VBucketId(vbucket): row for vbucket, row in enumerate(result.rows)}
 
@@ -87,6 +111,10 @@ async def _promote(port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, 
     for name, promoted in by_node.items():
         await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()})
     return sum(len(promoted) for promoted in by_node.values())
+
+
+def _orphans(rows: Mapping[VBucketId, Row]) -> tuple[VBucketId, ...]:
+    return tuple(vbucket for vbucket, row in rows.items() if row[0] is None)
 
 
 def _some(vbuckets: Sequence[VBucketId]) -> str:

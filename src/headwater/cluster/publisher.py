@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headwater.cluster.kv_port import NodePort
@@ -18,6 +18,9 @@ from headwater.node.published_config import PublishedConfig
 logger = logging.getLogger(__name__)
 
 Change = Callable[[PublishedConfig], PublishedConfig]
+
+LOST_S_MAX = 1.0
+"""How long a node that may miss a config is waited for: the others are without it meanwhile."""
 
 
 class Publisher:
@@ -46,24 +49,30 @@ class Publisher:
     async def _publish_waiting(self) -> None:
         together, self._waiting = [one for one in self._waiting if not one[1].done()], []
         waiters = [done for _, done in together]
-        config = self.config
-        for change, _ in together:
-            config = change(config)
-        before, config = self.config, replace(config, revision=self.config.revision + 1)
-        self.config = config
         try:
-            await self._send(config, before)
-        except HeadwaterError as error:
+            await self._publish_together([change for change, _ in together])
+        except asyncio.CancelledError:
+            for done in waiters:
+                done.cancel()
+            raise
+        except Exception as error:
             for done in waiters:
                 done.set_exception(error)
             return
         for done in waiters:
             done.set_result(None)
 
+    async def _publish_together(self, changes: Sequence[Change]) -> None:
+        before = config = self.config
+        for change in changes:
+            config = change(config)
+        self.config = config = replace(config, revision=config.revision + 1)
+        await self._send(config, before)
+
     async def _send(self, config: PublishedConfig, before: PublishedConfig) -> None:
         # Nodes that leave are told that they have left, if they listen.
         names = list(dict.fromkeys([*config.names(), *before.names()]))
-        results = await asyncio.gather(*(self._port_of(name).publish(config) for name in names), return_exceptions=True)
+        results = await asyncio.gather(*(self._tell(name, config) for name in names), return_exceptions=True)
         for name, result in zip(names, results, strict=True):
             if not isinstance(result, BaseException):
                 continue
@@ -73,3 +82,10 @@ class Publisher:
                 logger.warning("config %d has not reached %s: %s", config.revision, name, result.reason)
             else:
                 raise result.retold(f"config {config.revision} could not be given to {name}: {result.reason}")
+
+    async def _tell(self, name: str, config: PublishedConfig) -> None:
+        try:
+            async with asyncio.timeout(LOST_S_MAX if name in self._may_miss else None):
+                await self._port_of(name).publish(config)
+        except TimeoutError as error:
+            raise HeadwaterError(f"it has not answered in {LOST_S_MAX:.0f} s") from error

@@ -121,8 +121,13 @@ class BucketMap:
 
 def bucket_config(cluster: Cluster, bucket: BucketMap) -> bytes:
     """The config for a connection that has selected the bucket."""
-    _check_map(cluster, bucket)
-    members = {
+    return encode_config(bucket_members(cluster, bucket))
+
+
+def bucket_members(cluster: Cluster, bucket: BucketMap) -> dict[str, Any]:
+    """The same for whoever adds to it."""
+    check_map(cluster, bucket)
+    return {
         "rev": cluster.revision,
         "revEpoch": cluster.revision_epoch,
         "name": bucket.name,
@@ -144,12 +149,11 @@ def bucket_config(cluster: Cluster, bucket: BucketMap) -> bytes:
         "nodes": [_node(node) for node in cluster.nodes],
         **_cluster_members(cluster),
     }
-    return _encode(members)
 
 
 def node_config(cluster: Cluster) -> bytes:
     """The config for a connection that has selected no bucket."""
-    return _encode({"rev": cluster.revision, "revEpoch": cluster.revision_epoch, **_cluster_members(cluster)})
+    return encode_config({"rev": cluster.revision, "revEpoch": cluster.revision_epoch, **_cluster_members(cluster)})
 
 
 def bucket_uri(kind: str, name: str, uuid: str) -> str:
@@ -182,14 +186,14 @@ def _node_ext(node: NodeAddress, *, is_this_node: bool) -> dict[str, Any]:
     return members
 
 
-def _check_map(cluster: Cluster, bucket: BucketMap) -> None:
+def check_map(cluster: Cluster, bucket: BucketMap) -> None:
     copies = bucket.replicas + 1
     for vbucket, row in enumerate(bucket.vbucket_map):
-        if len(row) != copies or not all(NOBODY <= node < len(cluster.nodes) for node in row):
+        if len(row) != copies or min(row) < NOBODY or max(row) >= len(cluster.nodes):
             raise LocalProtocolError(
                 f"vbucket {vbucket} has the row {list(row)}, not {copies} of {len(cluster.nodes)} nodes"
             )
 
 
-def _encode(members: dict[str, Any]) -> bytes:
+def encode_config(members: dict[str, Any]) -> bytes:
     return json.dumps(members, separators=(",", ":")).encode()

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class CommitLoop:
         self._dirty = asyncio.Event()
         self._resting = asyncio.Lock()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{service.name}")
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         service.on_change = self._dirty.set
         service.is_at_rest = lambda: not self._resting.locked()
         service.when_at_rest = self._run_at_rest
@@ -74,7 +74,7 @@ class CommitLoop:
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
 
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         """These tasks run until they are cancelled. One that fails leaves writers without answers: stop the node."""
         if task.cancelled() or task.exception() is None:
             return
@@ -95,16 +95,34 @@ class CommitLoop:
 
     def _run_at_rest(self, action: Callable[[], None]) -> None:
         """As `at_rest`, for callers that do not wait."""
-        task = asyncio.create_task(self.at_rest(action))
-        self._tasks.append(task)
-        task.add_done_callback(self._tasks.remove)
-        task.add_done_callback(self._on_task_end)
+        self._rest(action).add_done_callback(self._on_task_end)
 
     async def at_rest(self, action: Callable[[], T]) -> T:
         """Run something that must not meet a commit, such as a rollback.
 
         It runs in the event loop, as what it changes is what sessions read and write, and nothing happens meanwhile.
+        A caller that is cancelled takes the action with it, but not the commit that is being written.
         """
+        is_given_up = False
+
+        def unless_given_up() -> T:
+            if is_given_up:
+                raise asyncio.CancelledError
+            return action()
+
+        try:
+            return await asyncio.shield(self._rest(unless_given_up))
+        except asyncio.CancelledError:
+            is_given_up = True
+            raise
+
+    def _rest(self, action: Callable[[], T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(self._act_at_rest(action))
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+        return task
+
+    async def _act_at_rest(self, action: Callable[[], T]) -> T:
         try:
             async with self._resting:
                 # What is written beforehand, others need not wait for. There may be no end to it while clients write.

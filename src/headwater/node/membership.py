@@ -17,6 +17,7 @@ from headwater.client.kv_connection import Login
 from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.commit_loop import CommitLoop
+from headwater.node.kv.context import Refused
 from headwater.node.kv.locks import forget_vbuckets
 from headwater.node.kv.service import BucketService
 from headwater.node.published_config import PublishedConfig
@@ -24,6 +25,7 @@ from headwater.node.replication.manager import ReplicationManager
 from headwater.node.replication.peers import Peers
 from headwater.node.replication.vbucket_states import apply_config, replicated
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.status import Status
 from headwater.store.data_format import BUCKET_FACTS, MANIFEST
 from headwater.store.engine import Engine, Put, Table
 from headwater.store.rewinding import remove_vbuckets
@@ -46,8 +48,8 @@ class MemberSettings:
     now_s: Callable[[], float]
     on_config: Callable[[], None]
     """Called when there is a newer config."""
-    on_login: Callable[[Credentials], None]
-    """Called with the log-in that the other nodes use, to let them in."""
+    on_login: Callable[[str, Credentials], None]
+    """Called with a bucket and the log-in that the other nodes of it use, to let them in."""
 
 
 def is_member(engine: Engine) -> bool:
@@ -117,7 +119,7 @@ class Membership:
         self._address = address
         if self.config is not None:
             if self.config.login is not None:
-                self._settings.on_login(self.config.login)
+                self._settings.on_login(self.config.bucket, self.config.login)
             self._show()
             await self._ask_others(self.config)
             self._replicate()
@@ -151,6 +153,9 @@ class Membership:
 
         The same one again is taken again, as the commit that was to keep it may have failed.
         """
+        if self._address is None:
+            # It could not tell whether it is in the config, and one that is left out stops all that it has.
+            raise Refused(Status.ETMPFAIL, "the node is starting; try again")
         bucket = self._service.bucket
         if len(config.rows) != len(bucket.vbuckets):
             raise LocalProtocolError(
@@ -178,7 +183,7 @@ class Membership:
 
     def _take_login(self, config: PublishedConfig) -> None:
         if config.login is not None:
-            self._settings.on_login(config.login)
+            self._settings.on_login(config.bucket, config.login)
 
     def _take_uuid(self, config: PublishedConfig) -> None:
         """A node that joins gives up the bucket it had: from now on it has a part of the cluster's."""
@@ -235,7 +240,7 @@ class Membership:
     def on_void(self) -> None:
         """A commit could not be written, so states are as they were: what the config asks for is done again."""
         self.replication.on_void()
-        if self.config is not None:
+        if self.config is not None and self._address is not None:
             self.adopt(self.config)
 
     def on_durable(self) -> None:

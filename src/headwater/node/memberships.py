@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
+from headwater.errors import MalformedJson
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.service import BucketService
@@ -55,6 +56,8 @@ class Memberships:
         published = None if bucket is None else PublishedConfig.decode(config)
         if published is None or bucket is None:
             return None
+        if published.bucket != bucket:
+            raise MalformedJson(f"a config of bucket {published.bucket!r} was given to bucket {bucket!r}")
         return self._by_bucket[bucket].adopt(published)
 
     def shown_config(self, bucket: str | None) -> bytes | None:

@@ -14,10 +14,10 @@ from functools import partial
 
 from headwater import __version__
 from headwater.client.handshake import Credentials
-from headwater.errors import HeadwaterError, LocalProtocolError, StoreError
+from headwater.errors import LocalProtocolError, StoreError
 from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.auth.throttle import LoginThrottle
-from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
+from headwater.node.auth.users import ALL_BUCKETS, DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.cluster_config import (
     BucketMap,
     Cluster,
@@ -40,6 +40,7 @@ from headwater.node.memberships import Memberships, peer_login
 from headwater.node.options import HTTP_PORT, HTTP_TLS_PORT, KV_PORT, KV_TLS_PORT, LOOPBACK_HOSTS, NodeOptions
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.surroundings import Surroundings
+from headwater.node.tls_contexts import server_context
 from headwater.node.upr_listener import UprListener
 from headwater.node.warm_up import warm_up
 from headwater.protocol.manifest import Manifest
@@ -182,10 +183,12 @@ class Node:
             self.folder.store_password(generated)
         self.folder.store_users(self._users)
 
-    def _let_in(self, login: Credentials) -> None:
-        """The other nodes of a cluster log in with this."""
+    def _let_in(self, bucket: str, login: Credentials) -> None:
+        """The other nodes of a bucket's cluster log in with this."""
         salts = self.surroundings.random_bytes(SALTS_BYTES)
-        self._users = self._listener.service.users = _with_admin(self._users, login.user, login.password, salts=salts)
+        self._users = self._listener.service.users = _with_admin(
+            self._users, login.user, login.password, salts=salts, bucket=bucket
+        )  # fmt: skip
 
     def _open_bucket(self, name: str) -> None:
         options = self.options
@@ -236,7 +239,7 @@ class Node:
 
     async def _listen(self) -> None:
         options = self.options
-        tls = _tls_context(options)
+        tls = server_context(options)
         kv_port = await _usual_or_free(
             options.host,
             options.port,
@@ -409,25 +412,18 @@ class Node:
         service = self._services[bucket]
         return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
 
+    def hold_replicas(self, bucket: str) -> int:
+        return self._members.of(bucket).replication.hold()
 
-def _with_admin(users: Users, name: str, password: str, *, salts: bytes) -> Users:
+    def release_replicas(self, bucket: str) -> int:
+        return self._members.of(bucket).replication.release()
+
+
+def _with_admin(users: Users, name: str, password: str, *, salts: bytes, bucket: str = ALL_BUCKETS) -> Users:
     if name in users.by_name:
         users = users.remove(name)
-    user = users.new_user(name, password, [Grant(Role.ADMIN)], salts=salts)
+    user = users.new_user(name, password, [Grant(Role.ADMIN, bucket)], salts=salts)
     return users.add(user)
-
-
-def _tls_context(options: NodeOptions) -> ssl.SSLContext | None:
-    if options.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise HeadwaterError(
-            f"the TLS certificate or key can't be used: {error}", hint="Give PEM files that belong together"
-        ) from error
-    return context
 
 
 async def _usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
@@ -459,4 +455,4 @@ async def _bound_socket(host: str, port: int) -> socket.socket:
 
 def _memory_bytes(bucket: Bucket) -> int:
     slot_bytes = int(bucket.index.tables[:, CAPACITY].sum()) * SLOT_WORDS * 8
-    return slot_bytes + sum(len(commit.data) for commit in bucket.young.values()) + len(bucket.pending.frames)
+    return slot_bytes + bucket.young.total_bytes + len(bucket.pending.frames)

@@ -2,7 +2,7 @@
 
 It is the cluster config that clients read (`cluster_config`) with one more member, `headwater`, which they ignore:
 
-    {"building": {"12": [2]}, "handing_over": {"13": 0}, "settled": false, "login": ["@cluster", "…"]}
+    {"building": {"12": [2]}, "handing_over": {"13": 0}, "settled": false, "login": ["@cluster-…", "…"]}
 
 * `building`: nodes that build a copy of a vbucket from its active node, though the map does not name them yet, or keep
   up one that the map no longer names. Such a copy may be promoted, and is part of no write's majority.
@@ -25,9 +25,20 @@ from typing import Any
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.errors import HeadwaterError, MalformedJson
-from headwater.node.cluster_config import NOBODY, BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.node.cluster_config import (
+    NOBODY,
+    BucketMap,
+    Cluster,
+    NodeAddress,
+    bucket_members,
+    check_map,
+    encode_config,
+    node_config,
+)
 
 OUR_MEMBER = "headwater"
+NODES_USER = "@cluster"
+"""Whom nodes log in to each other as, with the bucket's name behind it: each bucket is a cluster of its own."""
 _EPOCH = 1
 
 
@@ -67,6 +78,14 @@ class PublishedConfig:
         handed = [self.handing_over[vbucket]] if vbucket in self.handing_over else []
         return tuple(dict.fromkeys([*row, *self.building.get(vbucket, ()), *handed]))
 
+    def is_holder(self, vbucket: int, node: int) -> bool:
+        """Whether a node is one of these. Asked of every vbucket, whenever there is a newer config."""
+        return (
+            node in self.rows[vbucket]
+            or node in self.building.get(vbucket, ())
+            or self.handing_over.get(vbucket, NOBODY) == node
+        )
+
     def topology(self, vbucket: int) -> tuple[list[str | None], ...]:
         """The chain of a vbucket's copies, as set-vbucket takes it."""
         names = self.names()
@@ -79,7 +98,7 @@ class PublishedConfig:
 
     def encode(self, *, this_node: int | None = None, with_login: bool = False) -> bytes:
         """As clients read it, or with the log-in as nodes are told it and keep it."""
-        members = json.loads(bucket_config(self._cluster(this_node), self._bucket_map()))
+        members = bucket_members(self._cluster(this_node), self._bucket_map())
         if this_node is None:
             for node in members["nodesExt"]:
                 node.pop("thisNode", None)
@@ -90,7 +109,7 @@ class PublishedConfig:
         }
         if with_login and self.login is not None:
             ours["login"] = [self.login.user, self.login.password]
-        return json.dumps(members | {OUR_MEMBER: ours}, separators=(",", ":")).encode()
+        return encode_config(members | {OUR_MEMBER: ours})
 
     def encode_for_node(self, *, this_node: int | None) -> bytes:
         """The config of the node alone, for a connection with no bucket."""
@@ -152,8 +171,14 @@ class PublishedConfig:
             raise MalformedJson(f"it names a node beyond its {len(self.nodes)}")
         if not all(0 <= vbucket < len(self.rows) for vbucket in (*self.building, *self.handing_over)):
             raise MalformedJson(f"it names a vbucket beyond its {len(self.rows)}")
-        # What can't be encoded again can't be shown, either.
-        bucket_config(self._cluster(None), self._bucket_map())
+        if self.login is not None and self.login.user != nodes_user(self.bucket):
+            raise MalformedJson(f"nodes log in to each other as {nodes_user(self.bucket)}, and as nobody else")
+        check_map(self._cluster(None), self._bucket_map())
+
+
+def nodes_user(bucket: str) -> str:
+    """The user that nodes of this bucket's cluster are to each other."""
+    return f"{NODES_USER}-{bucket}"
 
 
 def node_address(members: Mapping[str, Any]) -> NodeAddress:

@@ -95,6 +95,17 @@ def resume_offset(bucket: Bucket, vbucket: int) -> StreamOffset:
     )  # fmt: skip
 
 
+def whole_seqno(bucket: Bucket, vbucket: int) -> Seqno:
+    """Up to where a vbucket durably holds all that was written.
+
+    In the middle of a snapshot that leaves out older versions, documents are missing whose newest one is still to come.
+    """
+    facts, durable = _facts(bucket, vbucket), bucket.vbuckets.durable_seqno(vbucket)
+    if facts.state != VBucketState.ACTIVE and durable < facts.history_start_seqno:
+        return Seqno(min(durable, facts.snapshot_start_seqno))
+    return Seqno(durable)
+
+
 def take_failover_log(bucket: Bucket, vbucket: int, entries: tuple[FailoverEntry, ...]) -> int:
     """The producer shares all that this copy holds: its branches are this copy's. Returns the commit."""
     facts = _facts(bucket, vbucket)

@@ -67,7 +67,7 @@ def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
         bucket.vbuckets.set_facts(vbucket, None)
         bucket.vbuckets.reset_numbers(vbucket)
         bucket.index.clear(vbucket)
-    bucket.prepares.clear(vbucket)
+        bucket.prepares.clear(vbucket)
 
 
 def flush(bucket: Bucket) -> None:

@@ -113,7 +113,7 @@ class HeadwaterCluster:
     def lose(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
         """Write documents, and lose them by a failover: their node dies before any replica has got them.
 
-        They must be on one node. The others are started anew, for what lies in their sockets would survive.
+        They must be on one node.
         """
         owners = {self.nodes.index(self.active_node(self.nodes[0].vbucket_of(key))) for key in documents}
         if len(owners) != 1:
@@ -121,13 +121,11 @@ class HeadwaterCluster:
         lost = self.nodes[owners.pop()]
         others = [node for node in self._running() if node is not lost]
         for node in others:
-            node.pause()
+            node.hold_replicas()
         lost.write(documents, collection=collection)
-        lost.kill()
-        for node in others:
-            node.kill()
-            node.start()
         self.failover(lost)
+        for node in others:
+            node.release_replicas()
 
     def rollback(self, vbucket: int, seqno: int) -> int:
         """Take back all changes of a vbucket above a seqno. See `HeadwaterNode.rollback`."""

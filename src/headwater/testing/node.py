@@ -155,9 +155,15 @@ class HeadwaterNode:
 
         Gives the seqno that was reached: 0 where the one that was asked for is before the history window.
         """
-        path = ("headwater", "buckets", self.bucket, "vbuckets", str(vbucket), "rollback")
-        done = self._management.ask("POST", *path, form={"to": str(seqno)}).accepted()
+        done = self._drill("vbuckets", str(vbucket), "rollback", form={"to": str(seqno)})
         return int(done["rolled_back_to"])
+
+    def hold_replicas(self) -> None:
+        """Take in no changes for the replicas on this node until `release_replicas`, so that they fall behind."""
+        self._drill("replicas", "hold")
+
+    def release_replicas(self) -> None:
+        self._drill("replicas", "release")
 
     def pause(self) -> None:
         """Stand still: connections stay open, and nothing is answered."""
@@ -199,6 +205,9 @@ class HeadwaterNode:
     def _management(self) -> Management:
         address = Address("127.0.0.1", int(self.process.ports[1]))
         return Management(address=address, credentials=Credentials(self.user, self.password))
+
+    def _drill(self, *path: str, form: dict[str, str] | None = None) -> Any:
+        return self._management.ask("POST", "headwater", "buckets", self.bucket, *path, form=form).accepted()
 
     def _manage(self, method: str, *path: str, form: dict[str, str] | None = None) -> Any:
         return self._management.ask(method, "pools", "default", "buckets", self.bucket, *path, form=form).accepted()

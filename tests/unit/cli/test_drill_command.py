@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,6 +48,33 @@ def test_what_is_said(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: st
     assert result.output.startswith(words)
     assert len(result.output.splitlines()) == 1
     assert result.exit_code == (1 if words.startswith("Error") else 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "words"),
+    [
+        ("hold", Answer(200, {"held": True, "replicas": 1024}), "1,024 replicas held back\n"),
+        ("hold", Answer(200, {"held": True, "replicas": 1}), "1 replica held back\n"),
+        ("release", Answer(200, {"held": False, "replicas": 0}), "0 replicas released\n"),
+        ("release", Answer(200, {}), "Error: the answer does not tell of replicas. Check that it is a Headwater node"),
+        ("hold", Answer(404, "Not found."), "Error: the node has no drills. Check that it is a Headwater node"),
+    ],
+)
+def test_replicas(monkeypatch: pytest.MonkeyPatch, command: str, answer: Answer, words: str) -> None:
+    asked: list[Any] = []
+
+    def ask(management: api.Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        asked.append((method, path, form))
+        return answer
+
+    monkeypatch.setattr(api.Management, "ask", ask)
+    arguments = ["drill", f"{command}-replicas", *ARGUMENTS[2:]]
+    result = CliRunner().invoke(main, arguments)
+    assert asked == [("POST", ("headwater", "buckets", "default", "replicas", command), None)]
+    assert result.output.startswith(words)
+    assert result.exit_code == (1 if words.startswith("Error") else 0)
+    if result.exit_code == 0:
+        assert json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output) == answer.content
 
 
 @pytest.mark.parametrize(

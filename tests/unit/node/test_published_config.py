@@ -25,7 +25,7 @@ CONFIG = PublishedConfig(
     rows=((0, 1), (1, -1), (2, 0)),
     building={1: (2,)},
     handing_over={2: 1},
-    login=Credentials("@cluster", "a secret"),
+    login=Credentials("@cluster-beer", "a secret"),
 )
 
 
@@ -94,3 +94,10 @@ def test_what_can_t_be_read(changes: dict[str, Any]) -> None:
 def test_what_is_not_even_json() -> None:
     with pytest.raises(MalformedJson):
         PublishedConfig.decode(b"{")
+
+
+def test_nodes_log_in_as_nobody_but_themselves() -> None:
+    """Whoever may publish the config of one bucket must not give the node's admin another password by it."""
+    config = replace(CONFIG, login=Credentials("Administrator", "mine now"))
+    with pytest.raises(MalformedJson, match="as nobody else"):
+        PublishedConfig.decode(config.encode(with_login=True))

@@ -44,7 +44,7 @@ from headwater.store.prepares import (
     decode_prepare,
     put_prepare,
 )
-from headwater.store.rewinding import abandon, flush, remove_vbucket, roll_back
+from headwater.store.rewinding import abandon, flush, remove_vbucket, remove_vbuckets, roll_back
 from headwater.store.settling import settle_now
 
 VB = VBucketId(1)
@@ -410,3 +410,12 @@ def test_any_history_is_what_the_model_says(seed: int, clock: Clock) -> None:
             model.roll_back(reached)
             durable = deepcopy(model)
         check(bucket, model, keys)
+
+
+def test_vbuckets_that_are_removed_together_take_their_prepares_with_them(bucket: Bucket) -> None:
+    prepare(bucket, b"k")
+    bucket.commit_now()
+    remove_vbuckets(bucket, [VB, 2])
+    assert bucket.prepares.find(VB, DEFAULT_COLLECTION, b"k") is None
+    assert (bucket.prepares.vbuckets(), bucket.prepares.held_bytes) == ([], 0)
+    remove_vbuckets(bucket, [])

@@ -120,6 +120,22 @@ class ConsumerConnection:
         """Something that came had to wait for the bucket: call `receive_data` again, with nothing."""
         return self._inbound.is_held_back
 
+    @property
+    def held_bytes(self) -> int:
+        """What has come and was not looked into."""
+        return self._inbound.buffered_bytes
+
+    def hold(self) -> None:
+        """Take nothing in until `release`, but keep the connection: noops are answered, changes are not acknowledged.
+
+        The producer stops where its window ends. What it has sent by then waits here.
+        """
+        self._inbound.hold()
+
+    def release(self) -> None:
+        """Go on with what was held. The driver then calls `receive_data`, with nothing."""
+        self._inbound.release()
+
     def on_durable(self) -> None:
         """The bucket has published a commit, or was at rest: what has waited for it goes out."""
         self._outbox.on_durable()
@@ -149,6 +165,8 @@ class ConsumerConnection:
             else:
                 self._receive_answer(item.frame)
         self._outbox.count(window_bytes)
+        for opaque in self._inbound.take_noops():
+            self._outbox.succeed(Opcode.DCP_NOOP, opaque)
 
     def _receive_run(self, run: ChangeRun) -> None:
         stream = self._by_opaque.get(run.opaque)

@@ -18,6 +18,7 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, 
 from headwater.protocol.xattrs import decode_xattrs
 from headwater.store.bucket import Bucket
 from headwater.store.prepares import commit_prepare, enter_abort, enter_prepare
+from headwater.store.receiving import resume_offset
 
 SyncWrite = Prepare | Commit | Abort
 
@@ -65,10 +66,17 @@ class SyncWriteReceiver:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def on_accepted(self) -> None:
-        """The stream goes on. A producer that has started anew does not know what was acknowledged before."""
+        """The stream goes on. A producer that has started anew does not know what was acknowledged before.
+
+        In the middle of a snapshot this copy is not one to be promoted, so that the rest of it has to come first.
+        """
         undecided = self._bucket.prepares.of(self._vbucket)
-        if undecided:
-            self._due.append((self._bucket.pending.number, undecided[-1].seqno))
+        if not undecided:
+            return
+        self._prepared_seqno = undecided[-1].seqno
+        offset = resume_offset(self._bucket, self._vbucket)
+        if offset.seqno == offset.snapshot_end:
+            self.on_snapshot_complete()
 
     def on_snapshot_complete(self) -> None:
         """All of a snapshot has come; it is not durable yet."""

@@ -73,6 +73,8 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     },
     f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(dcp_connections.show_connections, Action.READ)},
     f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(drill.roll_back, Action.ADMIN)},
+    f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(drill.hold_replicas, Action.ADMIN)},
+    f"{_OWN_BUCKET}/replicas/release": {"POST": Endpoint(drill.release_replicas, Action.ADMIN)},
 }
 
 _PERMISSIONS = {

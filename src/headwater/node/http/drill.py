@@ -1,4 +1,4 @@
-"""The handler of the failover drill (`node.failover_drill`)."""
+"""The handlers of the drills: a vbucket is rolled back (`node.failover_drill`), or the copies fall behind."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ async def roll_back(call: Call) -> Response:
             "high_seqno_before": rolled.high_seqno_before,
         }
     )
+
+
+async def hold_replicas(call: Call) -> Response:
+    """Take in no more changes for the copies on this node: if their active node dies, those are lost."""
+    replicas = call.node.hold_replicas(call.bucket.name)
+    call.node.log(f"{call.user!r} holds {replicas} replicas of bucket {call.bucket.name!r}")
+    return Json({"held": True, "replicas": replicas})
+
+
+async def release_replicas(call: Call) -> Response:
+    replicas = call.node.release_replicas(call.bucket.name)
+    call.node.log(f"{call.user!r} released {replicas} replicas of bucket {call.bucket.name!r}")
+    return Json({"held": False, "replicas": replicas})
 
 
 def _number(text: str, largest: int, *, field: str) -> int:

@@ -97,3 +97,9 @@ class NodeView(Protocol):
     async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
         """Do a failover drill. `InvalidInput` says that it can't be done so, a `StoreError` that it was not done."""
         ...
+
+    def hold_replicas(self, bucket: str) -> int:
+        """Let the copies on this node fall behind until they are released. Returns how many there are."""
+        ...
+
+    def release_replicas(self, bucket: str) -> int: ...

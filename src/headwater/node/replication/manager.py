@@ -28,12 +28,15 @@ class ReplicationManager:
         self._now_s = now_s
         self._replicators: dict[str, Replicator] = {}
         self._ending: list[Replicator] = []
+        self.is_held = False
+        """Nothing is taken in: for a drill, in which copies have to be behind."""
         service.replication = self.statistics
 
     def follow(self, config: PublishedConfig, wanted: Mapping[int, list[int]], *, name: str) -> None:
         """Stream the vbuckets of each of these nodes, and nothing else. `name` is this node's."""
         login = self._login(config)
-        by_name = {config.names()[node]: (node, vbuckets) for node, vbuckets in wanted.items()}
+        names = config.names()
+        by_name = {names[node]: (node, dict.fromkeys(vbuckets)) for node, vbuckets in wanted.items()}
         # What is no longer wanted goes first: a vbucket that has moved has one stream at a time.
         for source in list(self._replicators):
             there = by_name.get(source)
@@ -50,8 +53,25 @@ class ReplicationManager:
                     Source(address=address, login=login, this_name=name),
                     random_bytes=self._random_bytes,
                     now_s=self._now_s,
+                    is_held=self.is_held,
                 )
             self._replicators[source].follow([VBucketId(vbucket) for vbucket in vbuckets])
+
+    def hold(self) -> int:
+        """Let the copies fall behind, until `release` or the next start. Returns how many there are."""
+        self.is_held = True
+        for replicator in self._replicators.values():
+            replicator.hold()
+        return self._copies()
+
+    def release(self) -> int:
+        self.is_held = False
+        for replicator in self._replicators.values():
+            replicator.release()
+        return self._copies()
+
+    def _copies(self) -> int:
+        return sum(len(replicator.wanted()) for replicator in self._replicators.values())
 
     def on_durable(self) -> None:
         for replicator in self._replicators.values():
@@ -64,9 +84,11 @@ class ReplicationManager:
     def statistics(self) -> Iterator[tuple[str, object]]:
         """Of each copy: where it comes from, whether it does, and what of its snapshot is still to come."""
         numbers = self._service.bucket.vbuckets
+        yield "held", "true" if self.is_held else "false"
         for source, replicator in self._replicators.items():
             streaming = replicator.streaming()
             yield f"{source}:connected", "true" if replicator.is_connected else "false"
+            yield f"{source}:held_bytes", replicator.held_bytes
             for vbucket in replicator.wanted():
                 facts = numbers.facts[vbucket]
                 end = 0 if facts is None else facts.snapshot_end_seqno

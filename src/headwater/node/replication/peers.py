@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError, StatusError, StoreError
+from headwater.node.cluster_config import NodeAddress
 from headwater.node.kv.service import BucketService
 from headwater.node.published_config import PublishedConfig, kv_address
 from headwater.node.replication.peer_connection import PeerConnection
@@ -70,11 +71,12 @@ class Peers:
         """This node has something new."""
         self._news.set()
 
-    def others(self) -> list[int]:
+    def others(self) -> list[NodeAddress]:
         config = self._config()
         if config is None:
             return []
-        return [node for node in range(len(config.nodes)) if node != self._this_node()]
+        this_node = self._this_node()
+        return [node for at, node in enumerate(config.nodes) if at != this_node]
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class Peers:
             except TimeoutError:
                 continue
 
-    async def _exchange_with(self, node: int) -> None:
+    async def _exchange_with(self, node: NodeAddress) -> None:
         connection = await self._connect(node)
         try:
             self._take_config(connection)
@@ -116,11 +118,11 @@ class Peers:
         finally:
             connection.close()
 
-    async def _connect(self, node: int) -> PeerConnection:
+    async def _connect(self, node: NodeAddress) -> PeerConnection:
         config = self._config()
         assert config is not None
         login = self._login(config)
-        return await PeerConnection.open(kv_address(config.nodes[node], tls=login.tls is not None), login)
+        return await PeerConnection.open(kv_address(node, tls=login.tls is not None), login)
 
     def _take_config(self, connection: PeerConnection) -> None:
         theirs = PublishedConfig.decode(connection.outcome.cluster_config or b"{}")
@@ -147,7 +149,7 @@ class Peers:
         config = self._config()
         assert config is not None
         try:
-            connection = await self._connect(0)
+            connection = await self._connect(config.nodes[0])
         except HeadwaterError as error:
             raise StoreError(
                 f"{config.names()[0]}, which keeps the collections, can't be reached: {error.reason}",

@@ -54,8 +54,10 @@ class Replicator:
         *,
         random_bytes: Callable[[int], bytes],
         now_s: Callable[[], float],
+        is_held: bool = False,
     ) -> None:
         self.source = source
+        self._is_held = is_held
         self._service = service
         self._random_bytes = random_bytes
         self._now_s = now_s
@@ -79,13 +81,30 @@ class Replicator:
 
     def follow(self, vbuckets: list[VBucketId]) -> None:
         """Stream these vbuckets and no others from now on."""
-        dropped = [vbucket for vbucket in self._wanted if vbucket not in vbuckets]
-        self._wanted = {vbucket: self._wanted.get(vbucket, 0.0) for vbucket in vbuckets}
+        before, self._wanted = self._wanted, {vbucket: self._wanted.get(vbucket, 0.0) for vbucket in vbuckets}
+        dropped = [vbucket for vbucket in before if vbucket not in self._wanted]
         if self._consumer is not None:
             for vbucket in dropped:
                 self._consumer.close_stream(vbucket)
             self._add_streams(self._consumer)
             self._pump()
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits to be taken in while replication is held."""
+        return self._consumer.held_bytes if self._is_held and self._consumer is not None else 0
+
+    def hold(self) -> None:
+        """Take in nothing more, until `release`. Connections that are made meanwhile do neither."""
+        self._is_held = True
+        if self._consumer is not None:
+            self._consumer.hold()
+
+    def release(self) -> None:
+        self._is_held = False
+        if self._consumer is not None:
+            self._consumer.release()
+            self.on_data(b"")
 
     def on_durable(self) -> None:
         """The bucket has published a commit."""
@@ -150,6 +169,8 @@ class Replicator:
         )
         self._lost = asyncio.get_running_loop().create_future()
         self._consumer = consumer
+        if self._is_held:
+            consumer.hold()
         consumer.start()
         connection.attach(self)
         while not self._lost.done():

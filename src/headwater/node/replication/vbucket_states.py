@@ -23,6 +23,7 @@ from headwater.node.published_config import PublishedConfig
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
+from headwater.store.data_format import VBucketFacts
 
 _TAKES_WRITES = frozenset({VBucketState.ACTIVE, VBucketState.PENDING})
 
@@ -30,17 +31,19 @@ _TAKES_WRITES = frozenset({VBucketState.ACTIVE, VBucketState.PENDING})
 def apply_config(service: BucketService, config: PublishedConfig, this_node: int | None) -> list[int]:
     """Bring the states in line with a newer config. Returns the vbuckets that are to be removed."""
     bucket = service.bucket
+    names = config.names()
     surplus: list[int] = []
     for vbucket, row in enumerate(config.rows):
-        state = bucket.vbuckets.state(vbucket)
+        facts = bucket.vbuckets.facts[vbucket]
+        state = None if facts is None else facts.state
         if this_node is None:
             _stop_writes(service, vbucket, state)
         elif vbucket in config.handing_over:
             if config.handing_over[vbucket] == this_node:
                 _prepare_to_take_over(bucket, vbucket, state, config)
         elif row[0] == this_node:
-            _set_topology(bucket, vbucket, config)
-        elif this_node in config.holders(vbucket):
+            _set_topology(bucket, vbucket, facts, [None if node == NOBODY else names[node] for node in row])
+        elif config.is_holder(vbucket, this_node):
             _make_replica(service, vbucket, state, has_active=row[0] != NOBODY)
         elif state is not None and row[0] != NOBODY:
             _stop_writes(service, vbucket, state)
@@ -56,16 +59,16 @@ def replicated(service: BucketService, config: PublishedConfig, this_node: int |
     for vbucket, row in enumerate(config.rows):
         if row[0] in (NOBODY, this_node) or vbucket in config.handing_over:
             continue
-        if this_node in config.holders(vbucket) and service.bucket.vbuckets.state(vbucket) == VBucketState.REPLICA:
+        facts = service.bucket.vbuckets.facts[vbucket]
+        is_replica = facts is not None and facts.state == VBucketState.REPLICA
+        if is_replica and config.is_holder(vbucket, this_node):
             sources.setdefault(row[0], []).append(vbucket)
     return sources
 
 
-def _set_topology(bucket: Bucket, vbucket: int, config: PublishedConfig) -> None:
-    facts = bucket.vbuckets.facts[vbucket]
-    topology = config.topology(vbucket)
-    if facts is not None and facts.state == VBucketState.ACTIVE and facts.topology != topology:
-        bucket.set_vbucket_facts(vbucket, replace(facts, topology=topology))
+def _set_topology(bucket: Bucket, vbucket: int, facts: VBucketFacts | None, chain: list[str | None]) -> None:
+    if facts is not None and facts.state == VBucketState.ACTIVE and facts.topology != (chain,):
+        bucket.set_vbucket_facts(vbucket, replace(facts, topology=(chain,)))
 
 
 def _prepare_to_take_over(bucket: Bucket, vbucket: int, state: VBucketState | None, config: PublishedConfig) -> None:

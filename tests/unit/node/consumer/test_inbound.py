@@ -81,6 +81,28 @@ def test_bytes_that_are_no_frames() -> None:
         _items(Inbound(), bytes(too_large))
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 23, 24, 25, 1000])
+def test_what_is_held_waits_but_for_the_noops(piece_bytes: int) -> None:
+    inbound = Inbound()
+    begun = _set(7, value=NOOP)
+    assert _items(inbound, begun[:30]) == []
+    inbound.hold()
+    wire, noops = begun[30:] + WIRE, []
+    for at in range(0, len(wire), piece_bytes):
+        assert _items(inbound, wire[at : at + piece_bytes]) == []
+        noops += inbound.take_noops()
+    assert noops == [9, 9]
+    assert not inbound.is_held_back
+    inbound.release()
+    assert inbound.is_held_back
+    held = (begun + WIRE).replace(NOOP, b"")
+    assert b"".join(data for _, data in _items(inbound, b"")).replace(NOOP, b"") == held
+    assert not inbound.is_held_back
+    assert inbound.buffered_bytes == 0
+    assert [data for _, data in _items(inbound, NOOP)] == [NOOP]
+    assert inbound.take_noops() == []
+
+
 def test_what_comes_behind_a_pause_waits() -> None:
     inbound = Inbound()
     found = []

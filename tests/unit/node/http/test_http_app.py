@@ -503,6 +503,8 @@ def test_readers_and_writers_may_not_drill(ask: Client) -> None:
         assert (
             ask("POST", "/headwater/buckets/beer/vbuckets/0/rollback", auth=auth, data={"to": "0"}).status_code == 403
         )
+        for path in ("hold", "release"):
+            assert ask("POST", f"/headwater/buckets/beer/replicas/{path}", auth=auth).status_code == 403
 
 
 def test_readers_and_writers_may_not_change_collections(ask: Client) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from kv_harness import PASSWORD
 
+from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.kv.service import ConfigVersion
 from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
 from headwater.protocol.status import Status
@@ -41,3 +43,15 @@ def test_a_config_of_an_unknown_bucket_is_refused(client, given):
 
 def test_the_config_is_given_to_whoever_is_logged_in(client):
     assert b"default" in client.call(GetClusterConfig()).value
+
+
+@pytest.mark.parametrize("bucket", [b"", b"beer"])
+def test_the_admin_of_one_bucket_is_not_that_of_another(node, given, bucket):
+    node.service.buckets["beer"] = node.bucket_service
+    known = node.service.users
+    ann = known.new_user("ann", PASSWORD, [Grant(Role.ADMIN, "default")], salts=bytes(SALTS_BYTES))
+    node.service.users = known.add(ann)
+    client = node.client(user="ann")
+    assert client.refused(SetClusterConfig(epoch=1, revision=7, key=bucket, value=b"{}")) == Status.EACCESS
+    assert client.call(SetClusterConfig(epoch=1, revision=7, key=b"default", value=b"{}")).status == Status.SUCCESS
+    assert given == {"default": ((1, 7), b"{}")}

@@ -156,6 +156,9 @@ def get_cluster_config(context: Context, request: GetClusterConfig) -> PlainResp
 def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResponse:
     """The admin gives the config that clients get from now on, in place of the node's own."""
     bucket = request.key.decode(errors="replace") or None
+    if not context.service.users.may(context.session.user or "", Action.ADMIN, bucket):
+        # The right on the selected bucket says nothing of the one that the config is of.
+        raise Refused(Status.EACCESS)
     if bucket is not None and bucket not in context.service.buckets:
         raise Refused(Status.KEY_ENOENT)
     try:

@@ -20,6 +20,7 @@ from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 from headwater.store.index import BASE, CAPACITY, DELETED, REVISION, SEQNO
+from headwater.store.receiving import whole_seqno
 
 Statistics = Iterator[tuple[str, object]]
 
@@ -187,9 +188,14 @@ def _seqnos(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statisti
 
 
 def _copy(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
-    """All that tells which of two copies is the more advanced, in one line: state, seqno, branches of its history."""
-    branches = ",".join(str(entry.vbuuid) for entry in facts.failover_log.entries)
-    yield f"vb_{vbucket}", f"{facts.state.name.lower()} {bucket.vbuckets.durable_seqnos[vbucket]} {branches}"
+    """All that tells which of two copies is the more advanced, in one line: state, seqno, branches of its history.
+
+    The seqno is that up to which it is whole, and the branches are those that it is on by then: the others it knows by
+    name only, from the log of its active one.
+    """
+    seqno = whole_seqno(bucket, vbucket)
+    branches = ",".join(str(entry.vbuuid) for entry in facts.failover_log.truncate(seqno).entries)
+    yield f"vb_{vbucket}", f"{facts.state.name.lower()} {seqno} {branches}"
 
 
 _BY_VBUCKET: dict[str, Callable[[Bucket, VBucketId, VBucketFacts], Statistics]] = {
