@@ -16,7 +16,7 @@ demo: setup ## See it work
 
 # Spark has processes enough of its own, and one session for all of its tests.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/spark
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --ignore tests/spark
 	$(BIN)/python -m pytest tests/spark
 
 check: lint types imports test ## All that CI runs: lint, types, imports, tests

@@ -261,6 +261,7 @@ def test_a_node_that_was_failed_over_hears_of_it_before_it_serves(tmp_path: Path
     async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
         await coordinator.init(replicas=1)
         await nodes.store(KEYS)
+        await soon(lambda: _is_even(nodes))
         await nodes.stop(1)
         await coordinator.failover([nodes.name(1)])
         await nodes.start(1)

@@ -64,5 +64,8 @@ def test_the_map_changes_when_a_node_fails_over(browser: Browser, nodes: list[No
     run(nodes[:1], lost)
     browser.until(lambda: cells(browser, "active") == VBUCKETS, "the copies did not become active")
     assert cells(browser, "replica") == 0
-    assert any("replica → active" in event.text for event in browser.all(".events li[data-kind=state]"))
+    browser.until(
+        lambda: any("replica → active" in event.text for event in browser.all(".events li[data-kind=state]")),
+        "the failover is no event",
+    )
     assert browser.console() == []

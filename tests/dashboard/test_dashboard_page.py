@@ -58,6 +58,13 @@ def write(node: NodeProcess, *keys: str, value: bytes = b'{"kind":"test"}') -> N
             connection.request(Set(key=key.encode(), value=value, vbucket=vbucket, collection_id=0))
 
 
+def counts(browser: Browser, documents: int) -> None:
+    """Wait until the node has looked at its documents: what comes and goes between two looks is not seen."""
+    browser.until(
+        lambda: browser.find(".tile dd").text.startswith(str(documents)), f"{documents} documents are not counted"
+    )
+
+
 def roll_back(node: NodeProcess, vbucket: int) -> None:
     url = f"{node.http_url}/headwater/buckets/default/vbuckets/{vbucket}/rollback"
     answer = httpx.post(url, data={"to": "1"}, auth=(USER, PASSWORD))
@@ -148,7 +155,7 @@ def test_documents_are_counted_while_they_are_written(browser: Browser, node: No
     log_in(browser, node)
     is_live(browser)
     write(node, *(f"key-{number}" for number in range(500)))
-    browser.until(lambda: browser.find(".tile dd").text.startswith("500"), "the documents are not counted")
+    counts(browser, 500)
     assert len(browser.all(".chart canvas")) == 3
 
 
@@ -159,7 +166,9 @@ def test_the_change_browser_finds_what_is_written_meanwhile(browser: Browser, no
     browser.find(".empty")
     write(node, "hay-1", "a-needle-in-it", "hay-2")
     browser.find("tr[data-key='a-needle-in-it'] .badge.mutation")
-    assert browser.all("tr[data-key^=hay]") == []
+    browser.until(
+        lambda: browser.all("tr[data-key^=hay]") == [], "the search does not leave out what was not asked for"
+    )
     with node.connect() as connection:
         key = b"a-needle-in-it"
         connection.request(Delete(key=key, vbucket=vbucket_of(key, VBUCKETS), collection_id=0))
@@ -181,6 +190,7 @@ def test_a_rollback_is_an_event_and_in_the_failover_logs(browser: Browser, node:
     write(node, *(f"key-{number}" for number in range(640)))
     log_in(browser, node)
     is_live(browser)
+    counts(browser, 640)
     roll_back(node, 9)
     browser.find(".events li[data-kind=rollback]")
     go(browser, "history")
@@ -223,6 +233,7 @@ def test_there_are_no_serious_faults_of_accessibility(browser: Browser, node: No
     assert axe_findings(browser) == []
     log_in(browser, node)
     is_live(browser)
+    counts(browser, 200)
     roll_back(node, 9)
     browser.find(".events li[data-kind=rollback]")
     for page in (*PAGES, "documents?key=key-7"):

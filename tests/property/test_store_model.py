@@ -364,7 +364,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.sealed = None
         for vbucket, before in enumerate(facts):
             after = self.facts(vbucket)
-            assert (after.purge_seqno, after.history_start_seqno) == (before.purge_seqno, before.history_start_seqno)
+            # A compaction that was not written has told streams what it was about to drop, and nobody else.
+            assert after.purge_seqno <= before.purge_seqno
+            assert after.history_start_seqno <= before.history_start_seqno
 
     @rule(
         how=st.sampled_from(["crash", "crash when written", "fail", "fail", "stop", "roll back", "roll back", "flush"]),
