@@ -4,6 +4,8 @@
 .PHONY: help setup demo test check lint types imports format docs bench soak clean
 
 BIN := .venv/bin
+# Many tests wait for processes and clocks, so that two of them keep a core busy.
+WORKERS := $(shell expr 2 \* `nproc`)
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,7 +18,7 @@ demo: setup ## See it work
 
 # Spark has processes enough of its own, and one session for all of its tests.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --ignore tests/spark
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/spark
 	$(BIN)/python -m pytest tests/spark
 
 check: lint types imports test ## All that CI runs: lint, types, imports, tests

@@ -34,6 +34,8 @@ PAGES = ("jobs", "stages", "SQL", "StreamingQuery", "connect")
 """Of Spark, in a browser."""
 END_S_MAX = 300.0
 
+pytestmark = pytest.mark.soak
+
 
 def _environment() -> dict[str, str]:
     login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.node.warm_up import warm_up
+from headwater.protocol.numbers import SEQNO_MAX
+from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import Needs, differences, index_differences, lost_writes, stored_documents, visible_seqno
 from headwater.sim.consumer_state import Document, Key
 from headwater.sim.consumers import Consumer, Mutant
@@ -171,7 +173,21 @@ def _has_reached(consumer: Consumer, vbucket: int, active: NodeHost) -> bool:
     offset = None if consumer.offsets is None else consumer.offsets.get(vbucket)  # type: ignore[arg-type]
     if offset is None:
         return visible_seqno(active.bucket, vbucket) == 0
+    if not _is_on_a_branch(active, vbucket, offset):
+        return False
     return offset.seqno == high or visible_seqno(active.bucket, vbucket) <= offset.seqno <= high
+
+
+def _is_on_a_branch(active: NodeHost, vbucket: int, offset: StreamOffset) -> bool:
+    """Whether a place is in the history that the server has now, and not only at a seqno that it has as well."""
+    facts = active.bucket.vbuckets.facts[vbucket]
+    assert facts is not None
+    ended_at = SEQNO_MAX
+    for entry in facts.failover_log.entries:
+        if entry.vbuuid == offset.vbuuid:
+            return offset.seqno <= ended_at
+        ended_at = entry.seqno
+    return offset.seqno == 0
 
 
 def _judge(world: World) -> None:
