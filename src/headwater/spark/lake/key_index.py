@@ -19,7 +19,7 @@ from headwater.protocol.kernels.siphash import sip_bytes, sip_end, sip_start, si
 _SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
 _NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
 _NO_OFFSETS = np.frombuffer(bytes(8), dtype=np.int64)
-"""Not to be written, as Arrow's buffers are not: numba compiles a kernel anew for arrays that are."""
+"""Not to be written, as what is made of Arrow's buffers: numba compiles a kernel anew for arrays that are."""
 Marks = NDArray[np.bool_]
 
 
@@ -72,8 +72,12 @@ def _parts(keys: pa.Array) -> tuple[NDArray[np.int64], Bytes]:
     _, offsets, data = keys.buffers()
     if len(keys) == 0:
         return _NO_OFFSETS, _NO_BYTES
-    places = np.frombuffer(offsets, dtype=np.int64)[keys.offset : keys.offset + len(keys) + 1]
-    return places, _NO_BYTES if data is None else np.frombuffer(data, dtype=np.uint8)
+    places = _read_only(offsets, np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    return places, _NO_BYTES if data is None else _read_only(data, np.uint8)
+
+
+def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
+    return np.frombuffer(memoryview(buffer).toreadonly(), dtype=dtype)
 
 
 def _numbers_beside(beside: Column | None, rows: int) -> NDArray[np.int64]:
