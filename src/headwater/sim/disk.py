@@ -6,18 +6,14 @@ nothing: the event loop lets a write take effect at one moment, somewhat before 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from headwater.errors import StoreFull
 from headwater.node.auth.users import Users
-from headwater.store.engine import Change, Put, Table, View
-
-Rows = dict[Table, dict[bytes, bytes]]
-Keys = dict[Table, list[bytes]]
+from headwater.store.engine import Change
+from headwater.store.memory_engine import MemoryEngine
 
 
 class SimulatedDisk:
@@ -82,59 +78,13 @@ class SimulatedFolder:
         self._disk.notes[name] = note
 
 
-class SimulatedEngine:
-    """The tables of a bucket. They are copied when they change while somebody looks at them."""
+class SimulatedEngine(MemoryEngine):
+    """The tables of a bucket, as far as their disk takes them."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__()
         self._disk = disk
-        self._rows: Rows = {table: {} for table in Table}
-        self._keys: Keys = {table: [] for table in Table}
-        self._is_looked_at = 0
-
-    @contextmanager
-    def view(self) -> Iterator[View]:
-        rows, keys = self._rows, self._keys
-        self._is_looked_at += 1
-        try:
-            yield _SimulatedView(rows, keys)
-        finally:
-            if rows is self._rows:
-                self._is_looked_at -= 1
 
     def write(self, changes: Sequence[Change]) -> None:
         self._disk.before_write()
-        if self._is_looked_at:
-            self._rows = {table: dict(rows) for table, rows in self._rows.items()}
-            self._keys = {table: list(keys) for table, keys in self._keys.items()}
-            self._is_looked_at = 0
-        for change in changes:
-            rows, keys = self._rows[change.table], self._keys[change.table]
-            if isinstance(change, Put):
-                if change.key not in rows:
-                    insort(keys, change.key)
-                rows[change.key] = bytes(change.value)
-            elif rows.pop(change.key, None) is not None:
-                del keys[bisect_left(keys, change.key)]
-
-    def close(self) -> None:
-        """The tables stay."""
-
-
-class _SimulatedView:
-    def __init__(self, rows: Rows, keys: Keys) -> None:
-        self._rows = rows
-        self._keys = keys
-
-    def get(self, table: Table, key: bytes) -> memoryview | None:
-        value = self._rows[table].get(key)
-        return None if value is None else memoryview(value)
-
-    def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, memoryview]]:
-        rows, keys = self._rows[table], self._keys[table]
-        for key in keys[bisect_left(keys, start) : bisect_left(keys, end)]:
-            yield key, memoryview(rows[key])
-
-    def last_before(self, table: Table, end: bytes) -> tuple[bytes, memoryview] | None:
-        keys = self._keys[table]
-        at = bisect_left(keys, end)
-        return (keys[at - 1], memoryview(self._rows[table][keys[at - 1]])) if at else None
+        super().write(changes)

@@ -182,12 +182,8 @@ def _is_on_a_branch(active: NodeHost, vbucket: int, offset: StreamOffset) -> boo
     """Whether a place is in the history that the server has now, and not only at a seqno that it has as well."""
     facts = active.bucket.vbuckets.facts[vbucket]
     assert facts is not None
-    ended_at = SEQNO_MAX
-    for entry in facts.failover_log.entries:
-        if entry.vbuuid == offset.vbuuid:
-            return offset.seqno <= ended_at
-        ended_at = entry.seqno
-    return offset.seqno == 0
+    shared = facts.failover_log.branch_end(offset.vbuuid, high_seqno=SEQNO_MAX)
+    return offset.seqno <= (shared or 0)
 
 
 def _judge(world: World) -> None:

@@ -39,7 +39,7 @@ from headwater.store.data_format import (
 )
 from headwater.store.documents import Document, decode_document
 from headwater.store.engine import Change, Engine, Put, Table
-from headwater.store.index import Entry, Index
+from headwater.store.index import Entry, Index, index_run
 from headwater.store.prepares import Prepares
 from headwater.store.promotion import demote, promote
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
@@ -208,6 +208,17 @@ class Bucket:
         )  # fmt: skip
         self.index.put(vbucket, as_run(change.encode_key()), entry)
         return Written(seqno=change.seqno, cas=change.cas, commit=self.pending.number)
+
+    def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int) -> None:
+        """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents."""
+        index, numbers = self.index, self.vbuckets
+        index.make_room(vbucket, documents)
+        superseded, cas_max, deleted_rev = index_run(
+            index.slots, index.tables, vbucket, index.secret, run, commit & _COMMIT_LOW
+        )
+        numbers.superseded[vbucket] += superseded
+        numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
+        numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
 
     # --- vbuckets and collections ---------------------------------------------------------------------------------
 

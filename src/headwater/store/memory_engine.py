@@ -8,22 +8,34 @@ from contextlib import contextmanager
 
 from headwater.store.engine import Change, Put, Table, View
 
+Rows = dict[Table, dict[bytes, bytes]]
+Keys = dict[Table, list[bytes]]
+
 
 class MemoryEngine:
-    """Tables as sorted keys beside a dictionary. A view is a copy of the keys: rows are never changed in place."""
+    """Tables as sorted keys beside a dictionary. They are copied when they change while somebody looks at them."""
 
     def __init__(self) -> None:
-        self._rows: dict[Table, dict[bytes, bytes]] = {table: {} for table in Table}
-        self._keys: dict[Table, list[bytes]] = {table: [] for table in Table}
+        self._rows: Rows = {table: {} for table in Table}
+        self._keys: Keys = {table: [] for table in Table}
+        self._lookers = 0
+        """Views of the tables as they are now."""
 
     @contextmanager
     def view(self) -> Iterator[View]:
-        yield _MemoryView(
-            {table: dict(rows) for table, rows in self._rows.items()},
-            {table: list(keys) for table, keys in self._keys.items()},
-        )
+        rows, keys = self._rows, self._keys
+        self._lookers += 1
+        try:
+            yield _MemoryView(rows, keys)
+        finally:
+            if rows is self._rows:
+                self._lookers -= 1
 
     def write(self, changes: Sequence[Change]) -> None:
+        if self._lookers:
+            self._rows = {table: dict(rows) for table, rows in self._rows.items()}
+            self._keys = {table: list(keys) for table, keys in self._keys.items()}
+            self._lookers = 0
         for change in changes:
             rows, keys = self._rows[change.table], self._keys[change.table]
             if isinstance(change, Put):
@@ -38,7 +50,7 @@ class MemoryEngine:
 
 
 class _MemoryView:
-    def __init__(self, rows: dict[Table, dict[bytes, bytes]], keys: dict[Table, list[bytes]]) -> None:
+    def __init__(self, rows: Rows, keys: Keys) -> None:
         self._rows = rows
         self._keys = keys
 

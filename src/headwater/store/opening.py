@@ -31,7 +31,7 @@ from headwater.store.data_format import (
     vbucket_of_key,
 )
 from headwater.store.engine import Change, Delete, Engine, Put, Table, View
-from headwater.store.index import Index, count_documents, index_run
+from headwater.store.index import Index, count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
 from headwater.store.vbucket_manifest import manifest_uid_after
 
@@ -128,15 +128,9 @@ def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
 
 
 def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
-    index, numbers = bucket.index, bucket.vbuckets
-    index.make_room(vbucket, count_documents(run))
-    superseded, cas_max, deleted_rev = index_run(
-        index.slots, index.tables, vbucket, index.secret, run, commit & 0xFFFFFFFF
-    )
+    numbers = bucket.vbuckets
+    bucket.index_changes(vbucket, run, documents=count_documents(run), commit=commit)
     bucket.prepares.enter_run(vbucket, run)
-    numbers.superseded[vbucket] += superseded
-    numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
-    numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
     numbers.manifest_uids[vbucket] = manifest_uid_after(int(numbers.manifest_uids[vbucket]), run)
     starts = np.array([0, len(run)], dtype=np.int64)
     last_seqnos(run, starts, numbers.high_seqnos[vbucket : vbucket + 1])

@@ -42,7 +42,6 @@ from headwater.protocol.system_events import decode_event
 from headwater.protocol.xattrs import decode_xattrs
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
-from headwater.store.index import index_run
 from headwater.store.prepares import decide_by_changes
 from headwater.store.runs import frame_end
 from headwater.store.vbucket_manifest import encode_stored_event
@@ -199,12 +198,8 @@ def _check_place(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end
         raise MalformedMessage(f"no vbucket gets to seqno {change.seqno}", offset=24)
 
 
-def _stored_form(bucket: Bucket, change: Change) -> Change:
-    """The change as it is stored: uncompressed, with its collection, and removals with their time."""
-    value, datatype = change.value, change.datatype
-    if change.nmeta:
-        # What older servers put behind the value means nothing any more.
-        value = value[: max(0, len(value) - change.nmeta)]
+def stored_value(value: bytes, datatype: Datatype) -> tuple[bytes, Datatype]:
+    """A value as it is stored, which is uncompressed, and checked."""
     if Datatype.SNAPPY in datatype:
         value, datatype = decompress(value), datatype & ~Datatype.SNAPPY
     if len(value) > VALUE_BYTES_MAX:
@@ -213,6 +208,16 @@ def _stored_form(bucket: Bucket, change: Change) -> Change:
         raise MalformedMessage(f"the datatype 0x{datatype:02x} is not known", offset=5)
     if Datatype.XATTR in datatype:
         decode_xattrs(value)
+    return value, datatype
+
+
+def _stored_form(bucket: Bucket, change: Change) -> Change:
+    """The change as it is stored: uncompressed, with its collection, and removals with their time."""
+    value, datatype = change.value, change.datatype
+    if change.nmeta:
+        # What older servers put behind the value means nothing any more.
+        value = value[: max(0, len(value) - change.nmeta)]
+    value, datatype = stored_value(value, datatype)
     collection = DEFAULT_COLLECTION if change.collection_id is None else change.collection_id
     plain = {"opaque": 0, "frame_infos": (), "nmeta": 0, "collection_id": collection}
     changed = replace(change, value=value, datatype=datatype, **plain)  # type: ignore[arg-type]
@@ -230,14 +235,7 @@ def _append(bucket: Bucket, vbucket: int, frame: bytes, seqno: Seqno) -> None:
 
 
 def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
-    index, numbers = bucket.index, bucket.vbuckets
-    index.make_room(vbucket, documents)
-    superseded, cas_max, deleted_rev = index_run(
-        index.slots, index.tables, vbucket, index.secret, run, bucket.pending.number & 0xFFFFFFFF
-    )
-    numbers.superseded[vbucket] += superseded
-    numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
-    numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
+    bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number)
     decide_by_changes(bucket, vbucket, run)
 
 

@@ -10,15 +10,11 @@ from collections import deque
 from dataclasses import replace
 
 from headwater.errors import MalformedMessage, SnapshotViolation
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.limits import VALUE_BYTES_MAX
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Prepare, SeqnoAcknowledged
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
-from headwater.protocol.xattrs import decode_xattrs
 from headwater.store.bucket import Bucket
 from headwater.store.prepares import commit_prepare, enter_abort, enter_prepare
-from headwater.store.receiving import resume_offset
+from headwater.store.receiving import resume_offset, stored_value
 
 SyncWrite = Prepare | Commit | Abort
 
@@ -112,15 +108,7 @@ def _collection_of(message: SyncWrite) -> CollectionId:
 
 def _stored_form(prepare: Prepare) -> Prepare:
     """The prepare as it is stored: uncompressed and with its collection."""
-    value, datatype = prepare.value, prepare.datatype
-    if Datatype.SNAPPY in datatype:
-        value, datatype = decompress(value), datatype & ~Datatype.SNAPPY
-    if len(value) > VALUE_BYTES_MAX:
-        raise MalformedMessage(f"a value of {len(value)} bytes exceeds {VALUE_BYTES_MAX}")
-    if int(datatype) & ~int(Datatype.JSON | Datatype.XATTR):
-        raise MalformedMessage(f"the datatype 0x{datatype:02x} is not known", offset=5)
-    if Datatype.XATTR in datatype:
-        decode_xattrs(value)
+    value, datatype = stored_value(prepare.value, prepare.datatype)
     return replace(
         prepare, value=value, datatype=datatype, lock_time=0, nru=0, collection_id=_collection_of(prepare)
     )  # fmt: skip
