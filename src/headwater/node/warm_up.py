@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 from headwater.node.consumer.inbound import ChangeRun, Inbound
+from headwater.node.kv.collection_seqnos import collection_high_seqnos
 from headwater.node.kv.service import BucketService
 from headwater.node.kv.set_run import apply_set_run
 from headwater.node.producer.connection import ProducerConnection
@@ -38,6 +39,8 @@ from headwater.store.settling import settle_now
 _NOW_NS = 1_700_000_000_000_000_000
 _OUTSIDE = Outside(now_ns=lambda: _NOW_NS, new_vbuuid=lambda: Vbuuid(1))
 _SECRET = (1, 2)
+_WRITES = 200
+"""So many changes that tables which begin small have to grow."""
 
 
 @cache
@@ -49,6 +52,7 @@ def warm_up() -> None:
     bucket.set_vbucket_state(0, VBucketState.ACTIVE)
     _write(bucket)
     _stream(bucket)
+    _open_again(engine)
     _keep_house(bucket, engine)
     _receive()
 
@@ -56,7 +60,7 @@ def warm_up() -> None:
 def _write(bucket: Bucket) -> None:
     service = BucketService(bucket=bucket)
     request = Set(key=b"k", value=b"{}", expiry=1).encode()
-    with memoryview(bytearray(request + request)) as received:
+    with memoryview(bytearray(request * _WRITES)) as received:
         for collections in (False, True):
             apply_set_run(
                 service,
@@ -74,6 +78,7 @@ def _write(bucket: Bucket) -> None:
     _write_durably(bucket)
     bucket.commit_now()
     bucket.read(0, entry)
+    collection_high_seqnos(bucket, [0], DEFAULT_COLLECTION)
 
 
 def _write_durably(bucket: Bucket) -> None:
@@ -124,6 +129,11 @@ def _receive() -> None:
     bucket.commit_now()
 
 
+def _open_again(engine: Engine) -> None:
+    """As after a crash: what was written is in the journal."""
+    open_bucket(engine, outside=_OUTSIDE, secret=_SECRET)
+
+
 def _keep_house(bucket: Bucket, engine: Engine) -> None:
     settle_now(bucket)
     _stream(bucket)
@@ -131,9 +141,11 @@ def _keep_house(bucket: Bucket, engine: Engine) -> None:
     bucket.index.live_documents()
     for _ in bucket.runs(0, after_seqno=1):
         pass
-    compacted = compact_vbucket(bucket, 0, Retention(history_s=0, history_bytes=0, purge_age_s=-1))
-    engine.write(compacted.changes)
-    finish_compaction(bucket, 0, compacted)
+    collection_high_seqnos(bucket, [0], DEFAULT_COLLECTION)
+    for history_bytes in (1 << 20, 0):
+        compacted = compact_vbucket(bucket, 0, Retention(history_s=0, history_bytes=history_bytes, purge_age_s=-1))
+        engine.write(compacted.changes)
+        finish_compaction(bucket, 0, compacted)
     close_bucket(bucket)
     reopened = open_bucket(engine, outside=_OUTSIDE, secret=_SECRET)
     entry = reopened.find(0, DEFAULT_COLLECTION, b"b")

@@ -3,7 +3,8 @@
 numba keeps the machine code of a kernel under the source of that kernel alone. But a kernel holds the code of every
 kernel it calls: change one, and its callers in other files would go on with the old one. So all kernels are kept
 together under one digest of all their sources, and any change makes a new folder. The folder is the user's, not the
-package's, which may be read-only; it is private, because what is loaded from it is run.
+package's, which may be read-only; it is private, because what is loaded from it is run. Where the package lies plays no
+part, so that code compiled in one place serves in another: another virtual environment, or an executor of Spark.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import stat
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +23,13 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
+from headwater.first_compile import is_compiling
+
+_PACKAGE = Path(__file__).parents[2]
 _FOLDERS_KEPT = 4
+_IN_USE_S = 24 * 60 * 60.0
+"""A folder that was used so lately may be in use, and stays, however many there are."""
+_PRIVATE = 0o700
 _MARK = b"@kernel"
 
 
@@ -29,11 +37,10 @@ _MARK = b"@kernel"
 def sources_digest() -> str:
     """A digest of every file of the package that has a kernel, of numba's version and of Python's."""
     digest = sha256(f"{numba.__version__} {sys.version}".encode())
-    root = Path(__file__).parents[2]
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
         if _MARK in source:
-            digest.update(str(path.relative_to(root)).encode() + b"\0" + source + b"\0")
+            digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + source + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -43,14 +50,18 @@ def code_folder() -> Path:
     for parent in _places():
         folder = parent / sources_digest()
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             status = folder.stat()
+            is_ours = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if not is_ours or not os.access(folder, os.W_OK):
+                continue
+            folder.chmod(_PRIVATE)
+            # The time of a folder is that of its last use.
+            os.utime(folder)
         except OSError:
             continue
-        is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if is_private and os.access(folder, os.W_OK):
-            _forget_old(parent)
-            return folder
+        _forget_old(parent)
+        return folder
     return Path(tempfile.mkdtemp(prefix="headwater-kernels-"))
 
 
@@ -65,17 +76,26 @@ def _places() -> list[Path]:
 
 
 def _forget_old(parent: Path) -> None:
-    """Every upgrade leaves a folder behind; the oldest go."""
-    folders = sorted((entry for entry in parent.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime)
-    for folder in folders[:-_FOLDERS_KEPT]:
-        rmtree(folder, ignore_errors=True)
+    """Every upgrade leaves a folder behind; those go that were not used for longest."""
+    used_s: dict[Path, float] = {}
+    for entry in parent.iterdir():
+        # Another process may be at the same.
+        with suppress(FileNotFoundError):
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
+                used_s[entry] = status.st_mtime
+    # One has been used just now.
+    now_s = max(used_s.values(), default=0.0)
+    for folder in sorted(used_s, key=lambda folder: used_s[folder])[:-_FOLDERS_KEPT]:
+        if used_s[folder] < now_s - _IN_USE_S:
+            rmtree(folder, ignore_errors=True)
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
     """Tells numba the folder, and the digest as the stamp of the source."""
 
     def __init__(self, function: Any, source_file: str) -> None:
-        where = sha256(source_file.encode()).hexdigest()[:8]
+        where = sha256(os.path.relpath(source_file, _PACKAGE).encode()).hexdigest()[:8]
         self._disambiguator = f"{where}-{function.__code__.co_firstlineno}"
 
     @classmethod
@@ -84,6 +104,11 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
 
     def get_cache_path(self) -> str:
         return str(code_folder())
+
+    def ensure_cache_path(self) -> None:
+        """Before code is kept. A folder that was removed meanwhile comes back as private as it was."""
+        code_folder().mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+        super().ensure_cache_path()
 
     def get_source_stamp(self) -> str:
         return sources_digest()
@@ -100,3 +125,10 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     """numba's cache of a function, kept as said above."""
 
     _impl_class = _CacheImpl
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kept code, or None: numba compiles then."""
+        kept = super().load_overload(sig, target_context)
+        if kept is None:
+            is_compiling()
+        return kept
