@@ -15,15 +15,13 @@ from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import FrameBuffer, decode_frame
 from headwater.protocol.kernels import (
     CHANGES_SCHEMA,
-    Values,
     decode_changes,
     decompress_values,
     other_message_frame,
-    rewrite_frames,
 )
 from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
 from headwater.protocol.messages import PlainResponse, decode_message
-from headwater.protocol.messages.dcp_changes import Commit, Deletion, Expiration, Mutation, Prepare
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_connection import DcpNoop
 from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_stream import StreamEnd
@@ -258,77 +256,14 @@ def test_what_the_kernel_compresses_the_library_inflates(originals):
         at += len(original)
 
 
-# --- rewriting ----------------------------------------------------------------------------------------------------
+# --- any kernel ---------------------------------------------------------------------------------------------------
 
 
-def stored_frames():
-    removal_or_mutation = changes(stream_id=st.none())
-    prepare = st.builds(
-        Prepare, seqno=u64, rev_seqno=u64, durability=st.just(1), collection_id=collection_ids, key=keys, value=values
-    )
-    commit = st.builds(Commit, prepared_seqno=u64, commit_seqno=u64, collection_id=collection_ids, key=keys)
-    event = st.builds(SystemEvent, seqno=u64, event=st.just(SystemEventId.COLLECTION_CREATED), key=keys, value=values)
-    return st.lists(st.one_of(removal_or_mutation, removal_or_mutation, prepare, commit, event), max_size=25)
-
-
-def rewritten_by_hand(messages, *, opaque, keep, strip, values_mode):
-    """The same, one typed message at a time."""
-    out, last = [], 0
-    for message in messages:
-        of_document = not isinstance(message, SystemEvent)
-        if (of_document and keep is not None and message.collection_id not in keep) or (strip and not of_document):
-            continue
-        frame = message.to_frame()
-        frame_fields = {name: getattr(frame, name) for name in frame.__dataclass_fields__}
-        frame_fields["opaque"] = opaque
-        if strip:
-            frame_fields["key"] = message.key
-        if of_document and values_mode != Values.KEEP:
-            frame_fields["value"] = b""
-            if values_mode == Values.DROP:
-                frame_fields["datatype"] = 0
-        out.append(type(frame)(**frame_fields))
-        last = message.commit_seqno if isinstance(message, Commit) else message.seqno
-    return b"".join(frame.encode() for frame in out), len(out), last
-
-
-@given(
-    stored_frames(), u32, st.one_of(st.none(), st.frozensets(collection_ids, max_size=5)), st.booleans(),
-    st.sampled_from(Values),
-)  # fmt: skip
-def test_rewriting_equals_the_same_done_by_hand(messages, opaque, keep, strip, values_mode):
-    run = b"".join(message.encode() for message in messages)
-    result = rewrite_frames(run, opaque=opaque, keep_collections=keep, strip_prefix=strip, values=values_mode)
-    expected, frames, last = rewritten_by_hand(messages, opaque=opaque, keep=keep, strip=strip, values_mode=values_mode)
-    assert (result.data.tobytes(), result.frames, result.last_seqno) == (expected, frames, last)
-
-
-@given(stored_frames(), st.data())
-def test_a_damaged_run_never_crashes_the_rewriting(messages, data):
-    run = bytearray(b"".join(message.encode() for message in messages))
-    for _ in range(data.draw(st.integers(0, 4))):
-        if run:
-            run[data.draw(st.integers(0, len(run) - 1))] = data.draw(u8)
-    damaged = bytes(run[: data.draw(st.integers(0, len(run)))])
-    try:
-        result = rewrite_frames(damaged, opaque=1, keep_collections={0, 8}, strip_prefix=True, values=Values.DROP)
-    except RemoteProtocolError:
-        return
-    assert len(result.data) <= len(damaged)
-
-
-def test_a_run_that_ends_inside_a_frame_is_refused():
-    frame = Mutation(seqno=1, rev_seqno=1, collection_id=8, key=b"k", value=b"v").encode()
-    with pytest.raises(RemoteProtocolError, match="ends inside a frame"):
-        rewrite_frames(frame + frame[:-1], opaque=1)
-
-
-def test_kernels_take_any_buffer_and_leave_it_unchanged():
+def test_decoding_takes_any_buffer_and_leaves_it_unchanged():
     frame = Mutation(seqno=5, rev_seqno=1, collection_id=8, key=b"k", value=b"v").encode()
     for data in (frame, bytearray(frame), memoryview(frame), np.frombuffer(frame, dtype=np.uint8)):
         before = bytes(data)
         assert decode_changes(data, collections=True).batch.num_rows == 1
-        assert rewrite_frames(data, opaque=7).frames == 1
         assert bytes(data) == before
 
 

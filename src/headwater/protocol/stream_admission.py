@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from headwater.errors import MalformedJson
 from headwater.protocol.failover_log import FailoverLog
@@ -17,6 +18,9 @@ from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId, Seqno
 from headwater.protocol.rollback import ConsumerPoint, Rollback, decide_rollback
 from headwater.protocol.status import Status
 from headwater.protocol.stream_request_value import StreamRequestValue
+
+_KEPT_VALUES_MAX = 16
+_KEPT_VALUE_BYTES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,8 @@ class _Case:
 def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket: VBucketFacts | None) -> Admission:
     """The producer's answer. `vbucket` is None where it does not exist here."""
     try:
-        value = StreamRequestValue.decode(request.value)
+        is_short = len(request.value) <= _KEPT_VALUE_BYTES_MAX
+        value = _known_value(request.value) if is_short else StreamRequestValue.decode(request.value)
     except MalformedJson as error:
         return Refused(status=Status.EINVAL, reason=error.reason)
     if vbucket is None:
@@ -88,6 +93,12 @@ def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket
         if refusal is not None:
             return refusal
     return _decide_start(case)
+
+
+@lru_cache(_KEPT_VALUES_MAX)
+def _known_value(value: bytes) -> StreamRequestValue:
+    """Consumers ask for a thousand streams with the same value."""
+    return StreamRequestValue.decode(value)
 
 
 def _check_noop(case: _Case) -> Refused | None:
@@ -195,9 +206,10 @@ def _decide_start(case: _Case) -> Accepted | Rollback:
 def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
     request, high = case.request, case.vbucket.high_seqno
     # "Latest" and "disk only" end at what is there when the stream is created (seed 002).
-    bounded = request.flags & (StreamFlags.LATEST | StreamFlags.DISK_ONLY)
-    end = min(request.end_seqno, high) if bounded & StreamFlags.DISK_ONLY else request.end_seqno
-    if bounded & StreamFlags.LATEST:
+    end = request.end_seqno
+    if StreamFlags.DISK_ONLY in request.flags:
+        end = min(end, high)
+    if StreamFlags.LATEST in request.flags:
         end = high
     return Accepted(
         start_seqno=start,

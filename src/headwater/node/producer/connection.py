@@ -1,23 +1,27 @@
 """A DCP connection of which this node is the producer: its streams, its flow control and its noops.
 
-Data is pulled, not pushed: whoever runs the connection asks `produce` for more when the socket can take it, so that a
-slow consumer holds nothing in memory. Streams take turns; a chunk each.
+Data is pulled, not pushed: whoever runs the connection asks `produce_into` for more when the socket can take it, so
+that a slow consumer holds nothing in memory. Streams take turns; a chunk each.
+
+What is the same for all streams of a connection is made once: there may be a thousand, and they are asked for together.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headwater.errors import UnexpectedMessage
 from headwater.node.producer.controls import BadControl, Controls, with_control
 from headwater.node.producer.idle_streams import IdleStreams, StreamKey
-from headwater.node.producer.outbound import Shape
-from headwater.node.producer.stream import CHUNK_BYTES, Piece, Stream, StreamFilter
+from headwater.node.producer.outbound import Shape, Values
+from headwater.node.producer.output import Output
+from headwater.node.producer.stream import CHUNK_BYTES, Stream
+from headwater.node.producer.stream_filter import StreamFilter
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
-from headwater.protocol.kernels.rewrite import Values
 from headwater.protocol.limits import CONNECTION_NAME_BYTES_MAX
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_connection import DcpNoop, OpenFlags
 from headwater.protocol.messages.dcp_stream import StreamFlags, StreamRequest
 from headwater.protocol.numbers import CollectionId, ScopeId, VBucketId
@@ -43,6 +47,23 @@ class NoopState:
     sent_s: float
     heard_s: float
     is_waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCollections:
+    """What stream requests are held against."""
+
+    manifest: Manifest
+    collections: Mapping[CollectionId, ScopeId]
+    scopes: frozenset[ScopeId]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> KnownCollections:
+        return cls(
+            manifest,
+            {CollectionId(c.id): ScopeId(scope.id) for scope, c in manifest.collections()},
+            frozenset(ScopeId(scope.id) for scope in manifest.scopes),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,10 +93,16 @@ class ProducerConnection:
     _idle: IdleStreams = field(init=False)
     _open_ids: dict[VBucketId, set[int | None]] = field(default_factory=dict)
     """The ids of the streams that are open on each vbucket."""
+    _shapes: dict[Values, Shape] = field(default_factory=dict)
+    _passes_all: StreamFilter = field(init=False)
+    """The filter of all streams that have none."""
+    _known_collections: KnownCollections = field(init=False)
 
     def __post_init__(self) -> None:
         self.noop = NoopState(self.opened_s, self.opened_s)
         self._idle = IdleStreams(len(self.bucket.vbuckets))
+        self._passes_all = StreamFilter(self.bucket.manifest, knows_collections=self.knows_collections)
+        self._known_collections = KnownCollections.of(self.bucket.manifest)
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -86,6 +113,7 @@ class ProducerConnection:
         except UnicodeDecodeError as error:
             raise BadControl(key) from error
         self.window = self.window.resized(self.controls.buffer_bytes)
+        self._shapes.clear()
 
     def on_buffer_ack(self, acked_bytes: int) -> None:
         self.acked_bytes += acked_bytes
@@ -100,13 +128,11 @@ class ProducerConnection:
         stream = Stream(
             self.bucket,
             request.vbucket,
-            self._shape(request, accepted),
-            StreamFilter(
-                collections=None if accepted.collections is None else frozenset(accepted.collections),
-                scope=accepted.scope,
-                knows_collections=self.knows_collections,
-            ),
+            self._shape(drops_values=StreamFlags.NO_VALUE in request.flags),
+            self._filter(accepted),
             self.controls,
+            opaque=request.opaque,
+            stream_id=accepted.stream_id,
             start_seqno=accepted.start_seqno,
             end_seqno=accepted.end_seqno,
             snapshot_start_seqno=accepted.snapshot_start_seqno,
@@ -124,7 +150,7 @@ class ProducerConnection:
         stream = self._forget((vbucket, stream_id))
         if stream is None:
             return None
-        data = b"".join(stream.close(tell=self.controls.end_on_close))
+        data = stream.close(tell=self.controls.end_on_close)
         self._count_bytes(len(data))
         return data
 
@@ -146,7 +172,7 @@ class ProducerConnection:
         """The consumer has answered a set-vbucket-state."""
         for key, stream in list(self.streams.items()):
             if stream.opaque == opaque and stream.is_handing_over:
-                data = b"".join(stream.on_hand_over_answer())
+                data = stream.on_hand_over_answer()
                 self._count_bytes(len(data))
                 self._put_back(key, stream)
                 return data
@@ -166,71 +192,86 @@ class ProducerConnection:
         facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
         if facts is None:
             return None
-        manifest = self.bucket.manifest
+        if self._known_collections.manifest is not self.bucket.manifest:
+            self._known_collections = KnownCollections.of(self.bucket.manifest)
+        known = self._known_collections
         return VBucketFacts(
             state=facts.state,
             high_seqno=numbers.durable_seqno(vbucket),
             purge_seqno=facts.purge_seqno,
             failover_log=facts.failover_log,
-            manifest_uid=manifest.uid,
-            collections={CollectionId(c.id): ScopeId(scope.id) for scope, c in manifest.collections()},
-            scopes=frozenset(scope.id for scope in manifest.scopes),
+            manifest_uid=known.manifest.uid,
+            collections=known.collections,
+            scopes=known.scopes,
         )
 
-    def _shape(self, request: StreamRequest, accepted: Accepted) -> Shape:
+    def _filter(self, accepted: Accepted) -> StreamFilter:
+        if accepted.collections is None and accepted.scope is None:
+            return self._passes_all
+        return StreamFilter(
+            self.bucket.manifest,
+            collections=accepted.collections,
+            scope=accepted.scope,
+            knows_collections=self.knows_collections,
+        )
+
+    def _shape(self, *, drops_values: bool) -> Shape:
         flags = self.flags
         if OpenFlags.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
             values = Values.DROP_BUT_KEEP_DATATYPE
-        elif OpenFlags.NO_VALUE in flags or StreamFlags.NO_VALUE in request.flags:
+        elif OpenFlags.NO_VALUE in flags or drops_values:
             values = Values.DROP
         else:
             values = Values.KEEP
-        return Shape(
-            opaque=request.opaque,
-            stream_id=accepted.stream_id or 0,
-            strip_prefix=not self.knows_collections,
-            values=values,
-            include_xattrs=OpenFlags.INCLUDE_XATTRS in flags,
-            include_deleted_user_xattrs=OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags,
-            include_delete_times=OpenFlags.INCLUDE_DELETE_TIMES in flags or self.controls.expiry_opcode,
-            expiry_opcode=self.controls.expiry_opcode,
-            compress=self.may_compress and self.controls.force_value_compression,
-            sync_writes=self.controls.sync_writes,
-        )
+        if values not in self._shapes:
+            self._shapes[values] = Shape(
+                strip_prefix=not self.knows_collections,
+                values=values,
+                include_xattrs=OpenFlags.INCLUDE_XATTRS in flags,
+                include_deleted_user_xattrs=OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags,
+                include_delete_times=OpenFlags.INCLUDE_DELETE_TIMES in flags or self.controls.expiry_opcode,
+                expiry_opcode=self.controls.expiry_opcode,
+                compress=self.may_compress and self.controls.force_value_compression,
+                sync_writes=self.controls.sync_writes,
+            )
+        return self._shapes[values]
 
     # --- data -----------------------------------------------------------------------------------------------------
 
     def produce(self, bytes_max: int) -> bytes:
-        """As `produce_pieces`, in one."""
-        return b"".join(self.produce_pieces(bytes_max))
+        """As `produce_into`, in memory of its own."""
+        output = Output()
+        self.produce_into(output, bytes_max)
+        return bytes(output.data)
 
-    def produce_pieces(self, bytes_max: int) -> list[Piece]:
-        """The next data, of all streams in turns, within the window. Empty where there is nothing to send now."""
+    def produce_into(self, output: Output, bytes_max: int) -> None:
+        """Write the next data, of all streams in turns, within the window. Nothing where there is nothing to send."""
         if not self.has_right():
-            return self._end_all()
+            self._end_all(output)
+            return
         self._wake_idle_streams()
-        pieces: list[Piece] = []
-        size = 0
-        while self._ready and size < bytes_max and self.window.is_open:
+        until = output.used + bytes_max
+        while self._ready and output.used < until and self.window.is_open:
             key = self._ready.popleft()
             stream = self.streams.get(key)
             if stream is None:
                 continue
-            made, prepares = 0, stream.prepares_sent
-            for data in stream.produce(self._room(bytes_max - size)):
-                pieces.append(data)
-                made += len(data)
-            size += made
-            self._count_bytes(made, surcharge=(stream.prepares_sent - prepares) * PREPARE_SURCHARGE_BYTES)
+            start, prepares = output.used, stream.prepares_sent
+            stream.produce(output, self._room(until - start))
+            surcharge = (stream.prepares_sent - prepares) * PREPARE_SURCHARGE_BYTES
+            self._count_bytes(output.used - start, surcharge=surcharge)
             self._put_back(key, stream)
-        return pieces
 
-    def _end_all(self) -> list[Piece]:
+    @property
+    def has_more(self) -> bool:
+        """Whether streams wait for their turn, and the consumer has room for them. Idle ones are not asked."""
+        return bool(self._ready) and self.window.is_open
+
+    def _end_all(self, output: Output) -> None:
         """The user has lost the right to stream."""
-        pieces: list[Piece] = [data for stream in self.streams.values() for data in stream.lose_privileges()]
-        for key in list(self.streams):
+        for key, stream in list(self.streams.items()):
+            output.append(stream.lose_privileges())
             self._forget(key)
-        return pieces
 
     def _put_back(self, key: StreamKey, stream: Stream) -> None:
         """After its turn a stream is over, has more to send, or waits for changes."""

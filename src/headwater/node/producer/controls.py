@@ -23,23 +23,40 @@ class Controls:
     """The settings of one connection."""
 
     noop_enabled: bool = False
+    """Noops are sent, and a consumer that answers none is closed. Xattrs and collections need it."""
     noop_interval_s: float = 180.0
+    """Seconds between noops, 0 to 10800, with fractions."""
     buffer_bytes: int = 0
     """The consumer's buffer; 0 for no flow control."""
     priority: str = "medium"
+    """`high`, `medium` or `low`: shown by `stat dcp`, and makes no difference."""
     force_value_compression: bool = False
+    """Values are sent compressed, where HELLO has negotiated snappy."""
     cursor_dropping: bool = False
+    """Makes no difference: a slow consumer is always served from disk."""
     end_on_close: bool = False
+    """A close-stream is followed by the stream-end."""
     expiry_opcode: bool = False
+    """Expirations come as such, and not as deletions."""
     stream_id: bool = False
+    """Stream requests have a `sid`. It can't be switched off again."""
     oso: OsoMode = OsoMode.OFF
+    """The first backfill of a filtered stream comes as an OSO snapshot; with `true_with_seqno_advanced` a
+    seqno-advanced tells its end where that is not sent."""
     backfill_order: str = "round-robin"
+    """Streams are served in turns (`round-robin`) or one after the other (`sequential`)."""
     v7_status_codes: bool = False
+    """Makes no difference."""
     flatbuffers_events: bool = False
+    """System events come as version 2. Only then a collection that was modified is told."""
     change_streams: bool = False
+    """Every version inside the history window is sent, and not only the newest."""
     marker_version: str = "1.0"
+    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`."""
     sync_writes: bool = False
+    """Prepares, commits and aborts come as such."""
     consumer_name: str = ""
+    """Who acknowledges prepares, as the vbucket's topology names it."""
 
 
 class BadControl(ValueError):

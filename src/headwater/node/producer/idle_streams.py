@@ -43,13 +43,12 @@ class IdleStreams:
     def take_woken(self, bucket: Bucket) -> list[StreamKey]:
         """The streams whose vbucket has gone on, gone back, branched or changed its state. They are idle no more."""
         numbers = bucket.vbuckets
-        moved = (
-            (numbers.durable_seqnos != self._seqnos)
-            | (numbers.states != self._states)
-            | (numbers.vbuuids != self._vbuuids)
-        )
+        moved = numbers.durable_seqnos != self._seqnos
+        moved |= numbers.states != self._states
+        moved |= numbers.vbuuids != self._vbuuids
+        moved &= self._waiting
         woken: list[StreamKey] = []
-        for number in np.flatnonzero(self._waiting & moved).tolist():
+        for number in moved.nonzero()[0].tolist():
             self._waiting[number] = False
             woken += self._keys.pop(VBucketId(number))
         return woken

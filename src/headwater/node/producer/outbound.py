@@ -6,16 +6,19 @@ values, no extended attributes, deletions without their time, expirations as del
 Prepares, commits and aborts are for replicas that take part in durable writes; all others get the change that was
 committed, which is what is stored (`store.prepares`).
 
-The kernel walks a run and writes what this stream gets of it, until the consumer's window is full.
+The kernel walks a run and writes what this stream gets of it, until the consumer's window is full. Most consumers want
+mutations as they are stored: those are copied whole.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
+from headwater.node.producer.output import Output
 from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
 from headwater.protocol.kernels.memory import (
     Bytes,
@@ -26,6 +29,7 @@ from headwater.protocol.kernels.memory import (
     load_u16,
     load_u32,
     load_u64,
+    prefetch,
     store_u16,
     store_u32,
     store_u64,
@@ -34,23 +38,40 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
-from headwater.protocol.kernels.rewrite import Values
 from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
-from headwater.protocol.numbers import CollectionId
 
 _FRAME_GROWTH_BYTES = 4
 """A stream id in flexible framing, and the last byte of a deletion that was stored as an expiration."""
 NO_SUPERSEDED: Column = np.empty(0, dtype=np.uint64)
+_ALL_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
+_NO_TABLE: Column = np.empty(0, dtype=np.int64)
+_PREFETCH_BYTES = 2048
+"""How far ahead memory is asked for where frames are skipped."""
+_PREFETCHED_FRAME_BYTES_MAX = 1024
+_LINE_BYTES = 64
+
+_STRIP_PREFIX = 0x01
+_INCLUDE_XATTRS = 0x02
+_INCLUDE_DELETED_USER_XATTRS = 0x04
+_INCLUDE_DELETE_TIMES = 0x08
+_EXPIRY_OPCODE = 0x10
+_COMPRESS = 0x20
+_SYNC_WRITES = 0x40
+_VALUES_SHIFT = 8
+
+
+class Values(IntEnum):
+    """What becomes of the values."""
+
+    KEEP = 0
+    DROP = 1
+    DROP_BUT_KEEP_DATATYPE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a stream's consumer wants of each change."""
+    """What a consumer wants of each change: the same for all streams of a connection that ask for the same."""
 
-    opaque: int
-    stream_id: int = 0
-    collections: frozenset[CollectionId] | None = None
-    """Only these; None for all."""
     strip_prefix: bool = False
     values: Values = Values.KEEP
     include_xattrs: bool = True
@@ -62,10 +83,22 @@ class Shape:
     """Values that get smaller by it are sent as snappy."""
     sync_writes: bool = False
     """The consumer takes part in durable writes: it gets prepares, commits and aborts as such."""
-    wanted: Column = field(init=False, repr=False, compare=False)
+    bits: int = field(init=False, repr=False, compare=False)
+    """The same as one number, for the kernel."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "wanted", np.array(sorted(self.collections or ()), dtype=np.uint32))
+        bits = int(self.values) << _VALUES_SHIFT
+        for is_set, bit in (
+            (self.strip_prefix, _STRIP_PREFIX),
+            (self.include_xattrs, _INCLUDE_XATTRS),
+            (self.include_deleted_user_xattrs, _INCLUDE_DELETED_USER_XATTRS),
+            (self.include_delete_times, _INCLUDE_DELETE_TIMES),
+            (self.expiry_opcode, _EXPIRY_OPCODE),
+            (self.compress, _COMPRESS),
+            (self.sync_writes, _SYNC_WRITES),
+        ):
+            bits |= bit if is_set else 0
+        object.__setattr__(self, "bits", bits)
 
 
 class Stop(IntEnum):
@@ -77,60 +110,59 @@ class Stop(IntEnum):
     """The window is full."""
     EVENT = 2
     """The next frame is a system event, which is not the kernel's business."""
+    ROOM = 3
+    """The output had no room for the next frame. Now it has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """What the kernel wrote."""
+class Sent(NamedTuple):
+    """What the kernel has done."""
 
-    data: Bytes
-    stop: Stop
+    stop: int
     at: int
     """Where in the run it stopped."""
+    to: int
+    """Where in the output it stopped."""
     frames: int
     last_seqno: int
     """The last change that was sent, 0 for none."""
     passed_seqno: int
     """The last change that was looked at, sent or not; 0 for none."""
-    prepares: int = 0
+    prepares: int
     """How many of the frames are prepares."""
 
 
 def shape_run(
     run: Bytes,
     at: int,
+    output: Output,
     shape: Shape,
     *,
+    opaque: int,
     end_seqno: int,
-    window_bytes: int,
+    until: int,
+    stream_id: int = 0,
+    wanted: Column | None = None,
     superseded: Column = NO_SUPERSEDED,
     history_start_seqno: int = 0,
 ) -> Sent:
-    """Write the changes of a run from `at` on, up to `end_seqno`, until the window is full.
+    """Write the changes of a run from `at` on, up to `end_seqno`, until that much of the output is used.
 
-    The window may be overdrawn by one frame. `superseded` are the seqnos, ascending, that are left out because a newer
-    version of the same key comes later in the snapshot. Prepares of commits up to `history_start_seqno` may be gone.
+    It may be overdrawn by one frame. `wanted` are the ids of the collections to send, ascending, None for all.
+    `superseded` are the seqnos, ascending, that are left out because a newer version of the same key comes later in the
+    snapshot. Prepares of commits up to `history_start_seqno` may be gone.
     """
-    source_bytes = len(run) - at
-    growth_bytes = _FRAME_GROWTH_BYTES * (source_bytes // 42 + 1)
-    target_bytes = (compressed_bytes_max(source_bytes) if shape.compress else source_bytes) + growth_bytes
-    target = np.empty(target_bytes, dtype=np.uint8)
-    table = np.zeros(1 << HASH_BITS if shape.compress else 1, dtype=np.int64)
-    stop, reached, written, frames, last_seqno, passed_seqno, prepares = _shape(
-        run, at, target, u64(end_seqno), i64(window_bytes), superseded, u32(shape.opaque), u16(shape.stream_id),
-        shape.collections is not None, shape.wanted, shape.strip_prefix, int(shape.values), shape.include_xattrs,
-        shape.include_deleted_user_xattrs, shape.include_delete_times, shape.expiry_opcode, shape.compress, table,
-        shape.sync_writes, u64(history_start_seqno),
+    table = np.zeros(1 << HASH_BITS, dtype=np.int64) if shape.compress else _NO_TABLE
+    ids = _ALL_COLLECTIONS if wanted is None else wanted
+    done = _shape(
+        run, at, output.memory, output.used, until, end_seqno, superseded, opaque, stream_id, wanted is not None, ids,
+        shape.bits, table, history_start_seqno,
     )  # fmt: skip
-    return Sent(
-        data=target[:written],
-        stop=Stop(stop),
-        at=int(reached),
-        frames=int(frames),
-        last_seqno=int(last_seqno),
-        passed_seqno=int(passed_seqno),
-        prepares=int(prepares),
-    )
+    sent = Sent._make(done)
+    output.used = sent.to
+    if sent.stop == Stop.ROOM:
+        frame_bytes = 24 + int.from_bytes(run[sent.at + 8 : sent.at + 12])
+        output.make_room(compressed_bytes_max(frame_bytes) + _FRAME_GROWTH_BYTES)
+    return sent
 
 
 @kernel
@@ -170,48 +202,84 @@ def _copy_system_xattrs(target: Bytes, to: int, run: Bytes, at: int, end: int, s
 
 @kernel
 def _shape(
-    run: Bytes, at: int, target: Bytes, end_seqno: int, window_bytes: int, superseded: Column, opaque: int, sid: int,
-    filtered: bool, wanted: Column, strip_prefix: bool, values: int, include_xattrs: bool,
-    include_deleted_user_xattrs: bool, include_delete_times: bool, expiry_opcode: bool, compress: bool, table: Column,
-    sync_writes: bool, history_start: int,
+    run: Bytes, at: int, target: Bytes, to: int, until: int, end_seqno: int, superseded: Column, opaque: int,
+    sid: int, filtered: bool, wanted: Column, bits: int, table: Column, history_start: int,
 ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
+    strip_prefix = bits & _STRIP_PREFIX != 0
+    include_xattrs = bits & _INCLUDE_XATTRS != 0
+    include_deleted_user_xattrs = bits & _INCLUDE_DELETED_USER_XATTRS != 0
+    include_delete_times = bits & _INCLUDE_DELETE_TIMES != 0
+    expiry_opcode = bits & _EXPIRY_OPCODE != 0
+    compress = bits & _COMPRESS != 0
+    sync_writes = bits & _SYNC_WRITES != 0
+    values = bits >> _VALUES_SHIFT
+    mutations_stay = sid == 0 and not strip_prefix and values == 0 and not compress and not sync_writes
+    changing_datatypes = u8(0) if include_xattrs else u8(0x04)
     at = i64(at)
-    to = i64(0)
+    to = i64(to)
     frames = i64(0)
     last_seqno = u64(0)
     passed_seqno = u64(0)
     prepares = i64(0)
+    last_collection = u64(2**32)  # None has this id.
+    is_wanted = False
     while at < len(run):
         seqno = load_u64(run, at + 24)
-        if seqno > end_seqno:
+        if seqno > u64(end_seqno):
             return 0, at, to, frames, last_seqno, passed_seqno, prepares
-        if to >= window_bytes:
+        if to >= until:
             return 1, at, to, frames, last_seqno, passed_seqno, prepares
         end = at + 24 + i64(load_u32(run, at + 8))
         opcode = run[at + 1]
         if opcode == 0x5F:
             return 2, at, to, frames, last_seqno, passed_seqno, prepares
-        passed_seqno = seqno
         extras_bytes = i64(run[at + 4])
         key_bytes = i64(load_u16(run, at + 2))
         key_at = at + 24 + extras_bytes
         value_at = key_at + key_bytes
-        if filtered and not _is_in(wanted, u32(collection_id(run, key_at))):
-            at = end
-            continue
+        is_sent = True
+        if filtered:
+            # Documents of one collection tend to come together.
+            collection = collection_id(run, key_at)
+            if collection != last_collection:
+                last_collection = collection
+                is_wanted = _is_in(wanted, u32(collection))
+            is_sent = is_wanted
         if not sync_writes and (opcode == 0x60 or opcode == 0x63):
-            at = end
-            continue
+            is_sent = False
         distance = u64(load_u32(run, at + 12))
         # A commit ends a prepare that the consumer holds, whatever came of the document later. Where the prepare may
         # have been compacted away, the consumer has not got it, and gets the whole change.
-        is_commit = sync_writes and distance != 0 and seqno > history_start
-        if not is_commit and len(superseded) and _is_in(superseded, seqno):
+        is_commit = sync_writes and distance != 0 and seqno > u64(history_start)
+        if is_sent and not is_commit and len(superseded) and _is_in(superseded, seqno):
+            is_sent = False
+        if not is_sent:
+            passed_seqno = seqno
+            # Small frames that are skipped come faster than memory does, and the processor does not see the pattern.
+            if end - at <= _PREFETCHED_FRAME_BYTES_MAX:
+                line_at = at + _PREFETCH_BYTES
+                while line_at < end + _PREFETCH_BYTES:
+                    prefetch(run, line_at)
+                    line_at += _LINE_BYTES
+            at = end
+            continue
+        sent_bytes_max = end - at + _FRAME_GROWTH_BYTES
+        if compress:
+            sent_bytes_max += 32 + (end - at) // 6  # As `compressed_bytes_max` says.
+        if to + sent_bytes_max > len(target):
+            return 3, at, to, frames, last_seqno, passed_seqno, prepares
+        passed_seqno = seqno
+        datatype = run[at + 5]
+        if mutations_stay and opcode == 0x57 and not datatype & changing_datatypes:
+            copy_bytes(target, to, run, at, end - at)
+            store_u32(target, to + 12, u32(opaque))
+            to += end - at
+            frames += 1
+            last_seqno = seqno
             at = end
             continue
 
         # What is left of the value.
-        datatype = run[at + 5]
         value_bytes = end - value_at
         xattr_bytes = i64(0)
         if datatype & 0x04 and value_bytes >= 4:
@@ -270,7 +338,7 @@ def _shape(
         store_u16(target, to + 6, load_u16(run, at + 6))
         body_bytes = framing_bytes + sent_extras_bytes + key_bytes - skip + kept_bytes
         store_u32(target, to + 8, u32(body_bytes))
-        store_u32(target, to + 12, opaque)
+        store_u32(target, to + 12, u32(opaque))
         if is_commit:
             store_u64(target, to + 16, u64(0))
         else:
@@ -278,7 +346,7 @@ def _shape(
         to += 24
         if sid != 0:
             target[to] = 0x22
-            store_u16(target, to + 1, sid)
+            store_u16(target, to + 1, u16(sid))
             to += 3
         if is_commit or opcode == 0x63:
             # The prepare's seqno, then its own.

@@ -1,7 +1,7 @@
 """Bulk kernels: the hot path of the codec, compiled by numba, with no Python object per item.
 
-`decode` turns a received buffer into Arrow columns, `snappy` inflates its values, `rewrite` turns stored frames into
-frames for one stream. The typed codec is their oracle: property tests hold them equal.
+`decode` turns a received buffer into Arrow columns, and `snappy` inflates its values. The typed codec is their oracle:
+property tests hold them equal.
 """
 
 from headwater.protocol.kernels.decode import (
@@ -11,17 +11,13 @@ from headwater.protocol.kernels.decode import (
     decode_changes,
     other_message_frame,
 )
-from headwater.protocol.kernels.rewrite import Rewritten, Values, rewrite_frames
 from headwater.protocol.kernels.snappy import decompress_values
 
 __all__ = [
     "CHANGES_SCHEMA",
     "DecodedChanges",
     "OtherFrame",
-    "Rewritten",
-    "Values",
     "decode_changes",
     "decompress_values",
     "other_message_frame",
-    "rewrite_frames",
 ]

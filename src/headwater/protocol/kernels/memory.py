@@ -92,3 +92,19 @@ def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, s
 
 copy_bytes: Any = intrinsic(_copy_bytes)
 """memcpy between byte arrays: target and where, source and where, length. The ranges must not overlap."""
+
+
+def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        instruction = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        builder.call(instruction, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""Have the processor fetch a line of memory that will be read soon. It may lie beyond the array's end."""

@@ -1,0 +1,140 @@
+"""A snapshot of a stream: where it ends, what is left out of it, and how it is announced.
+
+A snapshot ends at what is durable when it begins. Inside it a key comes once, in its newest version at that end.
+Versions that a later one supersedes within the snapshot are found by a survey before the first is sent, unless the
+vbucket has no superseded versions at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from headwater.node.producer.controls import Controls
+from headwater.node.producer.outbound import NO_SUPERSEDED
+from headwater.node.producer.stream_filter import StreamFilter
+from headwater.node.producer.survey import survey, sync_seqnos
+from headwater.protocol.kernels.memory import Column
+from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.store.bucket import Bucket
+from headwater.store.runs import first_seqno
+
+_FROM_DISK = SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
+_FIRST_FROM_MEMORY = SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT
+_WITH_HISTORY = SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    """The snapshot that is being sent."""
+
+    after_seqno: int
+    """It holds what comes behind this one."""
+    end_seqno: int
+    in_memory: bool
+    """Everything in it was young when it began."""
+    has_history: bool
+    """It holds every version, and not only the newest of each key."""
+    window_start_seqno: int
+    """Where the history window began when the snapshot did."""
+    superseded: Column = field(default_factory=lambda: NO_SUPERSEDED)
+    is_void: bool = False
+    """Nothing in it is for the stream, which can't be told so."""
+    is_oso: bool = False
+    last_sent_seqno: int = 0
+
+
+def take_snapshot(
+    bucket: Bucket,
+    vbucket: VBucketId,
+    *,
+    after_seqno: int,
+    stream_filter: StreamFilter,
+    wants_history: bool,
+    with_prepares: bool,
+) -> Snapshot:
+    """The snapshot of what is durable behind a seqno, with what has to be known before its marker is sent."""
+    end = int(bucket.vbuckets.durable_seqnos[vbucket])
+    window_start = history_start(bucket, vbucket)
+    has_history = wants_history and after_seqno >= window_start
+    if wants_history and not has_history:
+        # Before the window only the newest versions are left, so that is a snapshot of its own.
+        end = min(end, window_start)
+    snapshot = Snapshot(
+        after_seqno=after_seqno,
+        end_seqno=end,
+        in_memory=_is_young(bucket, vbucket, after_seqno + 1),
+        has_history=has_history,
+        window_start_seqno=window_start,
+    )
+    keeps_all = has_history or bucket.vbuckets.superseded[vbucket] == 0
+    if not (stream_filter.knows_collections and keeps_all):
+        _look_through(snapshot, bucket, vbucket, stream_filter, with_prepares=with_prepares)
+    return snapshot
+
+
+def _look_through(
+    snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, stream_filter: StreamFilter, *, with_prepares: bool
+) -> None:
+    found = survey(
+        bucket.runs(vbucket, after_seqno=snapshot.after_seqno),
+        end_seqno=snapshot.end_seqno,
+        secret=bucket.index.secret,
+        # A scope gets collections inside the snapshot, too.
+        wanted=None if stream_filter.scope is not None else stream_filter.wanted(bucket.manifest),
+        with_events=stream_filter.knows_collections,
+        with_prepares=with_prepares,
+    )
+    if not snapshot.has_history:
+        snapshot.superseded = found.superseded
+    if not stream_filter.knows_collections:
+        # It knows of no seqno-advanced either, so the snapshot has to end with a change that it gets.
+        snapshot.is_void = found.last_wanted_seqno == 0
+        snapshot.end_seqno = found.last_wanted_seqno or snapshot.end_seqno
+
+
+def snapshot_marker(
+    snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, controls: Controls, *, first_start_seqno: int | None
+) -> SnapshotMarker:
+    """The marker that announces a snapshot. The first of a stream starts where the consumer's own snapshot did."""
+    start = snapshot.after_seqno + 1 if first_start_seqno is None else first_start_seqno
+    from_memory = SnapshotFlags.MEMORY if first_start_seqno is None else _FIRST_FROM_MEMORY
+    flags = from_memory if snapshot.in_memory else _FROM_DISK
+    if snapshot.has_history:
+        flags |= _WITH_HISTORY
+    marker = SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(snapshot.end_seqno), flags=flags)
+    if controls.marker_version == "1.0":
+        return marker
+    visible, prepared, completed = _sync_seqnos(snapshot, bucket, vbucket)
+    marker = replace(marker, max_visible_seqno=visible, high_completed_seqno=completed)
+    if controls.marker_version == "2.0":
+        return marker
+    facts = bucket.vbuckets.facts[vbucket]
+    purge_seqno = facts.purge_seqno if facts else Seqno(0)
+    return replace(marker, high_prepared_seqno=prepared, purge_seqno=purge_seqno)
+
+
+def _sync_seqnos(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId) -> tuple[Seqno, Seqno, Seqno]:
+    """What a marker tells of durable writes: the highest seqnos that are visible, prepared and completed."""
+    after, prepares = snapshot.after_seqno, bucket.prepares
+    known_prepared = int(prepares.high_prepared[vbucket])
+    known_completed = int(prepares.high_completed[vbucket])
+    if known_prepared == known_completed == 0:
+        return Seqno(snapshot.end_seqno), Seqno(0), Seqno(0)
+    found = sync_seqnos(bucket.runs(vbucket, after_seqno=after), end_seqno=snapshot.end_seqno)
+    # What came before the snapshot counts as well, as far as it is known not to have come after it.
+    prepared = found.high_prepared or (known_prepared if known_prepared <= after else 0)
+    completed = found.high_completed or (known_completed if known_completed <= after else 0)
+    return Seqno(found.max_visible or after), Seqno(prepared), Seqno(completed)
+
+
+def history_start(bucket: Bucket, vbucket: VBucketId) -> int:
+    """The seqno after which every version is kept."""
+    facts = bucket.vbuckets.facts[vbucket]
+    return 0 if facts is None else facts.history_start_seqno
+
+
+def _is_young(bucket: Bucket, vbucket: VBucketId, seqno: int) -> bool:
+    """Whether the changes from a seqno on are all in commits that are still in memory."""
+    commits = bucket.young.of(vbucket, after_seqno=seqno - 1)
+    return bool(commits) and first_seqno(commits[0].run(vbucket)) <= seqno
