@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bucket_model import BUCKET_UUID, ModelBucket, batches
-from headwater.spark.lake.lake import Batch, Committed, Lake, LakeSettings
+from headwater.spark.lake.batch_commit import Batch, Committed, begin_batch, commit_batch
+from headwater.spark.lake.lake import Lake, LakeSettings
 from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.lake.merging import merge
 from headwater.spark.lake.tasks import Runner, run_here
 from lake_checks import Row, table_rows
 
@@ -44,14 +46,14 @@ class SmallLake:
 
     def begin(self, sending: Sequence[int] | None = None, *, query_id: str = "query") -> Batch | None:
         sending = range(len(self.bucket.vbuckets)) if sending is None else sending
-        return self.lake.begin_batch(query_id=query_id, batch_id=self.batch_id, end=self.bucket.offsets(sending))
+        return begin_batch(self.lake, query_id=query_id, batch_id=self.batch_id, end=self.bucket.offsets(sending))
 
     def land(
         self,
         sending: Sequence[int] | None = None,
         *,
         landed_at: datetime | None = None,
-        merge: bool = True,
+        merges: bool = True,
         force: bool = False,
         run: Runner = run_here,
         **reading: Any,
@@ -62,11 +64,11 @@ class SmallLake:
         assert batch is not None
         writer = replace(batch.writer, landed_at=landed_at or datetime.now(UTC))
         rows = [row for vbucket in sending for row in self.bucket.rows(vbucket, **reading)]
-        committed = self.lake.commit_batch(batch, [writer.write(batches(rows, 100))], run)
+        committed = commit_batch(self.lake, batch, [writer.write(batches(rows, 100))], run)
         self.batch_id += 1
         self.bucket.mark_sent(sending)
-        if merge:
-            self.lake.merge(run, force=force)
+        if merges:
+            merge(self.lake, run, force=force)
         return committed
 
     def reopen(self, settings: LakeSettings | None = None) -> Lake:

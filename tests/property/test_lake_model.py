@@ -30,10 +30,12 @@ from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.lake import change_files, change_rows, data_files, file_joining, trimming
+from headwater.spark.lake.batch_commit import Batch, begin_batch, commit_batch
 from headwater.spark.lake.digests import ChangeDigester, digest_documents
 from headwater.spark.lake.file_joining import join_files
-from headwater.spark.lake.lake import Batch, Lake, LakeSettings
+from headwater.spark.lake.lake import Lake, LakeSettings
 from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.lake.merging import merge
 from headwater.spark.lake.trimming import trim_changes
 from headwater.spark.lake.typed_columns import TypedColumns
 from lake_checks import (
@@ -201,7 +203,7 @@ class LakeMachine(RuleBasedStateMachine):
                     self.queries += 1
                 else:
                     self.attempt(lake, sending, rows, size)
-                lake.merge(force=force)
+                merge(lake, force=force)
                 if join:
                     join_files(lake, file_bytes=4000)
                 break
@@ -229,7 +231,7 @@ class LakeMachine(RuleBasedStateMachine):
     def trim(self, force: bool, crash: int | None) -> None:
         with contextlib.suppress(Crash):
             lake = self.open(CrashAt(crash))
-            lake.merge(force=force)
+            merge(lake, force=force)
             trim_changes(lake, datetime.now(UTC))
 
     def part_while_read(
@@ -262,11 +264,11 @@ class LakeMachine(RuleBasedStateMachine):
         shares = [[v for v in sending if v % 2 == share] for share in (0, 1)]
         reports = [writer.write(batches([row for v in share for row in rows[v]], size)) for share in shares]
         lake.step("written")
-        lake.commit_batch(batch, reports)
+        commit_batch(lake, batch, reports)
 
     def begin_batch(self, lake: Lake, sending: Sequence[int]) -> Batch | None:
-        return lake.begin_batch(
-            query_id=f"query-{self.queries}", batch_id=self.batch_ids, end=self.bucket.offsets(sending)
+        return begin_batch(
+            lake, query_id=f"query-{self.queries}", batch_id=self.batch_ids, end=self.bucket.offsets(sending)
         )
 
     def note_delivered(self, rows: dict[int, list[dict[str, object]]]) -> None:

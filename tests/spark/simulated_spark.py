@@ -36,7 +36,7 @@ class SimulatedSpark:
 
     step: Step = lambda name: None
     read_twice: Callable[[], bool] = lambda: False
-    """Whether a task is run a second time, with nobody who wants its rows."""
+    """Whether a task is run a second time, with nobody who wants its results."""
     _source: type[DataSource] | None = None
     _options: dict[str, str] = field(default_factory=dict)
 
@@ -191,6 +191,6 @@ class SimulatedFrame:
         results = [ResultRow(*row.values()) for batch in function(reader.read(partition)) for row in batch.to_pylist()]
         if self.query.session.read_twice():
             self.query.session.step("run task again")
-            for _ in reader.read(partition):
+            for _ in function(reader.read(partition)):
                 pass
         return results

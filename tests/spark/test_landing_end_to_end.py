@@ -27,7 +27,7 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import landing, planning
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.read_extents import ReadExtent
-from headwater.spark.source import DcpDataSource, DcpStreamReader
+from headwater.spark.share_source import ShareReader, ShareSource
 from headwater.spark.verification import Verdict
 from node_process import PASSWORD, USER
 
@@ -185,7 +185,7 @@ def believe(
     )
 
 
-class CredulousReader(DcpStreamReader):
+class CredulousReader(ShareReader):
     """Runs in a process of Spark's, so what it changes has to be changed there."""
 
     def latestOffset(self, start, limit):  # type: ignore[no-untyped-def]  # noqa: N802
@@ -197,21 +197,21 @@ class CredulousReader(DcpStreamReader):
             planning._judge = judge
 
 
-class CredulousSource(DcpDataSource):
+class CredulousSource(ShareSource):
     def streamReader(self, schema: StructType) -> CredulousReader:  # noqa: N802
         return CredulousReader(self._checked, schema)
 
 
-@pytest.mark.parametrize("source", [DcpDataSource, CredulousSource], ids=["as it is", "without the rollback"])
+@pytest.mark.parametrize("source", [ShareSource, CredulousSource], ids=["as it is", "without the rollback"])
 def test_without_the_handling_of_rollbacks_the_tables_differ(
     spark: SparkSession,
     bucket: SourceBucket,
     tmp_path: Path,
-    source: type[DcpDataSource],
+    source: type[ShareSource],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With it, the same steps end well: it is the handling of rollbacks that makes the difference, and nothing else."""
-    monkeypatch.setattr(landing, "DcpDataSource", source)
+    monkeypatch.setattr(landing, "ShareSource", source)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         landed = LandedBucket(bucket, spark, tmp_path / "lake", rules=MergeRules(fraction=10))
@@ -226,7 +226,7 @@ def test_without_the_handling_of_rollbacks_the_tables_differ(
         landed.land()
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    if source is DcpDataSource:
+    if source is ShareSource:
         landed.check_equal()
         return
     (differing,) = (one for one in landed.compare().vbuckets if one.verdict is not Verdict.EQUAL)

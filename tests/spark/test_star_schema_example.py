@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from examples.star_schema import build
@@ -10,6 +13,9 @@ from pyspark.sql import SparkSession
 from spark_node import SourceBucket
 
 from node_process import PASSWORD, USER
+
+ROOT = Path(__file__).parents[2]
+PROGRAM_S_MAX = 300.0
 
 
 def test_the_report_adds_up(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
@@ -33,3 +39,32 @@ def test_the_report_adds_up(spark: SparkSession, bucket: SourceBucket, tmp_path:
     report = build(spark, bucket.url, str(tmp_path / "star"), user=USER, password=PASSWORD)
     assert {tuple(row) for row in report.collect()} == {("Graz", "food", 2, 7.0), ("Lyon", "food", 2, 7.0)}
     assert spark.read.parquet(str(tmp_path / "star" / "dim_product")).count() == 2
+
+
+def test_the_program_on_the_shop_that_lies_beside_it(bucket: SourceBucket, tmp_path: Path) -> None:
+    def run(*command: str) -> str:
+        login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+        return subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **login},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PROGRAM_S_MAX,
+        ).stdout
+
+    run("-m", "headwater", "load", bucket.url, "examples/shop", "--create-collections")
+    report = run("examples/star_schema.py", bucket.url, str(tmp_path / "star"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in report.splitlines() if "|" in line]
+    assert rows == [
+        ["city", "category", "pieces", "turnover"],
+        ["Lyon", "house", "3", "27.0"],
+        ["Graz", "food", "2", "7.0"],
+        ["Lyon", "food", "1", "4.0"],
+    ]
+    assert sorted(path.name for path in (tmp_path / "star").iterdir()) == [
+        "dim_customer",
+        "dim_product",
+        "fact_order_line",
+    ]

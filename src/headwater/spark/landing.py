@@ -23,10 +23,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headwater.client.offsets import Offsets
 from headwater.spark.checkpoint_log import CheckpointLog
 from headwater.spark.connect_session import check_calls_back, hide_password
+from headwater.spark.lake.batch_commit import Committed, begin_batch, commit_batch
 from headwater.spark.lake.file_joining import join_files
 from headwater.spark.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
-from headwater.spark.lake.lake import Committed, Lake, LakeSettings
+from headwater.spark.lake.lake import Lake, LakeSettings
 from headwater.spark.lake.layout import GROUPS_DEFAULT
+from headwater.spark.lake.merging import merge
 from headwater.spark.lake.tasks import RESULT_DDL, results_of
 from headwater.spark.lake.trimming import trim_changes
 from headwater.spark.lake.vacuum import clean_logs, vacuum
@@ -41,9 +43,10 @@ from headwater.spark.landing_checks import (
     make_directory,
     seen_collections,
 )
+from headwater.spark.landing_tasks import LandShares
 from headwater.spark.own_folder import OwnFolder, Selection
+from headwater.spark.share_source import ShareSource
 from headwater.spark.shipped_kernels import ship_kernels
-from headwater.spark.source import DcpDataSource
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.spark_runner import SparkRunner
 
@@ -103,20 +106,21 @@ class BatchLander:
         began = datetime.now(UTC)
         lake, iceberg = self._tables()
         run = SparkRunner(frame.sparkSession)
-        batch = lake.begin_batch(
+        batch = begin_batch(
+            lake,
             query_id=self.checkpoint.query_id(),
             batch_id=batch_id,
             end=self.checkpoint.offsets(batch_id),
             start=self.checkpoint.start_of(batch_id),
         )
         if batch is not None:
-            rows = frame.mapInArrow(batch.writer, RESULT_DDL).collect()
-            committed = lake.commit_batch(batch, results_of((row.number, row.result) for row in rows), run)
+            rows = frame.mapInArrow(LandShares(batch.writer), RESULT_DDL).collect()
+            committed = commit_batch(lake, batch, results_of((row.number, row.result) for row in rows), run)
         else:
             committed = Committed(rows=0, rows_by_table={}, rollbacks={}, read_again=frozenset())
         if iceberg is not None:
             iceberg.catch_up(lake)
-        merges = lake.merge(run)
+        merges = merge(lake, run)
         if batch_id % JOIN_BATCHES == JOIN_BATCHES - 1:
             join_files(lake, run)
         self._tidy_up(lake, run)
@@ -230,10 +234,10 @@ class Landing:
             source["seenCollections"] = ",".join(map(str, seen))
         if lake.last_batch >= 0:
             source["startingOffsets"] = lake.held_offsets().to_json()
-        spark.dataSource.register(DcpDataSource)
+        spark.dataSource.register(ShareSource)
         ship_kernels(spark)
         hide_password(spark)
-        frame = spark.readStream.format("dcp").options(**source).load()
+        frame = spark.readStream.format(ShareSource.name()).options(**source).load()
         lander = BatchLander(
             into=self.into,
             checkpoint=checkpoint,
@@ -250,7 +254,7 @@ class Landing:
     def merge_all(self, spark: SparkSession) -> int:
         """Bring the documents up to what `changes` holds, whatever is pending. Returns the number of merges."""
         lake = Lake.open(self.into, settings=self.lake)
-        return 0 if lake is None else lake.merge(SparkRunner(spark), force=True)
+        return 0 if lake is None else merge(lake, SparkRunner(spark), force=True)
 
 
 def land(

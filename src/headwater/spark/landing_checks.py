@@ -8,6 +8,7 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.collection_names import CollectionNames
 from headwater.errors import InvalidInput, LakeOutOfStep
 from headwater.spark.checkpoint_log import CheckpointLog
+from headwater.spark.lake.batch_commit import check_start
 from headwater.spark.lake.lake import Lake
 from headwater.spark.lake.layout import TableKind, open_filesystem
 from headwater.spark.own_folder import OWN_FOLDER, OwnFolder, Selection, names_in
@@ -111,7 +112,7 @@ def check_fits(log: CheckpointLog, lake: Lake) -> None:
         raise _out_of_step(log, "is of another time than the tables")
     if landed is not None:
         try:
-            lake.check_start(log.offsets(landed))
+            check_start(lake, log.offsets(landed))
         except LakeOutOfStep as error:
             raise _out_of_step(log, f"is of another time than the tables: {error.reason}") from error
 

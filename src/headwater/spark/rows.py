@@ -1,71 +1,14 @@
-"""The columns that Spark sees, and how the batches of the client become them.
-
-Spark has no unsigned integers: what may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps its
-64 bits and is read as signed.
-"""
+"""How the batches of the client become the columns that Spark sees (`source_schema`)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-    VariantType,
-    VariantVal,
-)
+from pyspark.sql.types import VariantVal
 
-from headwater.client.batches import change_schema
 from headwater.protocol.datatype import Datatype
 from headwater.spark.lake.schemas import split_keys
-from headwater.spark.planning import VBucketRollback
 from headwater.spark.source_options import SourceOptions, ValueForm
-
-_VALUE_TYPES: dict[ValueForm, DataType] = {
-    ValueForm.BINARY: BinaryType(),
-    ValueForm.STRING: StringType(),
-    ValueForm.VARIANT: VariantType(),
-}
-
-
-def spark_schema(options: SourceOptions) -> StructType:
-    fields = [
-        StructField("vbucket", IntegerType(), nullable=False),
-        StructField("vbuuid", LongType(), nullable=False),
-        StructField("seqno", LongType(), nullable=False),
-        StructField("rev", LongType(), nullable=False),
-        StructField("op", StringType(), nullable=False),
-        StructField("scope", StringType()),
-        StructField("collection", StringType()),
-        StructField("collection_id", LongType()),
-        StructField("key", StringType()),
-        StructField("key_bytes", BinaryType()),
-        StructField("value", _VALUE_TYPES[options.value_form]),
-        StructField("datatype", ShortType(), nullable=False),
-        StructField("flags", LongType(), nullable=False),
-        StructField("expiry", LongType(), nullable=False),
-        StructField("cas", LongType(), nullable=False),
-        StructField("changed_at", TimestampType()),
-        StructField("snapshot_start", LongType(), nullable=False),
-        StructField("snapshot_end", LongType(), nullable=False),
-    ]
-    if options.value_form is not ValueForm.BINARY:
-        fields.append(StructField("value_bytes", BinaryType()))
-    if options.read.xattrs:
-        fields.append(StructField("xattrs", MapType(StringType(), BinaryType())))
-    return StructType(fields)
 
 
 class SparkRows:
@@ -73,7 +16,6 @@ class SparkRows:
 
     def __init__(self, options: SourceOptions, arrow_schema: pa.Schema) -> None:
         self._value_form = options.value_form
-        self._xattrs = options.read.xattrs
         self._schema = arrow_schema
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -88,11 +30,6 @@ class SparkRows:
             ],
             schema=self._schema,
         )
-
-    def rollbacks(self, rollbacks: Iterable[VBucketRollback]) -> pa.RecordBatch:
-        """The rows of rollbacks that the planner has found."""
-        rows = [_rollback_row(rollback) for rollback in rollbacks]
-        return self.convert(pa.RecordBatch.from_pylist(rows, schema=change_schema(xattrs=self._xattrs)))
 
     def _values(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         """The values that have the wanted form, and the bytes of those that don't."""
@@ -138,24 +75,6 @@ def _variant_or_none(value: bytes) -> VariantVal | None:
     except Exception:  # whatever the parser of Spark does not like is kept as bytes
         return None
     return parsed
-
-
-def _rollback_row(rollback: VBucketRollback) -> dict[str, Any]:
-    told = {
-        "from_seqno": rollback.before.seqno,
-        "old_vbuuid": rollback.before.vbuuid,
-        "new_vbuuid": rollback.after.vbuuid,
-    }
-    numbers = dict.fromkeys(("rev", "datatype", "flags", "expiry", "cas"), 0)
-    return numbers | {
-        "vbucket": rollback.vbucket,
-        "vbuuid": rollback.after.vbuuid,
-        "seqno": rollback.after.seqno,
-        "op": "rollback",
-        "value": json.dumps(told).encode(),
-        "snapshot_start": rollback.after.seqno,
-        "snapshot_end": rollback.after.seqno,
-    }
 
 
 def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:

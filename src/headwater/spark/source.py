@@ -39,11 +39,11 @@ from headwater.spark.known_places import Places, PlacesFile
 from headwater.spark.manifest_connection import ManifestConnection
 from headwater.spark.planning import Survey, TaskPlan, note_places, plan_end, plan_read, plan_tasks
 from headwater.spark.read_extents import ExtentFolder, Extents
-from headwater.spark.rows import SparkRows, spark_schema
 from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
 from headwater.spark.source_options import SourceOptions
+from headwater.spark.source_schema import spark_schema
 from headwater.spark.starting_place import first_start
-from headwater.spark.task_read import read_ranges
+from headwater.spark.worker_heap import keep_loaded
 
 T = TypeVar("T")
 
@@ -166,13 +166,16 @@ class _Planner:
                 connected.close()
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
+        # Here and not above: a planner is a process of its own, which is new for every query, and reads nothing.
+        from headwater.spark.rows import SparkRows
+        from headwater.spark.task_read import read_plan
+
         assert isinstance(partition, DcpPartition)
         rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
-        if partition.plan.rollbacks:
-            yield rows.rollbacks(partition.plan.rollbacks)
         plan, bucket = partition.plan, partition.bucket
-        for batch in read_ranges(plan, self._options, bucket, fails_on_rollback=fails_on_rollback):
+        for batch in read_plan(plan, self._options, bucket, fails_on_rollback=fails_on_rollback):
             yield rows.convert(batch)
+        keep_loaded("read")
 
 
 class DcpBatchReader(_Planner, DataSourceReader):

@@ -63,24 +63,15 @@ class SourceOptions:
         return cls(
             settings=_settings(take, environment),
             read=_read_options(take),
-            value_form=take("value", _value_form, ValueForm.BINARY),
-            start=take("startingOffsets", _start, Start.BEGINNING),
-            end=take("endingOffsets", _end, None),
-            rows_per_trigger_max=take("maxRowsPerTrigger", _whole, None),
-            bytes_per_trigger_max=take("maxBytesPerTrigger", _whole, None),
-            partitions_min=take("minPartitions", _whole, 1),
-            progress_dir=take("progressDir", str, None),
-            seen=take("seenCollections", _seen, ()),
+            value_form=take("value"),
+            start=take("startingOffsets"),
+            end=take("endingOffsets"),
+            rows_per_trigger_max=take("maxRowsPerTrigger"),
+            bytes_per_trigger_max=take("maxBytesPerTrigger"),
+            partitions_min=take("minPartitions"),
+            progress_dir=take("progressDir"),
+            seen=take("seenCollections"),
         )
-
-
-OPTION_NAMES = (
-    "url", "user", "password", "passwordFile", "tlsCa", "tlsCertificate", "tlsKey", "tlsSkipVerify", "mechanism",
-    "network", "scopes", "collections", "noValue", "xattrs", "history", "compression", "bufferBytes", "noopInterval",
-    "connectionsPerNode", "name", "giveUpAfter", "mitigateRollbacks", "value", "startingOffsets", "endingOffsets",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "progressDir",
-    "seenCollections",
-)  # fmt: skip
 
 
 class _Taker:
@@ -89,43 +80,44 @@ class _Taker:
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given
 
-    def __call__(self, name: str, read: Callable[[str], Any], default: Any) -> Any:
+    def __call__(self, name: str) -> Any:
+        option = _BY_NAME[name]
         text = self._given.get(name.lower())
         if text is None:
-            return default
+            return option.default
         try:
-            return read(text)
+            return option.read(text)
         except ValueError:
             raise InvalidInput(f"{text!r} is no value for the option {name}", hint="See the options' page") from None
 
 
 def _settings(take: _Taker, environment: Mapping[str, str]) -> ClientSettings:
-    url = take("url", str, None)
+    url = take("url")
     if url is None:
         raise InvalidInput(
             "the dcp source needs the option url", hint="Write .option('url', 'couchbase://host/bucket')"
         )
     tls = TlsSettings(
-        ca_file=take("tlsCa", Path, None),
-        certificate_file=take("tlsCertificate", Path, None),
-        key_file=take("tlsKey", Path, None),
-        skip_verify=take("tlsSkipVerify", _flag, False),
+        ca_file=take("tlsCa"),
+        certificate_file=take("tlsCertificate"),
+        key_file=take("tlsKey"),
+        skip_verify=take("tlsSkipVerify"),
     )
     return ClientSettings.make(
         url,
-        user=take("user", str, environment.get("HEADWATER_USER")),
+        user=environment.get("HEADWATER_USER") if take("user") is None else take("user"),
         password=_password(take, environment),
         tls=None if tls == TlsSettings() else tls,
-        mechanism=take("mechanism", str, None),
-        network=take("network", str, None),
+        mechanism=take("mechanism"),
+        network=take("network"),
     )
 
 
 def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
-    password: str | None = take("password", str, None)
+    password: str | None = take("password")
     if password is not None:
         return password
-    file: Path | None = take("passwordFile", Path, None)
+    file: Path | None = take("passwordFile")
     if file is None:
         return environment.get("HEADWATER_PASSWORD")
     try:
@@ -138,23 +130,13 @@ def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
 
 
 def _read_options(take: _Taker) -> ReadOptions:
-    given = {
-        "scopes": take("scopes", _names, None),
-        "collections": take("collections", _names, None),
-        "no_value": take("noValue", _flag, None),
-        "xattrs": take("xattrs", _flag, None),
-        "history": take("history", _flag, None),
-        "compression": take("compression", _flag, None),
-        "buffer_bytes": take("bufferBytes", int, None),
-        "noop_interval_s": take("noopInterval", int, None),
-        "connections_per_node": take("connectionsPerNode", int, None),
-        "name": take("name", str, "headwater-spark"),
-        "give_up_after_s": take("giveUpAfter", float, None),
-        "mitigate_rollbacks": take("mitigateRollbacks", _flag, None),
-        # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
-        "snapshots": Snapshots.AS_THEY_COME,
-    }
-    return ReadOptions.make(**{name: value for name, value in given.items() if value is not None})
+    given = {option.read_option: take(option.name) for option in OPTIONS if option.read_option is not None}
+    told = {name: value for name, value in given.items() if value is not None}
+    # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
+    return ReadOptions.make(**told, snapshots=Snapshots.AS_THEY_COME)
+
+
+# --- the options --------------------------------------------------------------------------------------------------
 
 
 def _flag(text: str) -> bool:
@@ -191,3 +173,88 @@ def _start(text: str) -> Start | Offsets:
 
 def _end(text: str) -> Offsets | None:
     return None if text.lower() in ("now", "latest") else Offsets.from_json(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOption:
+    """An option: how its text is read, and what its page tells of it."""
+
+    name: str
+    read: Callable[[str], Any]
+    meaning: str = ""
+    """As a sentence for the page. Left out where the option is one of the client's, and means the same there."""
+    default: Any = None
+    told_default: str | None = None
+    """What the page tells as the default, where that is more than the value."""
+    read_option: str | None = None
+    """The client's option that it sets, by its name in `ReadOptions`."""
+
+
+OPTIONS = (
+    SourceOption(
+        "url", str, "`couchbase://host[,host…]/bucket`, or `couchbases://` for TLS.", told_default="needed"
+    ),
+    SourceOption("user", str, "Who logs in.", told_default="`HEADWATER_USER`"),
+    SourceOption("password", str, "The password. It is shown nowhere.", told_default="`HEADWATER_PASSWORD`"),
+    SourceOption("passwordFile", Path, "A file with the password, where the query is planned."),
+    SourceOption(
+        "tlsCa", Path, "A file with the authorities to trust. It must be on the executors, too, as all files of TLS.",
+        told_default="the system's",
+    ),
+    SourceOption("tlsCertificate", Path, "A file with a certificate to log in with."),
+    SourceOption("tlsKey", Path, "A file with the key of that certificate."),
+    SourceOption(
+        "tlsSkipVerify", _flag, "Take any certificate from the server: for tests, as it protects from nobody.", False
+    ),
+    SourceOption(
+        "mechanism", str, "How to log in, see [connecting](connecting.md#logging-in).", told_default="the best"
+    ),
+    SourceOption(
+        "network", str, "By which of their addresses nodes are reached, see"
+        " [connecting](connecting.md#nodes-with-two-addresses).", told_default="`auto`",
+    ),
+    SourceOption(
+        "scopes", _names, "Read these scopes: names with commas between them.", told_default="all", read_option="scopes"
+    ),
+    SourceOption(
+        "collections", _names, "Read these collections: `scope.collection`, with commas between them.",
+        told_default="all", read_option="collections",
+    ),
+    SourceOption("noValue", _flag, read_option="no_value"),
+    SourceOption("xattrs", _flag, "Extended attributes, too, as the column `xattrs`.", read_option="xattrs"),
+    SourceOption("history", _flag, read_option="history"),
+    SourceOption("compression", _flag, read_option="compression"),
+    SourceOption("bufferBytes", int, read_option="buffer_bytes"),
+    SourceOption(
+        "noopInterval", int, "Seconds between a server's signs of life. Much longer silence is a lost connection.",
+        read_option="noop_interval_s",
+    ),
+    SourceOption("connectionsPerNode", int, read_option="connections_per_node"),
+    SourceOption("name", str, default="headwater-spark", read_option="name"),
+    SourceOption(
+        "giveUpAfter", float, "Seconds that a vbucket may be out of reach before the query fails.",
+        read_option="give_up_after_s",
+    ),
+    SourceOption("mitigateRollbacks", _flag, read_option="mitigate_rollbacks"),
+    SourceOption(
+        "value", _value_form, "What the column `value` is: `binary`, `string`, or `variant`, which is parsed in Python;"
+        " Spark's `parse_json` on a string is faster.", ValueForm.BINARY,
+    ),
+    SourceOption(
+        "startingOffsets", _start, "`beginning`, `now`, or offsets as JSON; Spark's `earliest` and `latest` will do.",
+        Start.BEGINNING,
+    ),
+    SourceOption("endingOffsets", _end, "Of a batch read: `now`, or offsets as JSON.", told_default="`now`"),
+    SourceOption("maxRowsPerTrigger", _whole, "Rows of a micro-batch at most, shared evenly by the vbuckets."),
+    SourceOption("maxBytesPerTrigger", _whole, "The same in bytes, counted as 512 a row."),
+    SourceOption("minPartitions", _whole, "Tasks of a batch, at least.", 1),
+    SourceOption("progressDir", str, "A folder that driver and executors share, see below."),
+    SourceOption(
+        "seenCollections", _seen, "What was there once: `scope`, `scope.collection`, `scope.collection=id`, with commas"
+        " between them, see below.", (), told_default="none",
+    ),
+)  # fmt: skip
+"""In the order in which messages and the page name them."""
+
+OPTION_NAMES = tuple(option.name for option in OPTIONS)
+_BY_NAME = {option.name: option for option in OPTIONS}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headwater.spark.lake.tasks import RESULT_DDL, TASK_DDL, results_of, run_task_batches, task_rows
+from headwater.spark.worker_heap import keep_loaded
 
 
 class SparkRunner:
@@ -20,5 +22,10 @@ class SparkRunner:
         if not tasks:
             return []
         frame = self._spark.createDataFrame(task_rows(tasks), TASK_DDL).repartition(len(tasks))
-        rows = frame.mapInArrow(run_task_batches, RESULT_DDL).collect()
+        rows = frame.mapInArrow(_run_in_worker, RESULT_DDL).collect()
         return results_of((row.number, row.result) for row in rows)
+
+
+def _run_in_worker(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from run_task_batches(batches)
+    keep_loaded("lake")

@@ -12,15 +12,17 @@ Four things may happen between the plan and the read, and none of them fails the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.client import asyncio_client, blocking_client
-from headwater.client.batches import OPS
+from headwater.client.batches import OPS, change_schema
 from headwater.client.bucket_view import BucketView
 from headwater.client.client_settings import ClientSettings
 from headwater.client.offsets import Offsets
@@ -28,7 +30,7 @@ from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import TaskPlan, VBucketRange
+from headwater.spark.planning import TaskPlan, VBucketRange, VBucketRollback
 from headwater.spark.read_extents import NO_BRANCH, ExtentFolder, Extents, ReadExtent
 from headwater.spark.selection_watch import Filtering, PlannedBucket
 from headwater.spark.shipped_kernels import use_shipped_kernels
@@ -36,6 +38,38 @@ from headwater.spark.source_options import SourceOptions
 
 _ROLLBACK = OPS.index("rollback")
 _VBUCKETS_MAX = 0x10000
+
+
+def read_plan(
+    plan: TaskPlan, options: SourceOptions, bucket: PlannedBucket, *, fails_on_rollback: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """All rows of a task, in the client's schema: the rollbacks that the planner has found, and those of the ranges."""
+    if plan.rollbacks:
+        yield rollback_rows(plan.rollbacks, xattrs=options.read.xattrs)
+    yield from read_ranges(plan, options, bucket, fails_on_rollback=fails_on_rollback)
+
+
+def rollback_rows(rollbacks: Iterable[VBucketRollback], *, xattrs: bool) -> pa.RecordBatch:
+    rows = [_rollback_row(rollback) for rollback in rollbacks]
+    return pa.RecordBatch.from_pylist(rows, schema=change_schema(xattrs=xattrs))
+
+
+def _rollback_row(rollback: VBucketRollback) -> dict[str, Any]:
+    told = {
+        "from_seqno": rollback.before.seqno,
+        "old_vbuuid": rollback.before.vbuuid,
+        "new_vbuuid": rollback.after.vbuuid,
+    }
+    numbers = dict.fromkeys(("rev", "datatype", "flags", "expiry", "cas"), 0)
+    return numbers | {
+        "vbucket": rollback.vbucket,
+        "vbuuid": rollback.after.vbuuid,
+        "seqno": rollback.after.seqno,
+        "op": "rollback",
+        "value": json.dumps(told).encode(),
+        "snapshot_start": rollback.after.seqno,
+        "snapshot_end": rollback.after.seqno,
+    }
 
 
 def read_ranges(

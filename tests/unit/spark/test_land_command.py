@@ -189,3 +189,27 @@ def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
         )
     assert told.exit_code == 1
     assert told.stderr.startswith(f"Error: port {port} can't be used for metrics: ")
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_logged_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=land_module.__name__):
+        run(Query([batch()]))
+    [record] = caplog.records
+    landed = batch()
+    assert record.getMessage().startswith(f"batch {landed.batch_id} landed: ")
+    told = vars(record)
+    assert (told["event"], told["batch"], told["changes"]) == ("batch_landed", landed.batch_id, landed.rows)
+    assert told["duration_s"] == round(landed.took_s, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_end_is_told_in_the_right_number(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    view = _View(LandingMetrics("b"), as_json=False, quiet=True)
+    for _ in range(count):
+        view.on_batch(batch())
+    view.finish()
+    said = capsys.readouterr().err
+    assert ("1 batch," if count == 1 else "2 batches,") in said

@@ -46,7 +46,8 @@ of changes, whatever the size of the table. A first load finds no rows to replac
 
 The rooms
 ---------
-`lake` is the driver's view, and calls the rest. Work for executors: `change_files` (a batch to files), `void_rows`
+`lake` is the driver's view. `batch_commit` brings a batch into `changes`, `merging` what is pending into the tables,
+`new_tables` makes those that are missing. Work for executors: `change_files` (a batch to files), `void_rows`
 (marking), `documents_merge` with `fold` and `history` (merging), `file_joining` and `trimming` (upkeep); `tasks`
 carries it there. `delta_log` is the only one that commits, `data_files` the only one that knows Parquet. `pending`
 counts and `merge_plan` plans. `digests` proves.

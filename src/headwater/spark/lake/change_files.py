@@ -24,11 +24,12 @@ from headwater.protocol.kernels.memory import Column
 from headwater.spark.lake.data_files import ROW_GROUP_ROWS, DataFile, FileWriter, numbers
 from headwater.spark.lake.layout import LakeFacts, TablePlace
 from headwater.spark.lake.schemas import CHANGE_RANGES, changes_schema, to_change_columns
-from headwater.spark.lake.tasks import result_batch
 from headwater.spark.lake.void_rows import Rollbacks, VoidTask, torn_vbuckets
 
 BUFFER_BYTES = 128 * 1024 * 1024
 """How much of its input a writer holds before it writes a file."""
+_RUN_ROWS_MIN = 64
+"""Rows that lie together as they shall are copied together, if there are so many of them on average."""
 _GROUP_ROWS_MIN = 2 * 1024
 """A row group with fewer rows than this goes on into the next group of vbuckets."""
 
@@ -57,10 +58,7 @@ class ChangeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeWriter:
-    """Writes the changes of one batch; made on the driver, used in the executors.
-
-    `df.mapInArrow(writer, RESULT_DDL)` gives one row a partition, with a `ChangeReport`.
-    """
+    """Writes the changes of one batch; made on the driver, used in the executors."""
 
     place: TablePlace
     facts: LakeFacts
@@ -69,9 +67,6 @@ class ChangeWriter:
     held_seqnos: Mapping[int, int] = field(default_factory=dict)
     """By vbucket: what the table holds already. Nothing up to here may come again, except after a rollback."""
     buffer_bytes: int = BUFFER_BYTES
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield result_batch(self.write(batches))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> ChangeReport:
         run = _Run(self)
@@ -214,7 +209,7 @@ class _Run:
             if "xattrs" in self._schema.names and "xattrs" not in columns:
                 columns["xattrs"] = pa.nulls(rows, self._schema.field("xattrs").type)
             batches.append(pa.table({name: columns[name] for name in self._schema.names}))
-        return pa.concat_tables(batches).unify_dictionaries().combine_chunks()
+        return pa.concat_tables(batches).unify_dictionaries()
 
 
 def _add_rollback(rollbacks: Rollbacks, vbucket: int, kept: int) -> None:
@@ -255,9 +250,16 @@ def sort_rows(facts: LakeFacts, rows: pa.Table) -> pa.Table:
     codes = _sort_codes(facts, numbers(rows, "vbucket").astype(np.int64), rows.column("collection_id"))
     if bool(np.all(codes[:-1] <= codes[1:])):
         return rows
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
+    if len(starts) * _RUN_ROWS_MIN <= rows.num_rows:
+        # As they come from a reader: stretches of rows of one vbucket, which are copied once, to where they belong.
+        ends = np.append(starts[1:], rows.num_rows)
+        order = np.argsort(codes[starts], kind="stable").tolist()
+        return pa.concat_tables([rows.slice(starts[run], ends[run] - starts[run]) for run in order]).combine_chunks()
     # numpy sorts 16 bits by radix, in a tenth of the time that it takes for more.
     is_short = int(codes.max()) <= 0xFFFF
-    return rows.take(pa.array(np.argsort(codes.astype(np.uint16) if is_short else codes, kind="stable")))
+    order = np.argsort(codes.astype(np.uint16) if is_short else codes, kind="stable")
+    return rows.combine_chunks().take(pa.array(order))
 
 
 def _sort_codes(facts: LakeFacts, vbuckets: NDArray[np.int64], ids: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBucket
+from headwater.installation import install_command
 from headwater.spark.lake.data_files import read_files
 from headwater.spark.lake.lake import Lake
 from headwater.spark.lake.schemas import changes_schema
@@ -110,7 +111,7 @@ def load_catalog_of(settings: IcebergSettings, root: str) -> Catalog:
     try:
         from pyiceberg.catalog import load_catalog
     except ImportError as error:
-        raise InvalidInput("Iceberg tables need pyiceberg", hint="pip install 'headwater[iceberg]'") from error
+        raise InvalidInput("Iceberg tables need pyiceberg", hint=f"Run {install_command('iceberg')}") from error
     if settings.table.count(".") < 1:
         raise InvalidInput(f"{settings.table!r} is no name of an Iceberg table", hint="Write namespace.table")
     try:

@@ -17,7 +17,7 @@ from headwater.errors import LakeOutOfStep
 from headwater.spark.lake import change_files
 from headwater.spark.lake.change_files import ChangeReport, ChangeWriter, sort_rows
 from headwater.spark.lake.layout import LakeFacts, TablePlace
-from headwater.spark.lake.tasks import RESULT_SCHEMA, results_of
+from headwater.spark.lake.tasks import RESULT_SCHEMA, result_batch, results_of
 
 VBUCKETS = 8
 LANDED_AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -175,9 +175,9 @@ def test_a_vbucket_that_the_bucket_does_not_have_is_refused(tmp_path: Path) -> N
 
 def test_a_writer_is_carried_to_where_it_works(tmp_path: Path, bucket: ModelBucket) -> None:
     writer = pickle.loads(pickle.dumps(writer_in(tmp_path)))
-    answers = list(writer(batches(fill(bucket, 10), 5)))
-    assert [answer.schema for answer in answers] == [RESULT_SCHEMA]
-    (report,) = results_of((row["number"], row["result"]) for answer in answers for row in answer.to_pylist())
+    answer = result_batch(writer.write(batches(fill(bucket, 10), 5)))
+    assert answer.schema == RESULT_SCHEMA
+    (report,) = results_of((row["number"], row["result"]) for row in answer.to_pylist())
     assert report.rows == 10
 
 
@@ -195,3 +195,26 @@ def test_more_collections_than_16_bits_can_number_are_sorted_as_well() -> None:
     ordered = sort_rows(facts, rows).to_pylist()
     keys = [(facts.group_of(row["vbucket"]), row["collection_id"], row["vbucket"]) for row in ordered]
     assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("run_rows", [1, 20, 200], ids=["row by row", "short runs", "long runs"])
+def test_rows_are_sorted_and_those_of_a_vbucket_keep_their_order(run_rows: int) -> None:
+    facts = LakeFacts(bucket_uuid="u", vbuckets=16, groups=4)
+    rng = np.random.default_rng(run_rows)
+    runs = 60
+    columns = {
+        "vbucket": np.repeat(rng.integers(0, 16, runs), run_rows).astype(np.int32),
+        "collection_id": np.repeat(rng.integers(0, 3, runs), run_rows),
+        "seqno": np.arange(runs * run_rows),
+    }
+    whole = pa.table(columns)
+    # As a writer holds them: in pieces that end anywhere.
+    pieces = [whole.slice(at, 777) for at in range(0, whole.num_rows, 777)]
+    ordered = sort_rows(facts, pa.concat_tables(pieces))
+    assert all(column.num_chunks == 1 for column in ordered.columns)
+    keys = [
+        (facts.group_of(row["vbucket"]), row["collection_id"], row["vbucket"], row["seqno"])
+        for row in ordered.to_pylist()
+    ]
+    assert keys == sorted(keys)
+    assert sorted(row[3] for row in keys) == list(range(whole.num_rows))

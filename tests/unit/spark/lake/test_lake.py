@@ -21,9 +21,11 @@ from headwater.errors import (
     LakeOfOtherBucket,
     LakeOutOfStep,
 )
+from headwater.spark.lake.batch_commit import begin_batch, check_start, commit_batch
 from headwater.spark.lake.documents_merge import MergeTask, merged_rows
 from headwater.spark.lake.lake import Lake, LakeSettings, with_columns
 from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.lake.merging import commit_merges, merge, plan_merges
 from headwater.spark.lake.tasks import RESULT_SCHEMA, TASK_SCHEMA, results_of, run_here, run_task_batches, task_rows
 from lake_checks import check_documents, check_no_duplicates, table_rows
 from small_lake import HOTEL, SmallLake, merging
@@ -78,7 +80,7 @@ def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
     small.land()
     batch = small.begin()
     assert batch is not None
-    small.lake.commit_batch(batch, [])
+    commit_batch(small.lake, batch, [])
     assert small.reopen().held_offsets() == small.bucket.offsets()
     assert small.lake.last_batch == 1
 
@@ -97,7 +99,7 @@ def test_tables_of_another_bucket_are_refused(tmp_path: Path) -> None:
 def test_offsets_of_another_bucket_are_refused(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     with pytest.raises(CheckpointOfOtherBucket):
-        small.lake.begin_batch(query_id="q", batch_id=0, end=Offsets("other"))
+        begin_batch(small.lake, query_id="q", batch_id=0, end=Offsets("other"))
 
 
 def test_another_number_of_vbuckets_is_refused(tmp_path: Path) -> None:
@@ -118,18 +120,18 @@ def test_where_there_is_no_lake_there_is_none(tmp_path: Path) -> None:
 
 def test_a_start_that_is_not_where_the_tables_end_is_refused(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
-    small.lake.check_start(Offsets(BUCKET_UUID))
+    check_start(small.lake, Offsets(BUCKET_UUID))
     small.write(0, "a")
     before = small.bucket.offsets()
     small.land()
-    small.lake.check_start(small.bucket.offsets())
+    check_start(small.lake, small.bucket.offsets())
     for start in (before, Offsets(BUCKET_UUID)):
         with pytest.raises(LakeOutOfStep, match="vbucket 0"):
-            small.lake.check_start(start)
+            check_start(small.lake, start)
     small.bucket.fail_over(0, 1)
     small.bucket.mark_sent([0])
     with pytest.raises(LakeOutOfStep, match="of branch"):
-        small.lake.begin_batch(query_id="q", batch_id=7, end=small.bucket.offsets(), start=small.bucket.offsets())
+        begin_batch(small.lake, query_id="q", batch_id=7, end=small.bucket.offsets(), start=small.bucket.offsets())
 
 
 def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     other = SmallLake(tmp_path, bucket=small.bucket)
     other.land()
     with pytest.raises(LakeInUse):
-        small.lake.commit_batch(late, [report])
+        commit_batch(small.lake, late, [report])
     assert keys(small.rows("changes")) == ["a"]
     # It sees what has happened, and goes on from there.
     small.batch_id = 1
@@ -174,7 +176,7 @@ def test_few_changes_wait_and_are_seen_by_who_asks(tmp_path: Path) -> None:
     assert len(small.rows(f"documents/{DEFAULT}")) == 100
     assert keys(small.documents_now()) == sorted([f"key-{n}" for n in range(100) if n != 1] + ["new"])
     check_documents(small.documents_now(), small.bucket.sent_documents())
-    assert small.lake.merge(force=True) == 1
+    assert merge(small.lake, force=True) == 1
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
@@ -196,8 +198,8 @@ def test_groups_pass_their_thresholds_one_after_another(tmp_path: Path) -> None:
     for batch in range(10):
         for vbucket in range(8):
             small.write(vbucket, *(f"key-{(batch * 3 + n) % 100}" for n in range(3)))
-        small.land(merge=False)
-        merges.append(small.lake.merge())
+        small.land(merges=False)
+        merges.append(merge(small.lake))
     assert sum(merges) == 8
     assert max(merges) < 4
 
@@ -226,7 +228,7 @@ def test_only_files_with_replaced_documents_are_written_again(tmp_path: Path) ->
 
 
 def test_an_idle_table_says_that_it_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.spark.lake.lake._IDLE_BATCHES_MAX", 3)
+    monkeypatch.setattr("headwater.spark.lake.merging._IDLE_BATCHES_MAX", 3)
     small = SmallLake(tmp_path)
     small.write(0, "a", collection=HOTEL)
     small.land()
@@ -246,7 +248,7 @@ def test_a_table_that_is_lost_is_built_again(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "documents" / DEFAULT)
     small.reopen()
     check_documents(small.documents_now(), small.bucket.sent_documents())
-    small.lake.merge()
+    merge(small.lake)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
@@ -342,8 +344,8 @@ def test_a_rollback_into_a_snapshot_of_the_same_batch_is_not_trusted(tmp_path: P
     batch = small.begin([0])
     assert batch is not None
     report = batch.writer.write(batches([*rows, *small.bucket.rows(0, careless=True)], 10))
-    assert small.lake.commit_batch(batch, [report]).read_again == {0}
-    small.lake.merge()
+    assert commit_batch(small.lake, batch, [report]).read_again == {0}
+    merge(small.lake)
     assert small.documents_now() == []
 
 
@@ -427,7 +429,7 @@ def test_reading_in_between_can_be_done_in_other_processes(tmp_path: Path) -> No
     fill(small, 20)
     small.land()
     small.write(0, "new")
-    small.land(merge=False)
+    small.land(merges=False)
     tasks: list[MergeTask] = pickle.loads(pickle.dumps(small.lake.read_tasks(DEFAULT)))
     rows = [row for task in tasks for table in merged_rows(task) for row in table.to_pylist()]
     check_documents(rows, small.bucket.sent_documents())
@@ -436,13 +438,13 @@ def test_reading_in_between_can_be_done_in_other_processes(tmp_path: Path) -> No
 def test_a_merge_can_not_be_committed_over_a_newer_batch(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
-    small.land(merge=False)
-    tasks = small.lake.plan_merges()
+    small.land(merges=False)
+    tasks = plan_merges(small.lake)
     results = run_here(tasks)
     small.write(0, "b")
-    small.land(merge=False)
+    small.land(merges=False)
     with pytest.raises(AssertionError, match="since the merges were planned"):
-        small.lake.commit_merges(tasks, results)
+        commit_merges(small.lake, tasks, results)
 
 
 def test_xattrs_come_along(tmp_path: Path) -> None:
@@ -458,10 +460,10 @@ def test_xattrs_come_along(tmp_path: Path) -> None:
     bucket.change(0, "mutation", 0, b"b", b"{}")
     (batch,) = batches(bucket.rows(0), 10)
     xattrs = pa.array([[("_sync", b"{}")], None], pa.map_(pa.string(), pa.binary()))
-    begun = lake.begin_batch(query_id="q", batch_id=0, end=bucket.offsets([0]))
+    begun = begin_batch(lake, query_id="q", batch_id=0, end=bucket.offsets([0]))
     assert begun is not None
-    lake.commit_batch(begun, [begun.writer.write([batch.append_column("xattrs", xattrs)])])
-    lake.merge()
+    commit_batch(lake, begun, [begun.writer.write([batch.append_column("xattrs", xattrs)])])
+    merge(lake)
     for table in (f"documents/{DEFAULT}", f"history/{DEFAULT}", "changes"):
         found = table_rows(tmp_path / table)
         assert sorted((row["key"], row["xattrs"]) for row in found) == [("a", [("_sync", b"{}")]), ("b", None)]
@@ -483,6 +485,6 @@ def test_a_query_that_failed_half_way_is_completed_by_the_next_in_the_same_proce
     small.lake.step = lambda name: None
     assert small.begin() is None
     small.bucket.mark_sent(range(4))
-    small.lake.merge()
+    merge(small.lake)
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["a"]
     assert keys(small.rows("documents/inventory.hotel")) == ["b"]

@@ -14,8 +14,10 @@ from bucket_model import batches
 from headwater.errors import InvalidInput, LakeDamaged, LakeOutOfStep
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.lake import file_joining
+from headwater.spark.lake.batch_commit import commit_batch
 from headwater.spark.lake.data_files import DataFile
 from headwater.spark.lake.file_joining import files_to_join, join_files
+from headwater.spark.lake.merging import merge
 from headwater.spark.lake.trimming import trim_changes
 from headwater.spark.lake.vacuum import clean_logs, vacuum
 from lake_checks import check_documents, check_no_duplicates
@@ -82,14 +84,14 @@ def test_joined_files_hold_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mon
         assert sorted(small.rows(name), key=str) == rows
     # Pending changes are found in joined files as well.
     small.write(0, "pending")
-    small.land(merge=False)
+    small.land(merges=False)
     for number in range(8):
         small.write(1, f"pending-{number}")
-        small.land(merge=False)
+        small.land(merges=False)
     join_files(small.lake)
     small.reopen()
     check_documents(small.documents_now(), small.bucket.sent_documents())
-    small.lake.merge(force=True)
+    merge(small.lake, force=True)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
     assert small.lake.held_offsets() == small.bucket.offsets()
 
@@ -158,9 +160,9 @@ def test_a_rollback_behind_what_was_trimmed_has_the_vbucket_read_again(tmp_path:
     batch = small.begin(query_id="next")
     assert batch is not None
     rows = [row for vbucket in range(4) for row in small.bucket.rows(vbucket)]
-    small.lake.commit_batch(batch, [batch.writer.write(batches(rows, 10))])
+    commit_batch(small.lake, batch, [batch.writer.write(batches(rows, 10))])
     small.bucket.mark_sent(range(4))
-    small.lake.merge(force=True)
+    merge(small.lake, force=True)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
     check_no_duplicates(small.rows("changes"))
 
@@ -169,9 +171,9 @@ def test_what_is_not_merged_is_not_trimmed(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     for number in range(5):
         small.write(0, "a", value=b'{"n": %d}' % number)
-        small.land(landed_at=LONG_AGO, merge=False)
+        small.land(landed_at=LONG_AGO, merges=False)
     assert trim_changes(small.lake, YESTERDAY) == 0
-    small.lake.merge(force=True)
+    merge(small.lake, force=True)
     assert trim_changes(small.lake, YESTERDAY) == 4
 
 
@@ -201,10 +203,10 @@ def test_a_history_that_missed_what_was_trimmed_does_not_go_on(tmp_path: Path) -
     assert trim_changes(small.lake, YESTERDAY) > 0
     small.reopen(merging(history=True))
     with pytest.raises(LakeOutOfStep, match="history of"):
-        small.lake.merge()
+        merge(small.lake)
     shutil.rmtree(tmp_path / "history" / DEFAULT)
     small.reopen()
-    small.lake.merge()
+    merge(small.lake)
     assert [(row["seqno"], row["is_current"]) for row in small.rows(f"history/{DEFAULT}")] == [(6, True)]
 
 
@@ -223,7 +225,7 @@ def test_a_table_that_was_brought_back_from_long_ago_is_told(tmp_path: Path) -> 
         small.reopen()
     shutil.rmtree(tmp_path / "documents" / DEFAULT)
     small.reopen()
-    small.lake.merge()
+    merge(small.lake)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
