@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ from headwater.store.settling import settle_now
 PAGE = 4096
 VBUCKETS = 8
 DOCUMENTS = 120
-OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(7))
+_VBUUIDS = count(7)
+OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(_VBUUIDS)))
 RIGHT, REFUSED, WRONG = 0, 10, 11
 CASES, SEED = 200, 4
 
@@ -69,7 +71,7 @@ def contents(bucket: Bucket) -> object:
 
 
 def shown(facts: VBucketFacts | None) -> object:
-    # A clean stop whose mark is lost is an unclean one: one branch more is right.
+    # The file is a copy of the one that was closed, so there is one branch more.
     return facts and (facts.state, facts.failover_log.entries[-1], facts.purge_seqno, facts.history_start_seqno)
 
 

@@ -57,6 +57,11 @@ class View(Protocol):
 
 
 class Engine(Protocol):
+    @property
+    def was_left_alone(self) -> bool:
+        """Whether the tables are those that were closed last, where they were closed: no copy, nor brought back."""
+        ...
+
     def view(self) -> AbstractContextManager[View]: ...
 
     def write(self, changes: Sequence[Change]) -> None:

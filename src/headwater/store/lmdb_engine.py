@@ -1,4 +1,9 @@
-"""LMDB as the engine: ACID with no recovery of ours, and read transactions that are snapshots."""
+"""LMDB as the engine: ACID with no recovery of ours, and read transactions that are snapshots.
+
+The file `owner` is locked by the process that has the folder. When it is closed in order, it is left with which file
+the data was and when that file was last changed. No copy of the folder and no copy laid over it fits that: the system
+sets the time of a change, and lets nobody choose it. So whoever opens the data can tell.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import fcntl
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ _READERS_MAX = 512
 _FILE = "data.mdb"
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _ROOM_BYTES_MIN = 64 * 1024
+_IDENTITY_BYTES_MAX = 128
 
 
 class LmdbEngine:
@@ -30,12 +36,15 @@ class LmdbEngine:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._was_written = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _hold(folder)
         except OSError as error:
             raise _unusable(folder, error.strerror or str(error)) from error
         try:
+            found = _identity(folder / _FILE)
+            self.was_left_alone = found is None or found == os.pread(self._lock, _IDENTITY_BYTES_MAX, 0)
             check_pages(folder / _FILE, [table.value.decode() for table in Table])
             self._environment = lmdb.open(
                 str(folder), map_size=MAP_BYTES, max_dbs=len(Table), max_readers=_READERS_MAX, meminit=False, mode=0o700
@@ -58,6 +67,7 @@ class LmdbEngine:
             raise _translated(error, self._folder) from error
 
     def write(self, changes: Sequence[Change]) -> None:
+        self._was_written = True
         try:
             with self._environment.begin(write=True) as transaction:
                 for change in changes:
@@ -74,6 +84,9 @@ class LmdbEngine:
             return
         if hasattr(self, "_environment"):
             self._environment.close()
+            if self.was_left_alone or self._was_written:
+                # A copy that nobody has opened as a bucket stays one: a start may be given up before that.
+                _note_identity(self._lock, self._folder / _FILE)
         os.close(self._lock)
         self._lock = None
 
@@ -114,6 +127,23 @@ def _hold(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _identity(file: Path) -> bytes | None:
+    """Which file it is, and when it was last changed; None where there is none."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return f"{status.st_ino} {status.st_ctime_ns}".encode()
+
+
+def _note_identity(lock: int, file: Path) -> None:
+    # Data without the note is taken for a copy, which costs a branch and is never wrong: a full disk is no fault here.
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, _identity(file) or b"", 0)
+        os.fsync(lock)
 
 
 def _translated(error: lmdb.Error, folder: Path) -> StoreError:

@@ -15,6 +15,8 @@ Keys = dict[Table, list[bytes]]
 class MemoryEngine:
     """Tables as sorted keys beside a dictionary. They are copied when they change while somebody looks at them."""
 
+    was_left_alone = True
+
     def __init__(self) -> None:
         self._rows: Rows = {table: {} for table in Table}
         self._keys: Keys = {table: [] for table in Table}

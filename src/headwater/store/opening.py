@@ -2,7 +2,8 @@
 
 Opening reads the facts, takes what the journal still holds, and rebuilds the index from the stored changes. A bucket
 that was not closed in order gets a new branch in the failover log of every active vbucket: what it had promised to
-somebody just before it died can't be known.
+somebody just before it died can't be known. So does one that is a copy, or was brought back from one: its original may
+have gone on, and given the seqnos that come next to other changes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def open_bucket(engine: Engine, *, outside: Outside, secret: tuple[int, int]) ->
             raise DataDamaged("the data holds no bucket", hint="Create the bucket first, or restore the data")
         facts = BucketFacts.decode(encoded)
         manifest = stored_manifest(view)
-        was_clean = view.get(Table.BUCKET, CLEAN_STOP) is not None
+        was_clean = engine.was_left_alone and view.get(Table.BUCKET, CLEAN_STOP) is not None
         commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, _FIRST, _LAST)]
         next_commit = commits[-1].number + 1 if commits else 1
         bucket = _bare_bucket(engine, facts, manifest, outside=outside, secret=secret, next_commit=next_commit)

@@ -14,7 +14,10 @@ Undecided prepares are held in memory by key. They are rebuilt from the stored f
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +31,7 @@ from headwater.protocol.leb128 import encode_collection_id
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Mutation, Prepare
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId
+from headwater.protocol.opcodes import Opcode
 from headwater.store.data_format import BUCKET_FACTS, FORMAT_VERSION
 from headwater.store.engine import Put, Table
 from headwater.store.prepare_frames import changes_of, seqnos_at, sync_frames
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 PENDING_BYTES_MAX = 256 * 1024 * 1024
 """Of undecided prepares in a bucket: they are held in memory. Whoever takes durable writes refuses more."""
 _DISTANCE_MAX = 2**32 - 1
+_CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
+_FRAME_BYTES_MIN = 24 + 16 + 2
+"""Of a change: its header, the two numbers that all changes have, and a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +82,31 @@ class Prepares:
         self.high_completed = np.zeros(vbuckets, dtype=np.uint64)
         """The highest seqno of a prepare that was decided."""
         self.held_bytes = 0
-        self._by_key: dict[int, dict[bytes, PendingPrepare]] = {}
+        self._by_key: dict[int, OrderedDict[bytes, PendingPrepare]] = {}
+        """By vbucket, oldest first: they come in the order of their seqnos. Unlike a plain dict, an ordered one finds
+        its first entry at once, however many before it are gone."""
 
     def find(self, vbucket: int, collection_id: CollectionId, key: bytes) -> PendingPrepare | None:
         return self.find_encoded(vbucket, encode_collection_id(collection_id) + key) if self.counts[vbucket] else None
 
     def find_encoded(self, vbucket: int, key: bytes) -> PendingPrepare | None:
         """The same by the key as it is stored, which starts with its collection id."""
-        return self._by_key.get(vbucket, {}).get(key)
+        return self._undecided(vbucket).get(key)
+
+    def _undecided(self, vbucket: int) -> Mapping[bytes, PendingPrepare]:
+        return self._by_key.get(vbucket) or {}
 
     def of(self, vbucket: int) -> list[PendingPrepare]:
         """Those of a vbucket, oldest first."""
-        return sorted(self._by_key.get(vbucket, {}).values(), key=lambda prepare: prepare.seqno)
+        return list(self._undecided(vbucket).values())
+
+    def up_to(self, vbucket: int, seqno: int) -> list[PendingPrepare]:
+        """The same, without those that are newer, which are not looked at."""
+        return list(takewhile(lambda prepare: prepare.seqno <= seqno, self._undecided(vbucket).values()))
+
+    def keys_of(self, vbucket: int) -> list[bytes]:
+        """The keys as they are stored."""
+        return list(self._undecided(vbucket))
 
     def vbuckets(self) -> list[int]:
         """The vbuckets that have any."""
@@ -95,10 +115,12 @@ class Prepares:
     def add(self, prepare: PendingPrepare) -> None:
         """Enter a prepare. An older one of the same key was decided in a way that left no trace."""
         vbucket = prepare.vbucket
-        older = self._by_key.setdefault(vbucket, {}).pop(prepare.encoded_key, None)
+        found = self._by_key.setdefault(vbucket, OrderedDict())
+        older = found.pop(prepare.encoded_key, None)
         if older is not None:
             self._removed(older)
-        self._by_key[vbucket][prepare.encoded_key] = prepare
+        assert not found or next(reversed(found.values())).seqno < prepare.seqno, "prepares come in their order"
+        found[prepare.encoded_key] = prepare
         self.counts[vbucket] += 1
         self.held_bytes += len(prepare.frame)
         self.high_prepared[vbucket] = max(int(self.high_prepared[vbucket]), prepare.seqno)
@@ -288,15 +310,28 @@ def decide_by_changes(bucket: Bucket, vbucket: int, run: Bytes) -> None:
     Producers send it so where the prepare may have been compacted away. `run` lies in the pending commit, and is marked
     there.
     """
-    undecided = bucket.prepares.of(vbucket)
+    prepares = bucket.prepares
+    undecided = int(prepares.counts[vbucket])
     if not undecided:
         return
-    keys = [prepare.encoded_key for prepare in undecided]
-    for start in changes_of(run, keys, bucket.index.secret):
+    # Each run costs what is in it, however much is undecided: many runs are short, and many prepares may be waiting.
+    is_short = len(run) // _FRAME_BYTES_MIN < undecided
+    starts = _change_starts(run) if is_short else changes_of(run, prepares.keys_of(vbucket), bucket.index.secret)
+    for start in starts:
         key_at = start + 24 + int(run[start + 4])
         key = run[key_at : key_at + int.from_bytes(run[start + 2 : start + 4])].tobytes()
-        prepare = bucket.prepares.find_encoded(vbucket, key)
+        prepare = prepares.find_encoded(vbucket, key)
         if prepare is not None:
             distance = int.from_bytes(run[start + 24 : start + 32]) - prepare.seqno
             run[start + 12 : start + 16] = as_run(_opaque(distance).to_bytes(4))
-            bucket.prepares.remove(prepare)
+            prepares.remove(prepare)
+
+
+def _change_starts(run: Bytes) -> list[int]:
+    """Where the changes of documents start."""
+    starts, at = [], 0
+    while at < len(run):
+        if int(run[at + 1]) in _CHANGES:
+            starts.append(at)
+        at += 24 + int.from_bytes(run[at + 8 : at + 12])
+    return starts

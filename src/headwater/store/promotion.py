@@ -42,8 +42,14 @@ def promote(bucket: Bucket, vbucket: int, facts: VBucketFacts) -> int:
 
 
 def demote(bucket: Bucket, vbucket: int, facts: VBucketFacts, state: VBucketState) -> int:
-    """Give a vbucket that is not to be active another state. What an active one has written is complete as it is."""
-    facts = replace(facts, state=state)
+    """Give a vbucket that is not to be active another state.
+
+    What an active one has written is complete as it is. A dead one is not taken for complete: if it was active, this
+    was seen to when it died, and if it was pending, it may have half of a snapshot.
+
+    Only an active one has a chain of copies, or a pending one, which was given the chain for when it is active.
+    """
+    facts = replace(facts, state=state, topology=facts.topology if state == VBucketState.PENDING else None)
     if bucket.vbuckets.states[vbucket] == VBucketState.ACTIVE:
         high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
         facts = replace(facts, snapshot_start_seqno=high, snapshot_end_seqno=high)

@@ -61,6 +61,10 @@ class FailingEngine:
         """None for no end."""
         self.writes = 0
 
+    @property
+    def was_left_alone(self) -> bool:
+        return self.inner.was_left_alone
+
     def view(self) -> AbstractContextManager[View]:
         return self.inner.view()
 

@@ -203,6 +203,73 @@ def test_a_second_close_does_not_close_what_is_not_its_own(tmp_path: Path) -> No
         other.write("still open")
 
 
+# --- LMDB: copies -------------------------------------------------------------------------------------------------
+
+
+WRITE_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from headwater.store.engine import Put, Table
+from headwater.store.lmdb_engine import LmdbEngine
+LmdbEngine(Path(sys.argv[1])).write([Put(Table.BLOCKS, b"b", b"2")])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def closed_engine(folder: Path, **rows: bytes) -> None:
+    engine = LmdbEngine(folder)
+    engine.write([Put(TABLE, key.encode(), value) for key, value in rows.items()])
+    engine.close()
+
+
+def left_alone(folder: Path) -> bool:
+    engine = LmdbEngine(folder)
+    engine.close()
+    return engine.was_left_alone
+
+
+def test_data_that_was_closed_is_left_alone(tmp_path: Path) -> None:
+    closed_engine(tmp_path / "data", a=b"1")
+    assert left_alone(tmp_path / "data")
+    assert left_alone(tmp_path / "data"), "to look at it changes nothing"
+    (tmp_path / "data").rename(tmp_path / "renamed")
+    assert left_alone(tmp_path / "renamed")
+
+
+def test_data_that_was_not_closed_is_not(tmp_path: Path) -> None:
+    closed_engine(tmp_path / "data", a=b"1")
+    command = [sys.executable, "-c", WRITE_AND_DIE, str(tmp_path / "data")]
+    killed = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not left_alone(tmp_path / "data")
+    assert not left_alone(tmp_path / "data"), "to look at it changes nothing: a start may be given up before it begins"
+    closed_engine(tmp_path / "data", b=b"3")
+    assert left_alone(tmp_path / "data"), "it was opened and closed in order by now"
+
+
+def test_new_rights_count_as_a_change(tmp_path: Path) -> None:
+    """It costs a branch that was not needed: the time of a change does not tell what was changed."""
+    closed_engine(tmp_path / "data", a=b"1")
+    (tmp_path / "data" / "data.mdb").chmod(0o640)
+    assert not left_alone(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "copy",
+    ["cp -r {data} {copy}", "cp -a {data} {copy}", "mkdir {copy}; tar -C {data} -c . | tar -C {copy} -x"],
+    ids=["cp -r", "cp -a", "tar"],
+)
+def test_a_copy_is_not_left_alone(tmp_path: Path, copy: str) -> None:
+    closed_engine(tmp_path / "data", a=b"1")
+    subprocess.run(copy.format(data=tmp_path / "data", copy=tmp_path / "copy"), shell=True, check=True)
+    assert not left_alone(tmp_path / "copy")
+    assert left_alone(tmp_path / "data")
+    # Laid over the original it is the same file with other contents, and their old time if the copy has kept it.
+    closed_engine(tmp_path / "data", a=b"2")
+    subprocess.run(["cp", "-a", f"{tmp_path}/copy/.", str(tmp_path / "data")], check=True)
+    assert not left_alone(tmp_path / "data")
+
+
 # --- LMDB: one process at a time ----------------------------------------------------------------------------------
 
 HOLD = """

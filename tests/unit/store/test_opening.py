@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,6 +271,18 @@ def test_a_stop_that_could_not_be_marked_is_unclean() -> None:
     again = reopened(bucket)
     assert value_of(again, 0, b"last") == b"moment"
     assert [len(log) for log in logs(again)] == [2, 2, 2, 2]
+
+
+def test_a_copy_of_what_was_closed_in_order_begins_a_branch(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path / "data")
+    bucket = filled(engine)
+    close_bucket(bucket)
+    engine.close()
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    for folder, branches in (("data", 1), ("copy", 2)):
+        engine = LmdbEngine(tmp_path / folder)
+        assert [len(log) for log in logs(reopened(bucket, engine))] == [branches] * 4
+        engine.close()
 
 
 def test_the_failover_log_is_bounded() -> None:
