@@ -4,8 +4,9 @@ Every error a user can meet is a `HeadwaterError`. Its families:
 
 * `RemoteProtocolError`: the peer's bytes are not the protocol. The connection is of no further use.
 * `LocalProtocolError`: our own caller asked for something the protocol does not allow. Nothing was sent.
-* `StatusError`: the peer understood and said no. One class a status, by the table `STATUS_ERRORS`; a status that is
-  not in the table still gets a `StatusError` that keeps its number.
+* `StatusError`: the peer understood and said no. One class a status, by the table `STATUS_ERRORS`, and one for all
+  that a path into a document can meet; a status that is not in the table still gets a `StatusError` that keeps its
+  number.
 * `StoreError`: the data on disk can't be read or written.
 * `LakeError`: the tables that changes are landed in can't be used, or do not fit what is to be landed.
 * `CaptureError`: the input of `headwater decode` is no capture.
@@ -13,6 +14,7 @@ Every error a user can meet is a `HeadwaterError`. Its families:
 * `CheckpointError`: the place to go on from can't be kept, or the bucket's history does not lead there.
 * `ConnectionFailed`: the peer can't be reached, or the connection to it broke.
 * `GroupError`: the members of a consumer group can't agree on who reads what.
+* `Overtaken`: two commands were changing one cluster.
 
 Every message ends in what to do next, kept apart as `hint` so that programs can show it their own way.
 """
@@ -247,6 +249,20 @@ class ReadRolledBack(CheckpointError):
     """A failover has taken back a part of what was to be read."""
 
 
+# --- clusters -----------------------------------------------------------------------------------------------------
+
+
+class Overtaken(HeadwaterError):
+    """Another command is at work on the cluster, or was faster. This one has stopped, and left nothing half done."""
+
+    def __init__(self, node: str, *, revision: int) -> None:
+        self.revision = revision
+        super().__init__(
+            f"another command is changing the cluster: {node} has its config {revision}",
+            hint="Let that one come to its end, look at `headwater cluster status`, and run this one again if need be",
+        )
+
+
 # --- the way to the peer ------------------------------------------------------------------------------------------
 
 
@@ -386,8 +402,20 @@ class KeyExists(StatusError):
     default_hint = "Read the document again for its newest CAS, or close the stream that is already open"
 
 
+class ValueTooLarge(StatusError):
+    default_hint = "A document has at most 20 MiB, its extended attributes among them: make it smaller, or split it"
+
+
 class InvalidArguments(StatusError):
     default_hint = "The request is malformed for this server: check its version and what was negotiated"
+
+
+class NotStored(StatusError):
+    default_hint = "Write the document first: there is none that something could be put before or behind"
+
+
+class NotANumber(StatusError):
+    default_hint = "Write the document as a decimal number of 64 bits, or count with another key"
 
 
 class NotMyVBucket(StatusError):
@@ -403,6 +431,10 @@ class NoBucket(StatusError):
 class Locked(StatusError):
     retriable = True
     default_hint = "Wait for the lock to run out, or unlock the document with its CAS"
+
+
+class NotLocked(StatusError):
+    default_hint = "Go on: the document is not locked, or its lock has run out"
 
 
 class AuthenticationFailed(StatusError):
@@ -425,6 +457,10 @@ class AccessDenied(StatusError):
     default_hint = "Give the user the role that the command needs on this bucket"
 
 
+class UnknownFrameInfo(StatusError):
+    default_hint = "This server does not know what the request says in its framing extras: check its version"
+
+
 class UnknownCommand(StatusError):
     default_hint = "This server does not know the command: check its version"
 
@@ -438,6 +474,10 @@ class NotSupported(StatusError):
     default_hint = "With xattrs or collections, enable noop on the connection first"
 
 
+class InternalError(StatusError):
+    default_hint = "The server has failed, not the request: look at its log"
+
+
 class Busy(StatusError):
     retriable = True
     default_hint = "Wait and try again"
@@ -448,12 +488,24 @@ class TemporaryFailure(StatusError):
     default_hint = "Wait and try again"
 
 
+class XattrInvalid(StatusError):
+    default_hint = "Check the name of the extended attribute: 1 to 16 bytes, of which the first is a letter, _ or $"
+
+
 class UnknownCollection(StatusError):
     default_hint = "Check the collection's name or id: it may have been dropped"
 
 
 class UnknownScope(StatusError):
     default_hint = "Check the scope's name or id: it may have been dropped"
+
+
+class NoCollectionsManifest(StatusError):
+    default_hint = "The server has no collections yet: create one, or name none"
+
+
+class ManifestRefused(StatusError):
+    default_hint = "Read the collections manifest again, and change that: another one is newer"
 
 
 class ManifestIsAhead(StatusError):
@@ -463,6 +515,10 @@ class ManifestIsAhead(StatusError):
 
 class StreamIdInvalid(StatusError):
     default_hint = "Give a sid in every stream request if enable_stream_id is on, and in none if it is off"
+
+
+class DurabilityLevelInvalid(StatusError):
+    default_hint = "Ask for majority, majority and persist on the active node, or persist to majority"
 
 
 class DurabilityImpossible(StatusError):
@@ -478,30 +534,52 @@ class SyncWriteAmbiguous(StatusError):
     default_hint = "Read the document to learn whether the write took place"
 
 
+class SyncWriteReCommitInProgress(StatusError):
+    retriable = True
+    default_hint = "The last durable write on this key is being brought to the replicas again: wait and try again"
+
+
+class SubdocumentError(StatusError):
+    default_hint = "Hold the path, and the value that is written there, against the document"
+
+
 STATUS_ERRORS: dict[int, type[StatusError]] = {
     0x01: KeyNotFound,
     0x02: KeyExists,
+    0x03: ValueTooLarge,
     0x04: InvalidArguments,
+    0x05: NotStored,
+    0x06: NotANumber,
     0x07: NotMyVBucket,
     0x08: NoBucket,
     0x09: Locked,
+    0x0E: NotLocked,
     0x1F: AuthenticationStale,
     0x20: AuthenticationFailed,
     0x22: SeqnoOutOfRange,
     0x23: RollbackRequired,
     0x24: AccessDenied,
+    0x80: UnknownFrameInfo,
     0x81: UnknownCommand,
     0x82: OutOfMemory,
     0x83: NotSupported,
+    0x84: InternalError,
     0x85: Busy,
     0x86: TemporaryFailure,
+    0x87: XattrInvalid,
     0x88: UnknownCollection,
+    0x89: NoCollectionsManifest,
+    0x8A: ManifestRefused,
     0x8B: ManifestIsAhead,
     0x8C: UnknownScope,
     0x8D: StreamIdInvalid,
+    0xA0: DurabilityLevelInvalid,
     0xA1: DurabilityImpossible,
     0xA2: SyncWriteInProgress,
     0xA3: SyncWriteAmbiguous,
+    0xA4: SyncWriteReCommitInProgress,
+    # Those left out are successes that have more to say.
+    **dict.fromkeys((*range(0xC0, 0xCC), *range(0xCE, 0xD3), 0xD4), SubdocumentError),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 from group_member_process import INTERVAL_S, LEASE_S, MARGIN_S, VBUCKETS, bucket_of, settings_of
 
+from fault_proxy import free_port
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.groups import Assignment, DocumentPort, GroupBucket, LeaseGroup, group_bucket, joined
 from headwater.errors import (
@@ -125,12 +125,6 @@ def test_what_is_in_the_way_of_the_document_is_not_taken_for_its_absence(group_n
 
 
 # --- a node that goes and comes back ------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 async def when(membership: LeaseGroup, known: Assignment, *, count: int) -> Assignment:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
-from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.collection import Collection
-from couchbase.options import ClusterOptions
+from sdk_connection import connected
 
 from node_process import PASSWORD, USER, NodeProcess
-
-READY_TIMEOUT = timedelta(seconds=30)
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +24,8 @@ def sdk_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="session")
 def cluster(sdk_node: NodeProcess) -> Iterator[Cluster]:
-    cluster = Cluster(sdk_node.url, ClusterOptions(PasswordAuthenticator(USER, PASSWORD)))
-    try:
-        cluster.wait_until_ready(READY_TIMEOUT)
+    with connected(sdk_node, USER, PASSWORD) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.fixture(scope="session")

@@ -83,12 +83,13 @@ class Run:
         self.options = replace(self.options, **options)
         self.reader = self.new_reader({VBucketId(vbucket): StreamOffset() for vbucket in range(VBUCKETS)})
 
-    def new_reader(self, offsets: dict[VBucketId, StreamOffset]) -> Reader:
+    def new_reader(self, offsets: dict[VBucketId, StreamOffset], *, from_now: bool = False) -> Reader:
         return Reader(
             self.options,
             cluster_map=self.decode_map(self.cluster.config()),
             seeds=(self.cluster.nodes[0],),
             offsets=offsets,
+            from_now=from_now,
             stream_flags=StreamFlags(0),
             stream_value=b"",
             outside=Outside(
@@ -182,7 +183,7 @@ class Run:
     def disturb(self) -> None:
         events = [self.cluster.write] * 12 + [self.cluster.fail_over, self.cluster.rebalance, self.cluster.cut]
         events += [self.cluster.orphan, self._leave_and_follow]
-        events += [self.cluster.toggle_node, self._restart] if self.rng.random() < 0.3 else []
+        events += [self.cluster.toggle_node, self.restart] if self.rng.random() < 0.3 else []
         self.rng.choice(events)()
 
     def _leave_and_follow(self) -> None:
@@ -192,7 +193,7 @@ class Run:
         self.reader.leave([vbucket], forget=[vbucket])
         self.reader.follow({vbucket: place}, now_s=self.now_s)
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """The consumer stops, and goes on from the offsets it has saved with its rows."""
         for link in list(self.wires):
             self._hang_up(link)

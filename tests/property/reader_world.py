@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -151,6 +152,7 @@ class Connection:
         self.node = node
         self.is_cut = False
         self.outbox = bytearray()
+        self.asked: Counter[type[Request]] = Counter()
         self.streams: dict[int, Stream] = {}
         self._frames = FrameBuffer()
         self._window_bytes = 0
@@ -161,6 +163,7 @@ class Connection:
         for frame in self._frames.frames():
             message = decode_message(frame, WITH_COLLECTIONS)
             if isinstance(message, Request):
+                self.asked[type(message)] += 1
                 for answer in self._answers(message):
                     self.outbox += answer.encode()
 

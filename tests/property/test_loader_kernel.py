@@ -11,8 +11,9 @@ from documented_errors import only
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.cluster_map import vbucket_of, vbuckets_of
+from headwater.client.cluster_map import vbucket_of
 from headwater.client.json_lines import JsonLines
+from headwater.client.key_hashing import vbuckets_of
 from headwater.client.key_template import KeyTemplate
 from headwater.client.set_frames import Documents, encode_sets, scan_answers, set_opaques, split_frames
 from headwater.client.write_lane import WriteLane

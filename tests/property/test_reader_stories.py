@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from reader_run import Run
+from reader_steps import arrive, ask, connect, run_of_one_node
 from reader_world import Connection, Stream
 
 from headwater.client.link_pool import CloseConnection, OpenConnection
@@ -20,40 +20,11 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 
 FIRST = VBucketId(0)
-ONE_NODE = 2
-"""A seed whose cluster has one node."""
-
-
-def a_run(**options: Any) -> Run:
-    run = Run(ONE_NODE, **{"snapshots": Snapshots.COMPLETE, "connections_per_node": 1, "batch_bytes": 1, **options})
-    assert len(run.cluster.nodes) == 1
-    return run
 
 
 def write(run: Run, count: int, vbucket: VBucketId = FIRST) -> None:
     history = run.cluster.vbuckets[vbucket].history
     history += [(b"key%d" % (len(history) + n), b"value") for n in range(count)]
-
-
-def ask(run: Run) -> None:
-    """The reader says what it has to say; the nodes' answers wait on the wire."""
-    run.reader.tick(run.now_s)
-    run.obey()
-
-
-def arrive(run: Run) -> None:
-    """All that is on the wires arrives."""
-    for link, connection in list(run.wires.items()):
-        run.deliver(link, connection, len(connection.outbox))
-    run.obey()
-
-
-def connect(run: Run) -> Connection:
-    """Up to where the streams are asked for, and the answers are on the wire."""
-    ask(run)
-    arrive(run)  # the handshake
-    arrive(run)  # open and controls
-    return next(iter(run.wires.values()))
 
 
 def drain(run: Run) -> None:
@@ -63,7 +34,7 @@ def drain(run: Run) -> None:
 
 def test_a_vbucket_that_is_left_and_followed_again_while_it_is_being_asked_for() -> None:
     """The answer to the first request must not close the stream of the second."""
-    run = a_run()
+    run = run_of_one_node()
     connect(run)
     run.reader.leave([FIRST])
     run.reader.follow({FIRST: StreamOffset()}, now_s=run.now_s)
@@ -75,7 +46,7 @@ def test_a_vbucket_that_is_left_and_followed_again_while_it_is_being_asked_for()
 
 
 def test_a_stream_that_ends_well_is_at_its_end_though_its_last_seqnos_were_hidden() -> None:
-    run = a_run(end={FIRST: Seqno(50)}, buffer_bytes=1 << 20)
+    run = run_of_one_node(end={FIRST: Seqno(50)}, buffer_bytes=1 << 20)
     run.reader = run.new_reader({FIRST: StreamOffset()})
     write(run, 60)
     connection = connect(run)
@@ -93,7 +64,7 @@ def test_a_stream_that_ends_well_is_at_its_end_though_its_last_seqnos_were_hidde
 
 
 def test_a_stream_whose_collections_are_gone_hands_out_what_it_held() -> None:
-    run = a_run(buffer_bytes=1 << 20)
+    run = run_of_one_node(buffer_bytes=1 << 20)
     run.reader = run.new_reader({FIRST: StreamOffset()})
     write(run, 60)
     connection = connect(run)
@@ -109,7 +80,7 @@ def test_a_stream_whose_collections_are_gone_hands_out_what_it_held() -> None:
 
 def test_an_end_that_is_lowered_while_the_stream_is_on_its_way_to_it() -> None:
     """The history became shorter between the question for the high seqnos and the stream."""
-    run = a_run(end=End.NOW)
+    run = run_of_one_node(end=End.NOW)
     run.reader = run.new_reader({FIRST: StreamOffset()})
     write(run, 20)
     connect(run)
@@ -129,7 +100,7 @@ def test_an_end_that_is_lowered_while_the_stream_is_on_its_way_to_it() -> None:
 
 def test_a_poll_does_not_end_a_read_before_its_rollback_is_told() -> None:
     """The place is beyond the end that the new history has, and still the caller has to be told to go back."""
-    run = a_run(end=End.NOW, snapshots=Snapshots.AS_THEY_COME, buffer_bytes=1 << 20)
+    run = run_of_one_node(end=End.NOW, snapshots=Snapshots.AS_THEY_COME, buffer_bytes=1 << 20)
     run.reader = run.new_reader({FIRST: StreamOffset()})
     write(run, 60)
     connection = connect(run)
@@ -157,7 +128,7 @@ def test_a_poll_does_not_end_a_read_before_its_rollback_is_told() -> None:
 
 
 def test_a_map_of_another_bucket_fails_the_read_and_nothing_else() -> None:
-    run = a_run()
+    run = run_of_one_node()
     connection = connect(run)
     config = json.loads(run.cluster.config()) | {"uuid": "another", "rev": 9}
     config["vBucketServerMap"]["vBucketMap"] = [[0]]
@@ -210,7 +181,7 @@ def test_a_node_that_breaks_the_protocol_again_and_again_fails_the_read(
     kind: type[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reader_run.Connection", kind)
-    run = a_run(give_up_after_s=300.0)
+    run = run_of_one_node(give_up_after_s=300.0)
     run.may_fail = True
     while run.reader.failure is None and run.now_s < 300:
         run.step()
@@ -219,7 +190,7 @@ def test_a_node_that_breaks_the_protocol_again_and_again_fails_the_read(
 
 def test_one_refusal_of_a_node_is_not_the_end_of_a_read() -> None:
     """It may have left the cluster a moment ago. If it insists, and the map insists, too, the read fails."""
-    run = a_run(reconnect_delay_s_max=10.0)
+    run = run_of_one_node(reconnect_delay_s_max=10.0)
     refusals = 0
     while run.reader.failure is None:
         run.now_s += 11

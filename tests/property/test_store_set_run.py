@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from headwater.errors import HeadwaterError
 from headwater.node.kv.expiry import expiry_time
 from headwater.node.kv.service import BucketService
-from headwater.node.kv.set_run import RELATIVE_EXPIRY_S_MAX, SetRun, apply_set_run
+from headwater.node.kv.set_run import SetRun, apply_set_run
 from headwater.node.kv.values import join_value
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import HEADER_BYTES, decode_frame, decode_frames
-from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headwater.protocol.limits import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request

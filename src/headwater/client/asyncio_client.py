@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -26,6 +26,8 @@ from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Start
 from headwater.client.reader import Outside, Reader
 from headwater.client.reading import Batches, Changes, ReadStart
+from headwater.client.seeds import Seeds
+from headwater.client.srv_lookup import find_hosts
 from headwater.client.surroundings import ClientSurroundings
 from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
@@ -133,6 +135,9 @@ class Client:
 
         With a checkpoint the read goes on from what is saved there, and `start` is for the first time only. A member of
         a group needs a checkpoint that all members share.
+
+        Nothing is asked of the servers before the first batch is: `start="now"` is that moment. `start()` on what is
+        returned brings it forward.
         """
         return self.read(ReadOptions.make(**options), checkpoint=checkpoint, group=group)
 
@@ -173,11 +178,13 @@ class Client:
         value, only = _filter(selected)
         offsets = _starting_offsets(options, start, bucket.cluster_map)
 
+        seeds = self._seeds(bucket.cluster_map)
+
         def make_reader(now_s: float) -> Reader:
             return Reader(
                 options,
                 cluster_map=bucket.cluster_map,
-                seeds=self.settings.kv_addresses or bucket.cluster_map.nodes,
+                seeds=seeds,
                 offsets=offsets,
                 from_now=start is Start.NOW,
                 stream_flags=StreamFlags(0),
@@ -187,14 +194,36 @@ class Client:
             )
 
         return ReadStart(
-            edge=AsyncioEdge(make_reader, tls=self.settings.tls_context(), timeouts=self.settings.timeouts),
+            edge=AsyncioEdge(
+                make_reader,
+                tls=self.settings.tls_context(),
+                timeouts=self.settings.timeouts,
+                renew_seeds=self._renewing(seeds),
+            ),
             names=names,
             collections=bucket.has_collections,
             xattrs=options.xattrs,
             only=only,
             bucket_uuid=bucket.cluster_map.uuid,
             others={} if not isinstance(start, Offsets) else _without(start.offsets, offsets),
+            from_now=start is Start.NOW,
         )
+
+    def _seeds(self, cluster_map: ClusterMap) -> Seeds:
+        if self.settings.where.srv_name is not None:
+            # The name itself is no host, most likely, and the hosts that it stands for are looked up when needed.
+            return Seeds(cluster_map.nodes)
+        return Seeds(self.settings.kv_addresses or cluster_map.nodes)
+
+    def _renewing(self, seeds: Seeds) -> Callable[[], Awaitable[None]] | None:
+        where = self.settings.where
+        if where.srv_name is None:
+            return None
+
+        async def renew() -> None:
+            seeds.replace(await asyncio.to_thread(find_hosts, where))
+
+        return renew
 
     def _outside(self, options: ReadOptions, network: Network) -> Outside:
         surroundings = self._surroundings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import cast
 
 from headwater.client.connection_string import Address
@@ -20,6 +20,8 @@ from headwater.protocol.snapshots import StreamOffset
 TICK_S = 0.05
 CLOSE_S_MAX = 1.0
 """How long to wait for sockets to be closed. It takes a round of the event loop."""
+CUT_OFF_S = 2.0
+"""How long nothing may be connected before the seeds are looked up anew, and then again."""
 
 
 class _LinkProtocol(asyncio.BufferedProtocol):
@@ -57,12 +59,22 @@ class AsyncioEdge:
     """Runs one reader in the running event loop."""
 
     def __init__(
-        self, make_reader: Callable[[float], Reader], *, tls: ssl.SSLContext | None, timeouts: Timeouts
+        self,
+        make_reader: Callable[[float], Reader],
+        *,
+        tls: ssl.SSLContext | None,
+        timeouts: Timeouts,
+        renew_seeds: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`renew_seeds` is for seeds that may be others by the time they are needed."""
         self.now_s = asyncio.get_running_loop().time
         self.reader = make_reader(self.now_s())
         self._tls = tls
         self._timeouts = timeouts
+        self._renew_seeds = renew_seeds
+        self._renewing: asyncio.Task[None] | None = None
+        self._cut_off_s: float | None = None
+        """Since when there may be no connection left, or since the seeds were new."""
         self._transports: dict[int, asyncio.Transport] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._addresses: dict[int, Address] = {}
@@ -110,6 +122,13 @@ class AsyncioEdge:
         while not (self.reader.is_placed or self.reader.failure or self._fault or self._is_closed):
             await asyncio.sleep(TICK_S)
 
+    def check_places(self) -> None:
+        """Raise what has kept a vbucket from being placed."""
+        if self._fault is not None:
+            raise self._fault
+        if not self.reader.is_placed and self.reader.failure is not None:
+            raise self.reader.failure
+
     def follow(self, offsets: Mapping[VBucketId, StreamOffset]) -> None:
         """Read these vbuckets, too."""
         now_s = self.now_s()
@@ -122,6 +141,8 @@ class AsyncioEdge:
         self._is_closed = True
         self._news.set()
         tasks = [self._ticker, *self._connecting.values()]
+        if self._renewing is not None:
+            tasks.append(self._renewing)
         for task in tasks:
             task.cancel()
         self._addresses.clear()
@@ -165,6 +186,7 @@ class AsyncioEdge:
                 task = self._connecting[link] = asyncio.create_task(self._connect(link, address))
                 task.add_done_callback(lambda _: self._connecting.pop(link))
             case CloseConnection(id=link):
+                self._cut_off_s = self._cut_off_s or self.now_s()
                 self._addresses.pop(link, None)
                 transport = self._transports.pop(link, None)
                 if transport is not None:
@@ -216,7 +238,23 @@ class AsyncioEdge:
             with self.failing_the_read():
                 self.reader.tick(self.now_s())
                 self.pump()
+                self._renew_if_cut_off()
             await asyncio.sleep(TICK_S)
+
+    def _renew_if_cut_off(self) -> None:
+        """Where the last connection was lost, and there is none for a while, the hosts may have new names."""
+        if self._transports:
+            self._cut_off_s = None
+        if self._renew_seeds is None or self._renewing is not None or self._cut_off_s is None:
+            return
+        if self.now_s() >= self._cut_off_s + CUT_OFF_S:
+            self._renewing = asyncio.create_task(self._renew(self._renew_seeds))
+
+    async def _renew(self, renew_seeds: Callable[[], Awaitable[None]]) -> None:
+        with self.failing_the_read():
+            await renew_seeds()
+        self._cut_off_s = self.now_s()
+        self._renewing = None
 
 
 def _connect_error(address: Address, error: OSError | ValueError) -> ConnectionFailed:

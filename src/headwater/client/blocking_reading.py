@@ -34,6 +34,13 @@ class Batches:
     def metrics(self) -> ReaderMetrics:
         return self._batches.metrics
 
+    def start(self) -> None:
+        """Return when every vbucket has its place, which a read otherwise finds with its first batch.
+
+        With `start="now"` these places are "now": all that is written after this has returned is handed out.
+        """
+        self._thread.run(self._batches.start())
+
     def __iter__(self) -> Self:
         return self
 
@@ -67,6 +74,10 @@ class Changes:
     @property
     def metrics(self) -> ReaderMetrics:
         return self._batches.metrics
+
+    def start(self) -> None:
+        """Return when every vbucket has its place. See `Batches.start`."""
+        self._batches.start()
 
     def __iter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.host_failures import first_that_works
 from headwater.client.http_bootstrap import fetch_map_over_http
 from headwater.client.kv_connection import KvConnection
+from headwater.client.srv_lookup import find_hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,11 @@ class Bootstrap:
 
 
 def bootstrap(settings: ClientSettings) -> Bootstrap:
-    """Ask the hosts of the connection string in their order, until one tells the map.
+    """Ask the hosts of the connection string, or those that DNS lists for it, in their order, until one tells the map.
 
     What is raised if none does is that of the host which tells most: see `host_failures`.
     """
-    return first_that_works(settings.addresses, lambda address: _ask(address, settings))
+    return first_that_works(find_hosts(settings.where), lambda address: _ask(address, settings))
 
 
 def _ask(address: Address, settings: ClientSettings) -> Bootstrap:

@@ -121,7 +121,10 @@ class ClientSettings:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The hosts of the connection string, in its order. How each is asked, `where.bootstrap_by` tells."""
+        """The hosts of the connection string, in its order. How each is asked, `where.bootstrap_by` tells.
+
+        DNS may list others in place of a single name: see `srv_lookup`.
+        """
         return self.where.addresses
 
     @property

@@ -13,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from headwater.errors import UnknownCollection, UnknownScope
-from headwater.protocol.kernels.memory import Column
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionCreated, CollectionDropped, Event, ScopeCreated, ScopeDropped
+
+if TYPE_CHECKING:
+    # Planners know names, too, and need no kernels: loading their compiler takes longer than a plan.
+    from headwater.protocol.kernels.memory import Column
 
 NAMES_SHOWN_MAX = 10
 """How many names an error tells, where a bucket has many."""

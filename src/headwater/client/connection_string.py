@@ -5,6 +5,9 @@ thing is left out on purpose: a password in the string would end up in shell his
 
 The cluster map is asked for by the key-value protocol. At the ports of the cluster manager, 8091 and 18091, it is asked
 for over HTTP; `?bootstrap=http` says that any other port speaks HTTP, and `?bootstrap=kv` that none does.
+
+One name without a port may stand for a list of hosts, kept in DNS as SRV records: `srv_name` is where to look for it.
+This is only the reading of the string; `srv_lookup` is what asks DNS.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import AddressValueError, IPv6Address
+from ipaddress import AddressValueError, IPv6Address, ip_address
 from urllib.parse import parse_qsl, quote, unquote
 
 from headwater.errors import InvalidConnectionString
@@ -21,12 +24,15 @@ KV_PORT = 11210
 KV_TLS_PORT = 11207
 HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
+DNS_PORT = 53
 
 CONNECTION_STRING_CHARS_MAX = 4096
 HOSTS_MAX = 64
 
 FORM = "couchbase://host[:port][,host2…]/bucket"
 _SCHEMES = {"couchbase": False, "couchbases": True}
+_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_THIS_MACHINE = "localhost"
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
 _LABEL_CHARS_MAX = 63
@@ -62,6 +68,8 @@ class ConnectionString:
     bucket: str | None = None
     options: tuple[tuple[str, str], ...] = ()
     """As they were given. Options that only other clients know are no error."""
+    srv_name: str | None = None
+    """The name in DNS that may list the hosts instead; None where there is nothing to look up."""
 
     def option(self, name: str, default: str = "") -> str:
         return dict(self.options).get(name, default)
@@ -72,6 +80,15 @@ class ConnectionString:
         if by:
             return BootstrapBy(by)
         return BootstrapBy.HTTP if address.port in (HTTP_PORT, HTTP_TLS_PORT) else BootstrapBy.KV
+
+    @property
+    def nameserver(self) -> str | None:
+        """The DNS server to ask, as an IP address; None for those of this machine."""
+        return self.option("dns_nameserver") or None
+
+    @property
+    def dns_port(self) -> int:
+        return int(self.option("dns_port") or DNS_PORT)
 
     @classmethod
     def parse(cls, text: str) -> ConnectionString:
@@ -91,18 +108,22 @@ class ConnectionString:
         authority, _, path = rest.partition("/")
         user, hosts = _split_user(authority)
         options = _parse_options(query)
+        bootstrap_by = _parse_bootstrap(options)
+        may_be_listed = _parse_dns_options(options) and bootstrap_by is not BootstrapBy.HTTP
         return cls(
-            addresses=_parse_addresses(hosts, tls=tls, bootstrap_by=_parse_bootstrap(options)),
+            addresses=_parse_addresses(hosts, tls=tls, bootstrap_by=bootstrap_by),
             tls=tls,
             user=user,
             bucket=_parse_bucket(path),
             options=options,
+            srv_name=_srv_name(scheme.lower(), hosts) if may_be_listed else None,
         )
 
     def __str__(self) -> str:
         scheme = "couchbases" if self.tls else "couchbase"
         user = "" if self.user is None else f"{quote(self.user, safe='')}@"
-        hosts = ",".join(str(address) for address in self.addresses)
+        # With a port the name would stand for itself.
+        hosts = ",".join(str(address) if self.srv_name is None else address.host for address in self.addresses)
         bucket = "" if self.bucket is None else f"/{quote(self.bucket, safe='')}"
         options = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in self.options)
         return f"{scheme}://{user}{hosts}{bucket}{'?' if options else ''}{options}"
@@ -116,6 +137,8 @@ def parse_address(text: str, *, default_port: int) -> Address:
     if match is None:
         raise _invalid(f"{text!r} is not a host and a port")
     host, port = match["host"], match["port"]
+    if text and not host:
+        raise _invalid(f"no host stands before {text!r}")
     return Address(_parse_host(host), default_port if port is None else _parse_port(port))
 
 
@@ -140,7 +163,7 @@ def _split_user(authority: str) -> tuple[str | None, str]:
 
 def _parse_addresses(hosts: str, *, tls: bool, bootstrap_by: BootstrapBy | None) -> tuple[Address, ...]:
     if not hosts:
-        raise _invalid("it names no host")
+        raise _invalid("it names no host", hint=f"Write {FORM}, such as couchbase://127.0.0.1/travel")
     if bootstrap_by is BootstrapBy.HTTP:
         default_port = HTTP_TLS_PORT if tls else HTTP_PORT
     else:
@@ -175,10 +198,15 @@ def _parse_host(host: str) -> str:
             raise _invalid(f"{host} is not an IPv6 address") from error
     if not host:
         raise _invalid("a host is empty")
-    labels = host.removesuffix(".").split(".")
-    if not _HOST_NAME.fullmatch(host) or not all(0 < len(label) <= _LABEL_CHARS_MAX for label in labels):
+    if not is_host_name(host):
         raise _invalid(f"{host!r} is not a host name")
     return host
+
+
+def is_host_name(text: str) -> bool:
+    """Whether it can be a host's name, or an IPv4 address."""
+    labels = text.removesuffix(".").split(".")
+    return bool(_HOST_NAME.fullmatch(text)) and all(0 < len(label) <= _LABEL_CHARS_MAX for label in labels)
 
 
 def _parse_port(port: str) -> int:
@@ -213,6 +241,37 @@ def _parse_bootstrap(options: tuple[tuple[str, str], ...]) -> BootstrapBy | None
     if by and by not in tuple(BootstrapBy):
         raise _invalid(f"there is no bootstrap by {by!r}", hint=f"Use one of {', '.join(BootstrapBy)}")
     return BootstrapBy(by) if by else None
+
+
+def _parse_dns_options(options: tuple[tuple[str, str], ...]) -> bool:
+    """Check them. Returns whether DNS may be asked for the hosts."""
+    given = dict(options)
+    switch = given.get("enable_dns_srv") or "true"
+    if switch not in _SWITCHES:
+        raise _invalid(f"enable_dns_srv is {switch!r}", hint="Write true or false")
+    nameserver = given.get("dns_nameserver")
+    if nameserver and not _is_ip_address(nameserver):
+        raise _invalid(f"the DNS server {nameserver!r} is not an IP address", hint="Write dns_nameserver=10.0.0.2")
+    if given.get("dns_port"):
+        _parse_port(given["dns_port"])
+    return _SWITCHES[switch]
+
+
+def _srv_name(scheme: str, hosts: str) -> str | None:
+    """Couchbase's rule: one host, by name and without a port, and the records of the scheme that is used."""
+    host = hosts.lower().removesuffix(".")
+    is_one_name = not set(hosts) & set(",:[") and not _is_ip_address(host)
+    is_this_machine = host == _THIS_MACHINE or host.endswith(f".{_THIS_MACHINE}")
+    # A final dot is kept: it says that the name is whole, and no search domain belongs to it.
+    return f"_{scheme}._tcp.{hosts}" if is_one_name and not is_this_machine else None
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _unquote(text: str, what: str) -> str:

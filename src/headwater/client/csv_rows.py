@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from headwater.client.exported_form import KEY_MEMBER
 from headwater.client.json_lines import ByteReader
 from headwater.client.table_documents import BATCH_ROWS_MAX, check_columns
 from headwater.client.table_json import objects, quoted
@@ -45,9 +46,14 @@ class CellKind(Enum):
 
 
 class CsvRows:
-    """Rows as JSON objects. `texts` are columns that are taken as texts, whatever they look like."""
+    """Rows as JSON objects. `texts` are columns that are taken as texts, whatever they look like.
 
-    def __init__(self, file: ByteReader, *, delimiter: str = ",", texts: Sequence[str] = ()) -> None:
+    A file that may be an exported one is, if its first column has the keys.
+    """
+
+    def __init__(
+        self, file: ByteReader, *, delimiter: str = ",", texts: Sequence[str] = (), maybe_exported: bool = False
+    ) -> None:
         self._source = _Replayed(file)
         self._delimiter = delimiter
         self.names = self._read_header()
@@ -55,7 +61,8 @@ class CsvRows:
         unknown = next((name for name in texts if name not in self.names), None)
         if unknown is not None:
             raise InvalidInput(f"the file has no column {unknown!r}", hint=f"It has {', '.join(self.names[:20])}")
-        self._texts = frozenset(texts)
+        self.is_exported = maybe_exported and self.names[0] == KEY_MEMBER
+        self._texts = frozenset({*texts, KEY_MEMBER} if self.is_exported else texts)
         self._kinds: list[CellKind] | None = None
         self._given = 0
 
@@ -112,7 +119,7 @@ class CsvRows:
                 quoted(column) if kind is CellKind.TEXT else column
                 for kind, column in zip(self._kinds, part.columns, strict=True)
             ]
-            yield objects(self.names, texts, part.num_rows)
+            yield objects(self.names, texts, part.num_rows, keyed=self.is_exported)
         self._given += good
         if problem is not None:
             raise problem

@@ -166,10 +166,16 @@ class DcpLink:
 
     # --- out ------------------------------------------------------------------------------------------------------
 
+    @property
+    def next_opaque(self) -> int:
+        """What the next request goes under."""
+        return self._opaque + 1
+
     def request(self, message: Request) -> int:
         """Send a request, under a new opaque, which is returned."""
         self._opaque += 1
-        message = replace(message, opaque=self._opaque)
+        if message.opaque != self._opaque:
+            message = replace(message, opaque=self._opaque)
         self._asked[self._opaque] = (message, self._now_s)
         self._to_send += message.encode()
         return self._opaque

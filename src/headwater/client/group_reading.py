@@ -46,7 +46,7 @@ class GroupBatches(Batches):
         return {vbucket: (saved and saved.get(vbucket)) or StreamOffset() for vbucket in sorted(vbuckets)}
 
     async def _take_next(self) -> None:
-        while (started := await self.start()) is not None and not self._is_closed:
+        while (started := await self._start_once()) is not None and not self._is_closed:
             await self._keep_to_assignment(started)
             await self._save_if_due()
             if self._assignment.is_last:

@@ -11,6 +11,7 @@ from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.host_failures import first_that_works
 from headwater.client.http_bootstrap import fetch_map_over_http
 from headwater.client.kv_connection import KvConnection
+from headwater.client.srv_lookup import find_hosts
 from headwater.errors import (
     InvalidInput,
     NotSupported,
@@ -34,7 +35,7 @@ class KvCluster:
 
     def connect(self) -> KvConnection:
         """A connection to the first host that can be used, or to a node that it tells of over HTTP."""
-        return first_that_works(self._settings.addresses, self._connect)
+        return first_that_works(find_hosts(self._settings.where), self._connect)
 
     def _connect(self, address: Address) -> KvConnection:
         if self._settings.where.bootstrap_by(address) is BootstrapBy.KV:

@@ -27,12 +27,12 @@ from headwater.errors import (
     TlsBroken,
     TlsFailed,
     UnexpectedMessage,
-    status_error,
 )
 from headwater.protocol.features import Feature
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
 from headwater.protocol.opcodes import Magic
+from headwater.protocol.refusals import refused_request
 from headwater.protocol.sasl import Mechanism, encode_nonce
 
 CONNECT_TIMEOUT_S = 5.0
@@ -142,7 +142,7 @@ class KvConnection:
         answer = decode_message(frame, self.outcome.negotiated)
         assert isinstance(answer, Response)
         if isinstance(answer, ErrorResponse):
-            raise status_error(answer.status, answer.context)
+            raise refused_request(message, answer)
         return answer
 
     def exchange(self, requests: bytes, *, answers: int) -> Iterator[Frame]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
+from headwater.client.exported_form import KeptDocuments
 from headwater.client.kv_connection import ANSWER_TIMEOUT_S, RECEIVE_BYTES, broken
 from headwater.client.set_frames import Documents, SetFrames, encode_sets, split_frames, warm_up
 from headwater.client.write_lane import WINDOW_BYTES_MAX, Retry, WriteLane
@@ -206,6 +207,8 @@ class KvLoader:
             first_document=self._taken,
             expiry=self._expiry,
         )
+        if isinstance(documents, KeptDocuments):
+            documents.stamp(frames)
         self._taken += len(documents)
         for wire, part in zip(self._wires, self._split(frames), strict=True):
             wire.lane.send_sets(part)

@@ -15,6 +15,8 @@ from headwater.errors import LocalProtocolError
 
 T = TypeVar("T")
 
+INTERRUPT_S_MAX = 0.5
+"""A signal that comes just before a thread begins to wait does not wake it: so long may an interrupt go unnoticed."""
 CANCEL_S_MAX = 10.0
 """How long an interrupted call may take to come to its end."""
 
@@ -32,9 +34,11 @@ class LoopThread:
             work.close()
             raise LocalProtocolError("the client is closed", hint="Read inside of `with`, or make a new client")
         call = _Call(self._loop, work)
-        self._loop.call_soon_threadsafe(call.start)
         try:
-            call.ended.wait()
+            # In here, too: the interrupt may come as soon as the loop has been told.
+            self._loop.call_soon_threadsafe(call.start)
+            while not call.ended.wait(INTERRUPT_S_MAX):
+                pass
         except BaseException:
             self._loop.call_soon_threadsafe(call.cancel)
             call.ended.wait(CANCEL_S_MAX)
@@ -67,8 +71,11 @@ class _Call(Generic[T]):
         self._task.add_done_callback(lambda _: self.ended.set())
 
     def cancel(self) -> None:
-        assert self._task is not None, "started first"
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()  # interrupted before the loop was told to start it
+            self.ended.set()
 
     def result(self) -> T:
         assert self._task is not None, "started first"

@@ -12,6 +12,7 @@ has been heard; and again after a rollback, because the seqno that was known bel
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,8 +24,11 @@ import pyarrow as pa
 from headwater.client.connection_string import Address
 from headwater.client.pieces import RollbackPiece
 from headwater.errors import HeadwaterError
+from headwater.log_fields import LogEvent, fields
 from headwater.protocol.messages.dcp_stream import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId
+
+logger = logging.getLogger(__name__)
 
 LAST_ROLLBACKS_MAX = 16
 """How many rollbacks are remembered one by one."""
@@ -47,37 +51,47 @@ class ReaderMetrics:
 
     def __init__(self, reader: str, bucket: str) -> None:
         self.reader = reader
+        """The name of the read."""
         self.bucket = bucket
+        """The bucket it reads."""
         self.changes: Counter[str] = Counter()
-        """Handed out, by `op`: rollbacks and events of collections, too."""
+        """Rows handed out, by `op`; its `rollback` counts the rollbacks that the caller was told of."""
         self.handed_out_bytes = 0
-        """Of the batches, as they lie in memory."""
+        """The size of the batches handed out, in memory."""
         self.batches = 0
+        """Batches handed out."""
         self.received_changes = 0
-        """Also those that are received a second time, after a connection was lost."""
+        """Changes received. After a lost connection some are received a second time."""
         self.received_bytes = 0
-        """From the servers, all messages counted."""
+        """Bytes received from the servers, of all messages."""
         self.received_change_bytes = 0
         """What of them was changes, headers included."""
         self.snapshots = 0
+        """Snapshots that have begun."""
         self.acks = 0
+        """Flow-control acknowledgements sent."""
         self.acked_bytes = 0
+        """Bytes acknowledged. Where it stands still while `ready_bytes` is high, the caller is what is slow."""
         self.ready_bytes = 0
-        """Waiting to be taken by the caller."""
+        """Bytes that wait to be taken by the caller."""
         self.held_bytes = 0
-        """Not to be taken yet: of snapshots that are not complete, or not persisted by all copies."""
+        """Bytes that can't be taken yet: of snapshots that are not complete, or not persisted by all copies."""
         self.stream_requests = 0
+        """Streams asked for."""
         self.stream_ends: Counter[str] = Counter()
-        """By reason."""
+        """Streams that a server has ended, by reason."""
         self.rollbacks = 0
+        """Rollbacks that a server has demanded."""
         self.last_rollbacks: tuple[RollbackPiece, ...] = ()
-        """The newest last."""
+        """The last 16 of them, the newest last."""
         self.reconnects: Counter[str] = Counter()
-        """By node."""
+        """Connections that were made again, by node."""
         self.disconnects: Counter[str] = Counter()
-        """Connections that were lost or could not be made, by the name of the error."""
+        """Connections that were lost or could not be made, by the name of the [error](errors.md)."""
         self.noops = 0
+        """Noops answered. A server sends one each interval."""
         self.config_updates = 0
+        """New cluster maps."""
         self._handed_out_seqnos: dict[VBucketId, Seqno] = {}
         """Of every vbucket that is read. The caller is there."""
         self._received_seqnos: dict[VBucketId, Seqno] = {}
@@ -158,6 +172,17 @@ class ReaderMetrics:
     def on_rollback(self, rollback: RollbackPiece) -> None:
         vbucket, seqno = rollback.vbucket, rollback.seqno
         self.rollbacks += 1
+        logger.info(
+            "vbucket %d is rolled back from %d to %d",
+            *(vbucket, rollback.from_seqno, seqno),
+            extra=fields(
+                event=LogEvent.ROLLED_BACK,
+                vbucket=vbucket,
+                from_seqno=rollback.from_seqno,
+                seqno=seqno,
+                vbuuid=rollback.new_vbuuid,
+            ),
+        )
         self.last_rollbacks = (*self.last_rollbacks, rollback)[-LAST_ROLLBACKS_MAX:]
         self._received_seqnos[vbucket] = seqno
         if vbucket in self._handed_out_seqnos:
@@ -166,9 +191,14 @@ class ReaderMetrics:
 
     def on_reconnect(self, node: Address) -> None:
         self.reconnects[str(node)] += 1
+        about = fields(event=LogEvent.CONNECTION_MADE_AGAIN, address=str(node))
+        logger.info("%s is connected again", node, extra=about)
 
     def on_disconnect(self, error: HeadwaterError) -> None:
-        self.disconnects[type(error).__name__] += 1
+        kind = type(error).__name__
+        self.disconnects[kind] += 1
+        about = fields(event=LogEvent.CONNECTION_LOST, error=kind, reason=error.reason)
+        logger.info("a connection has ended: %s", error.reason, extra=about)
 
     def on_config_update(self) -> None:
         self.config_updates += 1

@@ -83,10 +83,8 @@ def _vbucket_lags(numbers: Numbers) -> Samples:
 
 
 _KINDS = (
-    _Kind("changes_total", "Changes handed out, rollbacks and events among them.", _by("changes"), "op"),
-    _Kind(
-        "handed_out_bytes_total", "Bytes of the batches handed out, as they lie in memory.", _one("handed_out_bytes")
-    ),
+    _Kind("changes_total", "Rows handed out, rollbacks and events of collections among them.", _by("changes"), "op"),
+    _Kind("handed_out_bytes_total", "The size of the batches handed out, in memory.", _one("handed_out_bytes")),
     _Kind("batches_total", "Batches handed out.", _one("batches")),
     _Kind("received_changes_total", "Changes received, those received again among them.", _one("received_changes")),
     _Kind("received_bytes_total", "Bytes received from the servers.", _one("received_bytes")),
@@ -94,10 +92,15 @@ _KINDS = (
     _Kind("snapshots_total", "Snapshots begun.", _one("snapshots")),
     _Kind("acks_total", "Flow-control acknowledgements sent.", _one("acks")),
     _Kind("acked_bytes_total", "Bytes acknowledged to the servers.", _one("acked_bytes")),
-    _Kind("buffered_bytes", "Bytes received and not handed out: ready to be taken, or held back.", _buffered, "state"),
+    _Kind(
+        "buffered_bytes",
+        "Bytes received and not handed out; the state is `ready` to be taken, or `held` back.",
+        _buffered,
+        "state",
+    ),
     _Kind("stream_requests_total", "Streams asked for.", _one("stream_requests")),
     _Kind("stream_ends_total", "Streams ended by a server.", _by("stream_ends"), "reason"),
-    _Kind("rollbacks_total", "Rollbacks of a vbucket.", _one("rollbacks")),
+    _Kind("rollbacks_total", "Rollbacks demanded by a server.", _one("rollbacks")),
     _Kind("reconnects_total", "Connections made again.", _by("reconnects"), "node"),
     _Kind("disconnects_total", "Connections lost, or not made.", _by("disconnects"), "error"),
     _Kind("noops_total", "Noops answered.", _one("noops")),
@@ -109,7 +112,12 @@ _KINDS = (
     ),
     _Kind("lag_max_seqnos", "Lag of the vbucket furthest behind, of those known.", _one("lag", "max_seqnos")),
     _Kind("lag_unknown_vbuckets", "Vbuckets whose lag is not known.", _one("lag", "vbuckets_unknown")),
-    _Kind("vbucket_lag_seqnos", "Lag of a vbucket. Only where it is asked for.", _vbucket_lags, "vbucket"),
+    _Kind(
+        "vbucket_lag_seqnos",
+        "Lag of a vbucket. Only where `register` is told `per_vbucket`: 1,024 series for most buckets.",
+        _vbucket_lags,
+        "vbucket",
+    ),
 )
 
 

@@ -41,7 +41,8 @@ class ReadOptions:
     """The options of `changes` and `batches`. Values are checked when it is made."""
 
     start: Start | Offsets = Start.BEGINNING
-    """Vbuckets that given offsets don't name are read from their beginning."""
+    """`now` is when the first change is asked for, or when `start()` of the read returns. Vbuckets that given offsets
+    don't name are read from their beginning."""
     end: End | Mapping[VBucketId, Seqno] | None = None
     """None is for ever. A vbucket that a mapping does not name is not read. The read goes on to the end of the
     snapshot that holds the last seqno."""
@@ -68,7 +69,7 @@ class ReadOptions:
     batch_bytes: int = 4 * MIB
     """How much is handed out at once, about, where that much is there."""
     noop_interval_s: int = 20
-    """A connection that has been silent for two of these is dead."""
+    """A connection that has been silent for two and a half of these is dead."""
     connections_per_node: int = 1
     """More of them share the vbuckets of a node."""
     name: str = "headwater"

@@ -18,42 +18,38 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from headwater.client.backoff import Backoff, Tolerance, is_final
+from headwater.client.backoff import Backoff
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.dcp_link import Answered, ConfigPushed, LinkEvent, LinkReady, StreamMessage, StreamRun
+from headwater.client.giving_up import GivingUp
 from headwater.client.hand_out import HandOut
 from headwater.client.link_pool import SCOUT, Command, LinkPool, NewLink, Slot
+from headwater.client.map_watch import MapWatch, active_address
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.persistence_gate import PersistenceGate
 from headwater.client.persistence_hold import PersistenceHold
-from headwater.client.pieces import Piece, RollbackPiece
-from headwater.client.read_options import End, ReadOptions, Snapshots
+from headwater.client.pieces import Piece
+from headwater.client.read_options import ReadOptions, Snapshots
 from headwater.client.spool import OpenSpool
 from headwater.client.stream_ends import AfterEnd, after_end
+from headwater.client.stream_opening import Outcomes, StreamOpening, refusal
 from headwater.client.vbucket_stream import Passed, VBucketStream
 from headwater.client.vbucket_waits import VBucketWaits
 from headwater.errors import (
     AccessDenied,
     BucketReplaced,
-    CheckpointAhead,
-    ConnectionFailed,
     HeadwaterError,
-    RemoteProtocolError,
     StatusError,
-    status_error,
 )
-from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
 from headwater.protocol.messages.dcp_stream import (
     CloseStream,
     GetFailoverLog,
-    GetFailoverLogResponse,
     StreamEnd,
     StreamFlags,
     StreamRequest,
-    StreamRequestResponse,
     VBucketState,
 )
 from headwater.protocol.messages.session import GetClusterConfig
@@ -61,11 +57,6 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosR
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
-
-MAP_INTERVAL_S = 0.25
-"""How often the cluster map is asked for, at most, while it does not tell what we need to know."""
-REFUSALS_MAX = 3
-"""How often in a row a node may refuse to have us before we believe it."""
 
 DecodeMap = Callable[[bytes, Address], ClusterMap]
 
@@ -88,7 +79,7 @@ class Reader:
         options: ReadOptions,
         *,
         cluster_map: ClusterMap,
-        seeds: tuple[Address, ...],
+        seeds: Iterable[Address],
         offsets: Mapping[VBucketId, StreamOffset],
         from_now: bool = False,
         stream_flags: StreamFlags,
@@ -99,12 +90,9 @@ class Reader:
         """`offsets` names the vbuckets to read; with `from_now` their values don't matter."""
         self.failure: HeadwaterError | None = None
         self.metrics = ReaderMetrics(options.name, cluster_map.bucket)
-        self.cluster_map = cluster_map
+        self._map = MapWatch(cluster_map, seeds=seeds, now_s=now_s)
         self._options = options
-        self._seeds = seeds
         self._outside = outside
-        self._stream_flags = stream_flags
-        self._stream_value = stream_value
         self._backoff = Backoff(
             delay_s_min=options.reconnect_delay_s_min,
             delay_s_max=options.reconnect_delay_s_max,
@@ -117,13 +105,15 @@ class Reader:
         self._hold = self._new_hold() if options.mitigate_rollbacks else None
         self._streams: dict[VBucketId, VBucketStream] = {}
         self._waits = VBucketWaits(self._backoff)
-        self._from_now: dict[VBucketId, Seqno] = {}
-        """Vbuckets that start at their high seqno, and have no offset before their failover log has been read."""
-        self._demanded: dict[VBucketId, Seqno] = {}
-        """Rollbacks that wait for the server's failover log."""
-        self._tolerance = Tolerance(within_s=options.give_up_after_s)
-        self._map_is_wanted = False
-        self._map_due_s = now_s
+        self._opening = StreamOpening(
+            options,
+            flags=stream_flags,
+            value=stream_value,
+            waits=self._waits,
+            metrics=self.metrics,
+            outcomes=Outcomes(placed=self._set_place, passed=self._pass_on, refused=self._move_on, let_go=self._let_go),
+        )
+        self._giving_up = GivingUp(options.give_up_after_s, pool=self._pool, waits=self._waits)
         self._poll_due_s = now_s + options.poll_interval_s
         self.follow(offsets, from_now=from_now, now_s=now_s)
 
@@ -140,7 +130,7 @@ class Reader:
             self._streams[vbucket] = VBucketStream(vbucket, offset, whole_snapshots=whole)
             self._waits.begin(vbucket, now_s=now_s)
             if from_now:
-                self._from_now[vbucket] = Seqno(0)
+                self._opening.start_from_now(vbucket)
             else:
                 self._set_place(vbucket, offset)
 
@@ -164,6 +154,11 @@ class Reader:
     # --- the caller's side ----------------------------------------------------------------------------------------
 
     @property
+    def cluster_map(self) -> ClusterMap:
+        """The newest that is known."""
+        return self._map.map
+
+    @property
     def has_pieces(self) -> bool:
         return not self._hand_out.is_empty
 
@@ -173,8 +168,8 @@ class Reader:
 
     @property
     def is_placed(self) -> bool:
-        """Whether `offsets` has every vbucket."""
-        return not self._from_now
+        """Whether `offsets` has every vbucket, and a server has accepted those that start from now on."""
+        return self._opening.is_placed
 
     @property
     def offsets(self) -> dict[VBucketId, StreamOffset]:
@@ -255,9 +250,10 @@ class Reader:
         self._ask_due(now_s)
         if self._hold is not None:
             self._ask_copies(self._hold.gate, now_s)
-        if self._map_is_wanted:
-            self._look_for_map(now_s)
-        self._give_up_if_due(now_s)
+        self._map.look(self._pool, now_s)
+        if self.failure is None:
+            gate = None if self._hold is None else self._hold.gate
+            self.failure = self._giving_up.overdue(self.cluster_map, gate, now_s)
 
     # --- asking for streams ---------------------------------------------------------------------------------------
 
@@ -267,35 +263,17 @@ class Reader:
             stream = self._streams[vbucket]
             if not stream.is_idle:
                 continue
-            node = self.cluster_map.active_node(vbucket)
-            if node < 0:
-                self._map_is_wanted = True
+            address = active_address(self.cluster_map, vbucket)
+            if address is None:
+                self._map.want()
                 continue
-            address = self.cluster_map.nodes[node]
             slot = self._pool.get(address, vbucket % self._options.connections_per_node, now_s=now_s)
             if slot is not None:
                 asked.setdefault(slot.id, []).append(stream)
             elif now_s < self._pool.retry_at_s(address):
-                self._map_is_wanted = True
+                self._map.want()
         for slot_id, streams in asked.items():
-            self._ask(self._pool.slots[slot_id], streams)
-
-    def _ask(self, slot: Slot, streams: list[VBucketStream]) -> None:
-        """Ask for streams, after the high seqnos where they are needed."""
-        assert slot.link is not None
-        for stream in streams:
-            self._waits.asked(stream.vbucket)
-        if self._options.end is None and not self._from_now:
-            for stream in streams:
-                self._request(slot, stream)
-        else:
-            slot.surveyed[slot.link.request(GetAllVbSeqnos(state=VBucketState.ACTIVE))] = streams
-
-    def _request(self, slot: Slot, stream: VBucketStream) -> None:
-        assert slot.link is not None
-        request = stream.request(flags=self._stream_flags, value=self._stream_value)
-        slot.streams[slot.link.request(request)] = stream
-        self.metrics.on_stream_request()
+            self._opening.ask(self._pool.slots[slot_id], streams)
 
     def _on_high_seqnos(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
         streams = list(slot.surveyed.get(request.opaque, []))
@@ -305,33 +283,13 @@ class Reader:
 
     def _take_high_seqnos(self, slot: Slot, streams: list[VBucketStream], answer: Response, now_s: float) -> None:
         if not isinstance(answer, GetAllVbSeqnosResponse):
-            self._wait_all(streams, _refusal(answer, "the high seqnos can't be read"), now_s)
+            self._wait_all(streams, refusal(answer, "the high seqnos can't be read"), now_s)
             return
         highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
         self.metrics.set_high_seqnos({vbucket: high for vbucket, high in highs.items() if vbucket in self._streams})
-        for stream in streams:
-            high = highs.get(stream.vbucket)
-            if high is None:
-                self._move_on(stream, _refusal_of(Status.NOT_MY_VBUCKET, stream.vbucket), now_s)
-            else:
-                self._set_end(stream, high)
-                self._ask_with_end(slot, stream, high)
+        self._opening.on_high_seqnos(slot, streams, highs, now_s)
         if not streams and self._options.end is not None:
             self._check_ends(slot, highs, now_s)
-
-    def _set_end(self, stream: VBucketStream, high: Seqno) -> None:
-        if isinstance(self._options.end, End):
-            stream.end_seqno = min(stream.end_seqno, high)
-        elif self._options.end is not None:
-            stream.end_seqno = min(stream.end_seqno, self._options.end[stream.vbucket], high)
-
-    def _ask_with_end(self, slot: Slot, stream: VBucketStream, high: Seqno) -> None:
-        assert slot.link is not None
-        if stream.vbucket not in self._from_now:
-            self._request(slot, stream)
-            return
-        self._from_now[stream.vbucket] = high
-        slot.streams[slot.link.request(GetFailoverLog(vbucket=stream.vbucket))] = stream
 
     def _check_ends(self, slot: Slot, highs: dict[VBucketId, Seqno], now_s: float) -> None:
         """A failover may have left open streams with an end that their new history does not have."""
@@ -360,7 +318,7 @@ class Reader:
                 if event.config:
                     self._on_map(self._outside.decode_map(event.config, slot.address), now_s)
                 else:
-                    self._map_is_wanted = True
+                    self._map.want()
 
     def _on_ready(self, slot: Slot, event: LinkReady, now_s: float) -> None:
         if self._pool.on_ready(slot):
@@ -417,63 +375,17 @@ class Reader:
                 Status.EACCESS, f"the server ended the stream of vbucket {stream.vbucket}: the privileges were lost"
             )
         else:
-            self._map_is_wanted |= after is AfterEnd.FIND_AND_ASK
+            if after is AfterEnd.FIND_AND_ASK:
+                self._map.want()
             self._wait(stream, None, now_s, at_once=after is AfterEnd.ASK_AT_ONCE)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _on_stream_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        stream = slot.streams.get(request.opaque)
-        if stream is None:
-            # It was left while it was being asked for. It is closed: the server takes requests in order.
-            return
-        if not isinstance(answer, StreamRequestResponse):
-            del slot.streams[request.opaque]
-            stream.on_refused()
-            self._move_on(stream, _refusal(answer, f"the stream of vbucket {stream.vbucket} was refused"), now_s)
-        elif answer.rollback_seqno is not None:
-            stream.on_rollback_demanded()
-            del slot.streams[request.opaque]
-            self._demanded[stream.vbucket] = answer.rollback_seqno
-            assert slot.link is not None
-            slot.streams[slot.link.request(GetFailoverLog(vbucket=stream.vbucket))] = stream
-        else:
-            self._waits.end(stream.vbucket)
-            passed = stream.on_accepted(FailoverLog.of(answer.failover_log))
-            for item in passed:
-                if isinstance(item.piece, RollbackPiece):
-                    self.metrics.on_rollback(item.piece)
-            self._pass_on(stream, passed)
+        self._opening.on_stream_answer(slot, request, answer, now_s)
 
     def _on_failover_log(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        stream = slot.streams.get(request.opaque)
-        if stream is None:
-            return
-        log = FailoverLog.of(answer.failover_log) if isinstance(answer, GetFailoverLogResponse) else None
-        del slot.streams[request.opaque]
-        demanded = self._demanded.pop(stream.vbucket, None)
-        if log is None:
-            self._let_go(stream)
-            self._move_on(stream, _refusal(answer, "the failover log can't be read"), now_s)
-            return
-        if demanded is None:
-            self._start_from_now(stream, log)
-        else:
-            self._check_not_ahead(stream, log, demanded)
-            stream.on_server_log(log, demanded=demanded)
-        self._ask(slot, [stream])
-
-    def _start_from_now(self, stream: VBucketStream, log: FailoverLog) -> None:
-        high = self._from_now.pop(stream.vbucket)
-        offset = StreamOffset(vbuuid=log.newest.vbuuid, seqno=high, snapshot_start=high, snapshot_end=high)
-        stream.start_from(offset)
-        self._set_place(stream.vbucket, offset)
-
-    def _check_not_ahead(self, stream: VBucketStream, log: FailoverLog, demanded: Seqno) -> None:
-        """On its newest branch a server has all there is: a consumer that has more got it elsewhere."""
-        is_given = stream.failover_log is None
-        if is_given and demanded and stream.asked.vbuuid == log.newest.vbuuid:
-            raise CheckpointAhead(vbucket=stream.vbucket, seqno=stream.asked.seqno, high_seqno=demanded)
+        self._opening.on_failover_log(slot, request, answer, now_s)
 
     def _on_config_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
         if isinstance(answer, PlainResponse) and answer.value:
@@ -497,43 +409,31 @@ class Reader:
         assert self._hold is not None
         assert isinstance(request, ObserveSeqno)
         refused = isinstance(answer, ErrorResponse)
-        refusal = _refusal(answer, f"how far vbucket {request.vbucket} is persisted can't be read") if refused else None
-        self._hold.on_answer(slot.address, request, answer, refusal)
+        told = refusal(answer, f"how far vbucket {request.vbucket} is persisted can't be read") if refused else None
+        self._hold.on_answer(slot.address, request, answer, told)
 
     # --- the cluster map ------------------------------------------------------------------------------------------
 
     def _on_map(self, new: ClusterMap, now_s: float) -> None:
-        self._map_is_wanted = False
-        if new.uuid != self.cluster_map.uuid or new.vbuckets != self.cluster_map.vbuckets:
+        if not self._map.is_of_this_bucket(new):
             self.failure = BucketReplaced(self.cluster_map.bucket)
             return
-        if new.version <= self.cluster_map.version:
+        old = self._map.replace(new)
+        if old is None:
             return
-        old, self.cluster_map = self.cluster_map, new
         if self._hold is not None:
             self._hold.gate.on_cluster_map(new)
         self.metrics.on_config_update()
         for vbucket in self._streams:
-            if _address(new, vbucket) != _address(old, vbucket):
+            if active_address(new, vbucket) != active_address(old, vbucket):
                 self._waits.hurry(vbucket, now_s=now_s)
         for slot in list(self._pool.slots.values()):
             for stream in slot.all_streams:
-                if _address(new, stream.vbucket) != slot.address:
+                if active_address(new, stream.vbucket) != slot.address:
                     self._detach(stream)
                     self._wait(stream, None, now_s, at_once=True)
             if slot.lane != SCOUT and slot.address not in new.nodes:
                 self._pool.forget(slot, None, now_s=now_s)
-
-    def _look_for_map(self, now_s: float) -> None:
-        ready = self._pool.ready
-        if ready and now_s >= self._map_due_s:
-            self._map_is_wanted = False
-            self._map_due_s = now_s + MAP_INTERVAL_S
-            for slot in ready:
-                assert slot.link is not None
-                slot.link.request(GetClusterConfig())
-        elif not ready:
-            self._pool.scout((*self._seeds, *self.cluster_map.nodes), now_s=now_s)
 
     def _poll(self, now_s: float) -> None:
         self._poll_due_s = now_s + self._options.poll_interval_s
@@ -551,21 +451,12 @@ class Reader:
             self._hold.gate.on_disconnected(slot.address)
         self.metrics.on_disconnect(error)
         for stream in slot.all_streams:
-            self._demanded.pop(stream.vbucket, None)
+            self._opening.break_off(stream.vbucket)
             self._let_go(stream)
             self._wait(stream, error, now_s, at_once=True)
-        self._map_is_wanted = True
-        if self._is_hopeless(slot, error, now_s):
+        self._map.want()
+        if self._giving_up.is_hopeless(slot, error, self.cluster_map, now_s):
             self.failure = error
-
-    def _is_hopeless(self, slot: Slot, error: HeadwaterError, now_s: float) -> bool:
-        """Whether it makes no sense to try again."""
-        if slot.is_ready:
-            breaks_protocol = isinstance(error, RemoteProtocolError)
-            return is_final(error) or (breaks_protocol and self._tolerance.ends_with(slot.address, now_s))
-        # A node that has just left the cluster may refuse us, and the others know better: their map comes soon.
-        is_insisting = self._pool.failures_in_a_row(slot.address) >= REFUSALS_MAX
-        return is_final(error) and is_insisting and slot.address in self.cluster_map.nodes
 
     def _detach(self, stream: VBucketStream) -> None:
         """Close a stream where it is open, without waiting for it."""
@@ -577,7 +468,7 @@ class Reader:
             for asked in slot.surveyed.values():
                 if stream in asked:
                     asked.remove(stream)
-        self._demanded.pop(stream.vbucket, None)
+        self._opening.break_off(stream.vbucket)
         self._let_go(stream)
 
     def _let_go(self, stream: VBucketStream) -> None:
@@ -587,13 +478,14 @@ class Reader:
     def _forget_stream(self, vbucket: VBucketId) -> None:
         del self._streams[vbucket]
         self._waits.end(vbucket)
-        self._from_now.pop(vbucket, None)
+        self._opening.forget(vbucket)
         self.metrics.on_left(vbucket)
 
     def _move_on(self, stream: VBucketStream, error: StatusError, now_s: float) -> None:
         """A request for this vbucket was refused: try again where that may help."""
         if error.retriable:
-            self._map_is_wanted |= error.stale_topology
+            if error.stale_topology:
+                self._map.want()
             self._wait(stream, error, now_s)
         else:
             self.failure = error
@@ -606,27 +498,6 @@ class Reader:
         self, stream: VBucketStream, error: HeadwaterError | None, now_s: float, *, at_once: bool = False
     ) -> None:
         self._waits.again(stream.vbucket, error, now_s=now_s, at_once=at_once)
-
-    def _give_up_if_due(self, now_s: float) -> None:
-        limit_s = self._options.give_up_after_s
-        if limit_s is None or self.failure is not None:
-            return
-        if self._hold is not None and (stalled := self._hold.gate.stalled(now_s, after_s=limit_s)) is not None:
-            self.failure = ConnectionFailed(
-                f"vbucket {stalled} has not been persisted by all copies for {limit_s:.0f} seconds: "
-                f"{self._hold.gate.why_held(stalled)}",
-                hint="Look at the nodes that are named; where replicas are missing, set missing_replicas_hold to False",
-            )
-            return
-        overdue = self._waits.overdue(now_s, after_s=limit_s)
-        if overdue is not None:
-            vbucket, last = overdue
-            address = _address(self.cluster_map, vbucket)
-            last = last or (self._pool.last_failure(address) if address is not None else None)
-            self.failure = last or ConnectionFailed(
-                f"vbucket {vbucket} has been out of reach for {limit_s:.0f} seconds",
-                hint="Look whether its node is up, or raise give_up_after_s",
-            )
 
     # --- flow control ---------------------------------------------------------------------------------------------
 
@@ -650,17 +521,3 @@ _ANSWERS: dict[type[Request], Callable[[Reader, Slot, Request, Response, float],
     CloseStream: Reader._on_close_answer,
     ObserveSeqno: Reader._on_observed,
 }
-
-
-def _address(cluster_map: ClusterMap, vbucket: VBucketId) -> Address | None:
-    node = cluster_map.active_node(vbucket)
-    return None if node < 0 else cluster_map.nodes[node]
-
-
-def _refusal(answer: Response, what: str) -> StatusError:
-    context = answer.context if isinstance(answer, ErrorResponse) and answer.status != Status.NOT_MY_VBUCKET else ""
-    return status_error(answer.status, f"{what}: {context or answer.status.name}")
-
-
-def _refusal_of(status: Status, vbucket: VBucketId) -> StatusError:
-    return status_error(status, f"the node that should have vbucket {vbucket} does not have it")

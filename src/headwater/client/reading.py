@@ -44,6 +44,8 @@ class ReadStart:
     bucket_uuid: str
     others: Mapping[VBucketId, StreamOffset]
     """The places of vbuckets that are not read, if they were given: they are kept with those that are."""
+    from_now: bool
+    """Whether the servers have said where it starts."""
 
     def place(self, offsets: Mapping[VBucketId, StreamOffset]) -> Offsets:
         return Offsets(self.bucket_uuid, {**self.others, **offsets})
@@ -93,10 +95,22 @@ class Batches:
 
     def _running(self) -> ReadStart:
         if self._started is None:
-            raise LocalProtocolError("the read has not started yet", hint="Ask for its first batch or change first")
+            raise LocalProtocolError(
+                "the read has not started yet", hint="Call start(), or ask for its first batch or change first"
+            )
         return self._started
 
     # --- reading --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Return when every vbucket has its place, which a read otherwise finds with its first batch.
+
+        With `start="now"` these places are "now": all that is written after this has returned is handed out.
+        """
+        started = await self._start_once()
+        if started is None:
+            raise LocalProtocolError("the read is closed", hint="Make a new one")
+        started.edge.check_places()
 
     def __aiter__(self) -> Self:
         return self
@@ -119,7 +133,7 @@ class Batches:
         return self._taken
 
     async def _take_next(self) -> None:
-        started = await self.start()
+        started = await self._start_once()
         if started is None:
             return
         self._finished = started.edge.reader.offsets
@@ -137,7 +151,7 @@ class Batches:
         self._taken = None
         return batch
 
-    async def start(self) -> ReadStart | None:
+    async def _start_once(self) -> ReadStart | None:
         """Begin to read, once. None if the read was closed meanwhile.
 
         Whoever is tired of waiting for it may come again: it goes on, however short the waits are.
@@ -162,6 +176,9 @@ class Batches:
     async def _enter(self, started: ReadStart) -> None:
         try:
             await started.edge.wait_for_places()
+            if started.from_now and started.edge.reader.is_placed and self._checkpoint is not None:
+                # Or else a program that dies before its first change would start at another "now".
+                await self._checkpoint.save(started.place(started.edge.reader.offsets))
         except BaseException:
             await started.edge.close()
             raise
@@ -253,6 +270,10 @@ class Changes:
     @property
     def metrics(self) -> ReaderMetrics:
         return self._batches.metrics
+
+    async def start(self) -> None:
+        """Return when every vbucket has its place. See `Batches.start`."""
+        await self._batches.start()
 
     def __aiter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from headwater.client.cluster_map import vbuckets_of
+from headwater.client.key_hashing import vbuckets_of
 from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, RemoteProtocolError, UnexpectedMessage
 from headwater.protocol.kernels.memory import (
     Bytes,

@@ -19,6 +19,7 @@ from headwater.client.bootstrap import bootstrap
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection
+from headwater.counted import counted
 from headwater.errors import BucketReplaced, ConnectionFailed, HeadwaterError, NotMyVBucket, status_error
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import HEADER
@@ -78,7 +79,7 @@ class Surveyor:
     def _homeless(self, vbuckets: set[int]) -> NotMyVBucket:
         return NotMyVBucket(
             Status.NOT_MY_VBUCKET,
-            f"{len(vbuckets)} vbuckets have no active node, vbucket {min(vbuckets)} among them",
+            f"there is no active node for {counted(len(vbuckets), 'vbucket')}, vbucket {min(vbuckets)} among them",
             hint="Wait for the failover or the rebalance to end, and look whether all nodes are up",
         )
 

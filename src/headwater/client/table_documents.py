@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headwater.client.exported_form import KEY_MEMBER
 from headwater.client.key_template import KeyTemplate
 from headwater.client.set_frames import Documents
 from headwater.client.table_json import objects_of
@@ -100,13 +101,19 @@ def check_columns(names: list[str]) -> None:
 class ParquetRows:
     """The rows of a Parquet file. It is read page by page, so that its row groups may be of any size."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, *, maybe_exported: bool = False) -> None:
+        """A file that may be an exported one is, if its first column has the keys."""
         self._file = file
         try:
             self._parquet = pq.ParquetFile(file, buffer_size=1024 * 1024, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
-            raise InvalidInput(f"the file is no Parquet file that can be read: {_first_line(error)}") from error
-        check_columns(self._parquet.schema_arrow.names)
+            raise InvalidInput(
+                f"the file is no Parquet file that can be read: {_first_line(error)}",
+                hint="Check the file, or give --format",
+            ) from error
+        names = self._parquet.schema_arrow.names
+        check_columns(names)
+        self.is_exported = maybe_exported and names[:1] == [KEY_MEMBER]
 
     @property
     def bytes_read(self) -> int:
@@ -116,7 +123,7 @@ class ParquetRows:
         given = 0
         try:
             for batch in self._parquet.iter_batches(batch_size=self._batch_rows()):
-                yield objects_of(batch)
+                yield objects_of(batch, keyed=self.is_exported)
                 given += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise InvalidDocument(

@@ -27,24 +27,36 @@ from headwater.errors import InvalidInput
 
 _NULL = "null"
 _TEXT = pa.large_string()
+JSON_TEXT = {b"headwater": b"json"}
+"""Of a column in an exported file: its texts are JSON."""
+
 _HINT = "Leave the column out, or change its type where the file is made"
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 """In this order: the first one would double what the others have put in."""
 
 
-def objects_of(batch: pa.RecordBatch) -> pa.Array:
-    """A JSON object for every row, as text. A member is named as its column."""
-    names = batch.schema.names
-    texts = [json_of(column, name) for name, column in zip(names, batch.columns, strict=True)]
-    return objects(names, texts, batch.num_rows)
+def objects_of(batch: pa.RecordBatch, *, keyed: bool = False) -> pa.Array:
+    """A JSON object for every row, as text. A member is named as its column. `keyed` is as in `objects`."""
+    texts = [
+        column.cast(_TEXT) if keyed and JSON_TEXT.items() <= (field.metadata or {}).items() else json_of(column, name)
+        for name, field, column in zip(batch.schema.names, batch.schema, batch.columns, strict=True)
+    ]
+    return objects(batch.schema.names, texts, batch.num_rows, keyed=keyed)
 
 
-def objects(names: Sequence[str], texts: Sequence[pa.Array], rows: int) -> pa.Array:
-    """Objects whose members are JSON texts already, by column; a null becomes `null`."""
+def objects(names: Sequence[str], texts: Sequence[pa.Array], rows: int, *, keyed: bool = False) -> pa.Array:
+    """Objects whose members are JSON texts already, by column; a null becomes `null`.
+
+    If they are `keyed`, the first column has no nulls, and those of the others are no members.
+    """
     parts: list[Any] = ["{"]
     for number, (name, column) in enumerate(zip(names, texts, strict=True)):
-        parts.append(f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:")
-        parts.append(_nulls_written(column.cast(_TEXT)))
+        start = f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:"
+        text = column.cast(_TEXT)
+        if keyed and number:
+            parts.append(pc.coalesce(_joined([start, text], rows), pa.scalar("", _TEXT)))
+        else:
+            parts += [start, _nulls_written(text)]
     return _joined([*parts, "}"], rows)
 
 

@@ -95,12 +95,13 @@ class VBucketStream:
         self._boundaries = Boundaries(offset)
         self._tracker = SnapshotTracker(offset=offset)
 
-    def request(self, *, flags: StreamFlags, value: bytes) -> StreamRequest:
+    def request(self, *, flags: StreamFlags, value: bytes, opaque: int = 0) -> StreamRequest:
         """Ask for what comes after `asked`."""
         if self.state is ConsumerStream.ENDED:
             self.state = ConsumerStream.IDLE
         self._move(StreamRequest)
         return StreamRequest(
+            opaque=opaque,
             vbucket=self.vbucket,
             flags=flags,
             start_seqno=self.asked.seqno,
@@ -155,9 +156,7 @@ class VBucketStream:
 
     def on_run(self, run: StreamRun, link: int) -> list[Passed]:
         self._move(Mutation)  # for deletions and expirations the table says the same
-        tracker = self._tracker.on_seqno(Seqno(run.first_seqno))
-        if run.rows > 1:
-            tracker = tracker.on_seqno(Seqno(run.last_seqno))
+        tracker = self._tracker.on_seqnos(first=Seqno(run.first_seqno), last=Seqno(run.last_seqno))
         offset = tracker.offset
         piece = ChangeRun(
             vbucket=self.vbucket,

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headwater.client.set_frames import Answers, SetFrames, scan_answers, set_opaques
-from headwater.errors import STATUS_ERRORS, StatusError, UnexpectedMessage, status_error
+from headwater.errors import STATUS_ERRORS, StatusError, UnexpectedMessage
 from headwater.protocol.leb128 import decode_collection_id
-from headwater.protocol.status import Status
+from headwater.protocol.refusals import key_text, refused
 
 WINDOW_BYTES_MAX = 4 * 1024 * 1024
 """What may be sent and not answered yet, unless told."""
@@ -182,15 +182,14 @@ class WriteLane:
         gives_up = batch.give_up_s is not None and self._now_s >= batch.give_up_s
         if not kind.retriable or gives_up:
             tried = f" {batch.attempts + 1} times" if batch.attempts else ""
-            return status_error(status, f"the server refused {self._name(batch, item)}{tried}: {Status(status).name}")
+            key = self._key(batch, item)
+            return refused(f"document {key_text(key)}{tried}", status=status, key=key)
         (batch.misplaced if kind.stale_topology else batch.put_off).append(item)
         return None
 
-    def _name(self, batch: _Batch, item: int) -> str:
+    def _key(self, batch: _Batch, item: int) -> bytes:
         key = batch.frames.key(item)
-        if self._collections:
-            key = key[decode_collection_id(key)[1] :]
-        return f"document {key.decode(errors='backslashreplace')!r}"
+        return key[decode_collection_id(key)[1] :] if self._collections else key
 
     def _finish(self, batch: _Batch) -> None:
         """A batch is answered: let it go, but for what has to be sent again."""

@@ -80,7 +80,7 @@ class ReceiveWindow:
     unacked_bytes: int = 0
 
     def taken(self, frame_bytes: int) -> ReceiveWindow:
-        return replace(self, unacked_bytes=self.unacked_bytes + frame_bytes)
+        return ReceiveWindow(size_bytes=self.size_bytes, unacked_bytes=self.unacked_bytes + frame_bytes)
 
     @property
     def ack_is_due(self) -> bool:

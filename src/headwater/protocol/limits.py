@@ -9,6 +9,9 @@ LEB128_BYTES_MAX = 5
 VALUE_BYTES_MAX = 20 * 1024 * 1024
 """A document's value, xattrs included."""
 
+RELATIVE_EXPIRY_S_MAX = 30 * 24 * 60 * 60
+"""An expiry up to this counts from now; a larger one is a date, in seconds since 1970."""
+
 XATTR_SECTION_BYTES_MAX = 1024 * 1024
 XATTR_NAME_BYTES_MAX = 16
 

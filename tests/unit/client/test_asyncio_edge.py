@@ -25,7 +25,7 @@ from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 
 
-def new_edge(address: Address, **options: float) -> AsyncioEdge:
+def new_edge(address: Address, *, from_now: bool = False, **options: float) -> AsyncioEdge:
     cluster_map = ClusterMap(epoch=1, revision=1, bucket="b", uuid="u", nodes=(address,), vbucket_nodes=((0,),))
 
     def make_reader(now_s: float) -> Reader:
@@ -34,6 +34,7 @@ def new_edge(address: Address, **options: float) -> AsyncioEdge:
             cluster_map=cluster_map,
             seeds=(address,),
             offsets={VBucketId(0): StreamOffset()},
+            from_now=from_now,
             stream_flags=StreamFlags(0),
             stream_value=b"",
             outside=Outside(
@@ -96,6 +97,19 @@ def test_a_host_name_that_is_none_is_a_host_that_is_not_there() -> None:
         try:
             with pytest.raises(HostUnreachable):
                 await asyncio.wait_for(edge.take(), 10)
+        finally:
+            await edge.close()
+
+    asyncio.run(read())
+
+
+def test_what_has_kept_a_vbucket_from_its_place_is_raised() -> None:
+    async def read() -> None:
+        edge = new_edge(down(), from_now=True, give_up_after_s=0.01)
+        try:
+            await asyncio.wait_for(edge.wait_for_places(), 10)
+            with pytest.raises(HostUnreachable):
+                edge.check_places()
         finally:
             await edge.close()
 

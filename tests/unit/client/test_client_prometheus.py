@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import re
 import urllib.request
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,12 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.client.connection_string import Address
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import RollbackPiece
-from headwater.client.prometheus import PREFIX, ReaderCollector, register, unregister
+from headwater.client.prometheus import ReaderCollector, register, unregister
 from headwater.errors import ConnectionClosed, InvalidInput
 from headwater.protocol.messages.dcp_stream import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 class Reading:
@@ -236,19 +232,3 @@ def test_it_can_be_scraped(registry: CollectorRegistry) -> None:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-# --- the page -----------------------------------------------------------------------------------------------------
-
-
-def test_the_page_lists_every_family_with_its_type() -> None:
-    families = list(ReaderCollector().describe())
-    types = {family.name + ("_total" if family.type == "counter" else ""): family.type for family in families}
-    assert all(name.startswith(PREFIX) for name in types)
-    rows = re.findall(r"^\| `(headwater_client_\w+)` \| (\w+) \|", PAGE.read_text(), re.M)
-    assert sorted(rows) == sorted(types.items())
-
-
-def test_the_page_lists_every_number_of_the_snapshot() -> None:
-    listed = set(re.findall(r"^\| `(?!headwater)([a-z_]+)` \|", PAGE.read_text(), re.M))
-    assert listed == busy_metrics().snapshot(vbuckets=True).keys()

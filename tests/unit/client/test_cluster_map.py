@@ -6,10 +6,9 @@ import json
 import zlib
 from typing import Any
 
-import numpy as np
 import pytest
 
-from headwater.client.cluster_map import ClusterMap, Network, vbucket_of, vbuckets_of
+from headwater.client.cluster_map import ClusterMap, Network, vbucket_of
 from headwater.client.connection_string import Address
 from headwater.errors import MalformedJson, NoSuchNetwork, NotMyVBucket, TemporaryFailure
 from headwater.protocol.numbers import VBucketId
@@ -282,17 +281,3 @@ def test_keys_belong_where_couchbase_puts_them() -> None:
     assert vbucket_of(b"123456789", 1024) == 0x4BF4 % 1024
     assert vbucket_of(b"", 1024) == 0
     assert vbucket_of(b"anything", 1) == 0
-
-
-def test_the_kernel_hashes_as_the_function_does() -> None:
-    keys = [b"", b"a", b"123456789", "schlüssel".encode(), b"\x00\xff" * 125, *(b"doc::%d" % i for i in range(1000))]
-    ends = np.cumsum([len(key) for key in keys])
-    text = np.frombuffer(b"".join(keys), dtype=np.uint8)
-    for vbuckets in (1, 3, 64, 1024, 0x10000):
-        assert vbuckets_of(text, ends, vbuckets).tolist() == [vbucket_of(key, vbuckets) for key in keys]
-
-
-@pytest.mark.parametrize("vbuckets", [0, 0x10001])
-def test_an_impossible_number_of_vbuckets(vbuckets: int) -> None:
-    with pytest.raises(ValueError, match="vbuckets"):
-        vbuckets_of(np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.int64), vbuckets)

@@ -55,6 +55,8 @@ def test_hosts_and_ports(text: str, address: Address) -> None:
         "couchbases://a:1,b:2,[::1]:3/bucket",
         "couchbase://ada%40home@host:11210/a%2Fb?network=default&empty=",
         "couchbase://host:8091/b?bootstrap=http",
+        "couchbases://ada@cb.example.com/b?network=auto",
+        "couchbase://host.:11210/b?enable_dns_srv=false",
     ],
 )
 def test_the_text_form_reads_back_as_the_same(text: str) -> None:
@@ -82,13 +84,39 @@ def test_how_each_host_is_asked_for_the_cluster_map(text: str, ports: list[int],
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("couchbase://cb.example.com/b", "_couchbase._tcp.cb.example.com"),
+        ("couchbases://ada@cb.example.com./b", "_couchbases._tcp.cb.example.com."),
+        ("COUCHBASES://db?network=external", "_couchbases._tcp.db"),
+        ("couchbase://a,b", None),
+        ("couchbase://a:11210", None),
+        ("couchbase://10.1.2.3", None),
+        ("couchbase://[::1]", None),
+        ("couchbase://localhost", None),
+        ("couchbase://a?bootstrap=http", None),
+        ("couchbase://a?enable_dns_srv=false", None),
+    ],
+)
+def test_where_dns_may_list_the_hosts(text: str, name: str | None) -> None:
+    assert parse(text).srv_name == name
+
+
+def test_which_dns_server_is_asked() -> None:
+    assert (parse("couchbase://a").nameserver, parse("couchbase://a").dns_port) == (None, 53)
+    asked = parse("couchbase://a?dns_nameserver=fd00::53&dns_port=5353")
+    assert (asked.nameserver, asked.dns_port) == ("fd00::53", 5353)
+
+
+@pytest.mark.parametrize(
     ("text", "reason", "hint"),
     [
         ("localhost/bucket", "does not start with couchbase://", "couchbase://host"),
         ("http://localhost:8091", "does not start with couchbase://", "couchbases:// for TLS"),
         ("", "does not start with", "couchbase://host"),
         ("couchbase://", "names no host", "couchbase://host"),
-        ("couchbase:///bucket", "names no host", "couchbase://host"),
+        ("couchbase:///bucket", "names no host", "such as couchbase://127.0.0.1/travel"),
+        ("couchbase://:11210/bucket", "no host stands before ':11210'", "couchbase://host"),
         ("couchbase://a,,b", "a host is empty", "couchbase://host"),
         ("couchbase://a:b", "'b' is not a port", "1 to 65535"),
         ("couchbase://a:", "'' is not a port", "1 to 65535"),
@@ -98,6 +126,9 @@ def test_how_each_host_is_asked_for_the_cluster_map(text: str, ports: list[int],
         ("couchbases://a:8091", "cluster manager's without TLS", "18091"),
         ("couchbase://b,a:18091", "cluster manager's with TLS", "couchbases://"),
         ("couchbase://a?bootstrap=https", "no bootstrap by 'https'", "kv, http"),
+        ("couchbase://a?enable_dns_srv=maybe", "enable_dns_srv is 'maybe'", "true or false"),
+        ("couchbase://a?dns_nameserver=b", "DNS server 'b' is not an IP address", "dns_nameserver=10.0.0.2"),
+        ("couchbase://a?dns_port=x", "'x' is not a port", "1 to 65535"),
         ("couchbase://a..b", "is not a host name", "couchbase://host"),
         (f"couchbase://{'a' * 64}.com", "is not a host name", "couchbase://host"),
         ("couchbase://::1", "is not a host", "in brackets: [::1]"),

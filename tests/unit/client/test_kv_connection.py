@@ -31,6 +31,8 @@ from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,
     HostUnreachable,
+    InvalidArguments,
+    KeyNotFound,
     NoAnswer,
     NotMyVBucket,
     RemoteProtocolError,
@@ -44,6 +46,7 @@ from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import Request, decode_message
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Noop, SaslAuth
+from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import Mechanism
 from headwater.protocol.status import Status
 from node_process import PASSWORD as NODE_PASSWORD
@@ -196,6 +199,16 @@ def test_a_refusal_is_the_error_of_its_status() -> None:
     refuse = replying(lambda request: refused(request, Status.NOT_MY_VBUCKET).encode())
     with serving(refuse) as address, connect(address) as connection, pytest.raises(NotMyVBucket):
         connection.request(Noop())
+
+
+def test_what_a_real_node_refuses_is_told_with_its_key(start_node: StartNode) -> None:
+    login = {"user": NODE_USER, "password": NODE_PASSWORD}
+    place = {"vbucket": VBucketId(0), "collection_id": CollectionId(0)}
+    with connect(start_node("--vbuckets", "1").address, "default", **login) as connection:
+        with pytest.raises(KeyNotFound, match=r"the server refused Get of 'fox': KEY_ENOENT\. Check the key"):
+            connection.request(Get(key=b"fox", **place))
+        with pytest.raises(InvalidArguments, match=r"A key has at most 250 bytes, and this one has 251$"):
+            connection.request(Get(key=b"k" * 251, **place))
 
 
 def test_an_answer_that_does_not_come() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -36,6 +37,35 @@ def test_after_its_end_nothing_is_run() -> None:
     assert "test" not in {other.name for other in threading.enumerate()}
     with pytest.raises(LocalProtocolError):
         thread.run(answer())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_interrupt_while_the_loop_is_told_cancels_the_call(is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the loop has heard of the call by then or not, the caller goes on when it is over."""
+    thread = LoopThread("test")
+    loop = thread._loop
+
+    class Interrupted:
+        """The loop, with an interrupt in the middle of the first call."""
+
+        def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+            monkeypatch.undo()
+            if is_told:
+                loop.call_soon_threadsafe(callback)
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(loop, name)
+
+    monkeypatch.setattr(thread, "_loop", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(asyncio.sleep(60))
+    assert thread.run(_others()) == 0
+    thread.close()
+
+
+async def _others() -> int:
+    return len(asyncio.all_tasks() - {asyncio.current_task()})
 
 
 def test_an_interrupted_call_is_cancelled_and_over_before_the_caller_goes_on() -> None:

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from headwater.client.handshake import ANSWER_BYTES_MAX
 from headwater.client.kv_connection import RECEIVE_BYTES, KvConnection, broken, closed
-from headwater.errors import StatusError, UnexpectedMessage, status_error
+from headwater.errors import StatusError, UnexpectedMessage
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
 from headwater.protocol.opcodes import Magic
+from headwater.protocol.refusals import refused_request
 
 WINDOW_REQUESTS = 128
 """What may be sent and not answered. They are small, and must fit into the buffers between us and the server: while we
@@ -58,4 +59,4 @@ def _answer(connection: KvConnection, request: Request, frame: Frame) -> Respons
         raise UnexpectedMessage(f"{frame.opcode_name}, where the answer to {type(request).__name__} was due")
     answer = decode_message(frame, connection.outcome.negotiated)
     assert isinstance(answer, Response)
-    return status_error(answer.status, answer.context) if isinstance(answer, ErrorResponse) else answer
+    return refused_request(request, answer) if isinstance(answer, ErrorResponse) else answer

@@ -115,8 +115,7 @@ def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
             f"a failover log of {len(value)} bytes is no whole number of 16-byte entries", offset=HEADER_BYTES
         )
     return tuple(
-        FailoverEntry(vbuuid=Vbuuid(entry["vbuuid"]), seqno=Seqno(entry["seqno"]))
-        for entry in FAILOVER_ENTRY.repeat(value)
+        FailoverEntry(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno)) for vbuuid, seqno in FAILOVER_ENTRY.repeat(value)
     )
 
 

@@ -6,7 +6,7 @@ A layout reads like the tables of the specification, and serves encoding, decodi
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headwater.errors import LocalProtocolError
@@ -44,12 +44,14 @@ def u64(name: str, convert: Callable[[int], int] = int) -> Field:
 class Layout:
     """A sequence of fields."""
 
-    __slots__ = ("_struct", "fields", "size_bytes")
+    __slots__ = ("_converted", "_names", "_struct", "fields", "size_bytes")
 
     def __init__(self, *fields: Field) -> None:
         self.fields = fields
         self._struct = struct.Struct(">" + "".join(field.code for field in fields))
         self.size_bytes = self._struct.size
+        self._names = tuple(field.name for field in fields)
+        self._converted = tuple((field.name, field.convert) for field in fields if field.convert is not int)
 
     def pack(self, message: object) -> bytes:
         """The message's attributes of these names, in this order."""
@@ -60,12 +62,14 @@ class Layout:
             raise LocalProtocolError(f"{type(message).__name__}: {error} (fields: {names})") from error
 
     def unpack(self, data: bytes, offset: int = 0) -> dict[str, int]:
-        numbers = self._struct.unpack_from(data, offset)
-        return {field.name: field.convert(number) for field, number in zip(self.fields, numbers, strict=True)}
+        unpacked = dict(zip(self._names, self._struct.unpack_from(data, offset), strict=True))
+        for name, convert in self._converted:
+            unpacked[name] = convert(unpacked[name])
+        return unpacked
 
-    def repeat(self, data: bytes) -> list[Mapping[str, int]]:
-        """The layout over and over; the caller has checked that the length is a multiple."""
-        return [self.unpack(data, at) for at in range(0, len(data), self.size_bytes)]
+    def repeat(self, data: bytes) -> Iterator[tuple[int, ...]]:
+        """The layout over and over, as plain numbers; the caller has checked that the length is a multiple."""
+        return self._struct.iter_unpack(data)
 
 
 NO_FIELDS = Layout()

@@ -113,8 +113,8 @@ class GetAllVbSeqnosResponse(Response):
             raise MalformedMessage("vbucket seqnos are 10 bytes each", offset=HEADER_BYTES)
         return {
             "seqnos": tuple(
-                VBucketSeqno(vbucket=VBucketId(entry["vbucket"]), seqno=Seqno(entry["seqno"]))
-                for entry in _VB_SEQNO.repeat(value)
+                VBucketSeqno(vbucket=VBucketId(vbucket), seqno=Seqno(seqno))
+                for vbucket, seqno in _VB_SEQNO.repeat(value)
             )
         }
 

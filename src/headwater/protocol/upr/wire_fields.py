@@ -51,7 +51,8 @@ def _of_layout(layout: Layout, data: bytes, offset: int) -> Iterator[WireField]:
     """The layout as often as `data` holds it."""
     if not layout.fields:
         return
-    for numbers in layout.repeat(data):
+    for at in range(0, len(data), layout.size_bytes):
+        numbers = layout.unpack(data, at)
         for field in layout.fields:
             yield WireField(field.name, offset, field.width_bytes, numbers[field.name])
             offset += field.width_bytes
