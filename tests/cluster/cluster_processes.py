@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fault_proxy import free_port
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
@@ -17,13 +17,6 @@ from node_process import PASSWORD, USER, NodeProcess
 
 VBUCKETS = 32
 """Few, as every one that moves takes its time."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class ClusterProcesses:

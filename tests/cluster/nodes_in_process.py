@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cluster_processes import free_port
-
+from fault_proxy import free_port
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
@@ -30,12 +29,15 @@ LOGIN = Login(credentials=Credentials(USER, PASSWORD), bucket="default", feature
 class InProcessNodes:
     """Nodes that are stopped and started by their numbers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, login: Login = LOGIN) -> None:
         self._folder = folder
+        self.login = login
         self._options: list[NodeOptions] = []
         self.running: dict[int, Node] = {}
 
-    async def start_new(self, *, vbuckets: int = VBUCKETS, bare: bool = False) -> int:
+    async def start_new(
+        self, *, vbuckets: int = VBUCKETS, bare: bool = False, certificate: tuple[Path, Path] | None = None
+    ) -> int:
         number = len(self._options)
         self._options.append(
             NodeOptions(
@@ -45,6 +47,8 @@ class InProcessNodes:
                 bare=bare,
                 user=USER,
                 password=PASSWORD,
+                tls_cert=None if certificate is None else certificate[0],
+                tls_key=None if certificate is None else certificate[1],
             )
         )
         await self.start(number)
@@ -73,7 +77,7 @@ class InProcessNodes:
 
     @asynccontextmanager
     async def coordinator(self, *seeds: int) -> AsyncIterator[Coordinator]:
-        coordinator = Coordinator([self.address(seed) for seed in seeds or (0,)], LOGIN)
+        coordinator = Coordinator([self.address(seed) for seed in seeds or (0,)], self.login)
         try:
             yield coordinator
         finally:
@@ -89,7 +93,7 @@ class InProcessNodes:
     async def try_to_store(self, documents: Iterable[bytes]) -> list[bytes]:
         """The same, and returns what was taken."""
         taken = []
-        connections = [await PeerConnection.open(self.address(number), LOGIN) for number in self.running]
+        connections = [await PeerConnection.open(self.address(number), self.login) for number in self.running]
         for key in documents:
             for connection in connections:
                 try:
@@ -104,7 +108,7 @@ class InProcessNodes:
 
     async def found(self, documents: Iterable[bytes]) -> list[bytes]:
         """Those of the documents that a node gives as their active one."""
-        connections = [await PeerConnection.open(self.address(number), LOGIN) for number in self.running]
+        connections = [await PeerConnection.open(self.address(number), self.login) for number in self.running]
         found = []
         for key in documents:
             for connection in connections:

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from nodes_in_process import VBUCKETS, InProcessNodes, in_process
+from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cli import main
+from headwater.cluster.kv_port import NodePort
 from node_process import PASSWORD, USER
 
 
@@ -43,7 +44,7 @@ def test_a_cluster_from_its_making_to_its_last_node(tmp_path: Path) -> None:
             assert await done("init", here) == "bucket default is a cluster of 1 node with 1 replica\n"
             added = await done("add", here, second)
             assert added == f"{second} is one of 2 nodes; it gets vbuckets with `headwater cluster rebalance`\n"
-            assert "replicas are missing: run `headwater cluster rebalance`" in await done("status", here)
+            assert "replicas missing: run `headwater cluster rebalance`" in await done("status", here)
             assert await done("rebalance", here) == "4 vbuckets handed over, 8 copies built\n"
             lines = (await done("status", here)).splitlines()
             assert lines[0].startswith(f"bucket default, {VBUCKETS} vbuckets with 1 replica, config ")
@@ -107,3 +108,22 @@ def test_what_can_t_be_done(tmp_path: Path) -> None:
             assert (await cluster("init", here, "--replicas", "4")).exit_code == 2
 
     asyncio.run(run())
+
+
+def test_nodes_that_were_told_different_things_are_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, 2) as nodes:
+            everywhere = url(nodes, 0, 1)
+            await done("init", everywhere)
+            known = nodes.running[0].membership("default").config
+            assert known is not None
+            for number in (0, 1):
+                port = NodePort(nodes.address(number), LOGIN)
+                await port.publish(known.next(coordinator=str(number)))
+                port.close()
+            told = f"{nodes.name(0)}: another config, left by commands that ran at the same time"
+            assert told in await done("status", everywhere)
+            await done("rebalance", everywhere)
+            assert "another config" not in await done("status", everywhere)
+
+    asyncio.run(asyncio.wait_for(run(), 60))

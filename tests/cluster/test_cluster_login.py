@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nodes_in_process import LOGIN, in_process
+from nodes_in_process import LOGIN, VBUCKETS, in_process
 
+from headwater.cluster.config_changes import SECRET_BYTES, new_nodes_login
+from headwater.cluster.kv_port import NodePort
 from headwater.errors import StatusError
 from headwater.node.auth.users import Action
+from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.session import SetClusterConfig
 from headwater.protocol.status import Status
@@ -29,5 +33,67 @@ def test_the_log_in_of_the_nodes_is_for_their_bucket_only(tmp_path: Path) -> Non
             users = nodes.running[0]._users
             assert users.may(config.login.user, Action.ADMIN, "default")
             assert not users.may(config.login.user, Action.READ, "another")
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_the_log_in_is_drawn_once_and_all_commands_keep_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with in_process(tmp_path, 3) as nodes:
+            async with nodes.coordinator(0, 1) as coordinator:
+                first = (await coordinator.init(replicas=1)).login
+            assert first is not None
+            # Every command is another coordinator, which knows nothing of the ones before.
+            async with nodes.coordinator(1) as coordinator:
+                assert (await coordinator.add(nodes.address(2))).login == first
+            async with nodes.coordinator(0) as coordinator:
+                await coordinator.rebalance()
+            await nodes.stop(0)
+            async with nodes.coordinator(1) as coordinator:
+                await coordinator.failover([nodes.name(0)])
+            for number in (1, 2):
+                service = nodes.running[number].bucket_service("default")
+                assert service.nodes_login() == first
+                assert first.password.encode() not in nodes.running[number].cluster_config("default")
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_no_two_clusters_have_the_same(tmp_path: Path) -> None:
+    """Though the password of their admins is the same, and the bucket may be a copy of the other."""
+
+    async def drawn(folder: Path) -> str:
+        async with in_process(folder, 1) as nodes, nodes.coordinator() as coordinator:
+            login = (await coordinator.init(replicas=0)).login
+            assert login is not None
+            return login.password
+
+    first, second = (asyncio.run(asyncio.wait_for(drawn(tmp_path / name), 30)) for name in ("one", "other"))
+    assert first != second
+    assert len(first) == 2 * SECRET_BYTES
+
+
+def test_nodes_that_two_commands_have_made_a_cluster_of_get_one_log_in(tmp_path: Path) -> None:
+    """Each command was refused by a node that had the config of the other one. The next one mends it."""
+
+    async def story() -> None:
+        async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
+            ports = [NodePort(nodes.address(number), LOGIN) for number in range(2)]
+            facts = [await port.facts() for port in ports]
+            config = PublishedConfig(
+                revision=max(fact.revision for fact in facts) + 1,
+                bucket="default",
+                uuid=facts[0].bucket_uuid,
+                nodes=tuple(fact.address for fact in facts),
+                rows=((0,),) * VBUCKETS,
+            )
+            for port in ports:
+                login = new_nodes_login("default", os.urandom)
+                await port.publish(replace(config, coordinator=str(port.address), login=login))
+            made = await coordinator.init(replicas=0)
+            for port in ports:
+                assert await port.config() == replace(made, login=None)
+                assert await port.nodes_login() == made.login
+                port.close()
 
     asyncio.run(asyncio.wait_for(story(), 30))

@@ -61,7 +61,7 @@ def test_a_cluster_is_made_once(tmp_path: Path) -> None:
     async def story(nodes: InProcessNodes, coordinator: Coordinator) -> None:
         first = await coordinator.init(replicas=1)
         assert (await coordinator.init(replicas=1)).revision == first.revision
-        with pytest.raises(InvalidInput, match="in a cluster of 1 nodes already"):
+        with pytest.raises(InvalidInput, match="in a cluster of 1 node already"):
             await coordinator.init(replicas=2)
 
     play(tmp_path, 1, story)

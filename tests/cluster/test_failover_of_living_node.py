@@ -56,13 +56,13 @@ def test_a_majority_that_comes_about_during_the_failover(tmp_path: Path, monkeyp
             connection = await PeerConnection.open(nodes.address(0), DURABLE_LOGIN)
             assert await is_written_durably(connection, key), "the copies are there"
 
-            async def write_then_promote(port_of: Any, rows: Mapping[VBucketId, Row], found: Any) -> int:
+            async def write_then_promote(port_of: Any, rows: Mapping[VBucketId, Row], *rest: Any) -> int:
                 chosen = rows[VBucketId(vbucket_of(late, VBUCKETS))][0]
                 assert chosen is not None
                 nodes.running[numbers[chosen]].hold_replicas("default")
                 if await is_written_durably(connection, late):
                     acknowledged.append(late)
-                promoted = await promote(port_of, rows, found)
+                promoted = await promote(port_of, rows, *rest)
                 nodes.running[numbers[chosen]].release_replicas("default")
                 return promoted
 
@@ -82,7 +82,7 @@ def test_a_vbucket_on_its_way_stays_where_it_is_active(tmp_path: Path) -> None:
         async with in_process(tmp_path, 3) as nodes, nodes.coordinator(0, 1, 2) as coordinator:
             await coordinator.init(replicas=2)
             await nodes.store(KEYS)
-            publisher = await coordinator._found()
+            publisher = await coordinator._publisher()
             vbucket = next(VBucketId(vb) for vb in range(VBUCKETS) if nodes.copies(vb)[0] == "active")
             await publisher.publish(lambda config: with_handing_over(config, {vbucket: nodes.name(1)}))
             await nodes.stop(2)

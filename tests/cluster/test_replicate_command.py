@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,29 @@ from headwater.protocol.numbers import VBucketId
 from node_process import PASSWORD, USER
 
 KEYS = [b"key-%d" % number for number in range(40)]
+FOLLOWED_S_MAX = 60.0
+"""Far beyond what it takes, the start of the command included."""
 
 
-async def _run(*arguments: str, interrupt_after_s: float | None = None) -> tuple[int, str, str]:
+async def _run(*arguments: str, interrupt_when: Callable[[], bool] | None = None) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "replicate", *arguments),
         *("--user", USER, "--password", PASSWORD),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    if interrupt_after_s is not None:
-        await asyncio.sleep(interrupt_after_s)
-        process.send_signal(2)
+    if interrupt_when is not None:
+        await _wait_until(interrupt_when)
+        process.send_signal(signal.SIGINT)
     output, errors = await asyncio.wait_for(process.communicate(), 40)
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
+
+
+async def _wait_until(state: Callable[[], bool]) -> None:
+    async with asyncio.timeout(FOLLOWED_S_MAX):
+        while not state():
+            await asyncio.sleep(0.05)
 
 
 async def _as_replicas(nodes: InProcessNodes, number: int) -> None:
@@ -91,11 +101,16 @@ def test_it_follows_until_it_is_interrupted(tmp_path: Path) -> None:
         async with in_process(tmp_path, 1) as nodes:
             await nodes.start_new(bare=True)
             await _as_replicas(nodes, 1)
-            running = asyncio.create_task(_run(*_urls(nodes), interrupt_after_s=6.0))
-            await asyncio.sleep(4.0)
+            service = nodes.running[1].bucket_service("default")
+
+            def has_followed() -> bool:
+                return sum(_seqnos(nodes, 1)) == len(KEYS)
+
+            running = asyncio.create_task(_run(*_urls(nodes), interrupt_when=has_followed))
+            await _wait_until(lambda: len(service.receivers) == VBUCKETS)
             await nodes.store(KEYS)
             code, output, errors = await running
-            assert (code, output, errors) == (0, "", "stopped\n")
+            assert (code, output, errors) == (130, "", "Error: interrupted\n")
             assert _seqnos(nodes, 1) == _seqnos(nodes, 0)
 
     asyncio.run(run())

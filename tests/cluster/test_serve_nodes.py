@@ -91,4 +91,4 @@ def test_fewer_nodes_than_there_are(tmp_path: Path) -> None:
     (tmp_path / "nodes.json").write_text(json.dumps([{"port": 1, "http_port": 2}] * 3))
     done = run_serve("--data", str(tmp_path), "--nodes", "2", "--user", USER, "--password", PASSWORD)
     assert done.returncode == 1
-    assert "there are 3 nodes in" in done.stderr
+    assert "has the data of 3 nodes" in done.stderr

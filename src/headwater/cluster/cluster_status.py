@@ -36,9 +36,11 @@ class ClusterStatus:
     orphans: int
     """Vbuckets that no node has."""
     nodes: tuple[NodeStatus, ...]
+    disagreeing: tuple[str, ...] = ()
+    """Nodes that go by another config, as two commands at one time may leave them. The next command ends it."""
 
 
-def status_of(config: PublishedConfig, found: Survey) -> ClusterStatus:
+def status_of(config: PublishedConfig, found: Survey, *, disagreeing: tuple[str, ...] = ()) -> ClusterStatus:
     nodes = tuple(
         NodeStatus(
             name=node.kv_address,
@@ -61,6 +63,7 @@ def status_of(config: PublishedConfig, found: Survey) -> ClusterStatus:
         missing=sum(node == NOBODY for row in config.rows for node in row[1:]),
         orphans=sum(row[0] == NOBODY for row in config.rows),
         nodes=nodes,
+        disagreeing=disagreeing,
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from headwater.client.handshake import Credentials
@@ -12,6 +10,9 @@ from headwater.cluster.planning import Row, VBucketMap
 from headwater.node.cluster_config import NOBODY, NodeAddress
 from headwater.node.published_config import PublishedConfig, nodes_user
 from headwater.protocol.numbers import VBucketId
+
+SECRET_BYTES = 32
+"""Of the log-in of the nodes among themselves."""
 
 
 def rows_of(config: PublishedConfig) -> VBucketMap:
@@ -53,6 +54,12 @@ def with_handing_over(config: PublishedConfig, changed: Mapping[VBucketId, str |
     return replace(config, handing_over=handing_over)
 
 
+def with_frozen(config: PublishedConfig, vbuckets: Iterable[int]) -> PublishedConfig:
+    """The same config with vbuckets, and all that are on their way, kept as they are on every node."""
+    frozen = {vbucket: config.rows[vbucket][0] for vbucket in (*vbuckets, *config.handing_over)}
+    return replace(config, handing_over={vbucket: node for vbucket, node in sorted(frozen.items()) if node != NOBODY})
+
+
 def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> PublishedConfig:
     """The same config with other nodes. What the ones that go had is nobody's."""
     kept = tuple(nodes)
@@ -75,9 +82,6 @@ def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> Publish
     )
 
 
-def nodes_login(credentials: Credentials | None, *, bucket: str, uuid: str) -> Credentials | None:
-    """The log-in of the nodes among themselves. It follows from the admin's password, which no node gets to keep."""
-    if credentials is None:
-        return None
-    secret = hmac.new(credentials.password.encode(), f"headwater cluster {uuid}".encode(), hashlib.sha256)
-    return Credentials(nodes_user(bucket), secret.hexdigest())
+def new_nodes_login(bucket: str, random_bytes: Callable[[int], bytes]) -> Credentials:
+    """A log-in of the nodes among themselves, made once for a cluster. It follows from nothing that may change."""
+    return Credentials(nodes_user(bucket), random_bytes(SECRET_BYTES).hex())

@@ -1,31 +1,37 @@
 """The coordinator: what is done to a cluster as a whole, from outside and over the key-value protocol only.
 
 It keeps nothing of its own. What is known is in the config that all nodes have, so an operation that was cut short is
-run again, by anybody, and goes on from there. Two coordinators at one time can't both succeed: a config is taken only
-if its revision is higher, so the second one's is refused, and it stops.
+run again, by anybody, and goes on from there. Two coordinators at one time can't both go on: `publisher` says why, and
+docs/internals/cluster.md has the whole argument.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.cluster_status import ClusterStatus, NodeStatus, status_of
-from headwater.cluster.config_changes import nodes_login, with_nodes, with_rows
+from headwater.cluster.config_changes import new_nodes_login, with_nodes, with_rows
 from headwater.cluster.failing_over import FailedOver, fail_nodes_over
+from headwater.cluster.finding import FoundCluster, find_cluster
 from headwater.cluster.handing_over import resolve
 from headwater.cluster.kv_port import NodeFacts, NodePort
 from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.rebalancing import Progress, Rebalance, Rebalanced, Report
 from headwater.cluster.survey import survey
-from headwater.errors import HeadwaterError, InvalidInput
+from headwater.counted import counted
+from headwater.errors import HeadwaterError, InvalidInput, Overtaken
 from headwater.node.cluster_config import NOBODY
+from headwater.node.kv.service import NO_CONFIG
 from headwater.node.published_config import PublishedConfig, kv_address
 from headwater.protocol.numbers import VBucketId
+
+_NAME_BYTES = 8
 
 
 class Coordinator:
@@ -35,6 +41,7 @@ class Coordinator:
         self._seeds = tuple(seeds)
         self._login = login
         self._report = report
+        self._name = login.random_bytes(_NAME_BYTES).hex()
         self._ports: dict[str, NodePort] = {}
 
     def close(self) -> None:
@@ -59,9 +66,10 @@ class Coordinator:
         known = await ports[0].config()
         if known is not None:
             if set(known.names()) == {fact.address.kv_address for fact in facts} and known.replicas == replicas:
-                return known
+                return await self._finish_init(list(zip(ports, facts, strict=True)))
             raise InvalidInput(
-                f"{self._seeds[0]} is in a cluster of {len(known.nodes)} nodes already", hint="See cluster status"
+                f"{self._seeds[0]} is in a cluster of {counted(len(known.nodes), 'node')} already",
+                hint="See cluster status",
             )
         for port, fact in zip(ports[1:], facts[1:], strict=True):
             await self._check_joins(port, fact, uuid=facts[0].bucket_uuid, vbuckets=facts[0].vbuckets, force=False)
@@ -78,29 +86,49 @@ class Coordinator:
             replicas=replicas,
             rows=((NOBODY,) * (replicas + 1),) * facts[0].vbuckets,
             settled=is_new,
-            login=nodes_login(self._login.credentials, bucket=self._bucket, uuid=facts[0].bucket_uuid),
+            coordinator=self._name,
+            login=new_nodes_login(self._bucket, self._login.random_bytes),
         )
         chosen = rows or (first_row,) * facts[0].vbuckets
         config = with_rows(config, {VBucketId(vbucket): row for vbucket, row in enumerate(chosen)})
         for node, name in enumerate(names):
-            self._ports[name] = ports[node]
+            self._ports.setdefault(name, ports[node])
             await self._activate_own(ports[node], config, node)
-        publisher = self._publisher(config)
+        self._open_ports(config)
+        publisher = Publisher(config, self._port_of, is_first=True)
         await publisher.publish(lambda config: config)
+        return publisher.config
+
+    async def _finish_init(self, nodes: Sequence[tuple[NodePort, NodeFacts]]) -> PublishedConfig:
+        """Tell those nodes of the config that were not told, because the making of the cluster was cut short.
+
+        Where two were making it at the same time, and each was refused, nodes can't even log in to each other.
+        """
+        found = await self._found()
+        publisher = await self._publisher_of(found, is_first=True)
+        config = publisher.config
+        knows = [await port.config() is not None for port, _ in nodes]
+        for (port, facts), known in zip(nodes, knows, strict=True):
+            if not known:
+                await self._check_joins(port, facts, uuid=config.uuid, vbuckets=len(config.rows), force=False)
+                await self._activate_own(port, config, config.names().index(facts.address.kv_address))
+        if not all(knows) or found.disagreeing:
+            await publisher.publish(lambda config: config)
         return publisher.config
 
     async def add(self, address: Address, *, force: bool = False) -> PublishedConfig:
         """Take a node into the cluster. It gets its vbuckets with the next rebalance."""
-        publisher = await self._found()
+        publisher = await self._publisher()
         config = publisher.config
-        port = NodePort(address, self._login)
-        self._ports[str(address)] = port
+        port = self._port(str(address), address)
         facts = await port.facts()
         name = facts.address.kv_address
         if name in config.names():
             return config
-        await self._check_joins(port, facts, uuid=config.uuid, vbuckets=len(config.rows), force=force)
-        self._ports[name] = port
+        known = await self._check_joins(port, facts, uuid=config.uuid, vbuckets=len(config.rows), force=force)
+        if known is not None:
+            publisher.replaces(known)
+        self._ports.setdefault(name, port)
 
         def joined(config: PublishedConfig) -> PublishedConfig:
             wider = with_nodes(config, [*config.nodes, facts.address])
@@ -112,8 +140,8 @@ class Coordinator:
 
     async def rebalance(self, *, without: Sequence[str] = ()) -> Rebalanced:
         """Spread the vbuckets over all nodes, or all but these, which leave the cluster."""
-        publisher = await self._found()
-        config = publisher.config
+        found = await self._found()
+        config = found.config
         nodes = [name for name in config.names() if name not in without]
         unknown = [name for name in without if name not in config.names()]
         if unknown:
@@ -121,24 +149,29 @@ class Coordinator:
         if not nodes:
             raise InvalidInput("no node would be left", hint="Stop the nodes instead")
         await self._check_all_reachable(config)
-        await resolve(publisher, {name: self._port_of(name) for name in config.names()})
-        return await Rebalance(publisher, self._port_of, self._report).run(nodes)
+        publisher = await self._publisher(found)
+        async with _told_if_overtaken(publisher):
+            await resolve(publisher, {name: self._port_of(name) for name in config.names()})
+            return await Rebalance(publisher, self._port_of, self._report).run(nodes)
 
     async def failover(self, lost: Sequence[str], *, force: bool = False) -> FailedOver:
         """Go on without nodes that are gone: of each vbucket that was active there, the best copy is promoted."""
-        publisher = await self._found()
+        found = await self._found()
         for name in lost:
-            if name not in publisher.config.names():
-                raise _no_such_node(name, publisher.config)
-        return await fail_nodes_over(publisher, self._port_of, lost, force=force)
+            if name not in found.config.names():
+                raise _no_such_node(name, found.config)
+        publisher = await self._publisher_of(found)
+        async with _told_if_overtaken(publisher):
+            return await fail_nodes_over(publisher, self._port_of, lost, force=force)
 
     async def remove(self, name: str) -> Rebalanced:
         """Move everything away from a node, and let it leave."""
         return await self.rebalance(without=[name])
 
     async def status(self) -> ClusterStatus:
-        config = (await self._found()).config
-        return status_of(config, await survey({name: self._port_of(name) for name in config.names()}))
+        found = await self._found()
+        copies = await survey({name: self._port_of(name) for name in found.config.names()})
+        return status_of(found.config, copies, disagreeing=found.disagreeing)
 
     # --- finding the cluster --------------------------------------------------------------------------------------
 
@@ -159,35 +192,42 @@ class Coordinator:
         for node in config.nodes:
             self._port(node.kv_address, kv_address(node, tls=self._login.tls is not None))
 
-    def _publisher(self, config: PublishedConfig) -> Publisher:
-        self._open_ports(config)
-        return Publisher(config, self._port_of)
-
-    async def _found(self) -> Publisher:
-        """The newest config that any node has."""
-        config: PublishedConfig | None = None
-        failure: HeadwaterError | None = None
-        for address in self._seeds:
-            try:
-                config = await self._port(str(address), address).config()
-            except HeadwaterError as error:
-                failure = failure or error
-                continue
-            if config is not None:
-                break
-        if config is None:
-            if failure is not None:
-                raise failure
+    async def _found(self) -> FoundCluster:
+        found = await find_cluster(self._seeds, self._port, tls=self._login.tls is not None)
+        if found is None:
             raise InvalidInput(f"{self._seeds[0]} is in no cluster", hint="Make one with `headwater cluster init`")
-        self._open_ports(config)
-        results = await asyncio.gather(
-            *(self._port_of(name).config() for name in config.names()), return_exceptions=True
-        )
-        for other in results:
-            if isinstance(other, PublishedConfig) and other.version > config.version:
-                config = other
-        login = nodes_login(self._login.credentials, bucket=config.bucket, uuid=config.uuid)
-        return self._publisher(replace(config, login=login))
+        self._open_ports(found.config)
+        return found
+
+    async def _nodes_login(self, found: FoundCluster) -> Credentials:
+        """How the nodes log in to each other, by what one of them says that has the config in force.
+
+        It stays what it is for as long as there is the cluster: a node that was away must be let in by the others, or
+        it could not hear that they have gone on without it.
+        """
+        failure: HeadwaterError | None = None
+        for name in (name for name, config in found.by_node.items() if config == found.config):
+            try:
+                login = await self._port_of(name).nodes_login()
+            except HeadwaterError as error:
+                failure = error
+            else:
+                return login or new_nodes_login(self._bucket, self._login.random_bytes)
+        assert failure is not None, "the config in force is one that a node has"
+        raise failure
+
+    async def _publisher_of(self, found: FoundCluster, *, is_first: bool = False) -> Publisher:
+        login = await self._nodes_login(found)
+        ours = replace(found.config, revision=found.highest_revision, coordinator=self._name, login=login)
+        return Publisher(ours, self._port_of, seen=found.by_node.values(), is_first=is_first)
+
+    async def _publisher(self, found: FoundCluster | None = None) -> Publisher:
+        """What changes the cluster. Nodes that disagree, as two commands at one time may leave them, agree first."""
+        found = found or await self._found()
+        publisher = await self._publisher_of(found)
+        if found.disagreeing:
+            await publisher.publish(lambda config: config)
+        return publisher
 
     async def _check_all_reachable(self, config: PublishedConfig) -> None:
         for name in config.names():
@@ -199,7 +239,10 @@ class Coordinator:
                     hint="Start it again, or go on without it by `headwater cluster failover`",
                 ) from error
 
-    async def _check_joins(self, port: NodePort, facts: NodeFacts, *, uuid: str, vbuckets: int, force: bool) -> None:
+    async def _check_joins(
+        self, port: NodePort, facts: NodeFacts, *, uuid: str, vbuckets: int, force: bool
+    ) -> PublishedConfig | None:
+        """Raise what speaks against a new node. Returns the config that it has of old."""
         known = await port.config()
         if known is not None and known.uuid != uuid:
             raise InvalidInput(
@@ -212,9 +255,10 @@ class Coordinator:
             )
         if facts.bucket_uuid != uuid and facts.items and not force:
             raise InvalidInput(
-                f"{port.address} has {facts.items} documents of its own, which would be gone",
+                f"{port.address} has {counted(facts.items, 'document')} of its own, which would be gone",
                 hint="Start it on an empty data folder, or give --force",
             )
+        return known
 
     # --- details --------------------------------------------------------------------------------------------------
 
@@ -226,7 +270,19 @@ class Coordinator:
             for vbucket, row in enumerate(config.rows)
             if row[0] == node and VBucketId(vbucket) not in copies
         }
-        await port.activate(topologies)
+        await port.activate(topologies, version=NO_CONFIG)
+
+
+@asynccontextmanager
+async def _told_if_overtaken(publisher: Publisher) -> AsyncIterator[None]:
+    """A command that fails because another one has been faster says so, whatever it was that failed."""
+    try:
+        yield
+    except Overtaken:
+        raise
+    except HeadwaterError:
+        await publisher.check_not_overtaken()
+        raise
 
 
 def _no_such_node(name: str, config: PublishedConfig) -> InvalidInput:

@@ -1,9 +1,10 @@
 """A failover: nodes are gone, and the others go on with the best copies that are left.
 
-First the lost nodes are cut off: the others are told to take nothing more from them. One that is not as lost as it
-seems could go on and get its majority from a copy that is not the one chosen. Then the copies are compared and
-promoted, and the config without the lost nodes is published. In between, clients still go to a node that does
-not answer. A coordinator that dies in between is run again, and finds what it had promoted active.
+First the lost nodes are cut off: what is active there is frozen, so that the others take nothing more from them. One
+that is not as lost as it seems could go on and get its majority from a copy that is not the one chosen. What another
+command has on its way is frozen, too. Then the copies are compared and promoted, and the config without the lost nodes
+is published. In between, clients still go to a node that does not answer. A coordinator that dies in between is run
+again, and finds what it had promoted active.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.cluster.config_changes import rows_of, with_handing_over, with_nodes, with_rows
+from headwater.cluster.config_changes import rows_of, with_frozen, with_nodes, with_rows
 from headwater.cluster.kv_port import NodePort
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher
 from headwater.cluster.survey import Survey, survey
+from headwater.counted import counted
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.node.cluster_config import NOBODY
+from headwater.node.kv.service import ConfigVersion
 from headwater.node.published_config import PublishedConfig
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import VBucketId
@@ -51,7 +54,7 @@ async def fail_nodes_over(
     orphans = _orphans(_rows_without(config, lost, found))
     if orphans and not force:
         raise InvalidInput(
-            f"{len(orphans)} vbuckets would be lost, as no other node has them ({_some(orphans)})",
+            f"{counted(len(orphans), 'vbucket')} would be lost, as no other node has them ({_some(orphans)})",
             hint="Start the node again, or give --force to go on without them",
         )
     publisher.may_miss(frozenset(lost))
@@ -61,7 +64,7 @@ async def fail_nodes_over(
     orphans = _orphans(rows)
     for at, vbucket in enumerate(orphans):
         rows[vbucket] = (left[at % len(left)], *(None,) * config.replicas)
-    promoted = await _promote(port_of, rows, found)
+    promoted = await _promote(port_of, rows, found, publisher.config.version)
     kept = [node for node in config.nodes if node.kv_address in left]
 
     def without(config: PublishedConfig) -> PublishedConfig:
@@ -72,16 +75,18 @@ async def fail_nodes_over(
 
 
 async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
-    """Have nobody stream what is active on the lost nodes: it is on its way to one of those that have a copy."""
+    """Have nobody stream what is active on the lost nodes, or take over anything, until it is decided who has it."""
     config = publisher.config
     names = config.names()
-    targets: dict[VBucketId, str | None] = {}
-    for number, row in enumerate(config.rows):
-        left = [names[node] for node in config.holders(number) if names[node] not in lost]
-        if row[0] != NOBODY and names[row[0]] in lost and left and number not in config.handing_over:
-            targets[VBucketId(number)] = left[0]
-    if targets:
-        await publisher.publish(lambda config: with_handing_over(config, targets))
+    frozen = [
+        number
+        for number, row in enumerate(config.rows)
+        if row[0] != NOBODY
+        and names[row[0]] in lost
+        and any(names[node] not in lost for node in config.holders(number))
+    ]
+    if frozen or config.handing_over:
+        await publisher.publish(lambda config: with_frozen(config, frozen))
 
 
 def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -> dict[VBucketId, Row]:
@@ -93,23 +98,27 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -
         holders = [names[node] for node in config.holders(number) if names[node] not in lost]
         copies[vbucket] = found.copies_of(vbucket, holders)
         if number in config.handing_over:
-            # One that was on its way is where it is active; else where its newest copy is.
-            ways = (names[config.handing_over[number]], row[0])
-            active = next((name for name in ways if name and found.state(name, vbucket) == VBucketState.ACTIVE), None)
-            row = (active, *row[1:])
+            # One that was on its way, or promoted before, is where it is active; else where its newest copy is.
+            row = (_active_of(found, vbucket, [row[0], *holders]), *row[1:])
         rows.append(row)
     result = fail_over(tuple(rows), lost, copies)
     return {VBucketId(vbucket): row for vbucket, row in enumerate(result.rows)}
 
 
-async def _promote(port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Survey) -> int:
+def _active_of(found: Survey, vbucket: VBucketId, nodes: Sequence[str | None]) -> str | None:
+    return next((name for name in nodes if name and found.state(name, vbucket) == VBucketState.ACTIVE), None)
+
+
+async def _promote(
+    port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Survey, version: ConfigVersion
+) -> int:
     """Make the first node of every row active. Returns how many were not."""
     by_node: dict[str, dict[VBucketId, Row]] = {}
     for vbucket, row in rows.items():
         if row[0] is not None and found.state(row[0], vbucket) != VBucketState.ACTIVE:
             by_node.setdefault(row[0], {})[vbucket] = row
     for name, promoted in by_node.items():
-        await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()})
+        await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()}, version=version)
     return sum(len(promoted) for promoted in by_node.values())
 
 

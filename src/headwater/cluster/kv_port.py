@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy
-from headwater.errors import HeadwaterError, KeyExists, MalformedJson, TemporaryFailure
+from headwater.errors import HeadwaterError, KeyExists, MalformedJson, Overtaken, TemporaryFailure
 from headwater.node.cluster_config import NodeAddress
+from headwater.node.kv.service import ConfigVersion
 from headwater.node.published_config import PublishedConfig, node_address
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.base import Request
@@ -63,7 +65,8 @@ class NodePort:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            # Nothing is on its way any more, and the farewell of TLS takes longer than a command that is done has left.
+            self._connection.abort()
 
     # --- looking --------------------------------------------------------------------------------------------------
 
@@ -71,6 +74,11 @@ class NodePort:
         """The config that was published to the node, without the log-in; None where it is in no cluster."""
         answer = await (await self.connection()).request(GetClusterConfig())
         return PublishedConfig.decode(bytes(getattr(answer, "value", b"")) or b"{}")
+
+    async def nodes_login(self) -> Credentials | None:
+        """How the nodes of its cluster log in to each other; None where it is in none."""
+        told = await (await self.connection()).statistics("headwater-login")
+        return Credentials(told["user"], told["password"]) if told else None
 
     async def facts(self) -> NodeFacts:
         statistics = await (await self.connection()).statistics()
@@ -119,18 +127,25 @@ class NodePort:
             except KeyExists:
                 # Another node may have told it before we did.
                 known = await self.config()
-                if known is None or known.version < config.version or known != replace(config, login=None):
-                    raise
-                return
+                if known == replace(config, login=None):
+                    return
+                raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
         raise HeadwaterError(f"{self.address} could not keep the config", hint="Look at the node's log and its disk")
 
-    async def activate(self, topologies: Mapping[VBucketId, Topology]) -> None:
-        """Make vbuckets active, with the chain of their copies."""
+    async def activate(self, topologies: Mapping[VBucketId, Topology], *, version: ConfigVersion) -> None:
+        """Make vbuckets active, with the chain of their copies. The node does it only while it has this config."""
         requests: list[Request] = [
             SetVBucket(
-                vbucket=vbucket, state=VBucketState.ACTIVE, value=json.dumps({"topology": list(topology)}).encode()
+                vbucket=vbucket,
+                state=VBucketState.ACTIVE,
+                value=json.dumps({"topology": list(topology), "config": list(version)}).encode(),
             )
             for vbucket, topology in topologies.items()
         ]
-        if requests:
+        if not requests:
+            return
+        try:
             await (await self.connection()).request_all(requests)
+        except KeyExists:
+            known = await self.config()
+            raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None

@@ -2,17 +2,23 @@
 
 Changes that come while one is on its way are published together with the next: a rebalance hands over many vbuckets at
 a time, and each of them waits for its own change only.
+
+Another coordinator may be at work. So nothing is sent before every node has been asked whether it still has the config
+that this one goes by, and nothing is done by a config before every node has taken it. A node takes one config of a
+revision and no other. So of two coordinators one at most gets its config to all nodes; the other one is refused
+somewhere, which is the end of its work (`Overtaken`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from headwater.cluster.kv_port import NodePort
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Overtaken
+from headwater.log_fields import LogEvent, fields
 from headwater.node.published_config import PublishedConfig
 
 logger = logging.getLogger(__name__)
@@ -21,21 +27,38 @@ Change = Callable[[PublishedConfig], PublishedConfig]
 
 LOST_S_MAX = 1.0
 """How long a node that may miss a config is waited for: the others are without it meanwhile."""
+TRIES_MAX = 5
+"""How often a node that leaves, and has what another coordinator has told it alone, is told a yet higher revision."""
 
 
 class Publisher:
-    """Holds the newest config there is."""
+    """Holds the newest config there is. `seen` are those that nodes had when it was looked for: it replaces them."""
 
-    def __init__(self, config: PublishedConfig, port_of: Callable[[str], NodePort]) -> None:
+    def __init__(
+        self,
+        config: PublishedConfig,
+        port_of: Callable[[str], NodePort],
+        *,
+        seen: Iterable[PublishedConfig] = (),
+        is_first: bool = False,
+    ) -> None:
         self.config = config
+        self._is_first = is_first
+        """The cluster is being made, so its nodes may be in none."""
         self._port_of = port_of
+        self._seen = [replace(one, login=None) for one in seen]
         self._waiting: list[tuple[Change, asyncio.Future[None]]] = []
         self._publishing = asyncio.Lock()
         self._may_miss: frozenset[str] = frozenset()
+        self._overtaken: Overtaken | None = None
 
     def may_miss(self, names: frozenset[str]) -> None:
         """These nodes are told as well, and it does not matter whether they hear it."""
         self._may_miss = names
+
+    def replaces(self, config: PublishedConfig) -> None:
+        """A node that joins has this one of old."""
+        self._seen.append(replace(config, login=None))
 
     async def publish(self, change: Change) -> None:
         """Apply a change, and return once every node has the config with it."""
@@ -45,6 +68,16 @@ class Publisher:
             if not done.done():
                 await self._publish_waiting()
         await done
+
+    async def check_not_overtaken(self) -> None:
+        """Raise `Overtaken` if another coordinator has published since, as far as the nodes can be asked."""
+        try:
+            await self._compare(self.config)
+        except Overtaken:
+            raise
+        except HeadwaterError as error:
+            about = fields(event=LogEvent.CLUSTER_CONFIG, reason=error.reason)
+            logger.debug("it can't be told whether another command has been faster: %s", error.reason, extra=about)
 
     async def _publish_waiting(self) -> None:
         together, self._waiting = [one for one in self._waiting if not one[1].done()], []
@@ -63,29 +96,91 @@ class Publisher:
             done.set_result(None)
 
     async def _publish_together(self, changes: Sequence[Change]) -> None:
+        if self._overtaken is not None:
+            raise self._overtaken
         before = config = self.config
         for change in changes:
             config = change(config)
-        self.config = config = replace(config, revision=config.revision + 1)
-        await self._send(config, before)
-
-    async def _send(self, config: PublishedConfig, before: PublishedConfig) -> None:
         # Nodes that leave are told that they have left, if they listen.
         names = list(dict.fromkeys([*config.names(), *before.names()]))
-        results = await asyncio.gather(*(self._tell(name, config) for name in names), return_exceptions=True)
-        for name, result in zip(names, results, strict=True):
-            if not isinstance(result, BaseException):
-                continue
-            if not isinstance(result, HeadwaterError):
-                raise result
-            if name in self._may_miss or name not in config.names():
-                logger.warning("config %d has not reached %s: %s", config.revision, name, result.reason)
-            else:
-                raise result.retold(f"config {config.revision} could not be given to {name}: {result.reason}")
-
-    async def _tell(self, name: str, config: PublishedConfig) -> None:
         try:
-            async with asyncio.timeout(LOST_S_MAX if name in self._may_miss else None):
-                await self._port_of(name).publish(config)
-        except TimeoutError as error:
-            raise HeadwaterError(f"it has not answered in {LOST_S_MAX:.0f} s") from error
+            await self._compare(before)
+            await self._send_until_all_have_it(names, config)
+        except Overtaken as overtaken:
+            # A higher revision would be taken again, and undo what the other one has done.
+            self._overtaken = overtaken
+            raise
+
+    # --- comparing ------------------------------------------------------------------------------------------------
+
+    async def _compare(self, before: PublishedConfig) -> None:
+        """Whether the nodes have what they had when it was last looked, or told. Those that may miss it are not asked:
+        nobody is to wait for them twice, and what they refuse is heard.
+        """
+        names = [name for name in before.names() if name not in self._may_miss]
+        results = await self._of_each(names, lambda name: self._port_of(name).config())
+        for name, known in zip(names, results, strict=True):
+            if isinstance(known, HeadwaterError):
+                raise known.retold(f"config {before.revision + 1} could not be given to {name}: {known.reason}")
+            if known is None and not self._is_first:
+                # It would take its empty vbuckets for what the cluster has, and the copies would follow it.
+                raise HeadwaterError(
+                    f"{name} does not know that it is in the cluster: it was started on another data folder",
+                    hint="Start it on its own, or go on without it by `headwater cluster failover` and add it again",
+                )
+            if isinstance(known, PublishedConfig) and not self._is_expected(known, before):
+                raise Overtaken(name, revision=known.revision)
+
+    def _is_expected(self, known: PublishedConfig, before: PublishedConfig) -> bool:
+        return known.version < before.version or known == replace(before, login=None) or known in self._seen
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    async def _send_until_all_have_it(self, names: Sequence[str], config: PublishedConfig) -> None:
+        for tries_left in reversed(range(TRIES_MAX)):
+            self.config = config = replace(config, revision=config.revision + 1)
+            refused = await self._send(names, config)
+            if refused is None:
+                return
+            if not tries_left:
+                raise refused
+            # All that stay have taken it, so the one that leaves has a config which nobody can act by. It must not keep
+            # it, or it would go on as if it belonged here.
+            config = replace(config, revision=max(config.revision, refused.revision))
+
+    async def _send(self, names: Sequence[str], config: PublishedConfig) -> Overtaken | None:
+        """Tell all nodes. Returns the refusal of one that leaves; those of the others are raised."""
+        results = await self._of_each(names, lambda name: self._port_of(name).publish(config))
+        refused: Overtaken | None = None
+        for name, result in zip(names, results, strict=True):
+            if not isinstance(result, HeadwaterError):
+                continue
+            if self._is_needed(name, config):
+                if isinstance(result, Overtaken):
+                    raise result
+                raise result.retold(f"config {config.revision} could not be given to {name}: {result.reason}")
+            if isinstance(result, Overtaken):
+                refused = result
+            else:
+                about = fields(
+                    event=LogEvent.CLUSTER_CONFIG, config=config.revision, address=name, reason=result.reason
+                )
+                logger.warning("config %d has not reached %s: %s", config.revision, name, result.reason, extra=about)
+        return refused
+
+    def _is_needed(self, name: str, config: PublishedConfig) -> bool:
+        return name in config.names() and name not in self._may_miss
+
+    async def _of_each(self, names: Sequence[str], ask: Callable[[str], Awaitable[object]]) -> list[object]:
+        """What comes of asking each of these nodes, its error if it is one of ours."""
+
+        async def ask_within(name: str) -> object:
+            try:
+                async with asyncio.timeout(LOST_S_MAX if name in self._may_miss else None):
+                    return await ask(name)
+            except TimeoutError:
+                return HeadwaterError(f"it has not answered in {LOST_S_MAX:.0f} s")
+            except HeadwaterError as error:
+                return error
+
+        return list(await asyncio.gather(*(ask_within(name) for name in names)))

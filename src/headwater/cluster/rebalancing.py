@@ -99,7 +99,9 @@ class Rebalance:
         """Vbuckets that nobody has begin empty."""
         for move in batch:
             if move.source is None and move.target is not None:
-                await self._port_of(move.target).activate({move.vbucket: (list(move.after),)})
+                await self._port_of(move.target).activate(
+                    {move.vbucket: (list(move.after),)}, version=self._publisher.config.version
+                )
 
     async def _put_in_force(self, batch: Sequence[Move]) -> None:
         others = [move for move in batch if not _is_handed_over(move)]
@@ -156,6 +158,8 @@ class Rebalance:
                 raise HeadwaterError(
                     f"{node} does not get vbucket {vbucket} from {active}", hint="Look at the node's log"
                 )
+            # Copies that another command has put an end to would be waited for until they count as stalled.
+            await self._publisher.check_not_overtaken()
             await asyncio.sleep(poll_s)
             poll_s = min(_POLL_MAX_S, 1.5 * poll_s)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headwater.errors import StoreError
+from headwater.log_fields import LogEvent, fields
 from headwater.node.kv.service import BucketService
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.numbers import Seqno
@@ -46,7 +47,7 @@ class CommitLoop:
         expiry_every_s: float,
         compact_every_s: float,
         on_durable: Callable[[], None],
-        on_void: Callable[[], None],
+        on_void: Callable[[Collection[int]], None],
         on_failed: Callable[[], None],
     ) -> None:
         self._service = service
@@ -78,9 +79,11 @@ class CommitLoop:
         """These tasks run until they are cancelled. One that fails leaves writers without answers: stop the node."""
         if task.cancelled() or task.exception() is None:
             return
-        logger.critical(
-            "bucket %s: the node stops: %r", self._service.name, task.exception(), exc_info=task.exception()
+        error = task.exception()
+        about = fields(
+            event=LogEvent.NODE_FAILED, bucket=self._service.name, error=type(error).__name__, reason=str(error)
         )
+        logger.critical("bucket %s: the node stops: %r", self._service.name, error, exc_info=error, extra=about)
         self._on_failed()
 
     async def stop(self) -> None:
@@ -160,14 +163,19 @@ class CommitLoop:
         try:
             await self._in_disk_thread(partial(self._bucket.persist, commit))
         except StoreError as error:
-            logger.error("bucket %s: a commit could not be written: %s", self._service.name, error)
-            abandon(self._bucket)
-            self._on_void()
+            logger.error(
+                "bucket %s: a commit could not be written: %s", self._service.name, error, extra=self._failure(error)
+            )
+            self._on_void(abandon(self._bucket))
             await asyncio.sleep(RETRY_S)
             return False
         self._bucket.publish(commit)
         self._on_durable()
         return True
+
+    def _failure(self, error: StoreError) -> dict[str, Any]:
+        name, reason = type(error).__name__, error.reason
+        return fields(event=LogEvent.STORE_FAILED, bucket=self._service.name, error=name, reason=reason)
 
     # --- house-keeping --------------------------------------------------------------------------------------------
 
@@ -182,7 +190,9 @@ class CommitLoop:
                 if written % self._settlings_behind() == 0:
                     await self._commit_next()
         except StoreError as error:
-            logger.error("bucket %s: commits could not be settled: %s", self._service.name, error)
+            logger.error(
+                "bucket %s: commits could not be settled: %s", self._service.name, error, extra=self._failure(error)
+            )
             return
         settling.finish()
 
@@ -222,7 +232,11 @@ class CommitLoop:
             try:
                 await self._in_disk_thread(partial(self._bucket.engine.write, compacted.changes))
             except StoreError as error:
-                logger.error("bucket %s: vbucket %d could not be compacted: %s", self._service.name, vbucket, error)
+                logger.error(
+                    "bucket %s: vbucket %d could not be compacted: %s",
+                    *(self._service.name, vbucket, error),
+                    extra={**self._failure(error), **fields(vbucket=vbucket)},
+                )
                 return
             finish_compaction(self._bucket, vbucket, compacted)
             after = compacted.reached_seqno

@@ -5,12 +5,15 @@ The dashboard names what it needs (`dashboard.source.NodeSource`), and this has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Unpack
 
 import numpy as np
 from starlette.requests import Request
 
+from headwater.log_fields import Fields
 from headwater.node.auth.users import Action
+from headwater.node.consumer.consumer_views import ConsumerView
 from headwater.node.http.answers import Refusal
 from headwater.node.http.logins import Logins
 from headwater.node.node import Node
@@ -42,8 +45,8 @@ class Inspection:
     def uptime_s(self) -> float:
         return self._node.uptime_s()
 
-    def log(self, message: str) -> None:
-        self._node.log(message)
+    def log(self, message: str, **about: Unpack[Fields]) -> None:
+        self._node.log(message, **about)
 
     # --- who asks -------------------------------------------------------------------------------------------------
 
@@ -98,9 +101,31 @@ class Inspection:
         connections = self._node.producer_connections(bucket)
         return connection_statistics(connections, now_s=self.now_s(), name=name, streams_max=0)
 
+    def consumers(self, bucket: str, name: str | None = None) -> list[ConsumerView]:
+        """All connections that this node receives its copies by without their streams, or the one named with them."""
+        return self._node.consumer_views(bucket, name, streams_max=0)
+
     def lags(self, bucket: str) -> Lags:
         """Of each vbucket: how many seqnos the stream of it that is furthest behind has still to get."""
         lags: Lags = np.zeros(len(self.bucket(bucket).vbuckets), dtype=np.int64)
         for connection in self._node.producer_connections(bucket):
             np.maximum.at(lags, *stream_backlogs(connection))
         return lags
+
+    # --- the other nodes of the cluster ---------------------------------------------------------------------------
+
+    def holds_replicas(self, bucket: str) -> bool:
+        """Whether copies here are let fall behind, for a drill."""
+        return self._node.membership(bucket).replication.is_held
+
+    def offer_numbers(self, bucket: str, tell: Callable[[], Iterable[tuple[str, object]]]) -> None:
+        """Let the other nodes have what this tells, when they ask for it with `numbers_of`."""
+        self._node.bucket_service(bucket).vbucket_numbers = tell
+
+    def other_nodes(self, bucket: str) -> list[str]:
+        """The other nodes of the bucket's cluster, by the names that its config has for them."""
+        return self._node.membership(bucket).peer_statistics.names()
+
+    async def numbers_of(self, bucket: str, node: str) -> Mapping[str, str]:
+        """What another node offers. Raises a `HeadwaterError` where it does not answer."""
+        return await self._node.membership(bucket).peer_statistics.ask(node, "headwater-vbuckets")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import cast
+from collections.abc import Collection
+from typing import Any, cast
 
 from headwater.errors import RemoteProtocolError, UnexpectedMessage
+from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.kv.context import CloseConnection
 from headwater.node.kv.outgoing import DeferredAnswer, Outgoing
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
-from headwater.node.kv.service import Service
+from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.session import KvSession
 from headwater.node.limits import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
+from headwater.node.producer.output import SpareOutput
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse
 from headwater.protocol.opcodes import Opcode
@@ -29,6 +32,10 @@ STRANGER_BYTES_MAX = 16 * 1024
 _TICK_S = 0.5
 _PRODUCE_BYTES = 1024 * 1024
 """What a DCP connection gets to send before others have their turn."""
+_COPIED_BYTES_MAX = 64 * 1024
+"""What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
+_FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
+"""How long a node that stops waits for those who do not answer its farewell."""
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
@@ -42,6 +49,7 @@ class KvListener:
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
+        self.spare_output = SpareOutput()
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port: the one asked for, or a free one for 0."""
@@ -67,8 +75,12 @@ class KvListener:
             self._watch.cancel()
         for connection in list(self.connections):
             connection.close()
-        # One turn of the loop lets the transports send what they hold and close.
+        # One turn of the loop lets the transports send what they hold and close. With TLS it takes an answer as well.
         await asyncio.sleep(0)
+        for _ in range(_FAREWELL_LOOKS_MAX):
+            if not any(connection.is_tls for connection in self.connections):
+                break
+            await asyncio.sleep(_FAREWELL_LOOK_S)
 
     def send_durable(self) -> None:
         """A commit is durable: answers that waited for it go out, and streams go on."""
@@ -79,14 +91,20 @@ class KvListener:
             if session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
                 connection.send_ready()
 
-    def fail_waiting(self) -> None:
-        """A commit could not be written: what waited for it has not happened."""
-        for bucket in self.service.buckets.values():
-            bucket.sync_writes.on_void()
+    def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
+        """Commits of a bucket could not be written: what waited for them has not happened."""
+        bucket.sync_writes.on_void()
         for connection in list(self.connections):
             session = connection.session
             if session.outgoing or session.unordered or session.consumer is not None:
-                connection.fail_waiting()
+                connection.fail_waiting(bucket, commits)
+
+    def log_out(self, names: Collection[str]) -> None:
+        """These users are gone: what they have open has no rights any more, and streams end."""
+        for connection in list(self.connections):
+            if connection.session.user in names:
+                connection.session.log_out()
+                connection.send_ready()
 
     async def _watch_connections(self) -> None:
         loop = asyncio.get_running_loop()
@@ -113,7 +131,7 @@ class KvConnection(asyncio.Protocol):
     def __init__(self, listener: KvListener, *, is_tls: bool) -> None:
         self._listener = listener
         self._limits = listener.limits
-        self._is_tls = is_tls
+        self.is_tls = is_tls
         self._transport: asyncio.Transport | None = None
         self._peer_reads = True
         self._has_turn = False
@@ -127,7 +145,7 @@ class KvConnection(asyncio.Protocol):
         # uvloop's transports are asyncio's in all but their ancestry.
         self._transport = cast(asyncio.Transport, transport)
         peer = str((transport.get_extra_info("peername") or ("",))[0])
-        allows_plain = self._is_tls or peer.startswith(_LOOPBACK)
+        allows_plain = self.is_tls or peer.startswith(_LOOPBACK)
         self.session = KvSession(
             self._listener.service,
             peer=peer,
@@ -135,7 +153,11 @@ class KvConnection(asyncio.Protocol):
             unsent_bytes_max=self._limits.unsent_bytes_max,
         )
         if len(self._listener.connections) >= self._limits.connections_max:
-            logger.warning("connection from %s refused: %d are open", peer, self._limits.connections_max)
+            logger.warning(
+                "connection from %s refused: %d are open",
+                *(peer, self._limits.connections_max),
+                extra=fields(event=LogEvent.CONNECTION_REFUSED, peer=peer, limit=self._limits.connections_max),
+            )
             self._transport.abort()
             return
         self.session.on_replaced = self.close
@@ -158,7 +180,7 @@ class KvConnection(asyncio.Protocol):
             self.close()
             return False
         except RemoteProtocolError as error:
-            logger.info("connection from %s closed: %s", session.peer, error)
+            logger.info("connection from %s closed: %s", session.peer, error, extra=self._dropped(error.reason, error))
             self.close()
             return False
         # Bytes that trickle in do not count, only requests that have come to their end.
@@ -225,13 +247,18 @@ class KvConnection(asyncio.Protocol):
         dcp = self.session.dcp
         if dcp is None or not self._peer_reads or transport.is_closing():
             return
-        pieces = dcp.produce_pieces(_PRODUCE_BYTES)
-        if not pieces:
+        output = self._listener.spare_output.take()
+        dcp.produce_into(output, _PRODUCE_BYTES)
+        if not output.used:
+            self._listener.spare_output.give_back(output)
             return
-        transport.writelines(pieces)
+        is_small = output.used <= _COPIED_BYTES_MAX
+        transport.write(bytes(output.data) if is_small else output.data)
+        if is_small or not transport.get_write_buffer_size():
+            self._listener.spare_output.give_back(output)
         loop = asyncio.get_running_loop()
         self._sent_s = loop.time()
-        if not self._has_turn:
+        if dcp.has_more and not self._has_turn:
             # A backfill takes as long as it takes; everybody else gets a turn between two pieces of it.
             self._has_turn = True
             loop.call_soon(self._take_turn)
@@ -264,24 +291,26 @@ class KvConnection(asyncio.Protocol):
         elif not transport.is_reading():
             transport.resume_reading()
 
-    def fail_waiting(self) -> None:
-        """Turn the answers that wait for a commit into temporary failures."""
-        outgoing = self.session.outgoing
-        if self.session.consumer is not None:
+    def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
+        """Turn the answers that wait for these commits into temporary failures."""
+        session = self.session
+        if session.consumer is not None and session.bucket is bucket:
             # What the producer believes to be here is not: the streams have to be asked for anew.
-            self.session.consumer.on_void()
+            session.consumer.on_void()
             self.close()
             return
-        if any(isinstance(piece, Outgoing) and piece.commit and not piece.data for piece in outgoing):
+        # Of a deferred answer it is known by now what has become of it, or it is still to be decided.
+        void = {
+            at: piece
+            for at, piece in enumerate(session.outgoing)
+            if isinstance(piece, Outgoing) and piece.bucket is bucket and piece.commit in commits
+        }
+        if not all(piece.data for piece in void.values()):
             # A quiet write is void, and it has no answer that could say so.
             self.close()
             return
-        for at, piece in enumerate(outgoing):
-            if isinstance(piece, DeferredAnswer):
-                # What has become of it is known by now, or is still to be decided.
-                continue
-            if not piece.may_be_sent or piece.commit:
-                outgoing[at] = Outgoing(_failed(piece.data), 0, None)
+        for at, piece in void.items():
+            session.outgoing[at] = Outgoing(_failed(piece.data), 0, None)
         self.send_ready()
 
     # --- ending ---------------------------------------------------------------------------------------------------
@@ -317,9 +346,13 @@ class KvConnection(asyncio.Protocol):
             self._drop(error.reason)
 
     def _drop(self, reason: str) -> None:
-        logger.info("connection from %s dropped: %s", self.session.peer, reason)
+        logger.info("connection from %s dropped: %s", self.session.peer, reason, extra=self._dropped(reason))
         if self._transport is not None:
             self._transport.abort()
+
+    def _dropped(self, reason: str, error: RemoteProtocolError | None = None) -> dict[str, Any]:
+        about = {**self.session.log_fields(), **fields(event=LogEvent.CONNECTION_DROPPED, reason=reason)}
+        return about if error is None else {**about, **fields(error=type(error).__name__)}
 
     def close(self) -> None:
         """Close after what may be sent has been."""

@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
+from headwater.log_fields import LogEvent, fields
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.context import Refused
 from headwater.node.kv.locks import forget_vbuckets
-from headwater.node.kv.service import BucketService
+from headwater.node.kv.service import NO_CONFIG, BucketService
 from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.manager import ReplicationManager
+from headwater.node.replication.peer_statistics import PeerStatistics
 from headwater.node.replication.peers import Peers
+from headwater.node.replication.takeover_rules import end_takeovers
 from headwater.node.replication.vbucket_states import apply_config, replicated
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.status import Status
@@ -75,6 +78,14 @@ class Membership:
         )
         self._peers = Peers(
             service, login=self._login, config=lambda: self.config, this_node=lambda: self.this_node, adopt=self.adopt
+        )
+        self.peer_statistics = PeerStatistics(
+            login=self._login, config=lambda: self.config, this_node=lambda: self.this_node
+        )
+        service.config_version = lambda: NO_CONFIG if self.config is None else self.config.version
+        service.nodes_login = lambda: None if self.config is None else self.config.login
+        service.may_take_over = lambda vbucket: (
+            self.config is None or self.config.is_handed_over_to(vbucket, self.this_node)
         )
         self._load()
 
@@ -129,12 +140,16 @@ class Membership:
         if self._service.is_waiting and not await self._peers.ask_before_serving():
             logger.warning(
                 "bucket %s: no other node of the cluster can be reached; going on with config %d",
-                stored.bucket,
-                stored.revision,
+                *(stored.bucket, stored.revision),
+                extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=stored.bucket, config=stored.revision),
             )
         if self.config is stored and self.this_node is None:
             # Another address, so another node to all others: nothing here may be written to.
-            logger.warning("bucket %s: this node is not in config %d of its cluster", stored.bucket, stored.revision)
+            logger.warning(
+                "bucket %s: this node is not in config %d of its cluster",
+                *(stored.bucket, stored.revision),
+                extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=stored.bucket, config=stored.revision, vbuckets=0),
+            )
             apply_config(self._service, stored, None)
             self._service.on_change()
         self._service.is_waiting = False
@@ -143,6 +158,7 @@ class Membership:
         if self._removing is not None:
             self._removing.cancel()
             await asyncio.gather(self._removing, return_exceptions=True)
+        self.peer_statistics.stop()
         await self._peers.stop()
         await self.replication.stop()
 
@@ -169,9 +185,12 @@ class Membership:
             self._take_login(config)
         self.config = config
         self._take_uuid(config)
+        end_takeovers(self._service, config, self.this_node)
         surplus = apply_config(self._service, config, self.this_node)
         self._service.sync_writes.evaluate_all()
         bucket.pending.extra.append(Put(Table.BUCKET, CLUSTER_CONFIG, config.encode(with_login=True)))
+        if config != known:
+            self._log_config(config)
         self._service.is_waiting = False
         self._service.on_change()
         self._show()
@@ -180,6 +199,15 @@ class Membership:
         self._settings.on_config()
         self._peers.notify()
         return True
+
+    def _log_config(self, config: PublishedConfig) -> None:
+        this_node = self.this_node
+        active = 0 if this_node is None else sum(row[0] == this_node for row in config.rows)
+        logger.info(
+            "bucket %s: config %d, %d of %d vbuckets are active here",
+            *(config.bucket, config.revision, active, len(config.rows)),
+            extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=config.bucket, config=config.revision, vbuckets=active),
+        )
 
     def _take_login(self, config: PublishedConfig) -> None:
         if config.login is not None:

@@ -47,9 +47,8 @@ class Memberships:
         for membership in self._by_bucket.values():
             membership.on_durable()
 
-    def on_void(self) -> None:
-        for membership in self._by_bucket.values():
-            membership.on_void()
+    def on_void(self, service: BucketService) -> None:
+        self._by_bucket[service.name].on_void()
 
     def adopt(self, bucket: str | None, config: bytes) -> bool | None:
         """Take a config that a coordinator has published; None where it is not one, and somebody else's business."""

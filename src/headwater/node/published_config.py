@@ -2,14 +2,17 @@
 
 It is the cluster config that clients read (`cluster_config`) with one more member, `headwater`, which they ignore:
 
-    {"building": {"12": [2]}, "handing_over": {"13": 0}, "settled": false, "login": ["@cluster-…", "…"]}
+    {"building": {"12": [2]}, "handing_over": {"13": 0}, "settled": false, "coordinator": "5f0c…",
+     "login": ["@cluster-…", "…"]}
 
 * `building`: nodes that build a copy of a vbucket from its active node, though the map does not name them yet, or keep
   up one that the map no longer names. Such a copy may be promoted, and is part of no write's majority.
 * `handing_over`: the vbucket is on its way to be active on this node. Neither that node nor the one that was active
-  touches its state because of the config: the takeover decides.
+  touches its state because of the config: the takeover decides. Where this is the node that is active already, the
+  vbucket is *frozen*: nobody streams it to another node or takes it over, so that whoever coordinates can look at it.
 * `settled`: every copy is where the map says. What a node has beyond it may go.
-* `login`: how the nodes log in with each other. It is left out of all that is shown to anybody.
+* `coordinator`: a name that each run of a command makes up, so that no two of them ever publish the same config.
+* `login`: how the nodes log in with each other, for as long as there is the cluster. No config that is shown has it.
 
 A config without that member is one of somebody else's (`set-cluster-config` on a bare node): it is shown, and not acted
 on. The same bytes go to every node, and each marks itself as `thisNode` in what it shows.
@@ -57,6 +60,7 @@ class PublishedConfig:
     building: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     handing_over: Mapping[int, int] = field(default_factory=dict)
     settled: bool = False
+    coordinator: str = ""
     login: Credentials | None = field(default=None, repr=False)
 
     @property
@@ -86,6 +90,13 @@ class PublishedConfig:
             or self.handing_over.get(vbucket, NOBODY) == node
         )
 
+    def is_handed_over_to(self, vbucket: int, node: int | None) -> bool:
+        """Whether a takeover may make the vbucket active on this node."""
+        return node is not None and self.handing_over.get(vbucket) == node != self.rows[vbucket][0]
+
+    def is_frozen(self, vbucket: int) -> bool:
+        return self.handing_over.get(vbucket) == self.rows[vbucket][0]
+
     def topology(self, vbucket: int) -> tuple[list[str | None], ...]:
         """The chain of a vbucket's copies, as set-vbucket takes it."""
         names = self.names()
@@ -106,6 +117,7 @@ class PublishedConfig:
             "building": {str(vbucket): list(nodes) for vbucket, nodes in self.building.items()},
             "handing_over": {str(vbucket): node for vbucket, node in self.handing_over.items()},
             "settled": self.settled,
+            "coordinator": self.coordinator,
         }
         if with_login and self.login is not None:
             ours["login"] = [self.login.user, self.login.password]
@@ -160,6 +172,7 @@ class PublishedConfig:
             },
             handing_over={int(vbucket): int(node) for vbucket, node in ours["handing_over"].items()},
             settled=bool(ours["settled"]),
+            coordinator=str(ours.get("coordinator", "")),
             login=None if login is None else Credentials(str(login[0]), str(login[1])),
         )
         decoded._check()

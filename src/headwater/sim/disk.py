@@ -70,6 +70,9 @@ class SimulatedFolder:
     def store_password(self, password: str) -> None:
         raise AssertionError("simulated nodes are given their users")
 
+    def forget_password(self) -> None:
+        raise AssertionError("no password was generated")
+
     def load_note(self, name: str) -> bytes | None:
         return self._disk.notes.get(name)
 

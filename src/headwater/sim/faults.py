@@ -38,6 +38,7 @@ class Faults:
             "roll back": self._roll_back,
             "full disk": self._fill_disk,
             "slow disk": self._slow_disk,
+            "hold replicas": self._hold_replicas,
             "kill consumer": self._kill_consumer,
             "cut": self._cut,
             "cut one way": self._cut_one_way,
@@ -72,6 +73,7 @@ class Faults:
             host.disk.is_full = False
             host.disk.delay_s_max = world.plan.disk_delay_s_max
             host.start()
+            self._release_replicas(host)
         for consumer in world.consumers:
             consumer.start()
 
@@ -126,6 +128,19 @@ class Faults:
         self.note("a disk is slow")
         fast_s = self._world.plan.disk_delay_s_max
         self.after(self._random.uniform(0.3, 3.0), lambda: setattr(disk, "delay_s_max", fast_s))
+
+    async def _hold_replicas(self) -> None:
+        """A drill: a node takes in nothing of what others send it for its copies."""
+        host = self.ready_host()
+        if host is not None:
+            held = host.process.context.run(host.node.hold_replicas, BUCKET)
+            self.note(f"{host.name} holds {held} copies back")
+            self.after(self._random.uniform(0.2, 2.0), lambda: self._release_replicas(host))
+
+    def _release_replicas(self, host: NodeHost) -> None:
+        """One that has started again holds nothing back."""
+        if host.is_ready:
+            host.process.context.run(host.node.release_replicas, BUCKET)
 
     async def _settle(self) -> None:
         """Have a node settle its commits into blocks, which runs are too short for to happen by itself.

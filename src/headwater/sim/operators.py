@@ -1,5 +1,6 @@
 """Those who operate a simulated cluster: they make it, fail nodes over, take them back and rebalance, with the
-production coordinator. An operator may die in the middle of its work, and another one does it again.
+production coordinator. An operator may die in the middle of its work, and another one does it again. Two may be at work
+at the same time, and know nothing of each other.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ OPERATION_S_MAX = 40.0
 RECOVERIES_MAX = 25
 RECOVERY_PAUSE_S = 0.5
 DEATH_CHANCE = 0.15
+LATER_S_MAX = (0.0, 0.01, 0.5)
+"""How much later than the first of two operators the second one may begin."""
 
 Work = Callable[[Coordinator], Awaitable[Any]]
 
 
 class Operators:
-    """One operation at a time: that is what operators agree on."""
+    """One operation at a time is what operators agree on, and do not always keep to."""
 
     def __init__(self, world: World, faults: Faults) -> None:
         self._world = world
@@ -40,6 +43,7 @@ class Operators:
         """Nobody was failed over since the last rebalance, so all copies are where they should be."""
         faults.add("fail over", self._fail_over)
         faults.add("rebalance", self._rebalance)
+        faults.add("two operators", self._two_at_a_time)
 
     async def make_cluster(self) -> None:
         made = await self._operate("init", lambda coordinator: coordinator.init(replicas=self._world.plan.replicas))
@@ -72,6 +76,12 @@ class Operators:
         if not self._is_whole:
             await self._rebalance()
             return
+        host = await self._give_up_a_host()
+        await self._operate("failover", lambda coordinator: coordinator.failover([host.address]))
+        self._faults.after(self._random.uniform(0.1, 3.0), host.start)
+
+    async def _give_up_a_host(self) -> NodeHost:
+        """One that is dead, or lives and is believed to be dead."""
         host = self._random.choice(self._world.hosts)
         await self._let_copies_fall_behind(host)
         if self._random.random() < 0.7:
@@ -79,8 +89,7 @@ class Operators:
         self._faults.note(f"{host.name} is failed over")
         self._world.failed_over.update(range(self._world.plan.vbuckets))
         self._is_whole = False
-        await self._operate("failover", lambda coordinator: coordinator.failover([host.address]))
-        self._faults.after(self._random.uniform(0.1, 3.0), host.start)
+        return host
 
     async def _let_copies_fall_behind(self, host: NodeHost) -> None:
         """A failover takes something back only if the copies have not got all of it."""
@@ -94,6 +103,21 @@ class Operators:
 
     async def _rebalance(self) -> None:
         if await self._operate("rebalance", self._take_back_and_rebalance, may_die=True) is not None:
+            self._is_whole = True
+
+    async def _two_at_a_time(self) -> None:
+        """Both rebalance, or one or both fail over the same node: two of them may lose what a majority had."""
+        works: list[tuple[str, Work]] = [("rebalance", self._take_back_and_rebalance)] * 2
+        if self._is_whole and self._random.random() < 0.7:
+            lost = await self._give_up_a_host()
+            for at in self._random.choice([(0,), (1,), (0, 1)]):
+                works[at] = ("failover", lambda coordinator: coordinator.failover([lost.address]))
+            self._faults.after(self._random.uniform(0.1, 3.0), lost.start)
+        later_s = self._random.uniform(0.0, self._random.choice(LATER_S_MAX))
+        first = asyncio.create_task(self._operate(*works[0], may_die=True))
+        await asyncio.sleep(later_s)
+        done = [await self._operate(*works[1], may_die=True), await first]
+        if not any(name == "failover" for name, _ in works) and done != [None, None]:
             self._is_whole = True
 
     # --- one operation --------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class RunPlan:
             },
             consumers=random.randint(1, 3),
             fault_pause_s=random.choice([0.15, 0.4, 1.0]),
-            fault_weights=_fault_weights(random, nodes),
+            fault_weights=_fault_weights(random, nodes) | _cluster_weights(seed, nodes),
             retention=Retention(history_s=1, history_bytes=random.choice([0, 400]), purge_age_s=1)
             if forgets
             else Retention(),
@@ -133,3 +133,10 @@ def _fault_weights(random: Random, nodes: int) -> dict[str, float]:
         weights |= {"roll back": random.choice([0.0, 0.0, 1.0]), "fail over": random.choice([0.0, 1.0, 3.0])}
         weights |= {"rebalance": random.choice([0.0, 0.5])}
     return weights
+
+
+def _cluster_weights(seed: int, nodes: int) -> dict[str, float]:
+    """Drawn apart, so that all else of a plan is what it was before these came up."""
+    random = Random(f"cluster/{seed}")
+    weights = {"two operators": random.choice([0.0, 0.0, 1.0, 2.0]), "hold replicas": random.choice([0.0, 0.0, 0.7])}
+    return weights if nodes > 1 else dict.fromkeys(weights, 0.0)

@@ -132,6 +132,8 @@ async def _until(is_so: object, within_s: float) -> bool:
 
 def _is_settled(world: World) -> bool:
     """Whether everybody has all that there is. Whether it is right is another question."""
+    if not _is_agreed(world):
+        return False
     for vbucket in range(world.plan.vbuckets):
         host = world.active_host(vbucket)
         if host is None:
@@ -144,6 +146,14 @@ def _is_settled(world: World) -> bool:
         if not all(_has_copied(copy, host, vbucket) for copy in copies_of(host, world, vbucket)):
             return False
     return True
+
+
+def _is_agreed(world: World) -> bool:
+    """Whether all nodes go by the same config."""
+    if world.plan.nodes == 1:
+        return True
+    configs = [config_of(host) for host in world.hosts if host.is_ready]
+    return all(config == configs[0] for config in configs)
 
 
 def copies_of(active: NodeHost, world: World, vbucket: int) -> list[NodeHost]:
@@ -202,6 +212,8 @@ def _judge(world: World) -> None:
                 world.complain(f"vbucket {vbucket}: {wrong}")
         for copy in copies_of(host, world, vbucket):
             _judge_copy(world, copy, host, vbucket)
+    if not _is_agreed(world):
+        world.complain("the nodes go by different configs")
     _judge_writes(world, stored)
     for fault in (*world.loop.faults, *world.loop.failed_tasks()):
         world.complain(fault)

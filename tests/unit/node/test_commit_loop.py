@@ -42,7 +42,7 @@ class SlowEngine(FailingEngine):
 async def running(bucket: Bucket) -> AsyncIterator[CommitLoop]:
     loop = CommitLoop(
         BucketService(bucket=bucket, ack_when_durable=True), retention=Retention(), expiry_every_s=60,
-        compact_every_s=60, on_durable=lambda: None, on_void=lambda: None, on_failed=lambda: None,
+        compact_every_s=60, on_durable=lambda: None, on_void=lambda commits: None, on_failed=lambda: None,
     )  # fmt: skip
     loop.start()
     try:

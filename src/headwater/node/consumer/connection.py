@@ -7,11 +7,13 @@ proxy's requests and the producer's messages come over the same connection, and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from headwater.errors import MalformedMessage, UnexpectedMessage, UnknownOpcode
+from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.copies import check_addable, take_back
 from headwater.node.consumer.inbound import ChangeRun, Inbound
 from headwater.node.consumer.outbox import Outbox
@@ -42,6 +44,8 @@ from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 from headwater.protocol.stream_state import CloseAnswered, ConsumerStream, StreamRefused
 
+logger = logging.getLogger(__name__)
+
 FIRST_STREAM_OPAQUE = 0x1000
 """As in the seed's example. Those of control messages are lower."""
 _OPAQUE_MAX = 0x0FFF_FFFF
@@ -67,13 +71,18 @@ class ConsumerConnection:
         service: BucketService,
         *,
         name: str,
+        peer: str,
         settings: ConsumerSettings,
         now_s: float,
         negotiated: Negotiated = WITH_COLLECTIONS,
         is_proxied: bool = False,
     ) -> None:
         self.name = name
+        self.peer = peer
         self.settings = settings
+        self.is_proxied = is_proxied
+        self.opened_s = now_s
+        self.received_bytes = 0
         self.streams: dict[VBucketId, ReplicaStream] = {}
         self.messages = 0
         """How many single messages and runs of changes have come."""
@@ -88,7 +97,6 @@ class ConsumerConnection:
         self._service = service
         self._bucket = service.bucket
         self._negotiated = negotiated
-        self._is_proxied = is_proxied
         self._inbound = Inbound()
         self._outbox = Outbox(self._bucket, buffer_bytes=settings.buffer_bytes)
         self._by_opaque: dict[int, ReplicaStream] = {}
@@ -97,11 +105,14 @@ class ConsumerConnection:
         self._granted: set[bytes] = set()
         self._next_opaque = FIRST_STREAM_OPAQUE
         self._heard_s = self._now_s = now_s
+        self._ended_changes = 0
+        """Received by streams that have ended."""
 
     # --- out ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Ask the producer for everything that brings changes in the form they are stored in."""
+        self._service.consumers[self] = None
         for opaque, control in enumerate(self.settings.controls(), start=1):
             message = Control(opaque=opaque, key=control.key, value=control.value)
             self._controls[opaque] = message
@@ -124,6 +135,22 @@ class ConsumerConnection:
     def held_bytes(self) -> int:
         """What has come and was not looked into."""
         return self._inbound.buffered_bytes
+
+    @property
+    def is_held(self) -> bool:
+        return self._inbound.is_held
+
+    @property
+    def received_changes(self) -> int:
+        return self._ended_changes + sum(stream.received_changes for stream in self.streams.values())
+
+    @property
+    def acked_bytes(self) -> int:
+        return self._outbox.acked_bytes
+
+    @property
+    def unacked_bytes(self) -> int:
+        return self._outbox.unacked_bytes
 
     def hold(self) -> None:
         """Take nothing in until `release`, but keep the connection: noops are answered, changes are not acknowledged.
@@ -153,6 +180,7 @@ class ConsumerConnection:
         if self.is_void:
             raise UnexpectedMessage("what was received could not be stored")
         self._heard_s = self._now_s
+        self.received_bytes += len(data)
         window_bytes = 0
         for item in self._inbound.receive(data):
             self.messages += 1
@@ -173,7 +201,7 @@ class ConsumerConnection:
         try:
             if stream is None or stream.state is ConsumerStream.REQUESTED:
                 raise Refused(Status.KEY_ENOENT)
-            stream.receive_run(run.data, self._negotiated)
+            stream.receive_run(run, self._negotiated)
         except Refused as refused:
             # One answer for all of them: the producer has to end the stream, however many it has sent.
             self._refuse_stream(int(run.data[1]), run.opaque, stream, refused.status)
@@ -287,7 +315,7 @@ class ConsumerConnection:
             self._send_answer(answer)
 
     def _send_answer(self, answer: Response) -> None:
-        if self._is_proxied:
+        if self.is_proxied:
             self._outbox.send(answer)
         else:
             self.answers.append(answer)
@@ -320,9 +348,10 @@ class ConsumerConnection:
     def _forget(self, stream: ReplicaStream, reason: StreamEnd | Status) -> None:
         del self._by_opaque[stream.opaque]
         self._outbox.acknowledging.pop(stream.opaque, None)
+        self._ended_changes += stream.received_changes
         del self.streams[stream.vbucket]
         del self._service.receivers[stream.vbucket]
-        if not self._is_proxied:
+        if not self.is_proxied:
             self.ended.append(StreamEnded(stream.vbucket, reason))
 
     def _tell_failover_log(self, request: GetFailoverLog) -> None:
@@ -341,11 +370,26 @@ class ConsumerConnection:
         """Take the copy back and ask again. The bucket is at rest."""
         if stream.state is not ConsumerStream.ROLLING_BACK:
             return
+        from_seqno = int(self._bucket.vbuckets.high_seqnos[stream.vbucket])
         try:
-            stream.on_rolled_back(take_back(self._service, stream.vbucket, to_seqno))
+            reached = take_back(self._service, stream.vbucket, to_seqno)
+            stream.on_rolled_back(reached)
         except Refused as refused:
             self._give_up(stream, refused.status)
         else:
+            logger.info(
+                "bucket %s: the replica of vbucket %d is rolled back from %d to %d",
+                *(self._service.name, stream.vbucket, from_seqno, reached),
+                extra=fields(
+                    event=LogEvent.ROLLED_BACK,
+                    bucket=self._service.name,
+                    connection=self.name,
+                    peer=self.peer,
+                    vbucket=stream.vbucket,
+                    from_seqno=from_seqno,
+                    seqno=reached,
+                ),
+            )
             self._outbox.send(stream.request())
 
     def _flush(self, stream: ReplicaStream, message: DcpFlush) -> None:
@@ -385,6 +429,7 @@ class ConsumerConnection:
         for stream in list(self.streams.values()):
             stream.move(ConnectionLost)
             self._forget(stream, Status.ETMPFAIL)
+        self._service.consumers.pop(self, None)
 
 
 def _error(request: Request, status: Status) -> ErrorResponse:

@@ -27,6 +27,8 @@ def check_addable(service: BucketService, request: AddStream) -> None:
     """Whether a stream may be asked for."""
     if int(request.flags) & ~int(ADD_STREAM_FLAGS):
         raise Refused(Status.EINVAL)
+    if StreamFlags.TAKEOVER in request.flags and not service.may_take_over(request.vbucket):
+        raise Refused(Status.NOT_MY_VBUCKET)
     if request.vbucket in service.receivers:
         raise Refused(Status.KEY_EEXISTS)
     numbers = service.bucket.vbuckets

@@ -23,6 +23,7 @@ class ChangeRun:
 
     opaque: int
     data: Bytes
+    changes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Inbound:
         """How much has to be there before another look is worth it: a large frame comes in many pieces."""
         self.is_paused = False
         """Set while items are handed out: the rest stays for later."""
-        self._is_held = False
+        self.is_held = False
         self._looked_bytes = 0
         """Of what is held, where the next frame that was not looked at for a noop begins."""
         self._is_cut_short = False
@@ -48,7 +49,7 @@ class Inbound:
     @property
     def is_held_back(self) -> bool:
         """There are whole frames that were left for later, and later is now."""
-        return self._is_cut_short and not self.is_paused and not self._is_held
+        return self._is_cut_short and not self.is_paused and not self.is_held
 
     @property
     def buffered_bytes(self) -> int:
@@ -61,7 +62,7 @@ class Inbound:
     def receive(self, data: bytes | bytearray | memoryview) -> Iterator[ChangeRun | SingleFrame]:
         """What came, as far as it is whole. Raises the documented error for bytes that are no frames."""
         self._buffer += data
-        if self.is_paused or self._is_held or len(self._buffer) < self._needed_bytes:
+        if self.is_paused or self.is_held or len(self._buffer) < self._needed_bytes:
             return
         self._is_cut_short = False
         received, self._buffer = self._buffer, bytearray()
@@ -72,7 +73,7 @@ class Inbound:
             for run in cut.runs:
                 taken = run.end
                 if run.rows:
-                    yield ChangeRun(run.opaque, cut.data[run.start : run.end])
+                    yield ChangeRun(run.opaque, cut.data[run.start : run.end], run.rows)
                 else:
                     decoded = decode_frame(received, run.start)
                     assert decoded is not None, "runs are whole"
@@ -88,18 +89,18 @@ class Inbound:
 
     def hold(self) -> None:
         """Hand out nothing that comes from now on, until `release`."""
-        self._is_held, self._looked_bytes = True, 0
+        self.is_held, self._looked_bytes = True, 0
 
     def release(self) -> None:
         """Go on. What was held is handed out with what comes next, be it nothing."""
-        self._is_held, self._needed_bytes = False, HEADER_BYTES
+        self.is_held, self._needed_bytes = False, HEADER_BYTES
         self._is_cut_short = len(self._buffer) >= HEADER_BYTES
 
     def take_noops(self) -> list[int]:
         """Take the noops out of what is held, so that they can be answered at once. Returns their opaques."""
         opaques = []
         buffer, at = self._buffer, self._looked_bytes
-        while self._is_held and len(buffer) - at >= HEADER_BYTES:
+        while self.is_held and len(buffer) - at >= HEADER_BYTES:
             end = at + HEADER_BYTES + int.from_bytes(buffer[at + 8 : at + 12])
             if buffer[at] == Magic.REQUEST and buffer[at + 1] == Opcode.DCP_NOOP and len(buffer) >= end:
                 opaques.append(int.from_bytes(buffer[at + 12 : at + 16]))

@@ -24,6 +24,7 @@ class Outbox:
         self._taken: deque[tuple[int, int]] = deque()
         """Bytes that were taken, and the commit that makes them durable."""
         self.undurable_bytes = 0
+        self.acked_bytes = 0
         self.acknowledging: dict[int, SyncWriteReceiver] = {}
         """Streams with durable writes to acknowledge, by their opaques."""
 
@@ -66,6 +67,10 @@ class Outbox:
         """What was not durable has been taken back: nobody is told that it is."""
         self._waiting.clear()
 
+    @property
+    def unacked_bytes(self) -> int:
+        return self.undurable_bytes + self._window.unacked_bytes
+
     def take(self) -> bytes:
         data = bytes(self._data)
         self._data.clear()
@@ -88,4 +93,5 @@ class Outbox:
             self._window = self._window.taken(window_bytes)
         if self._window.ack_is_due:
             acked_bytes, self._window = self._window.acknowledge()
+            self.acked_bytes += acked_bytes
             self.send(BufferAck(acked_bytes=acked_bytes))

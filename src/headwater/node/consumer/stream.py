@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.errors import MalformedMessage, SnapshotViolation, UnexpectedMessage
+from headwater.node.consumer.inbound import ChangeRun
 from headwater.node.consumer.outbox import Outbox
 from headwater.node.consumer.sync_writes import SyncWriteReceiver
 from headwater.node.kv.context import Refused
@@ -26,7 +27,7 @@ from headwater.protocol.messages.dcp_stream import AddStream, SetVBucketState, S
 from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.opcodes import Opcode
-from headwater.protocol.snapshots import SnapshotTracker
+from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
 from headwater.protocol.status import Status
 from headwater.protocol.stream_request_value import StreamRequestValue
 from headwater.protocol.stream_state import (
@@ -63,10 +64,17 @@ class ReplicaStream:
         self.vbucket = request.vbucket
         self.opaque = opaque
         self.state = ConsumerStream.IDLE
+        self.received_changes = 0
+        """Whatever has a seqno: changes of documents, durable writes, events of collections."""
         self.sync_writes = SyncWriteReceiver(self._bucket, self.vbucket, opaque)
         self._tracker = SnapshotTracker(offset=resume_offset(self._bucket, self.vbucket))
         self._has_nothing_in_common = False
         """The producer has sent us back to the start, so that our branches mean nothing to it."""
+
+    @property
+    def offset(self) -> StreamOffset:
+        """Where the stream has brought the copy to."""
+        return self._tracker.offset
 
     # --- opening --------------------------------------------------------------------------------------------------
 
@@ -114,23 +122,24 @@ class ReplicaStream:
 
     # --- changes --------------------------------------------------------------------------------------------------
 
-    def receive_run(self, run: Bytes, negotiated: Negotiated) -> None:
+    def receive_run(self, run: ChangeRun, negotiated: Negotiated) -> None:
         """Changes that came one behind the other."""
         self._check_receiving()
-        at = 0
+        data, at = run.data, 0
         try:
-            while at < len(run):
+            while at < len(data):
                 end_seqno = self._snapshot_end()
                 if negotiated.collections:
-                    received = receive_run(self._bucket, self.vbucket, run[at:], end_seqno=end_seqno)
+                    received = receive_run(self._bucket, self.vbucket, data[at:], end_seqno=end_seqno)
                     at += received.consumed_bytes
                     if not received.has_to_be_decoded:
                         break
-                at = self._receive_decoded(run, at, negotiated)
+                at = self._receive_decoded(data, at, negotiated)
         except SnapshotViolation as error:
             raise Refused(Status.ERANGE, error.reason) from error
         except MalformedMessage as error:
             raise Refused(Status.EINVAL, error.reason) from error
+        self.received_changes += run.changes
         self._follow()
 
     def _receive_decoded(self, run: Bytes, at: int, negotiated: Negotiated) -> int:
@@ -170,6 +179,7 @@ class ReplicaStream:
             advance_seqno(self._bucket, self.vbucket, message.seqno)
         elif isinstance(message, Prepare | Commit | Abort):
             self.sync_writes.receive(message, end_seqno=end_seqno)
+        self.received_changes += 1
         self._follow()
 
     def _receive_event(self, message: SystemEvent, end_seqno: Seqno) -> None:

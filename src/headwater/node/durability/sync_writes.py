@@ -2,8 +2,9 @@
 
 A write is decided once, by what comes first: a majority of its vbucket's copies holds the prepare (committed); its time
 is over (aborted, and the writer is told that the outcome is ambiguous); its vbucket is not active here any more, or has
-lost the prepare (ambiguous as well). Prepares that nobody here waits for, because they were found at the start, have no
-time that could be over: they are committed when a majority holds them.
+lost the prepare (ambiguous as well). A prepare that could not be stored has not happened, and a decision that could not
+be is made again. Prepares that nobody here waits for, because they were found at the start, have no time that could be
+over: they are committed when a majority holds them.
 
 All levels of durability come to the same: what is streamed, and so what is acknowledged, is durable already.
 """
@@ -83,7 +84,12 @@ class SyncWrites:
     def begin(self, prepare: PendingPrepare, *, deadline_s: float) -> SyncWrite:
         """Wait for a majority to hold a prepare."""
         write = SyncWrite(prepare=prepare, deadline_s=deadline_s)
-        self._waiting.setdefault(prepare.vbucket, {})[prepare.encoded_key] = write
+        writes = self._waiting.setdefault(prepare.vbucket, {})
+        older = writes.get(prepare.encoded_key)
+        if older is not None:
+            # It would have been in the way, if its prepare had not been taken back with the vbucket.
+            self._lose(older, Status.SYNC_WRITE_AMBIGUOUS)
+        writes[prepare.encoded_key] = write
         return write
 
     def in_the_way(self, vbucket: int, collection_id: CollectionId, key: bytes) -> Status | None:
@@ -103,7 +109,7 @@ class SyncWrites:
             return
         known = self._known(vbucket)
         known[node] = max(known.get(node, 0), seqno)
-        self.evaluate(vbucket)
+        self._decide_held(vbucket)
 
     def begin_stream(self, vbucket: int, node: str, start_seqno: Seqno) -> None:
         """A replica asks for what comes after a seqno: whatever it has acknowledged beyond, it has lost."""
@@ -122,20 +128,29 @@ class SyncWrites:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self, vbucket: int) -> None:
-        """Decide what can be decided of a vbucket: something about it has changed."""
+        """Decide what can be decided of a vbucket: something about it has changed. Looks at all that is undecided."""
         if self.bucket.vbuckets.state(vbucket) != VBucketState.ACTIVE:
             self._acknowledged.pop(vbucket, None)
             self._give_up(vbucket)
             return
         self._forget_lost(vbucket)
+        for prepare in self.bucket.prepares.of(vbucket):
+            if self._is_dropped(prepare):
+                self._abort(prepare)
+        self._decide_held(vbucket)
+
+    def _decide_held(self, vbucket: int) -> None:
+        """Decide what a majority holds: the oldest. No others are looked at, since acknowledgements are many."""
         if not self.bucket.prepares.counts[vbucket]:
             return
-        held = self.satisfied_seqno(vbucket)
-        for prepare in self.bucket.prepares.of(vbucket):
-            if self.bucket.manifest.collection_by_id(prepare.collection_id) is None:
+        for prepare in self.bucket.prepares.up_to(vbucket, self.satisfied_seqno(vbucket)):
+            if self._is_dropped(prepare):
                 self._abort(prepare)
-            elif prepare.seqno <= held:
+            else:
                 self._commit(prepare)
+
+    def _is_dropped(self, prepare: PendingPrepare) -> bool:
+        return self.bucket.manifest.collection_by_id(prepare.collection_id) is None
 
     def satisfied_seqno(self, vbucket: int) -> int:
         """Up to where a majority of a vbucket's copies holds everything."""
@@ -154,8 +169,10 @@ class SyncWrites:
         self._decide(prepare, Outcome(status=Status.SYNC_WRITE_AMBIGUOUS, commit=commit))
 
     def _decide(self, prepare: PendingPrepare, outcome: Outcome) -> None:
-        write = self._waiting.get(prepare.vbucket, {}).pop(prepare.encoded_key, None)
-        if write is not None:
+        writes = self._waiting.get(prepare.vbucket, {})
+        write = writes.get(prepare.encoded_key)
+        if write is not None and write.prepare.is_same(prepare):
+            del writes[prepare.encoded_key]
             write.outcome = outcome
             self._deciding.append(write)
         self.on_change()
@@ -163,18 +180,25 @@ class SyncWrites:
     def _give_up(self, vbucket: int) -> None:
         """The vbucket is not active here: what becomes of its prepares is decided elsewhere."""
         for write in self._waiting.pop(vbucket, {}).values():
-            write.outcome = Outcome(status=Status.SYNC_WRITE_AMBIGUOUS)
-            self.has_news = True
+            self._lose(write, Status.SYNC_WRITE_AMBIGUOUS)
 
     def _forget_lost(self, vbucket: int) -> None:
         """Prepares that are not there any more were taken back with the vbucket."""
         writes = self._waiting.get(vbucket, {})
         for key, write in list(writes.items()):
-            prepare = write.prepare
-            if not prepare.is_same(self.bucket.prepares.find(vbucket, prepare.collection_id, prepare.key)):
+            if not self._is_prepared(write):
                 del writes[key]
-                write.outcome = Outcome(status=Status.SYNC_WRITE_AMBIGUOUS)
-                self.has_news = True
+                self._lose(write, Status.SYNC_WRITE_AMBIGUOUS)
+
+    def _is_prepared(self, write: SyncWrite) -> bool:
+        """Whether the prepare of a write is there, undecided: that of another write of the key is not it."""
+        prepare = write.prepare
+        return prepare.is_same(self.bucket.prepares.find(prepare.vbucket, prepare.collection_id, prepare.key))
+
+    def _lose(self, write: SyncWrite, status: Status) -> None:
+        """Nothing more will become of a write here."""
+        write.outcome = Outcome(status=status)
+        self.has_news = True
 
     # --- time and commits -----------------------------------------------------------------------------------------
 
@@ -192,22 +216,31 @@ class SyncWrites:
 
     def on_durable(self) -> None:
         """A commit is durable: what was decided by it stays decided, and vbuckets with one copy may have a majority."""
-        durable = self.bucket.durable_commit
-        self._deciding = [write for write in self._deciding if write.outcome and write.outcome.commit > durable]
+        self._deciding = [write for write in self._deciding if self._is_pending(write)]
         for vbucket in list(self._waiting):
-            if not self.chains(vbucket):
-                self.evaluate(vbucket)
+            if not self.chains(vbucket) and self.bucket.vbuckets.state(vbucket) == VBucketState.ACTIVE:
+                self._decide_held(vbucket)
 
     def on_void(self) -> None:
-        """What was not durable is taken back. A decision is made again; a prepare that is gone has not happened."""
-        for write in self._deciding:
-            self._waiting.setdefault(write.prepare.vbucket, {})[write.prepare.encoded_key] = write
-            write.outcome = None
-        self._deciding = []
-        for vbucket, writes in list(self._waiting.items()):
-            for key, write in list(writes.items()):
-                prepare = write.prepare
-                if not prepare.is_same(self.bucket.prepares.find(vbucket, prepare.collection_id, prepare.key)):
-                    del writes[key]
-                    write.outcome = Outcome(status=Status.ETMPFAIL)
+        """What was not durable is taken back. A decision is made again; a prepare that is gone has not happened.
+
+        A key may have several writes: one that was decided, and another that was let in before the decision was
+        durable. It is the prepare which is there that tells whose turn it is. Where the commit of another bucket
+        failed, nothing was taken back here, and what is pending will be durable yet.
+        """
+        waiting = [write for writes in self._waiting.values() for write in writes.values()]
+        taken_back = [write for write in self._deciding if not self._is_pending(write)]
+        self._deciding = [write for write in self._deciding if self._is_pending(write)]
+        self._waiting = {}
+        for write in (*taken_back, *waiting):
+            if self._is_prepared(write):
+                write.outcome = None
+                self._waiting.setdefault(write.prepare.vbucket, {})[write.prepare.encoded_key] = write
+            else:
+                self._lose(write, Status.ETMPFAIL)
+        for vbucket in list(self._waiting):
             self.evaluate(vbucket)
+
+    def _is_pending(self, write: SyncWrite) -> bool:
+        """Whether the decision of a write waits for a commit."""
+        return write.outcome is not None and write.outcome.commit > self.bucket.durable_commit

@@ -15,11 +15,12 @@ from typing import Any, Protocol, Self, cast
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ANSWER_BYTES_MAX, HandshakeOutcome
 from headwater.client.kv_connection import Login, broken, closed, tls_failed, unreachable
-from headwater.errors import ConnectionFailed, HeadwaterError, UnexpectedMessage, status_error
+from headwater.errors import ConnectionFailed, HeadwaterError, UnexpectedMessage
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.opcodes import Magic
+from headwater.protocol.refusals import refused_request
 
 _OPAQUES = 0xFFFFFFFF
 STATISTICS_MAX = 100_000
@@ -106,18 +107,23 @@ class PeerConnection(asyncio.Protocol):
         except TimeoutError as error:
             self.abort()
             raise broken(self.address, error, waited_s=self._login.timeouts.answer_s) from error
-        for answer in answers:
+        for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, ErrorResponse):
-                raise status_error(answer.status, answer.context)
+                raise refused_request(message, answer)
         return answers
 
     async def statistics(self, group: str = "") -> dict[str, str]:
-        waiting = self._send(Stat(key=group.encode()))
+        message = Stat(key=group.encode())
+        waiting = self._send(message)
         waiting.statistics = {}
-        async with asyncio.timeout(self._login.timeouts.answer_s):
-            answer = await waiting.answer
+        try:
+            async with asyncio.timeout(self._login.timeouts.answer_s):
+                answer = await waiting.answer
+        except TimeoutError as error:
+            self.abort()
+            raise broken(self.address, error, waited_s=self._login.timeouts.answer_s) from error
         if isinstance(answer, ErrorResponse):
-            raise status_error(answer.status, answer.context)
+            raise refused_request(message, answer)
         return waiting.statistics
 
     def _send(self, message: Request) -> _Waiting:

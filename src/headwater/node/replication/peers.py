@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError, StatusError, StoreError
+from headwater.log_fields import LogEvent, fields
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.kv.service import BucketService
 from headwater.node.published_config import PublishedConfig, kv_address
@@ -58,6 +59,8 @@ class Peers:
         self._adopt = adopt
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._told: tuple[int, int] | None = None
+        """The version of which was last told that there are two configs of it."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._ask_forever())
@@ -129,9 +132,31 @@ class Peers:
         ours = self._config()
         if theirs is None or ours is None or theirs.uuid != ours.uuid:
             return
+        if theirs.version == ours.version and theirs != replace(ours, login=None) and ours.version != self._told:
+            self._told = ours.version
+            logger.warning(
+                "bucket %s: %s has another config %d: two commands have changed the cluster at the same time; run "
+                "`headwater cluster rebalance`",
+                *(ours.bucket, connection.address, ours.revision),
+                extra=fields(
+                    event=LogEvent.CLUSTER_CONFIG,
+                    bucket=ours.bucket,
+                    config=ours.revision,
+                    address=str(connection.address),
+                ),
+            )
         if theirs.version > ours.version:
-            logger.info("bucket %s: config %d comes from %s", theirs.bucket, theirs.revision, connection.address)
-            # The log-in is shown to nobody, and it is the same.
+            logger.info(
+                "bucket %s: config %d comes from %s",
+                *(theirs.bucket, theirs.revision, connection.address),
+                extra=fields(
+                    event=LogEvent.CLUSTER_CONFIG,
+                    bucket=theirs.bucket,
+                    config=theirs.revision,
+                    address=str(connection.address),
+                ),
+            )
+            # The log-in is not shown, and it is the same: it let this node in.
             self._adopt(replace(theirs, login=ours.login))
 
     # --- collections ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
-from headwater.errors import HeadwaterError, status_error
+from headwater.errors import HeadwaterError
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
@@ -25,6 +25,7 @@ from headwater.protocol.messages.dcp_connection import Open, OpenFlags
 from headwater.protocol.messages.dcp_stream import AddStream, StreamEnd, StreamEndReason, StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.refusals import refused
 
 PRODUCER_FLAGS = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS
 """A copy has all of a document; delete times come with the controls of the consumer."""
@@ -49,7 +50,7 @@ class Proxy:
         self.passed_bytes = 0
         self._source = source
         self._target = target
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[object]] = {}
         self._opaque = 0
         self._from_target = FrameBuffer()
         self._headers = _HeaderScan()
@@ -87,7 +88,10 @@ class Proxy:
         answer = self._answers[opaque] = asyncio.get_running_loop().create_future()
         self._target.write(AddStream(vbucket=vbucket, flags=flags, opaque=opaque).encode())
         try:
-            await answer
+            answered = await answer
+            if isinstance(answered, ErrorResponse):
+                what = f"to stream vbucket {vbucket}"
+                raise refused(what, status=answered.status, context=answered.context)
         except BaseException:
             self.streams.pop(vbucket, None)
             raise
@@ -150,10 +154,7 @@ class Proxy:
         waiting = self._answers.get(opaque)
         if waiting is None or waiting.done():
             return
-        if isinstance(answer, ErrorResponse):
-            waiting.set_exception(status_error(answer.status, answer.context))
-        else:
-            waiting.set_result(None)
+        waiting.set_result(answer)
 
     def _fail(self, error: HeadwaterError) -> None:
         """One of the two is gone, so the other one is of no use."""

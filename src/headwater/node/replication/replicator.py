@@ -8,18 +8,22 @@ its vbucket is no longer active there, is asked for again until a newer config s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
+from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.consumer.settings import ConsumerSettings
 from headwater.node.kv.service import BucketService
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.node.replication.proxy import PRODUCER_FLAGS
+from headwater.protocol.limits import CONNECTION_NAME_BYTES_MAX
 from headwater.protocol.messages.dcp_connection import Open
 from headwater.protocol.messages.dcp_stream import AddStream
 from headwater.protocol.numbers import VBucketId
@@ -42,6 +46,15 @@ class Source:
     login: Login
     this_name: str
     """The name under which the cluster knows this node."""
+
+
+def connection_name(source: Source, bucket: str) -> str:
+    """As real servers name it, so that both ends tell which copies it is for. One for each pair of nodes and bucket."""
+    name = f"replication:{source.address}->{source.this_name}:{bucket}"
+    if len(name.encode()) <= CONNECTION_NAME_BYTES_MAX:
+        return name
+    # Cut, it could be another pair's as well, and each would take the other's place.
+    return f"replication:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 class Replicator:
@@ -133,7 +146,21 @@ class Replicator:
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            logger.critical("replication from %s has failed", self.source.address, exc_info=task.exception())
+            logger.critical(
+                "replication from %s has failed",
+                self.source.address,
+                exc_info=task.exception(),
+                extra=self._failure(str(task.exception()), task.exception()),
+            )
+
+    def _failure(self, reason: str, error: BaseException | None) -> dict[str, Any]:
+        return fields(
+            event=LogEvent.REPLICATION_FAILED,
+            bucket=self._service.name,
+            address=str(self.source.address),
+            error=type(error).__name__,
+            reason=reason,
+        )
 
     # --- the connection -------------------------------------------------------------------------------------------
 
@@ -146,7 +173,11 @@ class Replicator:
             try:
                 await self._run()
             except HeadwaterError as error:
-                logger.info("bucket %s: replication from %s: %s", self._service.name, self.source.address, error.reason)
+                logger.info(
+                    "bucket %s: replication from %s: %s",
+                    *(self._service.name, self.source.address, error.reason),
+                    extra=self._failure(error.reason, error),
+                )
             finally:
                 self._disconnect()
             if self._now_s() - began_s > RETRY_MAX_S:
@@ -157,12 +188,13 @@ class Replicator:
     async def _run(self) -> None:
         """One connection, until it is lost."""
         source = self.source
-        name = f"replication:{self._service.name}:{source.this_name}"
+        name = connection_name(source, self._service.name)
         connection = self._connection = await PeerConnection.open(source.address, source.login)
         await connection.request(Open(flags=PRODUCER_FLAGS, key=name.encode()))
         consumer = ConsumerConnection(
             self._service,
             name=name,
+            peer=str(source.address),
             settings=ConsumerSettings(consumer_name=source.this_name),
             now_s=self._now_s(),
             negotiated=connection.outcome.negotiated,

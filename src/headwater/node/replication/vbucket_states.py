@@ -8,6 +8,7 @@ The table, for a vbucket whose active node the config knows:
     neither, but in the cluster  dead if it took writes; gone once the config is settled
     not in the cluster           dead if it took writes; the data is kept for the day the node is added again
     handed over (to or from)     as it is: the takeover decides
+    frozen                       as it is: who coordinates decides
 
 An active vbucket is demoted here and nowhere else, so it happens only where a newer config names another active node.
 """
@@ -21,7 +22,6 @@ from headwater.node.kv.locks import forget_vbuckets
 from headwater.node.kv.service import BucketService
 from headwater.node.published_config import PublishedConfig
 from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 
@@ -39,7 +39,7 @@ def apply_config(service: BucketService, config: PublishedConfig, this_node: int
         if this_node is None:
             _stop_writes(service, vbucket, state)
         elif vbucket in config.handing_over:
-            if config.handing_over[vbucket] == this_node:
+            if config.is_handed_over_to(vbucket, this_node):
                 _prepare_to_take_over(bucket, vbucket, state, config)
         elif row[0] == this_node:
             _set_topology(bucket, vbucket, facts, [None if node == NOBODY else names[node] for node in row])
@@ -87,17 +87,8 @@ def _prepare_to_take_over(bucket: Bucket, vbucket: int, state: VBucketState | No
 
 
 def _make_replica(service: BucketService, vbucket: int, state: VBucketState | None, *, has_active: bool) -> None:
-    bucket = service.bucket
-    if state is None:
-        bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
-    elif state != VBucketState.REPLICA and has_active:
-        facts = bucket.vbuckets.facts[vbucket]
-        assert facts is not None
-        if state != VBucketState.PENDING:
-            # It was the active copy, so it has no snapshot half received: what it has is whole.
-            high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
-            facts = replace(facts, snapshot_start_seqno=high, snapshot_end_seqno=high)
-        bucket.set_vbucket_facts(vbucket, replace(facts, state=VBucketState.REPLICA, topology=None))
+    if state is None or (state != VBucketState.REPLICA and has_active):
+        service.bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
         forget_vbuckets(service, {vbucket})
 
 

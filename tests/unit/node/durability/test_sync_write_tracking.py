@@ -161,8 +161,59 @@ def test_an_abort_that_could_not_be_stored_leaves_the_write_undecided() -> None:
     assert status_of(write) == Status.SUCCESS
 
 
+def fail_commit(sync_writes: SyncWrites, engine: FailingEngine) -> None:
+    """The disk is full, for one commit."""
+    engine.writes_left = 0
+    with pytest.raises(StoreFull):
+        sync_writes.bucket.commit_now()
+    engine.writes_left = None
+    abandon(sync_writes.bucket)
+    sync_writes.on_void()
+
+
+def test_of_two_writes_of_a_key_the_one_that_is_prepared_goes_on_when_a_commit_fails() -> None:
+    engine = FailingEngine(MemoryEngine())
+    sync_writes = tracked(new_bucket(engine), "a", "b")
+    first = begin(sync_writes)
+    sync_writes.bucket.commit_now()
+    sync_writes.acknowledge(VB, "b", Seqno(1))
+    assert sync_writes.in_the_way(VB, DEFAULT_COLLECTION, b"k") is None, "the first one is decided"
+    second = begin(sync_writes)
+    fail_commit(sync_writes, engine)
+    assert status_of(second) == Status.ETMPFAIL, "nobody has ever had its prepare"
+    assert sync_writes.has_news
+    assert status_of(first) == Status.SUCCESS, "a majority holds its prepare still"
+    sync_writes.bucket.commit_now()
+    sync_writes.on_durable()
+    assert value_of(sync_writes.bucket, VB, b"k") == b"1"
+
+
+def test_what_is_decided_stays_decided_when_the_commit_of_another_bucket_fails() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    first = begin(sync_writes)
+    sync_writes.bucket.commit_now()
+    sync_writes.acknowledge(VB, "b", Seqno(1))
+    second = begin(sync_writes)
+    sync_writes.on_void()
+    assert (status_of(first), status_of(second)) == (Status.SUCCESS, None)
+    sync_writes.bucket.commit_now()
+    sync_writes.on_durable()
+    sync_writes.acknowledge(VB, "b", Seqno(3))
+    assert status_of(second) == Status.SUCCESS
+
+
+def test_a_write_that_was_lost_is_answered_though_another_one_of_its_key_begins_before_anybody_looks() -> None:
+    sync_writes = tracked(new_bucket(), "a", "b")
+    lost = begin(sync_writes)
+    sync_writes.bucket.commit_now()
+    roll_back(sync_writes.bucket, VB, Seqno(0), branch=True)
+    again = begin(sync_writes)
+    assert (status_of(lost), status_of(again)) == (Status.SYNC_WRITE_AMBIGUOUS, None)
+    assert sync_writes.has_news
+
+
 class Tracking(RuleBasedStateMachine):
-    """Whatever happens in whatever order: a write is decided once, and success means that a majority holds it."""
+    """Whatever happens in whatever order: every write is decided in the end, once, and success means a majority."""
 
     @initialize()
     def start(self) -> None:
@@ -176,7 +227,7 @@ class Tracking(RuleBasedStateMachine):
         self.writes: list[SyncWrite] = []
         self.told: dict[int, Status] = {}
 
-    @rule(key=st.sampled_from([b"x", b"y", b"z"]))
+    @rule(key=st.sampled_from([b"x", b"y"]))
     def write(self, key: bytes) -> None:
         in_the_way = self.sync_writes.in_the_way(VB, DEFAULT_COLLECTION, key)
         if in_the_way is None:
@@ -199,7 +250,7 @@ class Tracking(RuleBasedStateMachine):
             self.sync_writes.on_void()
         self.engine.writes_left = None
 
-    @rule(node=st.sampled_from(["b", "c"]), share=st.floats(0, 1))
+    @rule(node=st.sampled_from(["b", "c"]), share=st.sampled_from([0.5, 1.0]))
     def acknowledge(self, node: str, share: float) -> None:
         durable = self.bucket.vbuckets.durable_seqno(VB)
         self.held[node] = max(self.held[node], int(durable * share))
@@ -217,12 +268,29 @@ class Tracking(RuleBasedStateMachine):
         facts = self.bucket.vbuckets.facts[VB]
         assert facts is not None
         self.bucket.set_vbucket_facts(VB, replace(facts, topology=topology))
-        self.bucket.commit_now()
+        self.commit()
         self.sync_writes.evaluate(VB)
         if state != VBucketState.ACTIVE:
             self.bucket.set_vbucket_state(VB, VBucketState.ACTIVE)
-            self.bucket.commit_now()
+            self.commit()
             self.sync_writes.evaluate(VB)
+
+    @rule()
+    def roll_back(self) -> None:
+        """All is taken back, also what replicas hold. Whoever was told of it was told before."""
+        self.commit()
+        self.tell()
+        roll_back(self.bucket, VB, Seqno(0), branch=True)
+        self.held = dict.fromkeys(self.held, 0)
+
+    def teardown(self) -> None:
+        """The disk has room again, time passes, and nobody waits for an answer."""
+        for _ in range(2):
+            self.commit()
+            self.wait(10)
+        self.commit()
+        self.tell()
+        assert len(self.told) == len(self.writes), "a write has no answer"
 
     @invariant()
     def tell(self) -> None:
@@ -244,4 +312,4 @@ class Tracking(RuleBasedStateMachine):
 
 
 TestTracking = Tracking.TestCase
-TestTracking.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTracking.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -32,7 +32,7 @@ def membership() -> tuple[Membership, BucketService]:
     service = BucketService(bucket=new_bucket())
     loop = CommitLoop(
         service, retention=Retention(), expiry_every_s=60, compact_every_s=60, on_durable=lambda: None,
-        on_void=lambda: None, on_failed=lambda: None,
+        on_void=lambda commits: None, on_failed=lambda: None,
     )  # fmt: skip
     settings = MemberSettings(
         login=lambda bucket, credentials: Login(credentials=credentials, bucket=bucket), random_bytes=bytes,

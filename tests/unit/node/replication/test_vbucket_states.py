@@ -13,11 +13,12 @@ from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.vbucket_states import apply_config, replicated
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Vbuuid
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
 from headwater.store.bucket import Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.memory_engine import MemoryEngine
 from headwater.store.opening import create_bucket
+from headwater.store.receiving import begin_snapshot
 
 HERE, OTHER, THIRD, NOBODY = 0, 1, 2, -1
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000, 3000))
@@ -139,3 +140,27 @@ def test_what_is_streamed(
 ) -> None:
     assert replicated(a_bucket(state), config(row, **parts), HERE) == sources
     assert replicated(a_bucket(state), config(row, **parts), None) == {}
+
+
+def test_a_dead_copy_that_has_half_of_a_snapshot_is_not_taken_for_whole() -> None:
+    """It was to take over when its node was failed over. Taken back, it has to get the rest before it may count."""
+    service = a_bucket(REPLICA)
+    begin_snapshot(service.bucket, 0, start=Seqno(1), end=Seqno(9), has_history=False, purge_seqno=Seqno(0))
+    service.bucket.set_vbucket_state(0, PENDING)
+    apply_config(service, config((OTHER, THIRD)), None)
+    assert service.bucket.vbuckets.state(0) == DEAD
+    apply_config(service, config((OTHER, HERE)), HERE)
+    facts = service.bucket.vbuckets.facts[0]
+    assert facts is not None
+    assert (facts.state, facts.snapshot_start_seqno, facts.snapshot_end_seqno) == (REPLICA, 1, 9)
+
+
+def test_a_frozen_vbucket_stays_as_it_is_and_is_streamed_by_nobody() -> None:
+    source, target = (HERE, OTHER), (OTHER, HERE)
+    for state, row in ((ACTIVE, source), (DEAD, source), (PENDING, target), (ACTIVE, target)):
+        service = a_bucket(state)
+        before = service.bucket.vbuckets.facts[0]
+        frozen = config(row, handing_over={0: row[0]})
+        assert apply_config(service, frozen, HERE) == []
+        assert service.bucket.vbuckets.facts[0] == before
+        assert replicated(service, frozen, HERE) == {}

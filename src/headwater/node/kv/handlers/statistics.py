@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from headwater.node.auth.users import Action
+from headwater.node.consumer.consumer_views import ConsumerView, ReceivedStreamView, consumer_views
 from headwater.node.kv.access import refuse_vbucket
 from headwater.node.kv.context import Context, Refused
 from headwater.node.producer.statistics import ConnectionStatistics, StreamStatistics, connection_statistics
@@ -87,24 +89,45 @@ def _replication(context: Context, bucket: Bucket) -> Statistics:
     yield from context.bucket_service.replication()
 
 
+def _nodes_login(context: Context, bucket: Bucket) -> Statistics:
+    """How the nodes of the cluster log in to each other. Whoever may publish another log-in may ask for this one."""
+    service = context.bucket_service
+    if not context.service.users.may(context.session.user or "", Action.ADMIN, service.name):
+        raise Refused(Status.EACCESS)
+    login = service.nodes_login()
+    if login is not None:
+        yield "user", login.user
+        yield "password", login.password
+
+
+def _vbucket_numbers(context: Context, bucket: Bucket) -> Statistics:
+    yield from context.bucket_service.vbucket_numbers()
+
+
 _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "": _general,
     "uuid": _uuid,
     "collections": _collections,
     "replication": _replication,
+    "headwater-vbuckets": _vbucket_numbers,
+    "headwater-login": _nodes_login,
 }
 
 # --- of DCP connections -------------------------------------------------------------------------------------------
 
 
 def _dcp(context: Context, name: str | None) -> Statistics:
-    """All connections that get changes, or the one that is named. Times of creation count from the node's start."""
+    """All connections that send or receive changes, or the one named. Times of creation count from the node's start."""
     service = context.service
-    connections = context.bucket_service.producer_connections()
+    bucket, now_s = context.bucket_service, service.now_s()
     uptime_s = (service.now_ns() - service.started_ns) / _NANOSECONDS
-    told = connection_statistics(connections, now_s=service.now_s(), name=name)
+    told = connection_statistics(bucket.producer_connections(), now_s=now_s, name=name)
     for connection in told:
         yield from _of_connection(connection, created_s=max(0.0, uptime_s - connection.open_s))
+    received = consumer_views(bucket.consumer_connections(), now_s=now_s, name=name)
+    for consumer in received:
+        yield from _of_consumer(consumer, created_s=max(0.0, uptime_s - consumer.open_s))
+    yield "ep_dcp_count", len(told) + len(received)
     yield "ep_dcp_producer_count", len(told)
     yield "ep_dcp_total_bytes", sum(connection.total_bytes_sent for connection in told)
 
@@ -139,6 +162,35 @@ def _of_stream(stream: StreamStatistics, prefix: str) -> Statistics:
     yield f"{prefix}_backlog_items", stream.backlog_items
     yield f"{prefix}_frames_sent", stream.frames_sent
     yield f"{prefix}_bytes_sent", stream.bytes_sent
+
+
+def _of_consumer(consumer: ConsumerView, *, created_s: float) -> Statistics:
+    prefix = f"eq_dcpq:{consumer.name}"
+    yield f"{prefix}:type", "consumer"
+    yield f"{prefix}:created", int(created_s)
+    yield f"{prefix}:peer", consumer.peer
+    yield f"{prefix}:supports_ack", _boolean(consumer.buffer_bytes_max > 0)
+    yield f"{prefix}:total_received_bytes", consumer.received_bytes
+    yield f"{prefix}:total_received_changes", consumer.received_changes
+    yield f"{prefix}:total_acked_bytes", consumer.acked_bytes
+    yield f"{prefix}:unacked_bytes", consumer.unacked_bytes
+    yield f"{prefix}:max_buffer_bytes", consumer.buffer_bytes_max
+    yield f"{prefix}:held", _boolean(consumer.is_held)
+    yield f"{prefix}:held_bytes", consumer.held_bytes
+    yield f"{prefix}:num_streams", len(consumer.vbuckets)
+    for stream in consumer.streams or ():
+        yield from _of_received_stream(stream, f"{prefix}:stream_{stream.vbucket}")
+
+
+def _of_received_stream(stream: ReceivedStreamView, prefix: str) -> Statistics:
+    yield f"{prefix}_state", stream.state
+    yield f"{prefix}_opaque", stream.opaque
+    yield f"{prefix}_flags", stream.flags
+    yield f"{prefix}_last_received_seqno", stream.received_seqno
+    yield f"{prefix}_received_changes", stream.received_changes
+    yield f"{prefix}_in_snapshot", _boolean(stream.is_inside_snapshot)
+    yield f"{prefix}_cur_snapshot_start", stream.snapshot_start_seqno
+    yield f"{prefix}_cur_snapshot_end", stream.snapshot_end_seqno
 
 
 def _boolean(value: bool) -> str:

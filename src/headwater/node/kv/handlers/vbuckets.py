@@ -10,6 +10,7 @@ from headwater.node.kv.access import collection_by_id, refuse_vbucket
 from headwater.node.kv.collection_seqnos import collection_high_seqnos
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.locks import forget_vbuckets
+from headwater.node.kv.service import BucketService
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.messages.session import Flush
@@ -44,7 +45,11 @@ def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
         raise Refused(Status.EINVAL, f"{request.state} is not the state of a vbucket")
     if request.vbucket >= len(bucket.vbuckets):
         raise Refused(Status.ERANGE, f"the bucket has {len(bucket.vbuckets)} vbuckets")
-    topology = _topology(request) if request.value else None
+    topology = None
+    if request.value:
+        members = _members(request)
+        _check_config(service, members)
+        topology = _topology(request, members)
     commit = bucket.set_vbucket_state(request.vbucket, request.state)
     facts = bucket.vbuckets.facts[request.vbucket]
     assert facts is not None, "it has just been given a state"
@@ -56,12 +61,25 @@ def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
     return context.ok()
 
 
-def _topology(request: SetVBucket) -> tuple[Any, ...] | None:
-    """The replication topology: chains of node names, the active one first. Only an active vbucket has one."""
+def _members(request: SetVBucket) -> dict[str, Any]:
     try:
-        chains = json.loads(request.value)["topology"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        members = json.loads(request.value)
+    except (ValueError, RecursionError) as error:
         raise Refused(Status.EINVAL, "the value is not JSON with a topology") from error
+    if not isinstance(members, dict) or "topology" not in members:
+        raise Refused(Status.EINVAL, "the value is not JSON with a topology")
+    return members
+
+
+def _check_config(service: BucketService, members: dict[str, Any]) -> None:
+    """Who coordinates a cluster may say by which config it decides. By another one it might have decided otherwise."""
+    if "config" in members and members["config"] != list(service.config_version()):
+        raise Refused(Status.KEY_EEXISTS, "the node has another config by now")
+
+
+def _topology(request: SetVBucket, members: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The replication topology: chains of node names, the active one first. Only an active vbucket has one."""
+    chains = members["topology"]
     if chains is None:
         return None
     if request.state != VBucketState.ACTIVE or not _is_topology(chains):

@@ -1,0 +1,204 @@
+"""Two operators at the same time, who know nothing of each other: one goes on, nothing is lost, and nodes agree."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
+
+from headwater.cluster.config_changes import with_handing_over
+from headwater.cluster.coordinator import Coordinator
+from headwater.cluster.kv_port import NodePort
+from headwater.errors import HeadwaterError, NotMyVBucket, Overtaken
+from headwater.node.replication.proxy import Proxy
+from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.numbers import VBucketId
+
+KEYS = [b"key-%d" % number for number in range(60)]
+
+Story = Callable[[InProcessNodes, Coordinator, Coordinator], Awaitable[None]]
+
+
+def play(folder: Path, nodes: int, story: Story) -> None:
+    async def run() -> None:
+        async with (
+            in_process(folder, nodes) as cluster,
+            cluster.coordinator(0) as first,
+            cluster.coordinator(nodes - 1) as second,
+        ):
+            await first.init(replicas=1)
+            for node in range(1, nodes):
+                await first.add(cluster.address(node))
+            await cluster.store(KEYS)
+            await story(cluster, first, second)
+
+    asyncio.run(asyncio.wait_for(run(), 90))
+
+
+def configs(nodes: InProcessNodes) -> list[object]:
+    return [node.membership("default").config for node in nodes.running.values()]
+
+
+def active(nodes: InProcessNodes, vbucket: int) -> list[int]:
+    return [number for number, state in nodes.copies(vbucket).items() if state == "active"]
+
+
+async def is_well(nodes: InProcessNodes, coordinator: Coordinator) -> None:
+    """One command is enough: nodes agree, every vbucket is active once, and everything is there."""
+    await coordinator.rebalance()
+    status = await coordinator.status()
+    assert (status.settled, status.missing, status.disagreeing) == (True, 0, ())
+    assert all(config == configs(nodes)[0] for config in configs(nodes))
+    assert [len(active(nodes, vbucket)) for vbucket in range(VBUCKETS)] == [1] * VBUCKETS
+    assert await nodes.found(KEYS) == KEYS
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.05, 0.2])
+def test_two_rebalances(tmp_path: Path, later_s: float) -> None:
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        async def later() -> None:
+            await asyncio.sleep(later_s)
+            await second.rebalance()
+
+        results = await asyncio.gather(first.rebalance(), later(), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        assert all(isinstance(failure, Overtaken) for failure in failures), failures
+        async with nodes.coordinator(1) as third:
+            await is_well(nodes, third)
+
+    play(tmp_path, 3, story)
+
+
+def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
+    """The copies do not come, and the one who rebalances waits for them; somebody else gives the node up."""
+
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        nodes.running[1].hold_replicas("default")
+        rebalance = asyncio.create_task(first.rebalance())
+        async with asyncio.timeout(20):
+            while not nodes.running[0].membership("default").config.building:  # type: ignore[union-attr]
+                await asyncio.sleep(0.02)
+        await second.failover([nodes.name(1)])
+        with pytest.raises(Overtaken):
+            await rebalance
+        await nodes.stop(1)
+        await is_well(nodes, second)
+
+    play(tmp_path, 3, story)
+
+
+def test_nodes_with_different_configs_of_one_revision(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        await first.rebalance()
+        known = nodes.running[0].membership("default").config
+        assert known is not None
+        for number, coordinator in ((0, "one"), (1, "one"), (2, "other")):
+            port = NodePort(nodes.address(number), LOGIN)
+            await port.publish(known.next(coordinator=coordinator))
+            with pytest.raises(Overtaken):
+                await port.publish(known.next(coordinator="a third"))
+            port.close()
+        assert len((await second.status()).disagreeing) > 0
+        async with asyncio.timeout(20):
+            while "two commands have changed the cluster at the same time" not in caplog.text:
+                await asyncio.sleep(0.05)
+        await is_well(nodes, second)
+
+    with caplog.at_level(logging.WARNING):
+        play(tmp_path, 3, story)
+
+
+def test_a_takeover_of_one_that_was_overtaken(tmp_path: Path) -> None:
+    """It has published that a vbucket is on its way, and is slow to begin."""
+
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        await first.rebalance()
+        publisher = await first._publisher()
+        source = 0
+        vbucket = next(VBucketId(vb) for vb in range(VBUCKETS) if nodes.copies(vb)[source] == "active")
+        target = next(number for number, state in nodes.copies(vbucket).items() if state == "replica")
+        await publisher.publish(lambda config: with_handing_over(config, {vbucket: nodes.name(target)}))
+        proxy = await Proxy.open(
+            nodes.address(source), nodes.address(target), source_login=LOGIN, target_login=LOGIN, name="slow"
+        )
+        await second.rebalance()
+        with pytest.raises(NotMyVBucket):
+            await proxy.add_stream(vbucket, StreamFlags.TAKEOVER)
+        proxy.close()
+        assert active(nodes, vbucket) == [source]
+        with pytest.raises(Overtaken):
+            await publisher.publish(lambda config: config)
+        await is_well(nodes, second)
+
+    play(tmp_path, 3, story)
+
+
+def test_a_promotion_of_one_that_was_overtaken(tmp_path: Path) -> None:
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        await first.rebalance()
+        version = (await first._publisher()).config.version
+        await second.failover([nodes.name(0)])
+        port = NodePort(nodes.address(1), LOGIN)
+        vbucket = next(VBucketId(vb) for vb in range(VBUCKETS) if nodes.copies(vb).get(1) != "active")
+        with pytest.raises(Overtaken):
+            await port.activate({vbucket: ([nodes.name(1)],)}, version=version)
+        port.close()
+        assert nodes.copies(vbucket).get(1) != "active"
+
+    play(tmp_path, 3, story)
+
+
+def test_a_vbucket_that_is_active_nowhere_is_found_and_made_active(tmp_path: Path) -> None:
+    """As a takeover may leave it: neither the map nor a mark says so."""
+
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        await first.rebalance()
+        service = nodes.running[0].bucket_service("default")
+        vbucket = next(vb for vb in range(VBUCKETS) if nodes.copies(vb)[0] == "active")
+        service.bucket.set_vbucket_state(vbucket, VBucketState.DEAD)
+        service.on_change()
+        await is_well(nodes, second)
+
+    play(tmp_path, 2, story)
+
+
+def test_a_making_that_was_cut_short_is_finished(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
+            made = await coordinator.init(replicas=1)
+            # As if the second node had never been told.
+            await nodes.stop(1)
+            for file in (tmp_path / "node-1").rglob("*"):
+                if file.is_file():
+                    file.unlink()
+            await nodes.start(1)
+            again = await coordinator.init(replicas=1)
+            assert again.revision > made.revision
+            assert replace(again, revision=0) == replace(made, revision=0)
+            assert configs(nodes) == [again, again]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_node_on_another_data_folder_is_not_taken_for_a_member(tmp_path: Path) -> None:
+    """It is empty, and the copies of what it was active for would be rolled back to nothing."""
+
+    async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
+        await first.rebalance()
+        await nodes.stop(1)
+        for file in (tmp_path / "node-1").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        await nodes.start(1)
+        with pytest.raises(HeadwaterError, match=r"another data folder.*failover"):
+            await first.rebalance(without=[nodes.name(0)])
+        await first.failover([nodes.name(1)])
+        await first.add(nodes.address(1))
+        await is_well(nodes, first)
+
+    play(tmp_path, 2, story)

@@ -1,0 +1,94 @@
+"""Asking other nodes for statistics: over one connection as long as it lasts, and never waiting for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import Login
+from headwater.errors import ConnectionFailed, HostUnreachable, NoAnswer
+from headwater.node.cluster_config import NodeAddress
+from headwater.node.memberships import PEER_FEATURES
+from headwater.node.node import Node
+from headwater.node.options import NodeOptions
+from headwater.node.published_config import PublishedConfig
+from headwater.node.replication import peer_statistics
+from headwater.node.replication.peer_statistics import PeerStatistics
+
+GROUP = "headwater-vbuckets"
+
+
+def asking(*ports: int) -> PeerStatistics:
+    """This node is the first of the cluster, and never asked."""
+    config = PublishedConfig(
+        revision=1,
+        bucket="default",
+        uuid="0",
+        nodes=tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (9, *ports)),
+        rows=((0,),),
+    )
+    login = Login(credentials=Credentials("ann", "pencil"), bucket="default", features=PEER_FEATURES)
+    return PeerStatistics(login=lambda _: login, config=lambda: config, this_node=lambda: 0)
+
+
+def name(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+async def started(folder: Path, port: int = 0) -> tuple[Node, int]:
+    options = NodeOptions(data=folder, port=port, http_port=0, user="ann", password="pencil", vbuckets=4)
+    node = Node(options)
+    url = (await node.start()).url
+    return node, int(url.rpartition(":")[2])
+
+
+def test_a_node_is_asked_over_one_connection_and_over_another_when_that_broke(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node, port = await started(tmp_path)
+        node.bucket_service("default").vbucket_numbers = lambda: (("states", "1,1,1,1"),)
+        peers = asking(port)
+        assert peers.names() == [name(port)]
+        for _ in range(3):
+            assert await peers.ask(name(port), GROUP) == {"states": "1,1,1,1"}
+        assert len(node._listener.connections) == 1
+        await node.stop()
+        with pytest.raises(ConnectionFailed):
+            await peers.ask(name(port), GROUP)
+        node, _ = await started(tmp_path, port)
+        assert await peers.ask(name(port), GROUP) == {}
+        peers.stop()
+        with pytest.raises(ConnectionFailed):
+            await peers.ask(name(port), GROUP)
+        await node.stop()
+
+    asyncio.run(scenario())
+
+
+def test_where_nobody_listens_and_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_statistics, "ANSWER_S_MAX", 0.2)
+
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def listen_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            ended.set()
+            writer.close()
+
+        server = await asyncio.start_server(listen_only, "127.0.0.1", 0)
+        port: int = server.sockets[0].getsockname()[1]
+        peers = asking(port, 1)
+        with pytest.raises(NoAnswer):
+            await peers.ask(name(port), GROUP)
+        await ended.wait()
+        with pytest.raises(HostUnreachable):
+            await peers.ask(name(1), GROUP)
+        with pytest.raises(ConnectionFailed, match="not a node"):
+            await peers.ask("127.0.0.1:2", GROUP)
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(scenario())
