@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import signal
+import sys
 from pathlib import Path
 
 import rich_click as click
 import uvloop
 
-from headwater.cli.log_format import FORMATS, set_up_logging
-from headwater.cli.serving_nodes import NODES_MAX, ClusterOptions, run_nodes
+from headwater.cli.connection_options import EXIT_FAILED
+from headwater.cli.log_format import FORMATS, LEVELS, set_up_logging
+from headwater.cli.serving_nodes import NODES_MAX, ClusterOptions, names_first_user_only, run_nodes
 from headwater.dashboard.dashboard import Dashboard, DashboardSettings
 from headwater.errors import HeadwaterError
+from headwater.log_fields import LogEvent, fields
 from headwater.node.heap import keep_freed_memory
 from headwater.node.inspection import Inspection
 from headwater.node.limits import ServerLimits
 from headwater.node.node import Node, Started
 from headwater.node.options import VBUCKETS, NodeOptions
 from headwater.store.compaction import Retention
+
+logger = logging.getLogger(__name__)
+
+GIVE_UP_S = 1.0
+"""How long a start that is to end gets for a clean end of its own."""
 
 
 def default_data_folder() -> Path:
@@ -39,7 +49,11 @@ def default_data_folder() -> Path:
 @click.option("--bucket", "buckets", multiple=True, help="A bucket to serve; repeat for more. [default: default]")
 @click.option("--vbuckets", default=VBUCKETS, show_default=True, help="Vbuckets of a new bucket, a power of two.")
 @click.option("--bare", is_flag=True, help="Start with no vbuckets: they come by set-vbucket.")
-@click.option("--user", envvar="HEADWATER_USER", help="A user with all rights, made or given a new password.")
+@click.option(
+    "--user",
+    envvar="HEADWATER_USER",
+    help="A user with all rights, made or given a new password. By the variable only the first user is made.",
+)
 @click.option("--password", envvar="HEADWATER_PASSWORD", help="Its password.")
 @click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Certificate, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Its key, PEM.")
@@ -51,18 +65,32 @@ def default_data_folder() -> Path:
     show_default=True,
     help="When a write is answered: once it is on disk, or at once.",
 )
-@click.option("--history-seconds", default=Retention().history_s, show_default=True, help="Keep old versions so long.")
 @click.option(
-    "--history-bytes", default=Retention().history_bytes, show_default=True, help="… and up to this for a vbucket."
+    "--history-seconds", default=Retention().history_s, show_default=True, help="How long superseded versions are kept."
 )
-@click.option("--purge-age-seconds", default=Retention().purge_age_s, show_default=True, help="Keep deletions so long.")
+@click.option(
+    "--history-bytes",
+    default=Retention().history_bytes,
+    show_default=True,
+    help="What a vbucket keeps of them at most.",
+)
+@click.option(
+    "--purge-age-seconds", default=Retention().purge_age_s, show_default=True, help="How long deletions are kept."
+)
 @click.option("--expiry-interval", default=60.0, show_default=True, help="Seconds between looks for expired documents.")
 @click.option("--compact-interval", default=10.0, show_default=True, help="Seconds between looks for what to compact.")
-@click.option("--connections-max", default=ServerLimits().connections_max, show_default=True, help="Open at a time.")
+@click.option(
+    "--connections-max",
+    default=ServerLimits().connections_max,
+    show_default=True,
+    help="Connections at one time; further ones are closed at once.",
+)
 @click.option(
     "--auth-seconds", default=ServerLimits().auth_s, show_default=True, help="How long a peer may take to log in."
 )
-@click.option("--idle-seconds", default=ServerLimits().idle_s, show_default=True, help="How long it may say nothing.")
+@click.option(
+    "--idle-seconds", default=ServerLimits().idle_s, show_default=True, help="How long a peer may say nothing."
+)
 @click.option(
     "--unsent-bytes-max",
     default=ServerLimits().unsent_bytes_max,
@@ -78,7 +106,14 @@ def default_data_folder() -> Path:
     type=click.Choice(FORMATS),
     default="text",
     show_default=True,
-    help="Lines for people or for programs.",
+    help="The log on standard error: lines for people, or a JSON object each for programs.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    help="The least that is logged. DCP connections that come and go are info.",
 )
 @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a log-in.")
 @click.option("--landing-metrics", multiple=True, metavar="URL", help="Show this landing's lag on the dashboard.")
@@ -119,6 +154,7 @@ def serve(
     stalled_seconds: float,
     as_json: bool,
     log_format: str,
+    log_level: str,
     open_metrics: bool,
     landing_metrics: tuple[str, ...],
     nodes: int | None,
@@ -139,7 +175,7 @@ def serve(
       headwater serve --port 0 --http-port 0 --json
       headwater serve --data /tmp/cluster --nodes 4 --replicas 1
     """
-    set_up_logging(log_format)
+    set_up_logging(log_format, level=log_level)
     try:
         if nodes is not None:
             uvloop.run(run_nodes(ClusterOptions.of(context, data or default_data_folder())))
@@ -159,6 +195,7 @@ def serve(
             bare=bare,
             user=user,
             password=password,
+            first_user_only=names_first_user_only(context),
             tls_cert=tls_cert,
             tls_key=tls_key,
             insecure=insecure,
@@ -176,32 +213,67 @@ def serve(
         )
         keep_freed_memory()
         dashboard = DashboardSettings(open_metrics=open_metrics, landing_urls=landing_metrics)
-        uvloop.run(_run(options, dashboard, as_json=as_json))
+        uvloop.run(_run(options, dashboard, as_json=as_json, log_format=log_format))
     except HeadwaterError as error:
+        if log_format == "json":
+            about = fields(event=LogEvent.NODE_FAILED, error=type(error).__name__, reason=error.reason)
+            logger.error("%s", error, extra=about)
+            sys.exit(EXIT_FAILED)
         raise click.ClickException(str(error)) from error
 
 
-async def _run(options: NodeOptions, dashboard: DashboardSettings, *, as_json: bool) -> None:
+async def _run(options: NodeOptions, dashboard: DashboardSettings, *, as_json: bool, log_format: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     node = Node(options, extend=lambda node, logins: Dashboard(Inspection(node, logins), dashboard))
-    _announce(await node.start(), options, as_json=as_json)
+    started = await _start(node, stop)
+    if started is None:
+        return
+    if log_format == "json":
+        _log_ready(started, options)
+    elif not as_json:
+        _tell_more(started, options)
+    _announce(started, options, as_json=as_json)
     await stop.wait()
     await node.stop()
 
 
+async def _start(node: Node, stop: asyncio.Event) -> Started | None:
+    """Start the node; None where it was to stop before it was ready."""
+    starting = asyncio.create_task(node.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        stopping.cancel()
+        return await starting
+    starting.cancel()
+    await asyncio.wait({starting}, timeout=GIVE_UP_S)
+    if starting.done():
+        return None
+    # A thread compiles, or loads a large bucket, and can't be ended. Nothing is lost: a kernel is kept when it is
+    # complete, and a bucket that was left in order stays so until it is loaded.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
-    """The one line that says the node is ready, and, once, the password that was made."""
-    if as_json:
-        line = {"ready": started.url, "http": started.http_url, "user": started.user, "data": str(options.data)}
-        if started.upr_address is not None:
-            line["upr"] = started.upr_address
-        if started.generated_password is not None:
-            line["password"] = started.generated_password
-        click.echo(json.dumps(line))
+    """The one line on standard output that says the node is ready."""
+    if not as_json:
+        click.echo(f"ready {started.url}")
         return
+    line = {"ready": started.url, "http": started.http_url, "user": started.user, "data": str(options.data)}
+    if started.upr_address is not None:
+        line["upr"] = started.upr_address
+    if started.generated_password is not None:
+        line["password"] = started.generated_password
+    click.echo(json.dumps(line))
+
+
+def _tell_more(started: Started, options: NodeOptions) -> None:
+    """What somebody at a terminal wants to know, and, once, the password that was made."""
     if started.generated_password is not None:
         click.echo(
             f"user {started.user}, password {started.generated_password} (kept in {options.data / 'password'})",
@@ -210,4 +282,17 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
     if started.upr_address is not None:
         click.echo(f"UPR draft on {started.upr_address}, with no log-in", err=True)
     click.echo(f"dashboard {started.http_url}/ui/", err=True)
-    click.echo(f"ready {started.url}")
+
+
+def _log_ready(started: Started, options: NodeOptions) -> None:
+    """A log is kept, and read by others: it tells where the password is."""
+    dashboard = f"{started.http_url}/ui/"
+    about = fields(event=LogEvent.NODE_READY, address=started.url, dashboard=dashboard)
+    logger.info("ready at %s, dashboard at %s", started.url, dashboard, extra=about)
+    if started.generated_password is not None:
+        path = str(options.data / "password")
+        about = fields(event=LogEvent.NODE_READY, user=started.user, path=path)
+        logger.info("the password of user %s is in %s", started.user, path, extra=about)
+    if started.upr_address is not None:
+        about = fields(event=LogEvent.NODE_READY, address=started.upr_address)
+        logger.info("UPR draft on %s, with no log-in", started.upr_address, extra=about)

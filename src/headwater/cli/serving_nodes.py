@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
 from click.core import ParameterSource
@@ -23,9 +25,13 @@ from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
+from headwater.counted import counted
 from headwater.errors import HeadwaterError, InvalidInput
+from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.memberships import PEER_FEATURES
+
+logger = logging.getLogger(__name__)
 
 NODES_MAX = 16
 ADMIN = "Administrator"
@@ -52,7 +58,9 @@ class ClusterOptions:
     buckets: tuple[str, ...]
     user: str | None
     password: str | None
+    first_user_only: bool
     as_json: bool
+    logs_json: bool
     arguments: tuple[str, ...]
     """What was given on the command line and is the same for every node."""
 
@@ -71,9 +79,18 @@ class ClusterOptions:
             buckets=given["buckets"] or ("default",),
             user=given["user"],
             password=given["password"],
+            first_user_only=names_first_user_only(context),
             as_json=given["as_json"],
+            logs_json=given["log_format"] == "json",
             arguments=tuple(_arguments_for_nodes(context)),
         )
+
+
+def names_first_user_only(context: click.Context) -> bool:
+    """Whether the user is from the environment alone. Clients read the same variables, so they may not be meant for a
+    node that has users."""
+    sources = [context.get_parameter_source(name) for name in ("user", "password")]
+    return all(source is ParameterSource.ENVIRONMENT for source in sources)
 
 
 def _check_options(context: click.Context) -> None:
@@ -111,20 +128,44 @@ async def run_nodes(options: ClusterOptions) -> None:
     try:
         for at, one in enumerate(ports, start=1):
             processes.append(await _start(options, at, one, credentials))
-        await asyncio.gather(*(_ready(process) for process in processes))
         addresses = [Address(options.host, one.port) for one in ports]
-        await _form(options, addresses, credentials)
+        if not await _unless(stop, _get_ready(options, processes, addresses, credentials)):
+            return
         _announce(options, ports, credentials, generated)
         await _watch(dict(zip(addresses, processes, strict=True)), stop)
     finally:
         await _stop(processes)
 
 
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work; False where it was given up because of a signal."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        await working
+        return True
+    working.cancel()
+    await asyncio.wait({working})
+    return False
+
+
+async def _get_ready(
+    options: ClusterOptions,
+    processes: Sequence[asyncio.subprocess.Process],
+    addresses: list[Address],
+    credentials: Credentials,
+) -> None:
+    await asyncio.gather(*(_ready(process) for process in processes))
+    await _form(options, addresses, credentials)
+
+
 def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
     """Who logs in, and the password where it had to be made."""
-    if options.user is not None and options.password is not None:
-        return Credentials(options.user, options.password), None
     path = options.data / "password"
+    has_own = options.first_user_only and path.exists()
+    if options.user is not None and options.password is not None and not has_own:
+        return Credentials(options.user, options.password), None
     if path.exists():
         return Credentials(ADMIN, path.read_text().strip()), None
     generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
@@ -140,7 +181,8 @@ def _ports(options: ClusterOptions) -> list[NodePorts]:
     known = [NodePorts(**one) for one in json.loads(path.read_text())] if path.exists() else []
     if len(known) > options.nodes:
         raise InvalidInput(
-            f"there are {len(known)} nodes in {options.data}", hint=f"Give --nodes {len(known)}, or another --data"
+            f"{options.data} has the data of {counted(len(known), 'node')}",
+            hint=f"Give --nodes {len(known)}, or another --data",
         )
     for at in range(len(known), options.nodes):
         port, http_port = _free_ports(options.host)
@@ -164,11 +206,14 @@ def _free_ports(host: str) -> tuple[int, int]:
 async def _start(
     options: ClusterOptions, at: int, ports: NodePorts, credentials: Credentials
 ) -> asyncio.subprocess.Process:
-    # The password is in the environment, where others on the machine can't see it.
+    # The password is in the environment, where others on the machine can't see it. The name is there alone where it was
+    # so for us: then the nodes make it the first user, and change none.
+    is_from_there = options.first_user_only and credentials.user == options.user
+    named = () if is_from_there else ("--user", credentials.user)
     environment = {**os.environ, "HEADWATER_USER": credentials.user, "HEADWATER_PASSWORD": credentials.password}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "serve", "--json", "--data", str(options.data / f"node-{at}")),
-        *("--port", str(ports.port), "--http-port", str(ports.http_port), *options.arguments),
+        *("--port", str(ports.port), "--http-port", str(ports.http_port), *named, *options.arguments),
         env=environment,
         stdout=asyncio.subprocess.PIPE,
         # Ctrl-C is for us, and we stop them.
@@ -218,13 +263,20 @@ def _announce(options: ClusterOptions, ports: list[NodePorts], credentials: Cred
             line["password"] = generated
         click.echo(json.dumps(line))
         return
-    if generated is not None:
-        click.echo(
-            f"user {credentials.user}, password {generated} (kept in {options.data / 'password'})",
-            err=True,
-        )
-    click.echo(f"dashboard http://{Address(options.host, ports[0].http_port)}/ui/", err=True)
+    _tell_more(options, f"http://{Address(options.host, ports[0].http_port)}/ui/", url, credentials.user, generated)
     click.echo(f"ready {url}")
+
+
+def _tell_more(options: ClusterOptions, dashboard: str, url: str, user: str, generated: str | None) -> None:
+    """As one node does: in the log for programs, which does not get the password, or to who is at the terminal."""
+    path = str(options.data / "password")
+    if options.logs_json:
+        about = fields(event=LogEvent.NODE_READY, address=url, dashboard=dashboard, user=user, path=path)
+        logger.info("ready at %s, dashboard at %s", url, dashboard, extra=about)
+        return
+    if generated is not None:
+        click.echo(f"user {user}, password {generated} (kept in {path})", err=True)
+    click.echo(f"dashboard {dashboard}", err=True)
 
 
 async def _watch(nodes: dict[Address, asyncio.subprocess.Process], stop: asyncio.Event) -> None:
@@ -237,7 +289,8 @@ async def _watch(nodes: dict[Address, asyncio.subprocess.Process], stop: asyncio
             address = running.pop(ended)
             if not stop.is_set():
                 hint = f"go on without it with `headwater cluster failover URL {address}`, or start all nodes again"
-                click.echo(f"node {address} has ended with {ended.result()}: {hint}", err=True)
+                about = fields(event=LogEvent.NODE_ENDED, address=str(address), reason=f"exit code {ended.result()}")
+                logger.warning("node %s has ended with %s: %s", address, ended.result(), hint, extra=about)
     if not stop.is_set():
         stopping.cancel()
         raise HeadwaterError("all nodes have ended", hint="Look at what they have logged above")

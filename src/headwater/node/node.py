@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 from headwater import __version__
-from headwater.client.handshake import Credentials
 from headwater.errors import LocalProtocolError, StoreError
-from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.log_fields import Fields, LogEvent, fields
+from headwater.node.auth.accounts import ADMIN, Accounts, Change
 from headwater.node.auth.throttle import LoginThrottle
-from headwater.node.auth.users import ALL_BUCKETS, DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
+from headwater.node.auth.users import Users
 from headwater.node.cluster_config import (
     BucketMap,
     Cluster,
@@ -27,6 +26,7 @@ from headwater.node.cluster_config import (
     node_config,
 )
 from headwater.node.commit_loop import CommitLoop
+from headwater.node.consumer.consumer_views import ConsumerView, consumer_views
 from headwater.node.failover_drill import RolledBack, roll_back_vbucket
 from headwater.node.http.changes import Changes
 from headwater.node.http.extension import Extension
@@ -35,6 +35,7 @@ from headwater.node.http.node_view import BucketUsage, BucketView
 from headwater.node.http.server import HttpServer
 from headwater.node.kv.service import BucketService, ConfigVersion, Service
 from headwater.node.kv_listener import KvListener
+from headwater.node.listening import bound_socket, usual_or_free
 from headwater.node.membership import MemberSettings, Membership, is_member
 from headwater.node.memberships import Memberships, peer_login
 from headwater.node.options import HTTP_PORT, HTTP_TLS_PORT, KV_PORT, KV_TLS_PORT, LOOPBACK_HOSTS, NodeOptions
@@ -56,7 +57,6 @@ logger = logging.getLogger(__name__)
 
 SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
 """Clients decide by the first three numbers what they may use."""
-ADMIN = "Administrator"
 _UUID_BYTES = 16
 
 
@@ -88,11 +88,15 @@ class Node:
         self.config_changes = Changes()
         self.throttle = LoginThrottle()
         self.is_ready = False
+        self.why_not_ready = "it has not been started"
+        self._is_stopping = False
         self._started_s = self.now_s()
+        self._accounts = Accounts(self.folder, random_bytes=self.surroundings.random_bytes)
         self._users: Users
         self._outside = Outside(now_ns=self.surroundings.now_ns, new_vbuuid=self.surroundings.new_vbuuid)
         self._engines: dict[str, Engine] = {}
         self._services: dict[str, BucketService] = {}
+        self._closed: set[str] = set()
         self._loops: dict[str, CommitLoop] = {}
         self._durable = Changes()
         # Clients take a config only if its revision is higher, and they may know one of before the last start.
@@ -103,6 +107,10 @@ class Node:
         self._listener: KvListener
         self._upr: UprListener | None = None
         self._upr_address: str | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._http_port: int | None = None
+        self._loading: asyncio.Future[None] | None = None
+        """The thread that opens the buckets."""
         make_extension = None if extend is None else partial(extend, self)
         self._http = HttpServer(self, make_extension) if self.surroundings.serves_http else None
         self._members = Memberships(
@@ -111,7 +119,7 @@ class Node:
                 random_bytes=self.surroundings.random_bytes,
                 now_s=self.now_s,
                 on_config=self.config_changes.notify,
-                on_login=self._let_in,
+                on_login=lambda bucket, login: self._accounts.let_in(login.user, login.password, bucket=bucket),
             )
         )
 
@@ -120,24 +128,31 @@ class Node:
     async def start(self) -> Started:
         options = self.options
         self.folder.make()
-        warm_up()
         try:
             # What is there comes first: where another process has it, nothing has been changed yet.
             for name in dict.fromkeys((*self.folder.bucket_names(), *options.buckets)):
-                self._open_bucket(name)
-            generated = self._load_users()
+                self._engines[name] = self.folder.open_engine(name)
+            self._tls = server_context(options)
+            await self._listen_http()
+            await self._load()
+            generated = self._accounts.load(options.user, options.password, first_only=options.first_user_only)
+            self._users = self._accounts.in_force
             self._start_loops()
             await self._listen()
-            self._store_users(generated)
+            # When nothing can fail any more: a password is shown by the start that stores it.
+            self._accounts.store(generated)
+            self.why_not_ready = "it asks the other nodes of its cluster"
             await self._members.start(self._address)
         except BaseException:
             await self.stop()
             raise
+        if self._http is not None:
+            self._http.open()
         self.is_ready = True
         return Started(
             url=f"couchbase{'s' if options.tls_cert else ''}://{self._address.kv_address}",
             http_url=f"http{'s' if options.tls_cert else ''}://{self._address.http_address}",
-            user=options.user or ADMIN,
+            user=options.user if options.user is not None and options.user in self._users.by_name else ADMIN,
             generated_password=generated,
             upr_address=self._upr_address,
         )
@@ -145,6 +160,8 @@ class Node:
     async def stop(self) -> None:
         """A clean stop: everything taken is durable, and the next start adds no branch to any failover log."""
         self.is_ready = False
+        self.why_not_ready = "it stops"
+        self._is_stopping = True
         await self._members.stop()
         if self._http is not None:
             await self._http.stop()
@@ -154,46 +171,49 @@ class Node:
             await self._upr.stop()
         for loop in self._loops.values():
             await loop.stop()
-        for name, service in self._services.items():
-            try:
-                close_bucket(service.bucket)
-            except StoreError as error:
-                logger.error("bucket %s was not closed in order: %s", name, error)
+        self._close_buckets()
+        if self._loading is not None:
+            await asyncio.wait({self._loading})
+            # The one that was being opened.
+            self._close_buckets()
         for engine in self._engines.values():
             engine.close()
 
-    def _load_users(self) -> str | None:
-        """Load the users, or make the first one. Returns the password that was made for it."""
-        users = self.folder.load_users()
-        random_bytes = self.surroundings.random_bytes
-        generated = None
-        if users is None:
-            users = Users(decoy_secret=random_bytes(DECOY_SECRET_BYTES))
-            if self.options.user is None:
-                generated = readable_password(random_bytes(PASSWORD_RANDOM_BYTES))
-                users = _with_admin(users, ADMIN, generated, salts=random_bytes(SALTS_BYTES))
-        if self.options.user is not None and self.options.password is not None:
-            users = _with_admin(users, self.options.user, self.options.password, salts=random_bytes(SALTS_BYTES))
-        self._users = users
-        return generated
+    async def _load(self) -> None:
+        """Open the buckets, in a thread where the HTTP side is to answer meanwhile."""
+        if self._http is None:
+            self._open_buckets()
+            return
+        self._loading = asyncio.get_running_loop().run_in_executor(None, self._open_buckets)
+        # Where the start is cancelled, the thread goes on to the end of the bucket, and `stop` waits for it.
+        await asyncio.shield(self._loading)
 
-    def _store_users(self, generated: str | None) -> None:
-        """Keep the users. Done when nothing can fail any more: a password is shown by the start that stores it."""
-        if generated is not None:
-            self.folder.store_password(generated)
-        self.folder.store_users(self._users)
+    def _open_buckets(self) -> None:
+        self.why_not_ready = "it loads or compiles its kernels"
+        warm_up()
+        if self._http is not None:
+            self._http.prepare()
+        for number, name in enumerate(self._engines, start=1):
+            if self._is_stopping:
+                return
+            self.why_not_ready = f"it opens bucket {name!r}, {number} of {len(self._engines)}"
+            self._open_bucket(name)
 
-    def _let_in(self, bucket: str, login: Credentials) -> None:
-        """The other nodes of a bucket's cluster log in with this."""
-        salts = self.surroundings.random_bytes(SALTS_BYTES)
-        self._users = self._listener.service.users = _with_admin(
-            self._users, login.user, login.password, salts=salts, bucket=bucket
-        )  # fmt: skip
+    def _close_buckets(self) -> None:
+        """Those that are open by now."""
+        for name in [name for name in list(self._services) if name not in self._closed]:
+            self._closed.add(name)
+            try:
+                close_bucket(self._services[name].bucket)
+            except StoreError as error:
+                about = fields(
+                    event=LogEvent.STORE_FAILED, bucket=name, error=type(error).__name__, reason=error.reason
+                )
+                logger.error("bucket %s was not closed in order: %s", name, error, extra=about)
 
     def _open_bucket(self, name: str) -> None:
         options = self.options
-        engine = self.folder.open_engine(name)
-        self._engines[name] = engine
+        engine = self._engines[name]
         secret = (self.surroundings.random_number(bits=64), self.surroundings.random_number(bits=64))
         facts = stored_facts(engine)
         if facts is None:
@@ -202,6 +222,12 @@ class Node:
             bucket = create_bucket(engine, facts, outside=self._outside, secret=secret)
         else:
             bucket = open_bucket(engine, outside=self._outside, secret=secret)
+            if not engine.was_left_alone:
+                logger.warning(
+                    "bucket %s was not stopped in order, or is a copy: its history begins a new branch",
+                    name,
+                    extra=fields(event=LogEvent.NEW_BRANCH, bucket=name),
+                )
         if not options.bare and not any(bucket.vbuckets.facts) and not is_member(engine):
             # A new bucket, or one whose making was cut short.
             for vbucket in range(facts.vbuckets):
@@ -223,6 +249,7 @@ class Node:
             log=self.log,
         )
         self._listener = KvListener(service, self.options.limits)
+        self._accounts.on_change = self._put_in_force
         for name, bucket_service in self._services.items():
             loop = CommitLoop(
                 bucket_service,
@@ -230,7 +257,7 @@ class Node:
                 expiry_every_s=self.options.expiry_every_s,
                 compact_every_s=self.options.compact_every_s,
                 on_durable=self._on_durable,
-                on_void=self._on_void,
+                on_void=partial(self._on_void, bucket_service),
                 on_failed=self.surroundings.end_process,
             )
             loop.start()
@@ -239,21 +266,13 @@ class Node:
 
     async def _listen(self) -> None:
         options = self.options
-        tls = server_context(options)
-        kv_port = await _usual_or_free(
+        tls, http_port = self._tls, self._http_port
+        kv_port = await usual_or_free(
             options.host,
             options.port,
             KV_PORT if tls is None else KV_TLS_PORT,
             lambda port: self._listener.listen(options.host, port, tls),
         )
-        http_port = None
-        if self._http is not None:
-            http_port = await _usual_or_free(
-                options.host,
-                options.http_port,
-                HTTP_PORT if tls is None else HTTP_TLS_PORT,
-                partial(self._listen_http, self._http, tls),
-            )
         kv_port, http_port = options.advertise_port or kv_port, options.advertise_http_port or http_port
         host = options.advertise_host or ("127.0.0.1" if options.host in LOOPBACK_HOSTS else options.host)
         self._address = NodeAddress(
@@ -275,14 +294,23 @@ class Node:
                 f"UPR is to stream the bucket {name!r}, which is not here", hint="Give --bucket for it, too"
             )
         self._upr = upr = UprListener(self._services[name], options.limits)
-        port = await _usual_or_free(options.host, port, port, lambda port: upr.listen(options.host, port))
+        port = await usual_or_free(options.host, port, port, lambda port: upr.listen(options.host, port))
         self._upr_address = join_host_port(self._address.host, port)
 
-    async def _listen_http(self, http: HttpServer, tls: ssl.SSLContext | None, port: int) -> int:
-        bound = await _bound_socket(self.options.host, port)
-        await http.listen(bound, tls=tls)
-        chosen: int = bound.getsockname()[1]
-        return chosen
+    async def _listen_http(self) -> None:
+        """From now on whoever asks is told that the node lives, and that it is not ready."""
+        http, options, tls = self._http, self.options, self._tls
+        if http is None:
+            return
+
+        async def listen(port: int) -> int:
+            bound = await bound_socket(options.host, port)
+            await http.listen(bound, tls=tls)
+            chosen: int = bound.getsockname()[1]
+            return chosen
+
+        usual = HTTP_PORT if tls is None else HTTP_TLS_PORT
+        self._http_port = await usual_or_free(options.host, options.http_port, usual, listen)
 
     def _on_durable(self) -> None:
         self._listener.send_durable()
@@ -291,9 +319,9 @@ class Node:
         self._members.on_durable()
         self._durable.notify()
 
-    def _on_void(self) -> None:
-        self._listener.fail_waiting()
-        self._members.on_void()
+    def _on_void(self, bucket: BucketService, commits: Collection[int]) -> None:
+        self._listener.fail_waiting(bucket, commits)
+        self._members.on_void(bucket)
         self._durable.notify()
 
     # --- what the HTTP side sees ----------------------------------------------------------------------------------
@@ -301,6 +329,20 @@ class Node:
     @property
     def users(self) -> Users:
         return self._users
+
+    def is_node_user(self, name: str) -> bool:
+        return self._accounts.is_node(name)
+
+    async def change_users(self, change: Change) -> None:
+        await self._accounts.change(change)
+
+    def _put_in_force(self, users: Users) -> None:
+        """Everybody asks for rights with every request, but one who is gone must not come back with a namesake."""
+        gone = self._users.by_name.keys() - users.by_name.keys()
+        self._users = self._listener.service.users = users
+        self._listener.log_out(gone)
+        # Streams of configs look whether they may go on.
+        self.config_changes.notify()
 
     @property
     def server_version(self) -> str:
@@ -312,8 +354,8 @@ class Node:
     def uptime_s(self) -> float:
         return self.now_s() - self._started_s
 
-    def log(self, message: str) -> None:
-        logger.warning("%s", message)
+    def log(self, message: str, **about: Unpack[Fields]) -> None:
+        logger.warning("%s", message, extra=fields(**about))
 
     def bucket_names(self) -> Iterable[str]:
         return self._services
@@ -405,6 +447,13 @@ class Node:
         sessions = (connection.session for connection in self._listener.connections)
         return service.ended.requests + sum(session.requests for session in sessions if session.bucket is service)
 
+    def consumer_views(
+        self, bucket: str, name: str | None = None, *, streams_max: int | None = None
+    ) -> list[ConsumerView]:
+        """The connections by which this node receives its copies, or the one that is named."""
+        connections = self._services[bucket].consumer_connections()
+        return consumer_views(connections, now_s=self.now_s(), name=name, streams_max=streams_max)
+
     def producer_connections(self, bucket: str) -> list[ProducerConnection]:
         return self._services[bucket].producer_connections()
 
@@ -417,40 +466,6 @@ class Node:
 
     def release_replicas(self, bucket: str) -> int:
         return self._members.of(bucket).replication.release()
-
-
-def _with_admin(users: Users, name: str, password: str, *, salts: bytes, bucket: str = ALL_BUCKETS) -> Users:
-    if name in users.by_name:
-        users = users.remove(name)
-    user = users.new_user(name, password, [Grant(Role.ADMIN, bucket)], salts=salts)
-    return users.add(user)
-
-
-async def _usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
-    """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
-    try:
-        return await listen(usual if asked is None else asked)
-    except OSError as error:
-        if asked is not None or error.errno != errno.EADDRINUSE:
-            raise LocalProtocolError(
-                f"can't listen on port {usual if asked is None else asked} of {host}: {error.strerror or error}",
-                hint="Choose another port, or 0 for a free one, and an address of this machine",
-            ) from error
-        return await listen(0)
-
-
-async def _bound_socket(host: str, port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-    bound = socket.socket(family, kind)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(128)
-    except OSError:
-        bound.close()
-        raise
-    return bound
 
 
 def _memory_bytes(bucket: Bucket) -> int:

@@ -38,6 +38,8 @@ class Folder(Protocol):
 
     def store_password(self, password: str) -> None: ...
 
+    def forget_password(self) -> None: ...
+
     def load_note(self, name: str) -> bytes | None: ...
 
     def store_note(self, name: str, note: bytes) -> None:
@@ -92,6 +94,10 @@ class NodeFolder:
         descriptor = os.open(self._data / "password", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             file.write(password + "\n")
+
+    def forget_password(self) -> None:
+        """The password that was generated is another one by now."""
+        (self._data / "password").unlink(missing_ok=True)
 
     # --- notes ----------------------------------------------------------------------------------------------------
 

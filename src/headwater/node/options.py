@@ -45,6 +45,8 @@ class NodeOptions:
     """No vbuckets: they come by set-vbucket, as on a bare kv_engine."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    first_user_only: bool = False
+    """The user is made where there is none yet, and changed in nothing where there is."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False

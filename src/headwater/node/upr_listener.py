@@ -10,6 +10,7 @@ import logging
 from typing import cast
 
 from headwater.errors import RemoteProtocolError
+from headwater.log_fields import LogEvent, fields
 from headwater.node.kv.service import BucketService
 from headwater.node.limits import ServerLimits
 from headwater.node.upr_session import UprSession
@@ -81,7 +82,11 @@ class UprConnection(asyncio.Protocol):
         name = f"upr:{peer[0]}:{peer[1]}"
         limits = self._listener.limits
         if len(self._listener.connections) >= limits.connections_max:
-            logger.warning("UPR connection from %s refused: %d are open", peer[0], limits.connections_max)
+            logger.warning(
+                "UPR connection from %s refused: %d are open",
+                *(peer[0], limits.connections_max),
+                extra=fields(event=LogEvent.CONNECTION_REFUSED, peer=str(peer[0]), limit=limits.connections_max),
+            )
             self._transport.abort()
             return
         self._session = UprSession(self._listener.service, name=name, now_s=self._heard_s)
@@ -95,7 +100,13 @@ class UprConnection(asyncio.Protocol):
         try:
             session.receive_data(data)
         except RemoteProtocolError as error:
-            logger.info("connection %s closed: %s", session.name, error)
+            about = fields(
+                event=LogEvent.CONNECTION_DROPPED,
+                connection=session.name,
+                error=type(error).__name__,
+                reason=error.reason,
+            )
+            logger.info("connection %s closed: %s", session.name, error, extra=about)
             self.close()
             return
         # Bytes that trickle in do not count, only requests that have come to their end.
@@ -158,7 +169,8 @@ class UprConnection(asyncio.Protocol):
             self.send_ready()
 
     def _drop(self, session: UprSession, transport: asyncio.Transport, reason: str) -> None:
-        logger.info("connection %s dropped: %s", session.name, reason)
+        about = fields(event=LogEvent.CONNECTION_DROPPED, connection=session.name, reason=reason)
+        logger.info("connection %s dropped: %s", session.name, reason, extra=about)
         transport.abort()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The users on disk: one versioned JSON file, readable by its owner only.
 
     {"version": 1, "iterations": 15000, "decoy_secret": BASE64, "users": [
-      {"name": "ann", "grants": [{"role": "writer", "bucket": "*"}],
+      {"name": "ann", "display_name": "Ann", "grants": [{"role": "writer", "bucket": "*"}],
        "credentials": {"SCRAM-SHA512": {"salt": BASE64, "stored_key": BASE64, "server_key": BASE64}, …}}, …]}
 
 There is no password in it, but with the keys one can try passwords out as fast as a machine can, which is why others
@@ -89,6 +89,7 @@ def _encode_user(user: User) -> dict[str, Any]:
     grants = sorted((grant.bucket, grant.role) for grant in user.grants)
     return {
         "name": user.name,
+        "display_name": user.display_name,
         "grants": [{"role": role, "bucket": bucket} for bucket, role in grants],
         "credentials": {
             mechanism: {
@@ -177,6 +178,7 @@ def _decode_user(members: object, iterations: int) -> User:
     all_credentials = _member(members, "credentials", dict)
     return User(
         name=name,
+        display_name=_member(members, "display_name", str, missing=""),
         grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
         credentials={
             mechanism: _decode_credentials(mechanism, _member(all_credentials, mechanism, dict), iterations)
@@ -200,8 +202,8 @@ def _decode_credentials(mechanism: Mechanism, members: Mapping[str, object], ite
     return ScramCredentials(salt=salt, iterations=iterations, stored_key=stored_key, server_key=server_key)
 
 
-def _member(members: object, name: str, kind: type[T]) -> T:
-    value = members.get(name) if isinstance(members, dict) else None
+def _member(members: object, name: str, kind: type[T], *, missing: T | None = None) -> T:
+    value = members.get(name, missing) if isinstance(members, dict) else None
     # JSON's true is no number, though Python's is.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _Fault(f"{name} is missing or of the wrong type")

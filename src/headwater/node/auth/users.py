@@ -31,6 +31,7 @@ from headwater.protocol.sasl import (
 USERS_MAX = 10_000
 GRANTS_PER_USER_MAX = 1_000
 PASSWORD_BYTES_MAX = 1_024
+DISPLAY_NAME_CHARS_MAX = 128
 DECOY_SECRET_BYTES = 32
 
 SALTS_BYTES = SCRAM_SALT_BYTES * len(SCRAM_MECHANISMS)
@@ -40,22 +41,39 @@ ALL_BUCKETS = "*"
 
 
 class Action(Enum):
+    USE = auto()
+    """Select the bucket, and see its config and its collections."""
     READ = auto()
     WRITE = auto()
     STREAM = auto()
     ADMIN = auto()
+    """Manage the bucket."""
+    SECURITY = auto()
+    """Manage the users of the node."""
 
 
 class Role(StrEnum):
+    """The first three are the node's own, the others are named as in Couchbase (`auth.couchbase_roles`)."""
+
     READER = "reader"
     WRITER = "writer"
     ADMIN = "admin"
+    BUCKET_ADMIN = "bucket_admin"
+    BUCKET_FULL_ACCESS = "bucket_full_access"
+    DATA_READER = "data_reader"
+    DATA_WRITER = "data_writer"
+    DATA_DCP_READER = "data_dcp_reader"
 
 
 ROLE_ACTIONS: dict[Role, frozenset[Action]] = {
-    Role.READER: frozenset({Action.READ, Action.STREAM}),
-    Role.WRITER: frozenset({Action.READ, Action.STREAM, Action.WRITE}),
+    Role.READER: frozenset({Action.USE, Action.READ, Action.STREAM}),
+    Role.WRITER: frozenset({Action.USE, Action.READ, Action.STREAM, Action.WRITE}),
     Role.ADMIN: frozenset(Action),
+    Role.BUCKET_ADMIN: frozenset({Action.USE, Action.ADMIN}),
+    Role.BUCKET_FULL_ACCESS: frozenset({Action.USE, Action.READ, Action.STREAM, Action.WRITE}),
+    Role.DATA_READER: frozenset({Action.USE, Action.READ}),
+    Role.DATA_WRITER: frozenset({Action.USE, Action.WRITE}),
+    Role.DATA_DCP_READER: frozenset({Action.USE, Action.READ, Action.STREAM}),
 }
 
 
@@ -78,9 +96,12 @@ class User:
     name: str
     grants: frozenset[Grant]
     credentials: Mapping[Mechanism, ScramCredentials] = field(repr=False)
+    display_name: str = ""
+    """What people call it; nothing is decided by it."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
+        _check_display_name(self.display_name)
         _check_grants(self.grants)
         if self.credentials.keys() != frozenset(SCRAM_MECHANISMS):
             raise LocalProtocolError(f"user {self.name!r} needs credentials for {', '.join(SCRAM_MECHANISMS)}")
@@ -88,10 +109,15 @@ class User:
     def may(self, action: Action, bucket: str | None) -> bool:
         return any(grant.allows(action, bucket) for grant in self.grants)
 
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may do everything on the node, and make users."""
+        return self.may(Action.SECURITY, None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """All users of a node. A collection is a value: `add` and `remove` give another one.
+    """All users of a node. A collection is a value: `add`, `put` and `remove` give another one.
 
     So what is stored and what is in force can be told apart: store the new collection first, then put it in force.
     """
@@ -125,6 +151,10 @@ class Users:
         """The collection with one more user."""
         if user.name in self.by_name:
             raise LocalProtocolError(f"user {user.name!r} exists already", hint="Remove it first, or take another name")
+        return self.put(user)
+
+    def put(self, user: User) -> Users:
+        """The collection with this user, in place of the one of that name if there is one."""
         if any(credentials.iterations != self.iterations for credentials in user.credentials.values()):
             raise LocalProtocolError(
                 f"the password of {user.name!r} was not hashed with {self.iterations} iterations",
@@ -151,6 +181,11 @@ class Users:
         """Whether the user exists and has this password. Takes about ten milliseconds in both cases, by design."""
         credentials = self.credentials(Mechanism.SCRAM_SHA512, name)
         return password_matches(Mechanism.SCRAM_SHA512, password, credentials)
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is somebody who may make users. Where nobody may, nobody ever will."""
+        return any(user.is_admin for user in self.by_name.values())
 
     def may(self, name: str, action: Action, bucket: str | None) -> bool:
         """Whether the user may do this on the bucket, or on the node where `bucket` is None."""
@@ -180,6 +215,14 @@ def _check_name(name: str) -> None:
         raise LocalProtocolError(
             f"{name[:USER_CHARS_MAX]!r} cannot be a user name",
             hint=f"A name has 1 to {USER_CHARS_MAX} printable characters and no colon",
+        )
+
+
+def _check_display_name(name: str) -> None:
+    if len(name) > DISPLAY_NAME_CHARS_MAX or not name.isprintable():
+        raise LocalProtocolError(
+            f"{name[:DISPLAY_NAME_CHARS_MAX]!r} cannot be the full name of a user",
+            hint=f"It has up to {DISPLAY_NAME_CHARS_MAX} printable characters",
         )
 
 

@@ -1,7 +1,8 @@
 """Answers: JSON, and the refusals in the forms that Couchbase gives them.
 
-A refusal is raised, wherever it is noticed. Two forms: `errors` by the name of the field, `_` for the whole, and a
-`message`. Where clients look for words in them ("Scope with name … is not found"), the words are Couchbase's.
+A refusal is raised, wherever it is noticed. Three forms: `errors` by the name of the field, `_` for the whole; a
+`message`; and, for users that are not there, a mere string. Where clients look for words in them ("Scope with name … is
+not found"), the words are Couchbase's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Json(Response):
 class Refusal(Exception):
     """The request is answered with an error status."""
 
-    def __init__(self, status: int, body: dict[str, Any], *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, status: int, body: dict[str, Any] | str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, body)
         self.status = status
         self.body = body

@@ -1,7 +1,7 @@
 """The application: the table of routes, and what every request has to pass before its handler.
 
-In this order: the head's size, the path, the method, the origin, the log-in, the right, the bucket. A user who may not
-use a bucket does not learn whether there is one.
+In this order: the head's size, whether the node is ready, the path, the method, the origin, the log-in, the right, the
+bucket. A user who may not use a bucket does not learn whether there is one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.errors import LocalProtocolError, StoreError
+from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
-from headwater.node.http import collections, dcp_connections, drill, pools
+from headwater.node.http import collections, dcp_connections, drill, pools, users
 from headwater.node.http.answers import Json, Refusal, forbidden, no_bucket
 from headwater.node.http.call import Call, body_too_long
 from headwater.node.http.config_streams import ConfigStreams
@@ -31,19 +32,26 @@ from headwater.node.http.logins import Logins
 from headwater.node.http.node_view import NodeView
 
 _LOGIN_KEY_BYTES = 32
+_HEALTH = ("/health", "/healthz")
+_READINESS = ("/ready", "/readyz")
+_RETRY_AFTER_S = 1
 
 Handler = Callable[[Call], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A handler, and the right that it needs on the bucket of the path; every user may use what needs none."""
+    """A handler, and the right that it needs: on the bucket of the path, or on the node where the path has none.
+
+    Every user may use what needs none.
+    """
 
     handle: Handler
     needs: Action | None = None
 
 
 _BUCKET = "/pools/default/buckets/{bucket}"
+_USERS = "/settings/rbac/users"
 _OWN_BUCKET = "/headwater/buckets/{bucket}"
 """For what Couchbase has no path."""
 
@@ -53,18 +61,27 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool)},
     "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services)},
     "/pools/default/buckets": {"GET": Endpoint(pools.show_buckets)},
-    _BUCKET: {"GET": Endpoint(pools.show_bucket, Action.READ)},
-    "/pools/default/bucketsStreaming/{bucket}": {"GET": Endpoint(pools.stream_bucket, Action.READ)},
-    "/pools/default/b/{bucket}": {"GET": Endpoint(pools.show_config, Action.READ)},
-    "/pools/default/bs/{bucket}": {"GET": Endpoint(pools.stream_config, Action.READ)},
-    "/whoami": {"GET": Endpoint(pools.show_user)},
+    _BUCKET: {"GET": Endpoint(pools.show_bucket, Action.USE)},
+    "/pools/default/bucketsStreaming/{bucket}": {"GET": Endpoint(pools.stream_bucket, Action.USE)},
+    "/pools/default/b/{bucket}": {"GET": Endpoint(pools.show_config, Action.USE)},
+    "/pools/default/bs/{bucket}": {"GET": Endpoint(pools.stream_config, Action.USE)},
+    "/whoami": {"GET": Endpoint(users.who_am_i)},
+    "/controller/changePassword": {"POST": Endpoint(users.change_password)},
+    "/settings/rbac/roles": {"GET": Endpoint(users.show_roles, Action.SECURITY)},
+    _USERS: {"GET": Endpoint(users.show_users, Action.SECURITY)},
+    f"{_USERS}/{{domain}}": {"GET": Endpoint(users.show_users, Action.SECURITY)},
+    f"{_USERS}/{{domain}}/{{name:path}}": {
+        "GET": Endpoint(users.show_user, Action.SECURITY),
+        "PUT": Endpoint(users.put_user, Action.SECURITY),
+        "DELETE": Endpoint(users.remove_user, Action.SECURITY),
+    },
     f"{_BUCKET}/scopes": {
-        "GET": Endpoint(collections.show_manifest, Action.READ),
+        "GET": Endpoint(collections.show_manifest, Action.USE),
         "POST": Endpoint(collections.create_scope, Action.ADMIN),
     },
     f"{_BUCKET}/scopes/@ensureManifest/{{uid}}": {
-        "GET": Endpoint(collections.ensure_manifest, Action.READ),
-        "POST": Endpoint(collections.ensure_manifest, Action.READ),
+        "GET": Endpoint(collections.ensure_manifest, Action.USE),
+        "POST": Endpoint(collections.ensure_manifest, Action.USE),
     },
     f"{_BUCKET}/scopes/{{scope}}": {"DELETE": Endpoint(collections.drop_scope, Action.ADMIN)},
     f"{_BUCKET}/scopes/{{scope}}/collections": {"POST": Endpoint(collections.create_collection, Action.ADMIN)},
@@ -78,8 +95,10 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
 }
 
 _PERMISSIONS = {
-    Action.READ: "cluster.bucket[{bucket}].settings!read",
+    Action.USE: "cluster.bucket[{bucket}].settings!read",
+    Action.READ: "cluster.bucket[{bucket}].stats!read",
     Action.ADMIN: "cluster.collection[{bucket}:.:.].collections!write",
+    Action.SECURITY: "cluster.admin.security.admin!write",
 }
 
 
@@ -98,8 +117,8 @@ def http_app(node: NodeView, make_extension: MakeExtension | None = None) -> Sta
             endpoint = endpoints["GET" if request.method == "HEAD" else request.method]
             _check_origin(request)
             user = await logins.user_of(request)
-            call = Call(node=node, streams=streams, request=request, user=user)
-            _check_right(call, endpoint.needs)
+            call = Call(node=node, streams=streams, request=request, user=user, needs=endpoint.needs)
+            _check_right(call)
             return await endpoint.handle(call)
 
         return Route(path, handle, methods=list(endpoints))
@@ -110,7 +129,7 @@ def http_app(node: NodeView, make_extension: MakeExtension | None = None) -> Sta
             *(route(path, endpoints) for path, endpoints in ROUTES.items()),
             *(() if extension is None else extension.routes),
         ],
-        middleware=[Middleware(_HeadLimit)],
+        middleware=[Middleware(_HeadLimit), Middleware(_WhenReady, node=node)],
         exception_handlers={
             Refusal: _refuse,
             HTTPException: _refuse_route,
@@ -137,12 +156,12 @@ def _open_routes(node: NodeView, extension: Extension | None) -> list[Route]:
         return Json({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        return Json({"status": "ready"}) if node.is_ready else Json({"status": "starting"}, 503)
+        return Json({"status": "ready"}) if node.is_ready else _not_ready(node)
 
     return [
         Route("/", root),
-        *(Route(path, health) for path in ("/health", "/healthz")),
-        *(Route(path, ready) for path in ("/ready", "/readyz")),
+        *(Route(path, health) for path in _HEALTH),
+        *(Route(path, ready) for path in _READINESS),
     ]
 
 
@@ -158,6 +177,23 @@ class _HeadLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = _size_refusal(scope) if scope["type"] == "http" else None
         await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+
+class _WhenReady:
+    """Tells that the node is not ready: its buckets and users are not there yet, or not any more."""
+
+    def __init__(self, app: ASGIApp, node: NodeView) -> None:
+        self._app = app
+        self._node = node
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_served = scope["type"] != "http" or self._node.is_ready or scope["path"] in (*_HEALTH, *_READINESS)
+        await (self._app if is_served else _not_ready(self._node))(scope, receive, send)
+
+
+def _not_ready(node: NodeView) -> Response:
+    told = {"status": "not ready", "message": f"The node is not ready: {node.why_not_ready}"}
+    return Json(told, 503, headers={"Retry-After": str(_RETRY_AFTER_S)})
 
 
 def _size_refusal(scope: Scope) -> Refusal | None:
@@ -179,14 +215,19 @@ def _check_origin(request: Request) -> None:
         raise Refusal.message(403, "Pages of other sites may not change anything here")
 
 
-def _check_right(call: Call, needs: Action | None) -> None:
-    bucket = call.request.path_params.get("bucket")
-    if needs is None or bucket is None:
-        return
-    if not call.node.users.may(call.user, needs, bucket):
-        call.node.log(f"{call.user!r} may not {call.request.method} {call.request.url.path!r}")
+def _check_right(call: Call) -> None:
+    bucket, needs = call.request.path_params.get("bucket"), call.needs
+    if needs is None and not call.is_allowed:
+        raise Refusal.message(401, "The user was removed while its password was checked")
+    if needs is not None and not call.is_allowed:
+        method, path = call.request.method, call.request.url.path
+        message = f"{call.user!r} may not {method} {path!r}"
+        about: Fields = {"event": LogEvent.DENIED, "user": call.user, "method": method, "path": path}
+        if bucket is not None:
+            about["bucket"] = bucket
+        call.node.log(message, **about)
         raise forbidden(_PERMISSIONS[needs].format(bucket=bucket))
-    if call.node.bucket(bucket) is None:
+    if bucket is not None and call.node.bucket(bucket) is None:
         raise no_bucket(bucket)
 
 
@@ -209,7 +250,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_change(request: Request, error: Exception) -> Response:
-    """The manifest does not allow the change, such as one collection too many."""
+    """The manifest, or the users, do not allow the change, such as one collection too many."""
     return Refusal.errors(400, str(error)).response()
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
+from headwater.node.auth.users import Action
 from headwater.node.http.answers import Refusal, no_bucket
 from headwater.node.http.config_streams import ConfigStreams
 from headwater.node.http.limits import BODY_BYTES_MAX, FORM_FIELDS_MAX, REQUEST_S_MAX
@@ -24,6 +27,26 @@ class Call:
     streams: ConfigStreams
     request: Request
     user: str
+    needs: Action | None = None
+    """The right that the user has, on the bucket of the path if there is one."""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether there is such a user, with that right."""
+        users = self.node.users
+        if self.needs is None:
+            return self.user in users.by_name
+        return users.may(self.user, self.needs, self.request.path_params.get("bucket"))
+
+    def stream(self, render: Callable[[], bytes]) -> Response:
+        """Answer with a stream of configs, which ends with the user's right to it."""
+
+        def render_if_allowed() -> bytes:
+            if not self.is_allowed:
+                raise Refusal.message(403, "The user may not see this any more")
+            return render()
+
+        return self.streams.stream(self.request, render_if_allowed)
 
     def path(self, name: str) -> str:
         value: str = self.request.path_params[name]

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.responses import Response
 
 from headwater.errors import LocalProtocolError
+from headwater.log_fields import LogEvent
 from headwater.node.http.answers import Json, Refusal
 from headwater.node.http.call import Call
 from headwater.node.http.limits import ENSURE_S_DEFAULT, ENSURE_S_MAX
@@ -105,7 +106,13 @@ def _scope_or_refuse(manifest: Manifest, name: str) -> Scope:
 async def _changed(call: Call, change: Callable[[Manifest], Manifest]) -> Response:
     bucket = call.bucket.name
     manifest = await call.node.change_manifest(bucket, change)
-    call.node.log(f"{call.user!r} changed the collections of bucket {bucket!r}: manifest {manifest.uid:x}")
+    call.node.log(
+        f"{call.user!r} changed the collections of bucket {bucket!r}: manifest {manifest.uid:x}",
+        event=LogEvent.COLLECTIONS_CHANGED,
+        user=call.user,
+        bucket=bucket,
+        manifest=f"{manifest.uid:x}",
+    )
     return Json({"uid": f"{manifest.uid:x}"})
 
 

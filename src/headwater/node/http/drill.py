@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from headwater.counted import counted
 from headwater.errors import InvalidInput
+from headwater.log_fields import LogEvent
 from headwater.node.http.answers import Json, Refusal
 from headwater.node.http.call import Call
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
@@ -26,7 +28,14 @@ async def roll_back(call: Call) -> Response:
         raise Refusal.errors(400, str(error)) from error
     call.node.log(
         f"{call.user!r} rolled vbucket {rolled.vbucket} of bucket {bucket!r} back"
-        f" from {rolled.high_seqno_before} to {rolled.to_seqno}"
+        f" from {rolled.high_seqno_before} to {rolled.to_seqno}",
+        event=LogEvent.ROLLED_BACK,
+        user=call.user,
+        bucket=bucket,
+        vbucket=rolled.vbucket,
+        from_seqno=rolled.high_seqno_before,
+        seqno=rolled.to_seqno,
+        vbuuid=rolled.vbuuid,
     )
     return Json(
         {
@@ -41,14 +50,20 @@ async def roll_back(call: Call) -> Response:
 async def hold_replicas(call: Call) -> Response:
     """Take in no more changes for the copies on this node: if their active node dies, those are lost."""
     replicas = call.node.hold_replicas(call.bucket.name)
-    call.node.log(f"{call.user!r} holds {replicas} replicas of bucket {call.bucket.name!r}")
+    _log_replicas(call, "holds", replicas, LogEvent.REPLICAS_HELD)
     return Json({"held": True, "replicas": replicas})
 
 
 async def release_replicas(call: Call) -> Response:
     replicas = call.node.release_replicas(call.bucket.name)
-    call.node.log(f"{call.user!r} released {replicas} replicas of bucket {call.bucket.name!r}")
+    _log_replicas(call, "released", replicas, LogEvent.REPLICAS_RELEASED)
     return Json({"held": False, "replicas": replicas})
+
+
+def _log_replicas(call: Call, verb: str, replicas: int, event: LogEvent) -> None:
+    bucket = call.bucket.name
+    message = f"{call.user!r} {verb} {counted(replicas, 'replica')} of bucket {bucket!r}"
+    call.node.log(message, event=event, user=call.user, bucket=bucket, replicas=replicas)
 
 
 def _number(text: str, largest: int, *, field: str) -> int:

@@ -24,6 +24,10 @@ class Extension(Protocol):
     @property
     def routes(self) -> Sequence[BaseRoute]: ...
 
+    def prepare(self) -> None:
+        """Do beforehand what takes long. Called in a thread, before `start`."""
+        ...
+
     def start(self) -> None:
         """The node serves from now on. Called in its event loop."""
         ...

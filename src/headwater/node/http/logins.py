@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from headwater.errors import HeadwaterError
+from headwater.log_fields import LogEvent
 from headwater.node.auth.users import User
 from headwater.node.http.answers import Refusal
 from headwater.node.http.limits import LOGIN_KNOWN_S, LOGINS_KNOWN_MAX, LOGINS_WAITING_MAX
@@ -85,7 +86,8 @@ class Logins:
         now_s = self._node.now_s()
         if not matches:
             self._node.throttle.failed(peer, name, now_s=now_s)
-            self._node.log(f"log-in of {name!r} from {peer} over HTTP failed")
+            message = f"log-in of {name!r} from {peer} over HTTP failed"
+            self._node.log(message, event=LogEvent.LOGIN_FAILED, user=name, peer=peer)
             raise _unauthorized("The user name or the password is wrong")
         self._node.throttle.succeeded(peer, name)
         self._known[digest] = _Known(users.by_name[name], now_s + LOGIN_KNOWN_S)
@@ -96,7 +98,8 @@ class Logins:
     def _check_throttle(self, peer: str, name: str) -> None:
         wait_s = self._node.throttle.wait_s(peer, name, now_s=self._node.now_s())
         if wait_s > 0:
-            self._node.log(f"log-in of {name!r} from {peer} over HTTP refused: too many failures before it")
+            message = f"log-in of {name!r} from {peer} over HTTP refused: too many failures before it"
+            self._node.log(message, event=LogEvent.LOGIN_FAILED, user=name, peer=peer)
             seconds = math.ceil(wait_s)
             raise Refusal.message(429, f"Too many failed log-ins: try again in {seconds} s", Retry_After=str(seconds))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Unpack
 
+from headwater.log_fields import Fields
 from headwater.node.auth.throttle import LoginThrottle
 from headwater.node.auth.users import Users
 from headwater.node.failover_drill import RolledBack
@@ -40,6 +41,18 @@ class NodeView(Protocol):
     @property
     def users(self) -> Users: ...
 
+    def is_node_user(self, name: str) -> bool:
+        """Whether this is whom the other nodes of a cluster log in as."""
+        ...
+
+    async def change_users(self, change: Callable[[Users], Users]) -> None:
+        """Put what `change` makes of the users into force, other nodes' left out, and return once that is durable.
+
+        `change` is called once, in a thread. What it raises is raised here; a `StoreError` says that the users are as
+        they were, and so does a `LocalProtocolError` where there would be no admin left.
+        """
+        ...
+
     @property
     def throttle(self) -> LoginThrottle:
         """The one that the key-value side uses, too: guesses count wherever they are made."""
@@ -52,7 +65,12 @@ class NodeView(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether every bucket is open and served."""
+        """Whether every bucket is open and served. Until then, and while the node stops, little else is asked here."""
+        ...
+
+    @property
+    def why_not_ready(self) -> str:
+        """What the node does instead, such as `it opens bucket 'travel', 1 of 2`."""
         ...
 
     @property
@@ -66,7 +84,7 @@ class NodeView(Protocol):
 
     def uptime_s(self) -> float: ...
 
-    def log(self, message: str) -> None: ...
+    def log(self, message: str, **about: Unpack[Fields]) -> None: ...
 
     def bucket_names(self) -> Iterable[str]: ...
 

@@ -1,4 +1,4 @@
-"""Handlers for what clients read: the pool, its buckets and their configs, and who they are.
+"""Handlers for what clients read: the pool, its buckets and their configs.
 
 All of it is made from the cluster config, so that every way to bootstrap leads to the same nodes.
 """
@@ -12,19 +12,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from headwater.node.auth.users import Action, Grant, Role
+from headwater.node.auth.users import Action
 from headwater.node.cluster_config import bucket_uri, join_host_port
 from headwater.node.http.answers import Json
 from headwater.node.http.call import Call
 from headwater.node.http.node_view import BucketView
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
-
-_ROLE_NAMES: dict[Role, tuple[str, ...]] = {
-    Role.READER: ("data_reader", "data_dcp_reader"),
-    Role.WRITER: ("data_reader", "data_dcp_reader", "data_writer"),
-    Role.ADMIN: ("bucket_admin", "data_reader", "data_dcp_reader", "data_writer"),
-}
-"""Couchbase's roles that come closest to ours."""
 
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
 
@@ -33,7 +26,7 @@ async def show_pools(call: Call) -> Response:
     node, uuid = call.node, _node_config(call).get("clusterUUID", "")
     return Json(
         {
-            "isAdminCreds": node.users.may(call.user, Action.ADMIN, None),
+            "isAdminCreds": node.users.may(call.user, Action.SECURITY, None),
             "isROAdminCreds": False,
             "isEnterprise": False,
             "allowedServices": ["kv"],
@@ -56,7 +49,7 @@ async def show_pool(call: Call) -> Response:
 
 
 async def stream_pool(call: Call) -> Response:
-    return call.streams.stream(call.request, lambda: json.dumps(_pool(call)).encode())
+    return call.stream(lambda: json.dumps(_pool(call)).encode())
 
 
 async def show_node_services(call: Call) -> Response:
@@ -72,7 +65,7 @@ async def show_bucket(call: Call) -> Response:
 
 
 async def stream_bucket(call: Call) -> Response:
-    return call.streams.stream(call.request, lambda: json.dumps(_bucket(call, call.bucket)).encode())
+    return call.stream(lambda: json.dumps(_bucket(call, call.bucket)).encode())
 
 
 async def show_config(call: Call) -> Response:
@@ -80,19 +73,7 @@ async def show_config(call: Call) -> Response:
 
 
 async def stream_config(call: Call) -> Response:
-    return call.streams.stream(call.request, lambda: call.node.cluster_config(call.bucket.name))
-
-
-async def show_user(call: Call) -> Response:
-    user = call.node.users.by_name[call.user]
-    is_admin = user.may(Action.ADMIN, None)
-    roles = [{"role": "admin"}] if is_admin else [role for grant in user.grants for role in _roles(grant)]
-    roles.sort(key=lambda role: (role["role"], role.get("bucket_name", "")))
-    return Json({"id": user.name, "domain": "admin" if is_admin else "local", "roles": roles})
-
-
-def _roles(grant: Grant) -> list[dict[str, str]]:
-    return [{"role": role, "bucket_name": grant.bucket} for role in _ROLE_NAMES[grant.role]]
+    return call.stream(lambda: call.node.cluster_config(call.bucket.name))
 
 
 # --- what they are made of ----------------------------------------------------------------------------------------
@@ -104,7 +85,7 @@ def _node_config(call: Call) -> dict[str, Any]:
 
 
 def _readable_buckets(call: Call) -> list[BucketView]:
-    names = (name for name in call.node.bucket_names() if call.node.users.may(call.user, Action.READ, name))
+    names = (name for name in call.node.bucket_names() if call.node.users.may(call.user, Action.USE, name))
     return [bucket for name in sorted(names) if (bucket := call.node.bucket(name)) is not None]
 
 
@@ -188,7 +169,7 @@ def _node(call: Call, members: dict[str, Any]) -> dict[str, Any]:
         "clusterCompatibility": _compatibility(call.node.server_version),
         "clusterMembership": "active",
         "recoveryType": "none",
-        "status": "healthy" if call.node.is_ready else "warmup",
+        "status": "healthy",
     }
     if members.get("thisNode"):
         # A number as a string, as in Couchbase: gocbcore can't read it otherwise.

@@ -33,6 +33,8 @@ class HttpServer:
     server = HttpServer(node)
     await server.listen(plain_socket)
     await server.listen(tls_socket, tls=context)
+    …  # the node gets ready, and whoever asks is told that it is not yet
+    server.open()
     …
     await server.stop()
     """
@@ -66,9 +68,17 @@ class HttpServer:
             started.cancel()
             bound.close()
             await task
-        if self._app.state.extension is not None and not self._running:
-            self._app.state.extension.start()
         self._running.append((server, task))
+
+    def prepare(self) -> None:
+        """Do beforehand what takes long. Called in a thread."""
+        if self._app.state.extension is not None:
+            self._app.state.extension.prepare()
+
+    def open(self) -> None:
+        """The node is ready: what runs beside the routes begins."""
+        if self._app.state.extension is not None:
+            self._app.state.extension.start()
 
     async def stop(self) -> None:
         """End the streams, let requests under way end, and close the sockets."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.node.kv.set_run import RELATIVE_EXPIRY_S_MAX
 from headwater.protocol.frame_info import RequestInfo, find
+from headwater.protocol.limits import RELATIVE_EXPIRY_S_MAX
 from headwater.protocol.messages.base import Request
 
 _TIME_S_MAX = 2**32 - 1

@@ -53,6 +53,10 @@ _ADMINISTERS = (
 )
 
 
+_USES = (vbuckets.GetCollectionsManifest, vbuckets.GetCollectionId)
+"""What a writer needs to find its collection."""
+
+
 def _with_subclasses(classes: tuple[type[Request], ...]) -> set[type[Request]]:
     """A quiet request is a subclass of the one it is the quiet form of, and needs the same right."""
     found = set(classes)
@@ -67,7 +71,21 @@ NEEDED: dict[type[Request], Action] = {
     **dict.fromkeys(DCP_MESSAGES, Action.STREAM),
     **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
     **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
+    **dict.fromkeys(_with_subclasses(_USES), Action.USE),
 }
+
+READS_AS_WELL: frozenset[type[Request]] = frozenset(
+    _with_subclasses(
+        (
+            documents.Increment,
+            documents.GetAndTouch,
+            documents.GetAndTouchQuiet,
+            documents.GetLocked,
+            *(write for write in _WRITES if write.__module__ == subdocument.__name__),
+        )
+    )
+)
+"""Writes that tell what is in a document: who may write and not read may not do these."""
 
 SERVED_WHILE_WAITING: frozenset[type[Request]] = frozenset(
     {

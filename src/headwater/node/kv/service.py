@@ -18,12 +18,15 @@ from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.store.bucket import Bucket
 
 if TYPE_CHECKING:
+    from headwater.client.handshake import Credentials
     from headwater.node.consumer.connection import ConsumerConnection
     from headwater.node.kv.session import KvSession
     from headwater.node.producer.connection import ProducerConnection
 
 ConfigVersion = tuple[int, int]
 """Epoch and revision of a cluster config."""
+NO_CONFIG: ConfigVersion = (0, 0)
+"""The version of a bucket that is in no cluster."""
 
 LOCK_S_DEFAULT = 15
 LOCK_S_MAX = 30
@@ -51,6 +54,14 @@ class BucketService:
     """Those of the UPR draft, by a name that they were given."""
     replication: Callable[[], Iterable[tuple[str, object]]] = tuple
     """Statistics of the copies that this node keeps."""
+    vbucket_numbers: Callable[[], Iterable[tuple[str, object]]] = tuple
+    """Statistics of all vbuckets, each a list, for other nodes that show the cluster. Set where somebody counts."""
+    config_version: Callable[[], ConfigVersion] = lambda: NO_CONFIG
+    """Of the config that the cluster has given the bucket."""
+    nodes_login: Callable[[], Credentials | None] = lambda: None
+    """How the nodes of the bucket's cluster log in to each other: for whoever coordinates them to know."""
+    may_take_over: Callable[[VBucketId], bool] = lambda vbucket: True
+    """Whether a takeover may make a vbucket active here: in a cluster, where its config says so."""
     is_waiting: bool = False
     """Nothing is served yet: another node may have taken this one's place, and has not been heard."""
     manifest_commit: int = 0
@@ -59,6 +70,8 @@ class BucketService:
     """Called when there is something to commit."""
     receivers: dict[VBucketId, ConsumerConnection] = field(default_factory=dict)
     """The vbuckets that are received from other nodes, and by which connection: a copy has one source."""
+    consumers: dict[ConsumerConnection, None] = field(default_factory=dict)
+    """The connections that receive them, those with no stream included, oldest first."""
     when_at_rest: Callable[[Callable[[], None]], None] = lambda action: action()
     """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
@@ -78,6 +91,10 @@ class BucketService:
         """All connections that get changes of this bucket."""
         dcp = (session.dcp for session in self.dcp_sessions.values())
         return [*(connection for connection in dcp if connection is not None), *self.upr_connections.values()]
+
+    def consumer_connections(self) -> list[ConsumerConnection]:
+        """All connections by which copies of this bucket are received."""
+        return list(self.consumers)
 
     def set_manifest(self, manifest: Manifest) -> int:
         """Take a newer manifest. Returns the commit that makes it durable."""
@@ -102,7 +119,8 @@ class Service:
     set_cluster_config: Callable[[str | None, ConfigVersion, bytes], bool] = lambda bucket, version, config: False
     """Give this config from now on; False where it is no newer than the one before."""
     server_version: str
-    log: Callable[[str], None] = lambda message: None
+    log: Callable[..., None] = lambda message, **about: None
+    """A sentence, and what `log_fields` names for it."""
     started_ns: int = field(init=False)
 
     def __post_init__(self) -> None:

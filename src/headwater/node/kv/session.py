@@ -11,6 +11,7 @@ message by message through the table of handlers.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,13 +19,14 @@ from dataclasses import replace
 import numpy as np
 
 from headwater.errors import MalformedMessage, UnknownOpcode
+from headwater.log_fields import Fields, LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability.sync_writes import Outcome, SyncWrite
 from headwater.node.kv.context import CloseConnection, Context, Refused
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.outgoing import Deferrals, DeferredAnswer, Outgoing
-from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN, SERVED_WHILE_WAITING
+from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN, READS_AS_WELL, SERVED_WHILE_WAITING
 from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.set_run import apply_set_run
 from headwater.node.limits import ServerLimits
@@ -39,6 +41,8 @@ from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.sasl import ScramServer
 from headwater.protocol.status import Status, status_for_peer
+
+logger = logging.getLogger(__name__)
 
 SILENT_ON_SUCCESS = frozenset(
     {
@@ -84,7 +88,9 @@ class KvSession:
         self.consumer: ConsumerConnection | None = None
         """The same where this node is the consumer: from then on it takes everything that comes."""
         self.on_replaced: Callable[[], None] = lambda: None
-        """Called when a newer DCP connection of the same name takes this one's place."""
+        """Called when this DCP connection is to end, as a newer one of the same name takes its place, for example."""
+        self._is_over = False
+        """What still comes while the connection closes is for nobody."""
         self._frames = FrameBuffer()
         self._deferrals = Deferrals()
         self._held: Frame | None = None
@@ -103,6 +109,9 @@ class KvSession:
         bucket = self.bucket.name if self.bucket else None
         return self.user is not None and self.service.users.may(self.user, action, bucket)
 
+    def log_out(self) -> None:
+        self.user, self.scram = None, None
+
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
@@ -112,6 +121,8 @@ class KvSession:
         may be unsent are left for later (`is_held_back`).
         """
         self.is_held_back = False
+        if self._is_over:
+            raise CloseConnection
         if self.consumer is not None:
             self._receive_as_consumer(self.consumer, data)
             return
@@ -181,12 +192,12 @@ class KvSession:
         """Hand a run of plain sets to the kernel."""
         if self.bucket is None or self.bucket.is_waiting:
             return
-        if self._frames.buffered_bytes < HEADER_BYTES or not self.may(Action.WRITE):
+        if self._frames.buffered_bytes < HEADER_BYTES:
             return
         if self._held is not None or self._deferrals.is_full:
             return
         with self._frames.peek() as view:
-            if view[0] != Magic.REQUEST or view[1] not in (Opcode.SET, Opcode.SETQ):
+            if view[0] != Magic.REQUEST or view[1] not in (Opcode.SET, Opcode.SETQ) or not self.may(Action.WRITE):
                 return
             run = apply_set_run(
                 self.bucket,
@@ -247,17 +258,23 @@ class KvSession:
         assert self.bucket is not None
         older = self.bucket.dcp_sessions.pop(connection.name, None)
         if older is not None:
-            if older.consumer is not None:
-                # What it receives, the new one may receive at once.
-                older.consumer.disconnect()
-            older.on_replaced()
+            older.end_dcp()
         self.bucket.dcp_sessions[connection.name] = self
         if isinstance(connection, ProducerConnection):
             self.dcp = connection
+            self._log_dcp("opened", LogEvent.DCP_OPENED)
             return
         self.consumer = connection
+        self._log_dcp("opened", LogEvent.DCP_OPENED)
         connection.on_other = self._handle
         connection.start()
+
+    def end_dcp(self) -> None:
+        """Have nothing more happen by this DCP connection, and close it. What it receives, others may at once."""
+        self._is_over = True
+        if self.consumer is not None:
+            self.consumer.disconnect()
+        self.on_replaced()
 
     def dcp_changed(self) -> None:
         """A stream has changed the bucket: there is something to commit."""
@@ -276,7 +293,26 @@ class KvSession:
             del self.bucket.dcp_sessions[connection.name]
         if self.dcp is not None:
             self.bucket.ended.add_connection(self.dcp)
+        self._log_dcp("closed", LogEvent.DCP_CLOSED)
         connection.disconnect()
+
+    def _log_dcp(self, what: str, event: LogEvent) -> None:
+        about = self.log_fields()
+        logger.info(
+            "bucket %s: DCP connection %s from %s %s",
+            *(about["bucket"], about["connection"], self.peer, what),
+            extra={**about, **fields(event=event)},
+        )
+
+    def log_fields(self) -> Fields:
+        """Who is at the other end, for the log."""
+        about = Fields(peer=self.peer, user=self.user)
+        if self.bucket is not None:
+            about["bucket"] = self.bucket.name
+        connection = self.dcp or self.consumer
+        if connection is not None:
+            about["connection"] = connection.name
+        return about
 
     def _check_allowed(self, request: Request) -> None:
         if type(request) not in HANDLERS:
@@ -286,6 +322,8 @@ class KvSession:
         if type(request) in NEEDS_NO_LOGIN:
             return
         if self.user is None or not self.may(NEEDED.get(type(request), Action.READ)):
+            raise Refused(Status.EACCESS)
+        if type(request) in READS_AS_WELL and not self.may(Action.READ):
             raise Refused(Status.EACCESS)
         if self.bucket is not None and self.bucket.is_waiting and type(request) not in SERVED_WHILE_WAITING:
             raise Refused(Status.ETMPFAIL, "the node asks the others first; try again")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def write(path: Path, content: object) -> None:
 def test_round_trip(path: Path, users: Users) -> None:
     store_users(path, users)
     assert load_users(path) == users
+
+
+def test_a_file_without_display_names_is_read(path: Path) -> None:
+    ann = replace(USERS.by_name["ann"], display_name="Ann Ä")
+    store_users(path, USERS.put(ann))
+    loaded = load_users(path)
+    assert loaded is not None
+    assert loaded.by_name["ann"] == ann
+    content = stored(path)
+    for user in content["users"]:
+        del user["display_name"]
+    write(path, content)
+    assert load_users(path) == USERS
 
 
 def test_who_could_log_in_before_can_after(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headwater.errors import AuthenticationFailed, LocalProtocolError
@@ -40,9 +42,14 @@ def with_user(name: str = "ann", password: str = "pencil", *grants: Grant) -> Us
 # --- what they may do ---------------------------------------------------------------------------------------------
 
 MAY = {
-    Role.READER: {Action.READ, Action.STREAM},
-    Role.WRITER: {Action.READ, Action.STREAM, Action.WRITE},
-    Role.ADMIN: {Action.READ, Action.STREAM, Action.WRITE, Action.ADMIN},
+    Role.READER: {Action.USE, Action.READ, Action.STREAM},
+    Role.WRITER: {Action.USE, Action.READ, Action.STREAM, Action.WRITE},
+    Role.ADMIN: {Action.USE, Action.READ, Action.STREAM, Action.WRITE, Action.ADMIN, Action.SECURITY},
+    Role.BUCKET_ADMIN: {Action.USE, Action.ADMIN},
+    Role.BUCKET_FULL_ACCESS: {Action.USE, Action.READ, Action.STREAM, Action.WRITE},
+    Role.DATA_READER: {Action.USE, Action.READ},
+    Role.DATA_WRITER: {Action.USE, Action.WRITE},
+    Role.DATA_DCP_READER: {Action.USE, Action.READ, Action.STREAM},
 }
 
 
@@ -153,6 +160,20 @@ def test_a_name_is_there_once() -> None:
         users.remove("Ann")
 
 
+def test_put_takes_the_place_of_the_one_of_that_name() -> None:
+    users = with_user("ann", "pencil", Grant(Role.ADMIN))
+    assert users.has_admin
+    other = users.put(users.new_user("ann", "crayon", (), salts=SALTS))
+    assert set(other.by_name) == {"ann"}
+    assert other.check_password("ann", "crayon")
+    assert not other.has_admin
+
+
+def test_an_admin_of_a_bucket_is_no_admin_of_the_node() -> None:
+    for grant in (Grant(Role.ADMIN, "beer"), Grant(Role.BUCKET_ADMIN), Grant(Role.BUCKET_FULL_ACCESS)):
+        assert not with_user("ann", "pencil", grant).by_name["ann"].is_admin
+
+
 def test_all_users_have_the_same_number_of_iterations() -> None:
     other = Users(decoy_secret=bytes(32), iterations=5000)
     with pytest.raises(LocalProtocolError, match="not hashed with 5000 iterations"):
@@ -193,6 +214,8 @@ def test_other_impossible_values() -> None:
         with_user("ann", "pencil", *(Grant(Role.READER, str(n)) for n in range(GRANTS_PER_USER_MAX + 1)))
     with pytest.raises(LocalProtocolError, match="needs credentials for"):
         User(name="ann", grants=frozenset(), credentials={})
+    with pytest.raises(LocalProtocolError, match="full name"):
+        replace(with_user().by_name["ann"], display_name="two\nlines")
     with pytest.raises(LocalProtocolError, match="decoy secret"):
         Users(decoy_secret=b"")
 

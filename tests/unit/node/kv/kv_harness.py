@@ -106,7 +106,7 @@ class Node:
             random_bytes=lambda count: bytes(range(count)),
             cluster_config=lambda name: b'{"rev":1,"name":"%s"}' % (name or "").encode(),
             server_version="1.2.3",
-            log=self.logged.append,
+            log=lambda message, **about: self.logged.append(message),
         )
 
     def _on_change(self) -> None:

@@ -35,7 +35,7 @@ def produce(consumer: Client) -> bytes:
 
 
 def test_no_connection(client: Client) -> None:
-    assert statistics(client) == {"ep_dcp_producer_count": "0", "ep_dcp_total_bytes": "0"}
+    assert statistics(client) == {"ep_dcp_count": "0", "ep_dcp_producer_count": "0", "ep_dcp_total_bytes": "0"}
 
 
 def test_a_connection_and_its_streams(node: Node, client: Client) -> None:
@@ -76,6 +76,7 @@ def test_a_connection_and_its_streams(node: Node, client: Client) -> None:
         "eq_dcpq:spark:stream_0_backlog_items": "0",
         "eq_dcpq:spark:stream_0_frames_sent": "3",
         "eq_dcpq:spark:stream_0_bytes_sent": str(sent),
+        "ep_dcp_count": "1",
         "ep_dcp_producer_count": "1",
         "ep_dcp_total_bytes": str(sent),
     }

@@ -1,4 +1,4 @@
-"""The session: log-in, rights, faults that a connection survives, and the order of answers."""
+"""The session: log-in, faults that a connection survives, and the order of answers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from kv_harness import FEATURES, PASSWORD, Client, Node
 
 from headwater.errors import BadMagic, FrameTooLarge
-from headwater.node.auth.users import Action
 from headwater.node.kv.handlers import HANDLERS
-from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
 from headwater.node.kv.session import CloseConnection
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature
@@ -20,10 +18,14 @@ from headwater.protocol.frame_info import FrameInfo, RequestInfo
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.documents import Get, GetLocked, GetMeta, GetQuiet, Set, SetQuiet
+from headwater.protocol.messages.documents import (
+    Get,
+    GetLocked,
+    GetQuiet,
+    Set,
+    SetQuiet,
+)
 from headwater.protocol.messages.session import (
-    Flush,
     GetClusterConfig,
     GetErrorMap,
     Hello,
@@ -39,8 +41,6 @@ from headwater.protocol.messages.session import (
     Verbosity,
     Version,
 )
-from headwater.protocol.messages.subdocument import MultiLookup, MultiMutation
-from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
@@ -129,62 +129,6 @@ def test_guessing_is_slowed_down(node: Node, stranger: Client) -> None:
     assert "too many" in node.logged[-1]
     node.clock.advance(120)
     stranger.succeed(PLAIN)
-
-
-# --- rights -------------------------------------------------------------------------------------------------------
-
-NEEDS = {
-    Action.READ: [Get(key=b"k"), GetMeta(key=b"k"), Stat(), MultiLookup(key=b"k", specs=())],
-    Action.WRITE: [Set(key=b"k", value=b"v"), GetLocked(key=b"k"), MultiMutation(key=b"k", specs=())],
-    Action.ADMIN: [SetVBucket(state=VBucketState.ACTIVE), DeleteVBucket(), Flush(), Verbosity(level=1)],
-}
-MAY = {
-    "reader": {Action.READ},
-    "writer": {Action.READ, Action.WRITE},
-    "admin": {Action.READ, Action.WRITE, Action.ADMIN},
-}
-
-
-@pytest.mark.parametrize("user", MAY)
-@pytest.mark.parametrize("action", NEEDS)
-def test_a_role_may_do_what_it_may(node: Node, user: str, action: Action) -> None:
-    client = node.client(user=user)
-    for request in NEEDS[action]:
-        statuses = {response.status for response in client.call_all(request)}
-        assert (statuses == {Status.EACCESS}) == (action not in MAY[user]), request
-
-
-def test_runs_of_sets_need_the_right_to_write(node: Node) -> None:
-    client = node.client(user="reader")
-    answers = client.call_all(*[SetQuiet(key=b"k", value=b"v")] * 3)
-    assert [answer.status for answer in answers] == [Status.EACCESS] * 3
-    assert client.refused(Get(key=b"k")) == Status.KEY_ENOENT
-
-
-def test_without_a_log_in_nothing_but_the_bootstrap(stranger: Client) -> None:
-    for handled in set(HANDLERS) - NEEDS_NO_LOGIN:
-        frame = Frame(magic=Magic.REQUEST, opcode=handled.opcode)
-        (answer,) = stranger.call_all(frame.encode())
-        assert answer.status in (Status.EACCESS, Status.EINVAL), handled
-    for request in (SelectBucket(key=b"default"), GetClusterConfig(), Get(key=b"k"), Set(key=b"k", value=b"v")):
-        assert stranger.refused(request) == Status.EACCESS
-    for allowed in (Noop(), Version(), SaslListMechanisms(), GetErrorMap(version=2)):
-        stranger.succeed(allowed)
-
-
-def test_what_is_asked_for_a_right_is_served() -> None:
-    assert {cls.__name__ for cls in NEEDED} - {cls.__name__ for cls in HANDLERS} <= {"SetClusterConfig"}
-    assert set(HANDLERS) >= NEEDS_NO_LOGIN
-
-
-def test_a_bucket_must_be_selected(stranger: Client) -> None:
-    stranger.succeed(PLAIN)
-    assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
-    assert stranger.refused(SelectBucket(key=b"none")) == Status.EACCESS
-    stranger.succeed(SelectBucket(key=b"default"))
-    assert stranger.refused(Get(key=b"k")) == Status.KEY_ENOENT
-    stranger.succeed(SelectBucket())
-    assert stranger.refused(Get(key=b"k")) == Status.NO_BUCKET
 
 
 # --- small change -------------------------------------------------------------------------------------------------

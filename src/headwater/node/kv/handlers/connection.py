@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headwater.errors import AuthenticationFailed, LocalProtocolError, MalformedJson, RemoteProtocolError
+from headwater.log_fields import LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.kv.context import Context, Refused
 from headwater.node.kv.error_map import ERROR_MAP_VERSION, error_map
@@ -47,7 +48,7 @@ SERVED_FEATURES = frozenset(
         Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
     }
 )
-"""Unordered execution is a permission to the server, which this one makes no use of."""
+"""With unordered execution, requests overtake those that wait for a durable write."""
 
 _NONCE_BYTES = 18
 
@@ -109,14 +110,15 @@ def _plain(context: Context, login: PlainLogin) -> PlainResponse:
 def _check_throttle(context: Context, user: str) -> None:
     service, peer = context.service, context.session.peer
     if service.throttle.wait_s(peer, user, now_s=service.now_s()) > 0:
-        service.log(f"log-in of {user!r} from {peer} refused: too many failures before it")
+        message = f"log-in of {user!r} from {peer} refused: too many failures before it"
+        service.log(message, event=LogEvent.LOGIN_FAILED, user=user, peer=peer)
         raise Refused(Status.AUTH_ERROR)
 
 
 def _login_failed(context: Context, user: str) -> Refused:
     service, peer = context.service, context.session.peer
     service.throttle.failed(peer, user, now_s=service.now_s())
-    service.log(f"log-in of {user!r} from {peer} failed")
+    service.log(f"log-in of {user!r} from {peer} failed", event=LogEvent.LOGIN_FAILED, user=user, peer=peer)
     return Refused(Status.AUTH_ERROR)
 
 
@@ -136,10 +138,11 @@ def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
         return context.ok()
     name = request.key.decode(errors="replace")
     bucket = context.service.buckets.get(name)
-    may_use = session.user is not None and context.service.users.may(session.user, Action.READ, name)
+    may_use = session.user is not None and context.service.users.may(session.user, Action.USE, name)
     if bucket is None or not may_use:
         # One answer for both, as real servers have it: clients take any other for a config that is still on its way.
-        context.service.log(f"{session.user!r} from {session.peer} may not use bucket {name!r}, or it is not there")
+        message = f"{session.user!r} from {session.peer} may not use bucket {name!r}, or it is not there"
+        context.service.log(message, event=LogEvent.DENIED, user=session.user, peer=session.peer, bucket=name)
         raise Refused(Status.EACCESS)
     session.bucket = bucket
     return context.ok()

@@ -8,10 +8,12 @@ to be the consumer, `node.consumer` takes what comes.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import UnexpectedMessage
+from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.consumer.settings import ConsumerSettings
@@ -34,6 +36,8 @@ from headwater.protocol.messages.dcp_stream import (
 from headwater.protocol.rollback import Rollback
 from headwater.protocol.status import Status
 from headwater.protocol.stream_admission import Refused as StreamRefused
+
+logger = logging.getLogger(__name__)
 
 
 def dcp(context: Context, request: Request) -> Response | None:
@@ -91,6 +95,7 @@ def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> Pl
         ConsumerConnection(
             context.bucket_service,
             name=request.key.decode(errors="replace"),
+            peer=session.peer,
             settings=ConsumerSettings(consumer_name=consumer_name),
             now_s=context.service.now_s(),
             negotiated=session.negotiated,
@@ -145,6 +150,7 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     admission = connection.admit(request)
     if isinstance(admission, Rollback):
         context.bucket_service.ended.rollbacks += 1
+        _log_rollback(context, request, admission)
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
     if isinstance(admission, StreamRefused):
         _refuse(context, admission)
@@ -154,6 +160,23 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     facts = connection.bucket.vbuckets.facts[request.vbucket]
     assert facts is not None, "a stream is admitted on a vbucket that is here"
     return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
+
+
+def _log_rollback(context: Context, request: StreamRequest, rollback: Rollback) -> None:
+    about = context.session.log_fields()
+    logger.info(
+        "bucket %s: DCP connection %s has to roll vbucket %d back from %d to %d",
+        *(about["bucket"], about["connection"], request.vbucket, request.start_seqno, rollback.to_seqno),
+        extra={
+            **about,
+            **fields(
+                event=LogEvent.ROLLBACK_DEMANDED,
+                vbucket=request.vbucket,
+                from_seqno=request.start_seqno,
+                seqno=rollback.to_seqno,
+            ),
+        },
+    )
 
 
 def _begin_sync_writes(context: Context, connection: ProducerConnection, request: StreamRequest) -> None:

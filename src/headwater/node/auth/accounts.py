@@ -1,0 +1,145 @@
+"""The users of a running node: those in its file, and whom the nodes of a cluster log in as.
+
+The second kind comes with a cluster's config and goes with the process: it is never in the file, and nobody can change
+it. A change of the first kind is on disk before it is in force. Changes are made one at a time and in a thread, because
+a password takes long to hash, by design, and a disk may take long to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from headwater.errors import LocalProtocolError
+from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.auth.users import ALL_BUCKETS, DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, User, Users
+
+logger = logging.getLogger(__name__)
+
+ADMIN = "Administrator"
+"""The first user, where none was named."""
+
+Change = Callable[[Users], Users]
+
+
+class UserFolder(Protocol):
+    """Where users are kept."""
+
+    def load_users(self) -> Users | None: ...
+
+    def store_users(self, users: Users) -> None: ...
+
+    def store_password(self, password: str) -> None: ...
+
+    def forget_password(self) -> None: ...
+
+
+class Accounts:
+    """See the module. `load`, then `store`."""
+
+    def __init__(self, folder: UserFolder, *, random_bytes: Callable[[int], bytes]) -> None:
+        self._folder = folder
+        self._random_bytes = random_bytes
+        self._stored: Users
+        self._nodes: dict[str, User] = {}
+        """Whom other nodes log in as, by name."""
+        self._one_at_a_time = asyncio.Lock()
+        self.on_change: Callable[[Users], None] = lambda users: None
+        """Called with the users that are in force from now on."""
+
+    @property
+    def in_force(self) -> Users:
+        return replace(self._stored, by_name={**self._stored.by_name, **self._nodes}) if self._nodes else self._stored
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    def load(self, name: str | None, password: str | None, *, first_only: bool = False) -> str | None:
+        """Load the users, make this one an admin with this password, or make the first one where there is none.
+
+        With `first_only` this one is made where it is the first, and changes nothing where it is not. Returns the
+        password that was made for the first one. Nothing is stored yet.
+        """
+        users, generated = self._folder.load_users(), None
+        if users is None:
+            users = Users(decoy_secret=self._random_bytes(DECOY_SECRET_BYTES))
+            if name is None:
+                name, password = ADMIN, readable_password(self._random_bytes(PASSWORD_RANDOM_BYTES))
+                generated = password
+        if name is not None and password is not None:
+            if first_only and users.by_name:
+                _tell_unused(users, name, password)
+            else:
+                users = self._with_admin(users, name, password)
+        self._stored = users
+        return generated
+
+    def _with_admin(self, users: Users, name: str, password: str) -> Users:
+        known, admin = users.by_name.get(name), self._new_admin(users, name, password)
+        if known is None:
+            return users.put(admin)
+        changes = [] if known.grants == admin.grants else ["is an admin now"]
+        if not users.check_password(name, password):
+            changes.append("has a new password")
+        if changes:
+            about = fields(event=LogEvent.USERS_CHANGED, changed_user=name)
+            logger.warning("by --user and --password, user %s %s", name, " and ".join(changes), extra=about)
+        return users.put(replace(admin, display_name=known.display_name))
+
+    def store(self, generated: str | None) -> None:
+        """Keep what `load` has made, the generated password included."""
+        if generated is not None:
+            self._folder.store_password(generated)
+        self._folder.store_users(self._stored)
+
+    # --- while it runs --------------------------------------------------------------------------------------------
+
+    def let_in(self, name: str, password: str, *, bucket: str) -> None:
+        """The other nodes of a bucket's cluster log in with this."""
+        self._nodes[name] = self._new_admin(self._stored, name, password, bucket)
+        self.on_change(self.in_force)
+
+    def is_node(self, name: str) -> bool:
+        """Whether this is whom other nodes log in as, and so nobody's to change."""
+        return name in self._nodes
+
+    async def change(self, change: Change) -> None:
+        """Put what `change` makes of the stored users into force. It is durable when this returns.
+
+        `change` may take long: it is called in a thread, and what it raises is raised here. A `StoreError` says that
+        the users are as they were.
+        """
+        async with self._one_at_a_time:
+            self._stored = await asyncio.to_thread(self._store_changed, change)
+            self.on_change(self.in_force)
+
+    def _store_changed(self, change: Change) -> Users:
+        users = change(self._stored)
+        if not users.has_admin:
+            raise LocalProtocolError(
+                "the node would have no admin left", hint="Give another user the role admin on this node first"
+            )
+        self._folder.store_users(users)
+        before, after = self._stored.by_name.get(ADMIN), users.by_name.get(ADMIN)
+        if before is not None and (after is None or after.credentials != before.credentials):
+            # What lies in the data folder is its first password, which lets nobody in any more.
+            self._folder.forget_password()
+        return users
+
+    def _new_admin(self, users: Users, name: str, password: str, bucket: str = ALL_BUCKETS) -> User:
+        return users.new_user(name, password, [Grant(Role.ADMIN, bucket)], salts=self._random_bytes(SALTS_BYTES))
+
+
+def _tell_unused(users: Users, name: str, password: str) -> None:
+    """Clients read the same variables, so they may have nothing to do with the node's start."""
+    if users.check_password(name, password):
+        return
+    what = "has another password on this node" if name in users.by_name else "is no user of this node"
+    logger.warning(
+        "HEADWATER_USER names %s, who %s: nothing is changed; give --user and --password to make it an admin",
+        *(name, what),
+        extra=fields(event=LogEvent.LOGIN_UNUSED, user=name),
+    )

@@ -1,0 +1,129 @@
+"""The PyPI package `couchbase` as a manager of the node's users, and those users at work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from couchbase.cluster import Cluster
+from couchbase.exceptions import (
+    AuthenticationException,
+    CouchbaseException,
+    InvalidArgumentException,
+    UserNotFoundException,
+)
+from couchbase.management.users import Role, User, UserManager
+from couchbase.options import GetOptions, UpsertOptions
+from sdk_connection import connected
+
+from node_process import NodeProcess
+
+SHORT = timedelta(seconds=2)
+PASSWORD = "violets and daisies"
+"""No &, which the SDK would send as it is, as the end of the field."""
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def manager(cluster: Cluster) -> UserManager:
+    return cluster.users()
+
+
+@pytest.fixture
+def name(manager: UserManager) -> Iterator[str]:
+    """A name for a user, who is gone after the test."""
+    name = f"user-{next(_numbers)}"
+    yield name
+    if any(found.user.username == name for found in manager.get_all_users()):
+        manager.drop_user(name)
+
+
+def test_a_user_comes_and_goes(manager: UserManager, name: str) -> None:
+    roles = {Role(name="data_reader", bucket="default"), Role(name="data_writer", bucket="*")}
+    manager.upsert_user(User(username=name, display_name="A User", password=PASSWORD, roles=roles))
+    found = manager.get_user(name)
+    assert (found.user.username, found.user.display_name, found.domain.name) == (name, "A User", "Local")
+    assert {(role.name, role.bucket) for role in found.user.roles} == {("data_reader", "default"), ("data_writer", "*")}
+    assert {one.role for one in found.effective_roles} == found.user.roles
+    assert name in {other.user.username for other in manager.get_all_users()}
+    manager.drop_user(name)
+    with pytest.raises(UserNotFoundException):
+        manager.get_user(name)
+    with pytest.raises(UserNotFoundException):
+        manager.drop_user(name)
+
+
+def test_what_was_read_may_be_stored_again(manager: UserManager, name: str) -> None:
+    manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_dcp_reader", bucket="default")}))
+    user = manager.get_user(name).user
+    user.display_name = "Another Name"
+    manager.upsert_user(user)
+    again = manager.get_user(name).user
+    assert (again.display_name, again.roles) == ("Another Name", user.roles)
+
+
+def test_the_roles(manager: UserManager) -> None:
+    roles = manager.get_roles()
+    assert {(one.role.name, one.role.bucket) for one in roles} >= {
+        ("admin", None),
+        ("bucket_full_access", "*"),
+        ("data_reader", "default"),
+        ("data_writer", "other"),
+        ("data_dcp_reader", "*"),
+    }
+    assert all(one.display_name and one.description for one in roles)
+
+
+@pytest.mark.parametrize("role", [Role(name="query_select", bucket="default"), Role(name="data_reader", bucket="none")])
+def test_roles_that_the_node_does_not_have(manager: UserManager, name: str, role: Role) -> None:
+    with pytest.raises(InvalidArgumentException):
+        manager.upsert_user(User(username=name, password=PASSWORD, roles={role}))
+    with pytest.raises(UserNotFoundException):
+        manager.get_user(name)
+
+
+def test_a_short_password(manager: UserManager, name: str) -> None:
+    with pytest.raises(InvalidArgumentException):
+        manager.upsert_user(User(username=name, password="short", roles={Role(name="admin")}))
+
+
+def test_a_user_may_do_what_its_roles_say_from_one_moment_to_the_next(
+    sdk_node: NodeProcess, manager: UserManager, cluster: Cluster, name: str, key: str
+) -> None:
+    cluster.bucket("default").default_collection().upsert(key, {"n": 1})
+    manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_reader", bucket="default")}))
+    with connected(sdk_node, name, PASSWORD) as its_cluster:
+        collection = its_cluster.bucket("default").default_collection()
+        assert collection.get(key).content_as[dict] == {"n": 1}
+        with pytest.raises(AuthenticationException):
+            collection.upsert(key, {"n": 2}, UpsertOptions(timeout=SHORT))
+        manager.upsert_user(User(username=name, roles={Role(name="bucket_full_access", bucket="default")}))
+        collection.upsert(key, {"n": 3})
+        assert collection.get(key).content_as[dict] == {"n": 3}
+        manager.drop_user(name)
+        with pytest.raises(AuthenticationException):
+            collection.get(key, GetOptions(timeout=SHORT))
+
+
+def test_who_may_only_write_can_write(sdk_node: NodeProcess, manager: UserManager, name: str, key: str) -> None:
+    manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_writer", bucket="default")}))
+    with connected(sdk_node, name, PASSWORD) as its_cluster:
+        collection = its_cluster.bucket("default").default_collection()
+        collection.upsert(key, {"n": 1})
+        with pytest.raises(AuthenticationException):
+            collection.get(key, GetOptions(timeout=SHORT))
+
+
+def test_a_user_may_change_its_password_and_no_other_user(
+    sdk_node: NodeProcess, manager: UserManager, name: str
+) -> None:
+    manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_reader", bucket="*")}))
+    with connected(sdk_node, name, PASSWORD) as its_cluster:
+        with pytest.raises((AuthenticationException, CouchbaseException)):
+            its_cluster.users().upsert_user(User(username=name, roles={Role(name="admin")}))
+        its_cluster.users().change_password("daisies & violets")
+    with connected(sdk_node, name, "daisies & violets") as its_cluster:
+        its_cluster.bucket("default").default_collection().exists("nothing")
+    assert {role.name for role in manager.get_user(name).user.roles} == {"data_reader"}
