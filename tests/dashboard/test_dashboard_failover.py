@@ -1,71 +1,149 @@
-"""The dashboard of a cluster in a real browser: a node dies, and the map of the one that is left changes."""
+"""The dashboard of a cluster in a real browser: what other nodes have is seen, and what happens when one dies."""
 
 from __future__ import annotations
 
-import asyncio
 import os
+import re
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from browser import Browser
+from cluster_world import fail_over, hold_replicas, keys_of, make_cluster, write
+from page_checks import axe_findings, log_in
+from selenium.webdriver.support.ui import Select
 
-from headwater.client.handshake import Credentials
-from headwater.client.kv_connection import Login
-from headwater.cluster.coordinator import Coordinator
-from headwater.node.memberships import PEER_FEATURES
 from node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 32
-
-
-def run(nodes: list[NodeProcess], *steps: str) -> None:
-    async def coordinate() -> None:
-        login = Login(credentials=Credentials(USER, PASSWORD), bucket="default", features=PEER_FEATURES)
-        coordinator = Coordinator([nodes[0].address], login)
-        try:
-            for step in steps:
-                if step == "make a cluster":
-                    await coordinator.init(replicas=1)
-                    for node in nodes[1:]:
-                        await coordinator.add(node.address)
-                    await coordinator.rebalance()
-                else:
-                    await coordinator.failover([step])
-        finally:
-            coordinator.close()
-
-    asyncio.run(coordinate())
-
-
-def cells(browser: Browser, state: str) -> int:
-    """How many vbuckets of this node have a state."""
-    return len(browser.all(f".map-node[data-this=true] .cell[data-state={state}]"))
+HERE, THERE = ".map-node[data-this=true]", ".map-node[data-this=false]"
 
 
 @pytest.fixture
 def nodes(start_node: StartNode) -> list[NodeProcess]:
-    return [start_node("--vbuckets", str(VBUCKETS)) for _ in range(2)]
+    started = [start_node("--vbuckets", str(VBUCKETS)) for _ in range(2)]
+    make_cluster(started)
+    return started
+
+
+def cells(browser: Browser, node: str, state: str) -> int:
+    """How many vbuckets of a node have a state."""
+    return len(browser.all(f"{node} .cell[data-state={state}]"))
+
+
+def a_vbucket(browser: Browser, node: str, state: str) -> int:
+    return int(browser.find(f"{node} .cell[data-state={state}]").get_attribute("data-vbucket") or "")
+
+
+def words(browser: Browser, node: str, vbucket: int) -> str:
+    """What a cell says of its vbucket."""
+    return browser.find(f"{node} .cell[data-vbucket='{vbucket}']").get_attribute("aria-label") or ""
+
+
+def says(browser: Browser, node: str, vbucket: int, part: str) -> None:
+    browser.until(lambda: part in words(browser, node, vbucket), f"vbucket {vbucket} does not say {part!r}")
+
+
+def is_halved(browser: Browser) -> None:
+    half = VBUCKETS // 2
+    browser.until(
+        lambda: (cells(browser, HERE, "active"), cells(browser, HERE, "replica")) == (half, half), "no half is active"
+    )
+
+
+def test_the_numbers_of_another_node_are_seen(browser: Browser, nodes: list[NodeProcess]) -> None:
+    here, there = write(nodes, VBUCKETS, *(f"key-{number}" for number in range(400)))
+    assert there > 0
+    log_in(browser, nodes[0])
+    is_halved(browser)
+    browser.until(
+        lambda: f"{there} documents active" in browser.find(f"{THERE} .map-head").text, "they are not counted"
+    )
+    browser.until(lambda: "copies up to date" in browser.find(f"{THERE} .map-head").text, "the copies lag")
+    assert browser.find(".tile dd").text.startswith(str(here + there))
+    vbucket = a_vbucket(browser, THERE, "active")
+    browser.find(f"{HERE} .cell[data-vbucket='{vbucket}']").click()
+    copies = browser.all(".copies tbody tr")
+    assert [row.get_attribute("data-copy") for row in copies] == [str(nodes[1].address), str(nodes[0].address)]
+    seqnos = {row.find_elements("css selector", "td")[0].text for row in copies}
+    assert len(seqnos) == 1, "the copies have not the same seqno"
+    browser.run("location.hash = '#/streams'")
+    received = browser.find(f"tr[data-consumer='{nodes[1].address}']")
+    assert received.find_elements("css selector", "td")[0].text == str(VBUCKETS // 2)
+    assert browser.console() == []
+
+
+def test_copies_that_fall_behind_are_seen_on_both_nodes(browser: Browser, nodes: list[NodeProcess]) -> None:
+    log_in(browser, nodes[0])
+    is_halved(browser)
+    for node in nodes:
+        hold_replicas(node)
+    mine, theirs = a_vbucket(browser, HERE, "active"), a_vbucket(browser, HERE, "replica")
+    write(nodes, VBUCKETS, *keys_of(mine, VBUCKETS, 3), *keys_of(theirs, VBUCKETS, 5))
+    says(browser, THERE, mine, "replica, held back, 0 documents, seqno 0, lag 3")
+    says(browser, HERE, theirs, "replica, held back, 0 documents, seqno 0, lag 5")
+    browser.find(f"[data-legend=held][data-count='{VBUCKETS}']")
+    assert "up to 3 behind" in browser.find(f"{THERE} .map-head").text
+    Select(browser.find("#shade")).select_by_visible_text("lag")
+    browser.find(f"{HERE} .cell[data-vbucket='{theirs}'][data-shade='4']")
+    browser.find(f"{THERE} .cell[data-vbucket='{theirs}'][data-shade='0']")
+    if shots := os.environ.get("HEADWATER_SCREENSHOTS"):
+        browser.screenshot(Path(shots) / "cluster-held.png")
+    assert axe_findings(browser) == []
+    assert browser.console() == []
+
+
+def test_a_node_that_does_not_answer_is_told_until_it_is_failed_over(
+    browser: Browser, nodes: list[NodeProcess]
+) -> None:
+    write(nodes, VBUCKETS, *(f"key-{number}" for number in range(200)))
+    log_in(browser, nodes[0])
+    is_halved(browser)
+    vbucket = a_vbucket(browser, HERE, "replica")
+    Select(browser.find("#shade")).select_by_visible_text("lag")
+    says(browser, HERE, vbucket, "lag 0")
+    lost, told = str(nodes[1].address), words(browser, THERE, vbucket)
+    nodes[1].kill()
+    gone = browser.find(f"{THERE} .badge.gone")
+    assert re.fullmatch(r"unreachable since \d\d:\d\d:\d\d", gone.text)
+    browser.until(
+        lambda: any(f"{lost} does not answer" in one.text for one in browser.all(".events li[data-kind=node]")),
+        "that it is gone is no event",
+    )
+    assert words(browser, THERE, vbucket) == told, "what it told last is kept"
+    browser.find(f"{HERE} .cell[data-vbucket='{vbucket}'][data-unknown=true]")
+    says(browser, HERE, vbucket, "lag not known")
+    assert axe_findings(browser) == []
+    if shots := os.environ.get("HEADWATER_SCREENSHOTS"):
+        browser.screenshot(Path(shots) / "cluster-gone.png")
+    fail_over(nodes[0], lost)
+    browser.until(lambda: browser.all(THERE) == [], "the node that was failed over is still there")
+    assert browser.console() == []
 
 
 def test_the_map_changes_when_a_node_fails_over(browser: Browser, nodes: list[NodeProcess]) -> None:
-    run(nodes, "make a cluster")
-    browser.open(f"{nodes[0].http_url}/ui/")
-    browser.find("#user").send_keys(USER)
-    browser.find("#password").send_keys(PASSWORD)
-    browser.find("button[type=submit]").click()
-    half = VBUCKETS // 2
-    browser.until(lambda: (cells(browser, "active"), cells(browser, "replica")) == (half, half), "no half is active")
+    log_in(browser, nodes[0])
+    is_halved(browser)
     assert len(browser.all(".map-node")) == 2
-    assert len(browser.all(".map-node[data-this=false] .cell[data-state=active]")) == half
-    if shots := os.environ.get("HEADWATER_SCREENSHOTS"):
-        browser.screenshot(Path(shots) / "cluster.png")
+    # What comes and goes between two looks of the node is no event.
+    browser.find(".events li[data-kind=state]")
+    assert cells(browser, THERE, "active") == VBUCKETS // 2
     lost = str(nodes[1].address)
     nodes[1].kill()
-    run(nodes[:1], lost)
-    browser.until(lambda: cells(browser, "active") == VBUCKETS, "the copies did not become active")
-    assert cells(browser, "replica") == 0
+    fail_over(nodes[0], lost)
+    browser.until(lambda: cells(browser, ".map", "active") == VBUCKETS, "the copies did not become active")
+    browser.until(lambda: len(browser.all(".map")) == 1, "the node that was failed over is still there")
     browser.until(
         lambda: any("replica → active" in event.text for event in browser.all(".events li[data-kind=state]")),
         "the failover is no event",
     )
     assert browser.console() == []
+
+
+def test_metrics_name_the_node_whose_copies_lag(nodes: list[NodeProcess]) -> None:
+    wanted = f'headwater_node_replication_lag_seqnos{{bucket="default",replica="{nodes[1].address}"}} 0.0'
+    deadline_s = time.monotonic() + 20
+    while wanted not in (text := httpx.get(f"{nodes[0].http_url}/metrics", auth=(USER, PASSWORD)).text):
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.2)

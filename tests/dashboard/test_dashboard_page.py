@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from browser import DESKTOP, PHONE, Browser
+from page_checks import axe_findings, log_in
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
@@ -22,7 +21,6 @@ from node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 64
 PAGES = ("overview", "streams", "changes", "documents", "history", "landing")
-ROOT = Path(__file__).parents[2]
 SHOTS = os.environ.get("HEADWATER_SCREENSHOTS")
 """A folder to keep screenshots in, for people to look at."""
 
@@ -37,13 +35,6 @@ def _nothing_leaves_the_host(browser: Browser, node: NodeProcess) -> Iterator[No
     """Whatever a test does: no request to another host."""
     yield
     assert browser.hosts_asked() <= {httpx.URL(node.http_url).netloc.decode()}
-
-
-def log_in(browser: Browser, node: NodeProcess, password: str = PASSWORD) -> None:
-    browser.open(f"{node.http_url}/ui/")
-    browser.find("#user").send_keys(USER)
-    browser.find("#password").send_keys(password)
-    browser.find("button[type=submit]").click()
 
 
 def go(browser: Browser, page: str) -> None:
@@ -116,7 +107,7 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Browser, node: Nod
     else:
         pytest.fail("the map is not reached with the Tab key")
     browser.press(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
-    browser.until(lambda: browser.find("[data-test=vbucket]").text == "17", "the cursor does not move")
+    browser.until(lambda: browser.find("[data-test=vbucket]").text == "33", "the cursor does not move")
     browser.press(Keys.ENTER)
     browser.find(".failover-log li")
     link = browser.find("nav a[href='#/changes']")
@@ -209,21 +200,6 @@ def test_the_page_says_when_the_node_is_gone(browser: Browser, node: NodeProcess
 # --- for everybody ------------------------------------------------------------------------------------------------
 
 
-def axe_source() -> str:
-    newest = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
-    return newest.read_text() if newest.exists() else files("axe_core_python").joinpath("axe.min.js").read_text()
-
-
-def axe_findings(browser: Browser) -> list[Any]:
-    browser.run(axe_source())
-    found = browser.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
-    return [
-        (one["id"], one["impact"], [node["html"][:120] for node in one["nodes"][:3]])
-        for one in found["violations"]
-        if one["impact"] in ("serious", "critical")
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_there_are_no_serious_faults_of_accessibility(browser: Browser, node: NodeProcess, scheme: str) -> None:
     write(node, *(f"key-{number}" for number in range(200)))
@@ -259,6 +235,9 @@ def test_no_page_is_wider_than_the_screen(
             browser.find("tr[data-key]")
         width = browser.run("return document.documentElement.scrollWidth")
         assert width <= size[0], page
+        # The way to the other pages is seen without a search for it.
+        for link in browser.all("nav a"):
+            assert 0 <= link.rect["x"] <= size[0] - link.rect["width"], link.text
         browser.screenshot(Path(SHOTS or tmp_path) / f"{page}-{size[0]}.png")
     assert browser.console() == []
 

@@ -68,8 +68,6 @@ function Frame(props: { session: Session; onLoggedOut: () => void }) {
 
   useEffect(() => {
     document.title = `${PAGES[where.page]} · Headwater`;
-    // On a phone the pages' names are wider than the screen.
-    document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [where.page]);
 
   useEffect(() => (bucket ? follow(bucket, onLoggedOut) : undefined), [bucket, onLoggedOut]);
@@ -141,7 +139,7 @@ function Current(props: { page: Page; bucket: string; query: URLSearchParams }) 
     case "history":
       return <History bucket={props.bucket} />;
     case "landing":
-      return <Landing />;
+      return <Landing bucket={props.bucket} />;
     default:
       return <Overview bucket={props.bucket} />;
   }

@@ -1,11 +1,12 @@
 /** Documents: one by its key, the ones changed last, and the collections there are. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { type ChangeRow, type Extent, ofBucket, type ShownDocument } from "./api";
-import { searchNote, useSettled } from "./changes";
 import { bytes, moment, whole } from "./format";
-import { useLive } from "./live";
-import { CollectionSelect, Empty, Problem, Section, useAnswer } from "./pieces";
+import { type Collection, useLive } from "./live";
+import { Empty, Problem, Section, useAnswer } from "./pieces";
+import { documentPath, SearchFields, SearchNote, useSettled } from "./search";
+import { type Column, Table } from "./table";
 
 function pretty(document: ShownDocument): string {
   if (!document.is_json || document.is_cut) return document.value;
@@ -16,147 +17,131 @@ function pretty(document: ShownDocument): string {
   }
 }
 
+const COLLECTION_COLUMNS: Column<Collection>[] = [
+  { title: "Scope", show: (one) => one.scope },
+  { title: "Collection", isHead: true, show: (one) => one.name },
+  { title: "Id", isNumber: true, show: (one) => `0x${one.id}` },
+  { title: "Longest life", isNumber: true, show: (one) => (one.max_ttl_s ? `${whole(one.max_ttl_s)} s` : "no limit") },
+];
+
 export function Documents(props: { bucket: string; query: URLSearchParams }) {
   const live = useLive();
-  const [collection, setCollection] = useState(props.query.get("collection") ?? "");
-  const [key, setKey] = useState(props.query.get("key") ?? "");
+  const [collection, setCollection] = useState("");
+  const [key, setKey] = useState("");
+  const card = useRef<HTMLDivElement>(null);
   const asked = props.query.get("key");
   const askedCollection = props.query.get("collection") ?? "";
   const settledKey = useSettled(key);
 
+  // On a narrow screen it lies above the list that it was chosen from.
   useEffect(() => {
-    if (asked === null) return;
-    setKey(asked);
-    setCollection(askedCollection);
+    if (asked !== null) card.current?.scrollIntoView({ block: "nearest" });
   }, [asked, askedCollection]);
 
   const list = useAnswer<{ documents: ChangeRow[] } & Extent>(
     ofBucket(props.bucket, "documents", { collection, key: settledKey, rows: 50 }),
     Math.floor(live.uptime_s / 5),
   );
-  const one = useAnswer<ShownDocument>(
-    asked === null ? null : ofBucket(props.bucket, "document", { collection: askedCollection, key: asked }),
-    live.totals.changes,
-  );
-  const show = (wanted: string): void => {
-    location.hash = `#/documents?collection=${encodeURIComponent(collection)}&key=${encodeURIComponent(wanted)}`;
-  };
 
   return (
     <>
       <Section
         id="documents-title"
         title="Documents"
-        aside={
-          <span class="muted" role="status">
-            {list.answer ? searchNote(list.answer, list.answer.documents.length, "document") : ""}
-          </span>
-        }
+        aside={<SearchNote extent={list.answer} count={list.answer?.documents.length ?? 0} thing="document" />}
       >
-        <form
-          class="filters"
-          role="search"
-          onSubmit={(event) => {
-            event.preventDefault();
-            if (key) show(key);
+        <SearchFields
+          name="document"
+          keyLabel="Key, or a part of it"
+          collection={collection}
+          keyPart={key}
+          onCollection={setCollection}
+          onKeyPart={setKey}
+          onSubmit={() => {
+            if (key) location.hash = documentPath(collection, key);
           }}
         >
-          <div class="field">
-            <label for="document-collection">Collection</label>
-            <CollectionSelect
-              id="document-collection"
-              value={collection}
-              collections={live.collections}
-              all
-              onChange={setCollection}
-            />
-          </div>
-          <div class="field grow">
-            <label for="document-key">Key, or a part of it</label>
-            <input
-              id="document-key"
-              type="search"
-              value={key}
-              maxLength={250}
-              autocomplete="off"
-              spellcheck={false}
-              onInput={(event) => setKey(event.currentTarget.value)}
-            />
-          </div>
           <button type="submit" class="primary" disabled={!key}>
             Open this key
           </button>
-        </form>
+        </SearchFields>
         <div class="documents-layout">
           <div>
             <Problem error={list.error} />
-            {list.answer && list.answer.documents.length === 0 && (
-              <Empty title="No document matches">
-                <p>The list has the documents that were changed last. A document by its whole key is always found.</p>
-              </Empty>
-            )}
-            {list.answer && list.answer.documents.length > 0 && (
-              <ul class="document-list">
-                {list.answer.documents.map((row) => (
-                  <li key={`${row.vbucket}-${row.key}`}>
-                    <a
-                      href={`#/documents?collection=${encodeURIComponent(row.collection)}&key=${encodeURIComponent(row.key)}`}
-                      aria-current={row.key === asked ? "true" : undefined}
-                    >
-                      <span class="document-key">{row.key}</span>
-                      <span class="muted">{bytes(row.value_bytes)}</span>
-                      <span class="document-preview">{row.preview}</span>
-                    </a>
-                  </li>
-                ))}
-              </ul>
+            {list.answer && (
+              <DocumentList
+                documents={list.answer.documents}
+                opened={asked}
+                isAsked={settledKey !== "" || collection !== ""}
+              />
             )}
           </div>
-          <div class="card document" aria-live="polite">
-            {asked === null && (
-              <Empty title="No document is open">
-                <p>Choose one from the list, or write its key and press Enter.</p>
-              </Empty>
-            )}
-            {asked !== null && one.error && (
-              <Empty title={one.error}>
-                <p>
-                  <code>{asked}</code> in {askedCollection || "all collections"}
-                </p>
-              </Empty>
-            )}
-            {asked !== null && one.answer && <Document document={one.answer} />}
+          <div ref={card} class={`card document ${asked === null ? "" : "opened"}`} aria-live="polite">
+            <Opened bucket={props.bucket} collection={askedCollection} documentKey={asked} changes={live.totals.changes ?? 0} />
           </div>
         </div>
       </Section>
-      <Section id="collections-title" title="Collections">
-        <div class="table-frame">
-          <table class="stacked">
-            <thead>
-              <tr>
-                <th scope="col">Scope</th>
-                <th scope="col">Collection</th>
-                <th scope="col" class="number">Id</th>
-                <th scope="col" class="number">Longest life</th>
-              </tr>
-            </thead>
-            <tbody>
-              {live.collections.map((one) => (
-                <tr key={one.id}>
-                  <td data-label="Scope">{one.scope}</td>
-                  <th scope="row">{one.name}</th>
-                  <td data-label="Id" class="number">0x{one.id}</td>
-                  <td data-label="Longest life" class="number">
-                    {one.max_ttl_s ? `${whole(one.max_ttl_s)} s` : "no limit"}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+      <Section
+        id="collections-title"
+        title="Collections"
+        aside={<span class="muted">documents are counted by vbucket, not by collection</span>}
+      >
+        <Table columns={COLLECTION_COLUMNS} rows={live.collections} keyOf={(one) => one.id} />
       </Section>
     </>
   );
+}
+
+function DocumentList(props: { documents: ChangeRow[]; opened: string | null; isAsked: boolean }) {
+  if (props.documents.length === 0) {
+    return props.isAsked ? (
+      <Empty title="No document matches">
+        <p>The list has the documents that were changed last. A document by its whole key is always found.</p>
+      </Empty>
+    ) : (
+      <Empty title="There are no documents here yet">
+        <p>Write one, and it shows up here within seconds.</p>
+      </Empty>
+    );
+  }
+  return (
+    <ul class="document-list">
+      {props.documents.map((row) => (
+        <li key={`${row.vbucket}-${row.collection}-${row.key}`}>
+          <a href={documentPath(row.collection, row.key)} aria-current={row.key === props.opened ? "true" : undefined}>
+            <span class="document-key">{row.key}</span>
+            <span class="muted">{bytes(row.value_bytes)}</span>
+            <span class="document-preview">{row.preview}</span>
+          </a>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function Opened(props: { bucket: string; collection: string; documentKey: string | null; changes: number }) {
+  const { bucket, collection, documentKey } = props;
+  const { answer, error } = useAnswer<ShownDocument>(
+    documentKey === null ? null : ofBucket(bucket, "document", { collection, key: documentKey }),
+    props.changes,
+  );
+  if (documentKey === null) {
+    return (
+      <Empty title="No document is open">
+        <p>Choose one from the list, or write its key and press Enter.</p>
+      </Empty>
+    );
+  }
+  if (error) {
+    return (
+      <Empty title={error}>
+        <p>
+          <code>{documentKey}</code> in {collection || "all collections"}
+        </p>
+      </Empty>
+    );
+  }
+  return answer && <Document document={answer} />;
 }
 
 function Document(props: { document: ShownDocument }) {

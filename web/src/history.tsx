@@ -4,11 +4,37 @@ import { type Branch, ofBucket } from "./api";
 import { many, whole } from "./format";
 import { useLive } from "./live";
 import { Empty, Events, Problem, Section, StateMark, useAnswer } from "./pieces";
+import { type Column, Table } from "./table";
+
+interface BranchedVBucket {
+  vbucket: number;
+  state: string;
+  failover_log: Branch[];
+}
 
 interface Branched {
-  branched: { vbucket: number; state: string; failover_log: Branch[] }[];
+  branched: BranchedVBucket[];
   unbranched: number;
 }
+
+const SHOWN_MAX = 256;
+
+const COLUMNS: Column<BranchedVBucket>[] = [
+  { title: "Vbucket", isHead: true, show: (one) => one.vbucket },
+  { title: "State", show: (one) => <StateMark state={one.state} /> },
+  {
+    title: "Branches, newest first",
+    show: (one) => (
+      <ol class="branches">
+        {one.failover_log.map((entry) => (
+          <li key={entry.vbuuid}>
+            <code>{entry.vbuuid}</code> <span class="muted">from {whole(entry.seqno)}</span>
+          </li>
+        ))}
+      </ol>
+    ),
+  },
+];
 
 export function History(props: { bucket: string }) {
   const live = useLive();
@@ -34,39 +60,10 @@ export function History(props: { bucket: string }) {
           </Empty>
         )}
         {answer && answer.branched.length > 0 && (
-          <div class="table-frame">
-            <table class="stacked">
-              <thead>
-                <tr>
-                  <th scope="col">Vbucket</th>
-                  <th scope="col">State</th>
-                  <th scope="col">Branches, newest first</th>
-                </tr>
-              </thead>
-              <tbody>
-                {answer.branched.slice(0, 256).map((one) => (
-                  <tr key={one.vbucket}>
-                    <th scope="row">{one.vbucket}</th>
-                    <td data-label="State">
-                      <StateMark state={one.state} />
-                    </td>
-                    <td data-label="Branches">
-                      <ol class="branches">
-                        {one.failover_log.map((entry) => (
-                          <li key={entry.vbuuid}>
-                            <code>{entry.vbuuid}</code> <span class="muted">from {whole(entry.seqno)}</span>
-                          </li>
-                        ))}
-                      </ol>
-                    </td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
+          <Table columns={COLUMNS} rows={answer.branched.slice(0, SHOWN_MAX)} keyOf={(one) => one.vbucket} />
         )}
-        {answer && answer.branched.length > 256 && (
-          <p class="muted">{whole(answer.branched.length - 256)} more have branched. Select a vbucket on the map for its log.</p>
+        {answer && answer.branched.length > SHOWN_MAX && (
+          <p class="muted">{whole(answer.branched.length - SHOWN_MAX)} more have branched. Select a vbucket on the map for its log.</p>
         )}
       </Section>
     </>

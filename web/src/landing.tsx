@@ -1,13 +1,14 @@
 /** The landing pipeline: how far the tables are behind the bucket. */
 
 import { Chart } from "./chart";
-import { bytes, short, whole } from "./format";
+import { ConnectionTable } from "./connections";
+import { short, whole } from "./format";
 import { type Landing as LandingTold, useLive } from "./live";
 import { Empty, Section, Tile } from "./pieces";
 
 const isPipeline = (name: string): boolean => /spark|land/i.test(name);
 
-export function Landing() {
+export function Landing(props: { bucket: string }) {
   const live = useLive();
   const connections = live.connections.filter((connection) => isPipeline(connection.name));
   return (
@@ -35,30 +36,7 @@ export function Landing() {
             <p>A landing connects for each batch, so between two batches there may be none.</p>
           </Empty>
         ) : (
-          <div class="table-frame">
-            <table class="stacked">
-              <thead>
-                <tr>
-                  <th scope="col">Connection</th>
-                  <th scope="col" class="number">Streams</th>
-                  <th scope="col" class="number">Backlog</th>
-                  <th scope="col" class="number">Messages</th>
-                  <th scope="col" class="number">Bytes</th>
-                </tr>
-              </thead>
-              <tbody>
-                {connections.map((connection) => (
-                  <tr key={connection.name}>
-                    <th scope="row">{connection.name}</th>
-                    <td class="number" data-label="Streams">{whole(connection.streams)}</td>
-                    <td class="number" data-label="Backlog">{whole(connection.backlog)}</td>
-                    <td class="number" data-label="Messages">{short(connection.messages)}/s</td>
-                    <td class="number" data-label="Bytes">{bytes(connection.bytes)}/s</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
+          <ConnectionTable bucket={props.bucket} connections={connections} />
         )}
       </Section>
     </>

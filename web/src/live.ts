@@ -10,6 +10,7 @@ export interface VBucketRow {
   state: number;
   documents: number;
   seqno: number;
+  /** Of a copy, behind the active one; of others, of the stream furthest behind. Negative where it is not known. */
   lag: number;
 }
 
@@ -27,10 +28,38 @@ export interface Connection {
   noop_wait: boolean;
 }
 
+/** A connection by which this node receives copies from another one. */
+export interface Consumer {
+  name: string;
+  peer: string;
+  is_proxied: boolean;
+  open_s: number;
+  vbuckets: number;
+  behind: number;
+  messages: number;
+  bytes: number;
+  unacked: number;
+  window: number;
+  is_held: boolean;
+  held_bytes: number;
+}
+
+/** Another node of the cluster, as this node hears of it. */
+export interface Peer {
+  name: string;
+  /** When it was last heard; of one that never was, when it was first asked. */
+  heard_ms: number;
+  /** Why it does not answer, or null where it does. */
+  error: string | null;
+  is_known: boolean;
+  is_held: boolean;
+  vbuckets: VBucketRow[];
+}
+
 export interface NodeEvent {
   number: number;
   time_ms: number;
-  kind: "state" | "branch" | "rollback" | "answered-rollback";
+  kind: "state" | "branch" | "rollback" | "answered-rollback" | "node";
   text: string;
   vbuckets: number[];
   count: number;
@@ -55,6 +84,9 @@ export interface Landing {
   numbers?: Record<string, number>;
 }
 
+type RowTold = [vbucket: number, state: number, documents: number, seqno: number, lag: number];
+type PeerTold = Omit<Peer, "vbuckets"> & { vbuckets: RowTold[] };
+
 type Series = Record<"time_ms" | "changes" | "requests" | "messages" | "sent_bytes" | "backlog", number[]>;
 
 interface Message {
@@ -68,9 +100,12 @@ interface Message {
   documents: number;
   disk_bytes: number;
   pending: number;
-  vbuckets: [number, number, number, number, number][];
+  vbuckets: RowTold[];
+  is_held: boolean;
+  peers: PeerTold[];
   connection_count: number;
   connections: Connection[];
+  consumers: Consumer[];
   backlog: number;
   rolled_back: number;
   events: NodeEvent[];
@@ -94,7 +129,10 @@ const emptyState = () => ({
   disk_bytes: 0,
   pending: 0,
   vbuckets: [] as VBucketRow[],
+  is_held: false,
+  peers: new Map<string, Peer>(),
   connections: [] as Connection[],
+  consumers: [] as Consumer[],
   connection_count: 0,
   backlog: 0,
   rolled_back: 0,
@@ -129,19 +167,32 @@ function take(message: Message, isFirst: boolean): void {
   const points = isFirst && message.history ? message.history : message.point;
   for (const name of Object.keys(state.series) as (keyof Series)[]) append(state.series[name], points[name]);
   if (message.version) state.version = message.version;
-  for (const [vbucket, one, documents, seqno, lag] of message.vbuckets) {
-    state.vbuckets[vbucket] = { state: one, documents, seqno, lag };
-  }
-  const { uptime_s, totals, rates, documents, disk_bytes, pending, connections, connection_count, backlog, rolled_back, landings } =
-    message;
-  Object.assign(state, {
-    uptime_s, totals, rates, documents, disk_bytes, pending, connections, connection_count, backlog, rolled_back, landings,
-  });
+  takeRows(state.vbuckets, message.vbuckets);
+  takePeers(state, message.peers);
+  const { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, rolled_back, landings } = message;
+  const { connections, connection_count, consumers } = message;
+  Object.assign(state, { uptime_s, totals, rates, documents, disk_bytes, pending, is_held, backlog, rolled_back, landings });
+  Object.assign(state, { connections, connection_count, consumers });
   state.events = [...message.events.slice().reverse(), ...state.events].slice(0, EVENTS_MAX);
   if (message.cluster) state.cluster = message.cluster;
   if (message.collections) state.collections = message.collections;
   noteLandings(state, message.point.time_ms[0] ?? Date.now());
   changed();
+}
+
+function takeRows(rows: VBucketRow[], told: RowTold[]): void {
+  for (const [vbucket, state, documents, seqno, lag] of told) rows[vbucket] = { state, documents, seqno, lag };
+}
+
+/** Of a node that was there before, only what has changed is told. */
+function takePeers(state: LiveState, told: PeerTold[]): void {
+  const known = state.peers;
+  state.peers = new Map();
+  for (const peer of told) {
+    const vbuckets = known.get(peer.name)?.vbuckets ?? [];
+    takeRows(vbuckets, peer.vbuckets);
+    state.peers.set(peer.name, { ...peer, vbuckets });
+  }
 }
 
 function noteLandings(state: LiveState, timeMs: number): void {

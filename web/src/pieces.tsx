@@ -39,11 +39,12 @@ export function Tile(props: { label: string; value: string; note?: string; tone?
   );
 }
 
-export function StateMark(props: { state: string }) {
+export function StateMark(props: { state: string; isHeld?: boolean; name?: string }) {
   return (
     <span class="state-mark">
-      <i data-state={props.state} data-shade="4" />
-      {props.state}
+      <i data-state={props.state} data-shade="4" data-held={props.isHeld ? "true" : undefined} />
+      {props.name ?? props.state}
+      {props.isHeld && !props.name && ", held back"}
     </span>
   );
 }
@@ -61,13 +62,25 @@ const EVENT_NAMES: Record<NodeEvent["kind"], string> = {
   branch: "branch",
   rollback: "rollback",
   "answered-rollback": "rollback told",
+  node: "node",
 };
+
+/** Numbers in order, with those that follow each other as one: 3, 7–9. */
+function ranges(numbers: number[]): string {
+  const found: [first: number, last: number][] = [];
+  for (const number of numbers) {
+    const open = found.at(-1);
+    if (open && number === open[1] + 1) open[1] = number;
+    else found.push([number, number]);
+  }
+  return found.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
+}
 
 function eventVBuckets(event: NodeEvent): string {
   if (event.vbuckets.length === 0) return "";
-  const named = event.vbuckets.join(", ");
+  if (event.count === 1) return `vbucket ${event.vbuckets[0]}`;
   const more = event.count - event.vbuckets.length;
-  return more > 0 ? `${many(event.count, "vbucket")}: ${named} and ${more} more` : `vbucket ${named}`;
+  return `${many(event.count, "vbucket")}: ${ranges(event.vbuckets)}${more > 0 ? ` and ${more} more` : ""}`;
 }
 
 export function Events(props: { events: NodeEvent[]; max: number }) {
@@ -90,25 +103,6 @@ export function Events(props: { events: NodeEvent[]; max: number }) {
         </li>
       ))}
     </ol>
-  );
-}
-
-export function CollectionSelect(props: {
-  id: string;
-  value: string;
-  collections: { scope: string; name: string }[];
-  all: boolean;
-  onChange: (value: string) => void;
-}) {
-  return (
-    <select id={props.id} value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)}>
-      {props.all && <option value="">all collections</option>}
-      {props.collections.map(({ scope, name }) => (
-        <option key={`${scope}.${name}`} value={`${scope}.${name}`}>
-          {scope}.{name}
-        </option>
-      ))}
-    </select>
   );
 }
 

@@ -3,17 +3,16 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { whole } from "./format";
 import { stateName, type VBucketRow } from "./live";
+import { isHeldBack, type NodeMap } from "./node-maps";
 
 export type Shade = "documents" | "lag" | "seqno" | "none";
 export const SHADES = 5;
 
 interface Props {
-  label: string;
-  rows: VBucketRow[];
+  map: NodeMap;
   shade: Shade;
   range: Range;
   selected: number | null;
-  knowsNumbers: boolean;
   onPoint: (vbucket: number | null) => void;
   onSelect: (vbucket: number) => void;
 }
@@ -24,9 +23,15 @@ export interface Range {
   most: number;
 }
 
+/** A copy has no lag that one could tell where its active one is not heard of. */
+export const isUnknown = (row: VBucketRow, shade: Shade): boolean => shade === "lag" && row.state !== 0 && row.lag < 0;
+
 export function rangeOf(rows: VBucketRow[], shade: Shade): Range {
   if (shade === "none") return { least: 0, most: 0 };
-  const values = rows.filter((row) => row.state !== 0).map((row) => row[shade]).sort((one, other) => one - other);
+  const values = rows
+    .filter((row) => row.state !== 0 && !isUnknown(row, shade))
+    .map((row) => row[shade])
+    .sort((one, other) => one - other);
   if (shade === "lag") return { least: 0, most: values.at(-1) ?? 0 };
   // The others differ little between vbuckets, and it is the difference that tells something; a few that are far off
   // must not hide it.
@@ -44,14 +49,28 @@ function shadeOf(value: number, range: Range, shade: Shade): number {
   return Math.max(0, Math.min(SHADES - 1, Math.floor(((value - range.least) / (range.most - range.least)) * SHADES)));
 }
 
+/** Nothing is touched that is as it should be. */
+function mark(cell: HTMLElement, name: string, value: string): void {
+  if (cell.dataset[name] !== value) cell.dataset[name] = value;
+}
+
+function cellWords(vbucket: number, row: VBucketRow, known: { isHeld: boolean; knowsNumbers: boolean }): string {
+  const state = stateName(row.state) + (known.isHeld ? ", held back" : "");
+  if (!known.knowsNumbers) return `vbucket ${vbucket}, ${state}`;
+  const lag = row.lag < 0 ? "not known" : whole(row.lag);
+  return `vbucket ${vbucket}, ${state}, ${whole(row.documents)} documents, seqno ${whole(row.seqno)}, lag ${lag}`;
+}
+
 const columnsFor = (width: number, count: number): number => {
   if (count <= 16) return Math.max(4, Math.ceil(Math.sqrt(count)));
-  if (count <= 128) return 16;
+  if (count <= 128) return width < 560 ? 16 : 32;
   return width < 560 ? 32 : 64;
 };
 
 export function VBucketMap(props: Props) {
-  const { rows, shade, range, selected } = props;
+  const { map, shade, range, selected } = props;
+  const { rows } = map;
+  const id = `map-${map.node.name.replace(/\W/g, "-")}`;
   const grid = useRef<HTMLDivElement>(null);
   const cells = useRef<HTMLDivElement[]>([]);
   const [columns, setColumns] = useState(64);
@@ -68,7 +87,6 @@ export function VBucketMap(props: Props) {
   // A thousand cells are made once, and then only what has changed is touched.
   useEffect(() => {
     const element = grid.current!;
-    const id = element.id;
     while (cells.current.length > rows.length) cells.current.pop()!.remove();
     while (cells.current.length < rows.length) {
       const cell = document.createElement("div");
@@ -82,12 +100,13 @@ export function VBucketMap(props: Props) {
     rows.forEach((row, vbucket) => {
       const cell = cells.current[vbucket]!;
       const state = stateName(row.state);
-      const step = shade === "none" || !props.knowsNumbers ? SHADES - 1 : shadeOf(row[shade], range, shade);
-      if (cell.dataset.state !== state) cell.dataset.state = state;
-      if (cell.dataset.shade !== String(step)) cell.dataset.shade = String(step);
-      const words = props.knowsNumbers
-        ? `vbucket ${vbucket}, ${state}, ${whole(row.documents)} documents, seqno ${whole(row.seqno)}, lag ${whole(row.lag)}`
-        : `vbucket ${vbucket}, ${state}`;
+      const step = shade === "none" || !map.knowsNumbers ? SHADES - 1 : shadeOf(row[shade], range, shade);
+      const isHeld = isHeldBack(map, row);
+      mark(cell, "state", state);
+      mark(cell, "shade", String(step));
+      mark(cell, "unknown", String(map.knowsNumbers && isUnknown(row, shade)));
+      mark(cell, "held", String(isHeld));
+      const words = cellWords(vbucket, row, { isHeld, knowsNumbers: map.knowsNumbers });
       if (cell.ariaLabel !== words) cell.ariaLabel = words;
       const isSelected = String(vbucket === selected);
       if (cell.ariaSelected !== isSelected) cell.ariaSelected = isSelected;
@@ -117,14 +136,14 @@ export function VBucketMap(props: Props) {
 
   return (
     <div
-      id={`map-${props.label.replace(/\W/g, "-")}`}
+      id={id}
       ref={grid}
       class="map"
       style={{ "--columns": columns }}
       role="listbox"
       tabIndex={0}
-      aria-label={`Vbuckets of ${props.label}. Arrow keys move, Enter selects.`}
-      aria-activedescendant={hasFocus ? `map-${props.label.replace(/\W/g, "-")}-${cursor}` : undefined}
+      aria-label={`Vbuckets of ${map.node.name}. Arrow keys move, Enter selects.`}
+      aria-activedescendant={hasFocus ? `${id}-${cursor}` : undefined}
       onKeyDown={move}
       onFocus={(event) => {
         // A click gives the focus, too, and points at something by itself.

@@ -106,7 +106,7 @@ class BucketViews:
                 "purge_seqno": facts.purge_seqno,
                 "history_start_seqno": facts.history_start_seqno,
                 "superseded": int(numbers.superseded[vbucket]),
-                "lag": int(asked.sampler.lags[vbucket]),
+                "lag": int(asked.sampler.lags()[vbucket]),
                 "failover_log": _failover_log(facts),
             }
         )

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,13 +19,22 @@ from headwater.dashboard.bucket_views import BucketViews
 from headwater.dashboard.guard import Asked, answering, check_own_page, for_bucket
 from headwater.dashboard.kernels import warm_up
 from headwater.dashboard.landing import Landings
-from headwater.dashboard.limits import LOGIN_BODY_BYTES_MAX, LOGIN_BODY_S_MAX, TICK_S, TICK_S_MAX, TICK_SHARE_MAX
+from headwater.dashboard.limits import (
+    LOGIN_BODY_BYTES_MAX,
+    LOGIN_BODY_S_MAX,
+    PEERS_IDLE_TICKS,
+    PEERS_S_MAX,
+    TICK_S,
+    TICK_S_MAX,
+    TICK_SHARE_MAX,
+)
 from headwater.dashboard.live_feed import LiveFeed
 from headwater.dashboard.metrics import metrics_text
 from headwater.dashboard.page_files import PageFiles
 from headwater.dashboard.samples import BucketSampler
 from headwater.dashboard.sessions import Sessions
 from headwater.dashboard.source import NodeSource
+from headwater.log_fields import LogEvent, fields
 from headwater.protocol.sasl import USER_CHARS_MAX
 
 logger = logging.getLogger(__name__)
@@ -55,7 +65,6 @@ class Dashboard:
         self._views = BucketViews(source)
         self._files = PageFiles()
         self._tasks: list[asyncio.Task[None]] = []
-        warm_up()
 
     @property
     def home(self) -> str:
@@ -89,6 +98,9 @@ class Dashboard:
 
     # --- time -----------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        warm_up()
+
     def start(self) -> None:
         self._find_buckets()
         self._tasks = [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._landings.watch())]
@@ -97,10 +109,12 @@ class Dashboard:
         self._feed.ticks.close()
         for task in self._tasks:
             task.cancel()
+        for sampler in self._samplers.values():
+            sampler.cluster.close()
 
     async def _tick_forever(self) -> None:
         took_s = 0.0
-        while True:
+        for tick in count():
             # With so many streams that a look at them takes long, it is taken less often. What counts is the work: on a
             # machine that is busy with other things everything takes long.
             await asyncio.sleep(min(TICK_S_MAX, max(TICK_S, took_s / TICK_SHARE_MAX)))
@@ -109,10 +123,15 @@ class Dashboard:
                 self._find_buckets()
                 for sampler in self._samplers.values():
                     sampler.sample()
+                    if self._feed.viewers or tick % PEERS_IDLE_TICKS == 0:
+                        sampler.cluster.ask()
             except Exception:
                 # The node goes on without its dashboard, and the next tick may be better.
-                logger.exception("the dashboard could not take the numbers of the node")
+                about = fields(event=LogEvent.DASHBOARD_FAILED)
+                logger.exception("the dashboard could not take the numbers of the node", extra=about)
             took_s = time.thread_time() - began_s
+            clusters = [sampler.cluster for sampler in self._samplers.values()]
+            await asyncio.gather(*(cluster.wait_for_answers(within_s=PEERS_S_MAX) for cluster in clusters))
             self._feed.ticks.notify()
 
     def _find_buckets(self) -> None:

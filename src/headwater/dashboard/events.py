@@ -28,7 +28,7 @@ class Event:
     number: int
     time_ms: int
     kind: str
-    """`state`, `branch`, `rollback` or `answered-rollback`."""
+    """`state`, `branch`, `rollback`, `answered-rollback` or `node`."""
     text: str
     vbuckets: tuple[int, ...]
     """The first few of them."""
@@ -55,9 +55,14 @@ class VBucketWatch:
         self._look_at_branches(bucket)
         if answered_rollbacks > self._answered:
             told = answered_rollbacks - self._answered
-            self._add("answered-rollback", f"{told} stream requests were answered with a rollback", [], count=told)
+            words = "1 stream request was" if told == 1 else f"{told} stream requests were"
+            self._add("answered-rollback", f"{words} answered with a rollback", [], count=told)
         self._states, self._vbuuids = numbers.states.copy(), numbers.vbuuids.copy()
         self._durable, self._answered = numbers.durable_seqnos.copy(), answered_rollbacks
+
+    def note_node(self, text: str) -> None:
+        """Another node of the cluster has gone, or is back."""
+        self._add("node", text, [])
 
     def after(self, number: int) -> list[Event]:
         """The events behind this one, oldest first."""
@@ -91,7 +96,8 @@ class VBucketWatch:
             self._add("branch", "a new branch of history began, and nothing was lost", branched)
         if rolled_back:
             self.rolled_back_total += len(rolled_back)
-            self._add("rollback", f"rolled back, {lost} seqnos are of a history that did not happen", rolled_back)
+            words = "1 seqno is" if lost == 1 else f"{lost} seqnos are"
+            self._add("rollback", f"rolled back, {words} of a history that did not happen", rolled_back)
 
     def _add(self, kind: str, text: str, vbuckets: list[int], *, count: int | None = None) -> None:
         self._number += 1

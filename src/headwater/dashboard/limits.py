@@ -15,6 +15,10 @@ TICK_S = 1.0
 TICK_SHARE_MAX = 0.05
 TICK_S_MAX = 5.0
 """Which part of its time the node may spend on that before it is done less often, and how seldom that gets."""
+PEERS_IDLE_TICKS = 10
+"""The other nodes of the cluster are asked at every tick while somebody looks, and else once in so many."""
+PEERS_S_MAX = 0.2
+"""How long a tick waits for their answers, so that what is shown of all nodes is of about the same moment."""
 HISTORY_POINTS = 600
 """Ticks that the charts can look back."""
 EVENTS_MAX = 200

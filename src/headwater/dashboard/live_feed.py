@@ -15,10 +15,11 @@ import numpy as np
 from starlette.responses import Response, StreamingResponse
 
 from headwater.dashboard.answers import NOT_KEPT, Refused
+from headwater.dashboard.cluster_numbers import PeerNode, Rows
 from headwater.dashboard.cluster_view import show_cluster
 from headwater.dashboard.guard import Asked
 from headwater.dashboard.landing import Landings
-from headwater.dashboard.limits import TICK_S, VIEWERS_MAX
+from headwater.dashboard.limits import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX
 from headwater.dashboard.metrics import furthest_behind
 from headwater.dashboard.samples import BucketSampler, Point
 from headwater.dashboard.source import NodeSource
@@ -83,7 +84,8 @@ class _View:
         self._source = source
         self._landings = landings
         self._sampler = sampler
-        self._rows = np.zeros((0, 0), dtype=np.int64)
+        self._rows: dict[str, Rows] = {}
+        """By node; that of this one has no name."""
         self._event = 0
         self._config = b""
         self._manifest_uid = -1
@@ -100,6 +102,8 @@ class _View:
 
     def news(self) -> dict[str, Any]:
         sampler = self._sampler
+        # A node that comes back is told anew.
+        self._rows = {node: rows for node, rows in self._rows.items() if not node or node in sampler.cluster.peers}
         news: dict[str, Any] = {
             "point": _points([sampler.history[-1]] if sampler.history else []),
             "uptime_s": round(self._source.uptime_s(), 1),
@@ -108,9 +112,12 @@ class _View:
             "documents": int(sampler.live.counts[sampler.bucket.vbuckets.states == 1].sum()),
             "disk_bytes": sampler.disk_bytes,
             "pending": sampler.bucket.pending.count,
-            "vbuckets": self._changed_rows(),
+            "vbuckets": self._changed("", self._own_rows()),
+            "is_held": self._source.holds_replicas(sampler.name),
+            "peers": [self._peer(peer) for peer in sampler.cluster.peers.values()],
             "connection_count": len(sampler.connections),
             "connections": [_connection(sampler, one) for one in furthest_behind(sampler.connections)],
+            "consumers": self._consumers(),
             "backlog": sampler.backlog,
             "rolled_back": sampler.watch.rolled_back_total,
             "events": [asdict(event) for event in sampler.watch.after(self._event)],
@@ -131,19 +138,53 @@ class _View:
             ]
         return news
 
-    def _changed_rows(self) -> list[list[int]]:
-        """Vbucket, state, documents, durable seqno and lag of those that are not as they were told."""
+    # --- vbuckets -------------------------------------------------------------------------------------------------
+
+    def _own_rows(self) -> Rows:
         sampler = self._sampler
-        numbers = sampler.bucket.vbuckets
-        rows = np.column_stack(
-            (numbers.states, sampler.live.counts, numbers.durable_seqnos.astype(np.int64), sampler.lags)
-        ).astype(np.int64)
-        changed = np.arange(len(rows))
-        if rows.shape == self._rows.shape:
-            changed = np.flatnonzero((rows != self._rows).any(axis=1))
-        self._rows = rows
+        numbers = sampler.numbers()
+        return np.column_stack((numbers.states, numbers.documents, numbers.seqnos, sampler.lags()))
+
+    def _peer(self, peer: PeerNode) -> dict[str, Any]:
+        rows = self._sampler.cluster.rows_of(peer)
+        return {
+            "name": peer.name,
+            "heard_ms": peer.heard_ms,
+            "error": peer.error,
+            "is_known": rows is not None,
+            "is_held": peer.numbers is not None and peer.numbers.is_held,
+            "vbuckets": [] if rows is None else self._changed(peer.name, rows),
+        }
+
+    def _changed(self, node: str, rows: Rows) -> list[list[int]]:
+        """Vbucket, state, documents, durable seqno and lag of those that are not as they were told."""
+        known = self._rows.get(node)
+        changed = np.arange(len(rows)) if known is None else np.flatnonzero((rows != known).any(axis=1))
+        self._rows[node] = rows
         told: list[list[int]] = np.column_stack((changed, rows[changed])).tolist()
         return told
+
+    # --- copies ---------------------------------------------------------------------------------------------------
+
+    def _consumers(self) -> list[dict[str, Any]]:
+        sampler, lags = self._sampler, np.maximum(self._sampler.lags(), 0)
+        return [
+            {
+                "name": one.name,
+                "peer": one.peer,
+                "is_proxied": one.is_proxied,
+                "open_s": round(one.open_s),
+                "vbuckets": len(one.vbuckets),
+                "behind": int(lags[list(one.vbuckets)].sum()),
+                "messages": round(sampler.rates_received(one).messages, 1),
+                "bytes": round(sampler.rates_received(one).moved_bytes),
+                "unacked": one.unacked_bytes,
+                "window": one.buffer_bytes_max,
+                "is_held": one.is_held,
+                "held_bytes": one.held_bytes,
+            }
+            for one in sampler.consumers[:CONNECTIONS_SHOWN_MAX]
+        ]
 
 
 def _points(points: Iterable[Point]) -> dict[str, list[float]]:
@@ -167,7 +208,7 @@ def _connection(sampler: BucketSampler, connection: Any) -> dict[str, Any]:
         "streams": connection.num_streams,
         "backlog": connection.backlog_items,
         "messages": round(rates.messages, 1),
-        "bytes": round(rates.sent_bytes),
+        "bytes": round(rates.moved_bytes),
         "sent_bytes": connection.total_bytes_sent,
         "unacked": connection.unacked_bytes,
         "window": connection.max_buffer_bytes,

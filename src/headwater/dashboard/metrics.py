@@ -16,7 +16,8 @@ from headwater.protocol.messages.dcp_stream import VBucketState
 
 PREFIX = "headwater_node_"
 REPLICATION_NAME = "replication:"
-"""How the names of connections begin by which other nodes of the cluster keep their copies up to date."""
+"""How the names of connections begin by which other nodes of the cluster keep their copies up to date. It goes on with
+`FROM->TO:BUCKET`."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -59,11 +60,10 @@ def _by_connection(read: Callable[[ConnectionNumbers], float]) -> Callable[[Buck
 
 
 def _replication(sampler: BucketSampler) -> Samples:
-    prefix = f"{REPLICATION_NAME}{sampler.name}:"
     return [
-        ((connection.name.removeprefix(prefix),), connection.backlog_items)
+        ((connection.name.removesuffix(f":{sampler.name}").rpartition("->")[2],), connection.backlog_items)
         for connection in sampler.connections
-        if connection.name.startswith(prefix)
+        if connection.name.startswith(REPLICATION_NAME)
     ]
 
 
@@ -77,7 +77,12 @@ def furthest_behind(connections: Sequence[ConnectionNumbers]) -> list[Connection
 
 
 KINDS = (
-    Kind("documents", "Documents, without the deleted, by vbucket state.", _by_state(_documents), "state"),
+    Kind(
+        "documents",
+        "Documents, without the deleted, by the state of their vbuckets; with millions of them some seconds old.",
+        _by_state(_documents),
+        "state",
+    ),
     Kind("vbuckets", "Vbuckets that are here, by state.", _by_state(_vbuckets), "state"),
     Kind("changes_total", "Seqnos given out, or received from another node.", _one(lambda s: s.totals.changes)),
     Kind("requests_total", "Key-value requests of all kinds.", _one(lambda s: s.totals.requests)),
@@ -92,7 +97,7 @@ KINDS = (
     Kind("dcp_backlog_seqnos", "Seqnos that all streams together have still to get.", _one(lambda s: s.backlog)),
     Kind(
         "dcp_connection_backlog_seqnos",
-        "Seqnos that the streams of a connection have still to get.",
+        f"Seqnos that a connection's streams have still to get; of the {CONNECTIONS_SHOWN_MAX} furthest behind.",
         _by_connection(lambda one: one.backlog_items),
         "connection",
     ),
@@ -129,7 +134,7 @@ class NodeCollector:
         info = GaugeMetricFamily(f"{PREFIX}info", "Always 1; the label says what runs.", labels=("version",))
         info.add_metric((self._source.version,), 1)
         yield info
-        yield GaugeMetricFamily(f"{PREFIX}ready", "Whether every bucket is open.", value=int(self._source.is_ready))
+        yield GaugeMetricFamily(f"{PREFIX}ready", "1 once every bucket is open.", value=int(self._source.is_ready))
         yield GaugeMetricFamily(
             f"{PREFIX}uptime_seconds", "Time since the node started.", value=self._source.uptime_s()
         )

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headwater.dashboard.cluster_numbers import ClusterNumbers
 from headwater.dashboard.events import VBucketWatch
 from headwater.dashboard.limits import HISTORY_POINTS
 from headwater.dashboard.live_counts import LiveCounts
-from headwater.dashboard.source import ConnectionNumbers, Counts, NodeSource
+from headwater.dashboard.source import ConnectionNumbers, ConsumerNumbers, Counts, NodeSource
+from headwater.dashboard.vbucket_numbers import VBucketNumbers
 from headwater.store.bucket import Bucket
 
 _NANOSECONDS_PER_MS = 1_000_000
@@ -55,14 +57,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionRates:
+    """What went through a connection in the last tick, a second, in its one direction."""
+
     messages: float = 0.0
-    sent_bytes: float = 0.0
+    moved_bytes: float = 0.0
 
 
 @dataclass(slots=True)
-class _SeenConnection:
+class _Moved:
+    """What went through a connection since it was opened."""
+
     messages: int
-    sent_bytes: int
+    moved_bytes: int
     rates: ConnectionRates = field(default_factory=ConnectionRates)
 
 
@@ -77,11 +83,15 @@ class BucketSampler:
         self.rates = Rates()
         self.history: deque[Point] = deque(maxlen=HISTORY_POINTS)
         self.connections: Sequence[ConnectionNumbers] = ()
+        self.consumers: Sequence[ConsumerNumbers] = ()
         self.disk_bytes = 0
         self.live = LiveCounts(len(bucket.vbuckets))
-        self.lags: Counts = np.zeros(len(bucket.vbuckets), dtype=np.int64)
+        self.stream_lags: Counts = np.zeros(len(bucket.vbuckets), dtype=np.int64)
         self.watch = VBucketWatch(bucket, now_ms=self.now_ms)
-        self._seen: dict[str, _SeenConnection] = {}
+        self.cluster = ClusterNumbers(source, name, now_ms=self.now_ms, on_event=self.watch.note_node)
+        source.offer_numbers(name, lambda: self.numbers().encode())
+        self._sent: dict[str, _Moved] = {}
+        self._received: dict[str, _Moved] = {}
         self._high_seqnos = bucket.vbuckets.high_seqnos.copy()
         self._first_commit = bucket.durable_commit
         self._taken_s = source.now_s()
@@ -101,8 +111,25 @@ class BucketSampler:
         return sum(connection.backlog_items for connection in self.connections)
 
     def rates_of(self, connection: ConnectionNumbers) -> ConnectionRates:
-        seen = self._seen.get(connection.name)
-        return ConnectionRates() if seen is None else seen.rates
+        return self._sent[connection.name].rates
+
+    def rates_received(self, consumer: ConsumerNumbers) -> ConnectionRates:
+        return self._received[consumer.name].rates
+
+    def lags(self) -> Counts:
+        """How far the vbuckets here are behind: copies behind their active ones, streams behind the others."""
+        return self.cluster.lags(self.stream_lags)
+
+    def numbers(self) -> VBucketNumbers:
+        """For the other nodes of the cluster: what is cheap as of now, the rest as of the last tick."""
+        numbers = self.bucket.vbuckets
+        return VBucketNumbers(
+            states=numbers.states.astype(np.int64),
+            documents=self.live.counts,
+            seqnos=numbers.durable_seqnos.astype(np.int64),
+            stream_lags=self.stream_lags,
+            is_held=self._source.holds_replicas(self.name),
+        )
 
     def sample(self) -> None:
         """Take the numbers of now."""
@@ -111,8 +138,12 @@ class BucketSampler:
         before, self.totals, self._taken_s = self.totals, self._totals(bucket), now_s
         self.rates = _rates(before, self.totals, passed_s)
         self.connections = self._source.connections(self.name)
-        self.lags = self._source.lags(self.name)
-        self._look_at_connections(passed_s)
+        self.consumers = self._source.consumers(self.name)
+        self.stream_lags = self._source.lags(self.name)
+        sent = {one.name: _Moved(one.total_messages_sent, one.total_bytes_sent) for one in self.connections}
+        received = {one.name: _Moved(one.received_changes, one.received_bytes) for one in self.consumers}
+        self._sent = _with_rates(self._sent, sent, passed_s)
+        self._received = _with_rates(self._received, received, passed_s)
         self.live.refresh(bucket)
         self.watch.look(bucket, answered_rollbacks=self.totals.rollback_answers)
         self.disk_bytes = self._source.disk_bytes(self.name)
@@ -133,18 +164,17 @@ class BucketSampler:
             rollback_answers=max(last.rollback_answers, traffic.rollbacks),
         )
 
-    def _look_at_connections(self, passed_s: float) -> None:
-        seen: dict[str, _SeenConnection] = {}
-        for connection in self.connections:
-            now = _SeenConnection(connection.total_messages_sent, connection.total_bytes_sent)
-            before = self._seen.get(connection.name)
-            if before is not None:
-                now.rates = ConnectionRates(
-                    messages=max(0, now.messages - before.messages) / passed_s,
-                    sent_bytes=max(0, now.sent_bytes - before.sent_bytes) / passed_s,
-                )
-            seen[connection.name] = now
-        self._seen = seen
+
+def _with_rates(before: dict[str, _Moved], now: dict[str, _Moved], passed_s: float) -> dict[str, _Moved]:
+    for name, moved in now.items():
+        known = before.get(name)
+        if known is not None:
+            # Another connection of the same name begins at zero.
+            moved.rates = ConnectionRates(
+                messages=max(0, moved.messages - known.messages) / passed_s,
+                moved_bytes=max(0, moved.moved_bytes - known.moved_bytes) / passed_s,
+            )
+    return now
 
 
 def _rates(before: Totals, now: Totals, passed_s: float) -> Rates:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, Unpack
 
 import numpy as np
 from starlette.requests import Request
 
+from headwater.log_fields import Fields
 from headwater.store.bucket import Bucket
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -74,6 +75,39 @@ class ConnectionNumbers(Protocol):
         ...
 
 
+class ConsumerNumbers(Protocol):
+    """A DCP connection by which this node receives its copies of vbuckets that are active elsewhere."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def peer(self) -> str:
+        """The address that it goes to."""
+        ...
+
+    @property
+    def is_proxied(self) -> bool:
+        """Whether somebody joins this node to the producer, as in a takeover."""
+        ...
+
+    @property
+    def open_s(self) -> float: ...
+    @property
+    def received_bytes(self) -> int: ...
+    @property
+    def received_changes(self) -> int: ...
+    @property
+    def unacked_bytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+    @property
+    def buffer_bytes_max(self) -> int: ...
+    @property
+    def is_held(self) -> bool: ...
+    @property
+    def vbuckets(self) -> Sequence[int]: ...
+
+
 class TrafficNumbers(Protocol):
     """What was moved since the node started."""
 
@@ -101,7 +135,7 @@ class NodeSource(Protocol):
 
     def uptime_s(self) -> float: ...
 
-    def log(self, message: str) -> None: ...
+    def log(self, message: str, **about: Unpack[Fields]) -> None: ...
 
     async def log_in(self, peer: str, name: str, password: str) -> None:
         """Raise what the HTTP side answers with a refusal unless the user has this password."""
@@ -133,6 +167,28 @@ class NodeSource(Protocol):
         """The connections that get changes, or the one that is named, with its streams."""
         ...
 
+    def consumers(self, bucket: str) -> Sequence[ConsumerNumbers]:
+        """The connections by which this node receives its copies."""
+        ...
+
     def lags(self, bucket: str) -> Counts:
         """Of each vbucket: how many seqnos the stream of it that is furthest behind has still to get."""
+        ...
+
+    # --- the other nodes of the cluster ---------------------------------------------------------------------------
+
+    def holds_replicas(self, bucket: str) -> bool:
+        """Whether copies here are let fall behind, for a drill."""
+        ...
+
+    def offer_numbers(self, bucket: str, tell: Callable[[], Iterable[tuple[str, object]]]) -> None:
+        """Let the other nodes have what this tells, when they ask for it with `numbers_of`."""
+        ...
+
+    def other_nodes(self, bucket: str) -> Sequence[str]:
+        """The other nodes of the bucket's cluster, by the names that its config has for them."""
+        ...
+
+    async def numbers_of(self, bucket: str, node: str) -> Mapping[str, str]:
+        """What another node offers. Raises a `HeadwaterError` where it does not answer."""
         ...
