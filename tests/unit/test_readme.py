@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from handbook.error_tree import statuses_of
 
 import headwater.cli  # noqa: F401  (so that every error is there to be seen)
 from headwater import errors
@@ -42,5 +43,5 @@ def test_the_error_reference_lists_every_error_with_its_status() -> None:
     text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", text, re.M))
     assert {cls.__name__ for cls in family(errors.HeadwaterError)} == rows.keys()
-    for status, cls in errors.STATUS_ERRORS.items():
-        assert rows[cls.__name__] == f"0x{status:02x}"
+    for cls in errors.STATUS_ERRORS.values():
+        assert rows[cls.__name__] == statuses_of(cls)

@@ -5,6 +5,7 @@ A pure client has no server's libraries installed, and a command should not pay 
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 import rich_click as click
@@ -12,7 +13,8 @@ import rich_click as click
 from headwater import __version__
 from headwater.cli.completion import completion_option
 from headwater.cli.lazy_command import LazyCommand
-from headwater.cli.telling import errors_in_one_sentence
+from headwater.cli.telling import did_you_mean, errors_in_one_sentence
+from headwater.first_compile import COMPILING, tell_first_compile
 
 COMMANDS = (
     "cluster",
@@ -20,12 +22,14 @@ COMMANDS = (
     "decode",
     "drill",
     "export",
+    "kernels",
     "land",
     "load",
     "replicate",
     "serve",
     "sim",
     "tail",
+    "users",
     "verify",
 )
 """The module and the function have the command's name."""
@@ -39,6 +43,14 @@ class CommandsByName(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return LazyCommand(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        nearest = get_close_matches(args[0], COMMANDS, n=1) if args[0] not in COMMANDS else []
+        if nearest:
+            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(nearest[0])}")
+        return super().resolve_command(ctx, args)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -65,5 +77,6 @@ def main() -> None:
       headwater serve --data /tmp/demo --user me --password secret
       headwater load couchbase://127.0.0.1/default --generate 1000
       headwater tail couchbase://127.0.0.1/default
-      headwater --completion bash > ~/.local/share/bash-completion/completions/headwater
+      headwater --completion bash > headwater-completion.bash
     """
+    tell_first_compile(lambda: click.echo(COMPILING, err=True))

@@ -17,16 +17,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
+from headwater.cli.connection_options import (
+    connection_options,
+    errors_told,
+    json_option,
+    needed_credentials,
+    tls_context,
+)
+from headwater.cli.consoles import output_console
 from headwater.client.connection_string import KV_PORT, KV_TLS_PORT, Address, ConnectionString, parse_address
 from headwater.client.kv_connection import Login
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.srv_lookup import find_hosts
 from headwater.cluster.cluster_status import ClusterStatus
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.planning import REPLICAS_MAX
-from headwater.cluster.rebalancing import Progress, Report
+from headwater.cluster.rebalancing import Progress, Rebalanced, Report
+from headwater.counted import counted
 from headwater.errors import InvalidInput
 from headwater.node.memberships import PEER_FEATURES
+
+_REBALANCE = "run `headwater cluster rebalance`"
 
 T = TypeVar("T")
 Work = Callable[[Coordinator], Awaitable[T]]
@@ -81,7 +91,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("url", metavar="URL")
     @connection_options
-    @click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+    @json_option
     @errors_told
     @functools.wraps(command)
     def wrapped(
@@ -96,15 +106,14 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
         where = ConnectionString.parse(url)
         if where.bucket is None:
             raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket")
-        tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
         login = Login(
             credentials=needed_credentials(where, user, password),
             bucket=where.bucket,
-            tls=tls,
+            tls=tls_context(where, tls_ca, tls_skip_verify),
             features=PEER_FEATURES,
             agent="headwater cluster",
         )
-        command(_Cluster(list(where.addresses), login, as_json=as_json), **rest)
+        command(_Cluster(list(find_hosts(where)), login, as_json=as_json), **rest)
 
     return wrapped
 
@@ -120,7 +129,8 @@ def cluster() -> None:
     \b
     Examples:
       headwater cluster init couchbase://127.0.0.1:11210/default --replicas 1
-      headwater cluster add couchbase://127.0.0.1:11210/default 127.0.0.1:11310 --rebalance
+      headwater cluster add couchbase://127.0.0.1:11210/default 127.0.0.1:11310 \\
+        --rebalance
       headwater cluster status couchbase://127.0.0.1/default
       headwater cluster failover couchbase://127.0.0.1/default 127.0.0.1:11310
     """
@@ -143,7 +153,8 @@ def init(on: _Cluster, replicas: int) -> None:
     \b
     Examples:
       headwater cluster init couchbase://127.0.0.1/default
-      headwater cluster init couchbase://10.0.0.1,10.0.0.2,10.0.0.3/default --replicas 2
+      headwater cluster init couchbase://10.0.0.1,10.0.0.2,10.0.0.3/default \\
+        --replicas 2
     """
 
     async def work(coordinator: Coordinator) -> ClusterStatus:
@@ -153,12 +164,8 @@ def init(on: _Cluster, replicas: int) -> None:
         return await coordinator.status()
 
     status = on.run(work)
-    count = len(status.nodes)
-    on.tell(
-        f"bucket {status.bucket} is a cluster of {count} {'node' if count == 1 else 'nodes'} with {replicas} "
-        f"{'replica' if replicas == 1 else 'replicas'}",
-        **_as_members(status),
-    )
+    nodes, copies = counted(len(status.nodes), "node"), counted(replicas, "replica")
+    on.tell(f"bucket {status.bucket} is a cluster of {nodes} with {copies}", **_as_members(status))
 
 
 @cluster.command()
@@ -189,7 +196,8 @@ def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
 
     \b
     Example:
-      headwater cluster add couchbase://127.0.0.1/default 127.0.0.1:11310 --rebalance
+      headwater cluster add couchbase://127.0.0.1/default 127.0.0.1:11310 \\
+        --rebalance
     """
     address = parse_address(node, default_port=on.default_port)
 
@@ -201,7 +209,7 @@ def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
 
     found = on.run(work)
     then = "" if rebalances else "; it gets vbuckets with `headwater cluster rebalance`"
-    on.tell(f"{address} is one of {len(found.nodes)} nodes{then}", **_as_members(found))
+    on.tell(f"{address} is one of {counted(len(found.nodes), 'node')}{then}", **_as_members(found))
 
 
 @cluster.command()
@@ -214,7 +222,7 @@ def rebalance(on: _Cluster) -> None:
       headwater cluster rebalance couchbase://127.0.0.1/default
     """
     done = on.run(lambda coordinator: coordinator.rebalance())
-    on.tell(f"{done.handed_over} vbuckets handed over, {done.built} copies built", **asdict(done))
+    on.tell(_moved(done), **asdict(done))
 
 
 @cluster.command()
@@ -233,7 +241,7 @@ def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
     """
     lost = [str(parse_address(node, default_port=on.default_port)) for node in nodes]
     done = on.run(lambda coordinator: coordinator.failover(lost, force=force))
-    sentence = f"{', '.join(done.nodes)} failed over: {done.promoted} vbuckets promoted"
+    sentence = f"{', '.join(done.nodes)} failed over: {counted(done.promoted, 'vbucket')} promoted"
     if done.lost:
         sentence += f", {len(done.lost)} lost and made anew: {', '.join(str(vbucket) for vbucket in done.lost)}"
     on.tell(sentence, **asdict(done))
@@ -251,10 +259,15 @@ def remove(on: _Cluster, node: str) -> None:
     """
     name = str(parse_address(node, default_port=on.default_port))
     done = on.run(lambda coordinator: coordinator.remove(name))
-    on.tell(f"{name} has left: {done.handed_over} vbuckets handed over, {done.built} copies built", **asdict(done))
+    on.tell(f"{name} has left: {_moved(done)}", **asdict(done))
 
 
 # --- showing ------------------------------------------------------------------------------------------------------
+
+
+def _moved(done: Rebalanced) -> str:
+    built = counted(done.built, "copy", plural="copies")
+    return f"{counted(done.handed_over, 'vbucket')} handed over, {built} built"
 
 
 def _as_members(status: ClusterStatus) -> dict[str, Any]:
@@ -267,24 +280,30 @@ def _show(status: ClusterStatus) -> None:
         # Somebody will copy the address into `cluster failover`.
         table.add_column(heading, no_wrap=True)
     for heading in ("ACTIVE", "REPLICA", "BUILDING", "BEHIND"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     table.add_column("")
     for node in status.nodes:
         numbers = (str(number) for number in (node.active, node.replica, node.building, node.behind))
         table.add_row(node.name, node.http, *numbers, "" if node.is_reachable else "[red]can't be reached[/red]")
-    console = Console()
+    console = output_console()
     console.print(
-        f"bucket {status.bucket}, {status.vbuckets} vbuckets with {status.replicas} "
-        f"{'replica' if status.replicas == 1 else 'replicas'}, config {status.revision}",
-        highlight=False,
+        f"bucket {status.bucket}, {counted(status.vbuckets, 'vbucket')} with {counted(status.replicas, 'replica')}, "
+        f"config {status.revision}",
+        soft_wrap=True,
     )
     console.print(table)
+    for sentence in _remarks(status):
+        console.print(sentence, soft_wrap=True)
+
+
+def _remarks(status: ClusterStatus) -> Iterator[str]:
+    """What is not as it shall be."""
     if status.orphans:
-        console.print(f"{status.orphans} vbuckets have no node", highlight=False)
-    if status.missing or not status.settled:
-        console.print(
-            f"{status.missing} replicas are missing: run `headwater cluster rebalance`"
-            if status.missing
-            else "vbuckets are not where they shall be: run `headwater cluster rebalance`",
-            highlight=False,
-        )
+        yield f"no node has {counted(status.orphans, 'vbucket')}"
+    if status.disagreeing:
+        nodes = ", ".join(status.disagreeing)
+        yield f"{nodes}: another config, left by commands that ran at the same time: {_REBALANCE}"
+    if status.missing:
+        yield f"{counted(status.missing, 'replica')} missing: {_REBALANCE}"
+    elif not status.settled:
+        yield f"vbuckets are not where they shall be: {_REBALANCE}"

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import functools
-import http
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
+from headwater.cli.bucket_scopes import BucketScopes, scopes_of
+from headwater.cli.connection_options import errors_told
 from headwater.cli.frame_view import printable
-from headwater.cli.management_api import PORT_MAX, Answer, Management, ManagementUrl, find_management
-from headwater.client.tls_settings import TlsSettings
+from headwater.cli.management_options import Access, management_options
 from headwater.errors import HeadwaterError
 
 MAX_TTL_S_MAX = 2**31 - 1
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1
-_WAIT_MS = 30_000
-_CAN_T_WAIT = frozenset({http.HTTPStatus.FORBIDDEN, http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED})
-"""What servers say that have no way to wait for a manifest, or not for this user."""
 
 
 @click.group()
@@ -45,62 +40,15 @@ def collections() -> None:
 # --- arguments ----------------------------------------------------------------------------------------------------
 
 
-class _Bucket:
-    """The scopes of a bucket, on the management side of its node."""
-
-    def __init__(self, name: str, find: Callable[[], Management]) -> None:
-        self._name = name
-        self._find = functools.cache(find)
-
-    def ask(self, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
-        return self._find().ask(method, "pools", "default", "buckets", self._name, "scopes", *path, form=form)
-
-    def wait_for(self, changed: Answer) -> str:
-        """The uid of the manifest that a change has made, once every node has it."""
-        content = changed.accepted()
-        uid = content.get("uid") if isinstance(content, dict) else None
-        if not isinstance(uid, str):
-            raise HeadwaterError(
-                "the answer has no manifest uid", hint="Check that it is a Couchbase or Headwater node"
-            )
-        waited = self.ask("POST", "@ensureManifest", uid, form={"timeout": str(_WAIT_MS)})
-        if waited.status not in _CAN_T_WAIT:
-            waited.accepted()
-        return uid
-
-
 def _on_bucket(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the bucket of its URL, and all options that it takes to get there."""
 
     @click.argument("url", metavar="URL")
-    @connection_options
-    @click.option(
-        "--http-port",
-        type=click.IntRange(1, PORT_MAX),
-        metavar="PORT",
-        help="The management port. The node is asked for it unless told.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+    @management_options
     @errors_told
     @functools.wraps(command)
-    def wrapped(
-        url: str,
-        user: str | None,
-        password: str | None,
-        tls_ca: Path | None,
-        tls_skip_verify: bool,
-        http_port: int | None,
-        **rest: Any,
-    ) -> None:
-        where = ManagementUrl.parse(url)
-
-        def find() -> Management:
-            credentials = needed_credentials(where, user, password)
-            tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
-            address = find_management(where, credentials=credentials, tls=tls, http_port=http_port)
-            return Management(address=address, credentials=credentials, tls=tls)
-
-        command(_Bucket(where.bucket, find), **rest)
+    def wrapped(url: str, access: Access, **rest: Any) -> None:
+        command(scopes_of(url, access), **rest)
 
     return wrapped
 
@@ -131,7 +79,7 @@ _name_argument = click.argument("name", metavar="SCOPE[.COLLECTION]", callback=_
 
 @collections.command("list")
 @_on_bucket
-def list_collections(bucket: _Bucket, as_json: bool) -> None:
+def list_collections(bucket: BucketScopes, as_json: bool) -> None:
     """List the scopes and collections of a bucket.
 
     \b
@@ -163,7 +111,7 @@ def list_collections(bucket: _Bucket, as_json: bool) -> None:
     help="How long documents of the collection live at most, in seconds; -1 for ever, 0 as the bucket has it.",
 )
 @click.option("--history", is_flag=True, help="Keep every version of the collection's documents for change streams.")
-def create_collection(bucket: _Bucket, name: _Name, max_ttl: int | None, history: bool, as_json: bool) -> None:
+def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, history: bool, as_json: bool) -> None:
     """Create a scope, or a collection in a scope that exists.
 
     When the command returns, every node knows it.
@@ -174,24 +122,18 @@ def create_collection(bucket: _Bucket, name: _Name, max_ttl: int | None, history
       headwater collections create http://127.0.0.1:8091/default shop.carts \\
         --max-ttl 86400
     """
-    if name.collection is None:
-        if max_ttl is not None or history:
-            raise click.UsageError("A scope has neither --max-ttl nor --history: name a collection of it.")
-        answer = bucket.ask("POST", form={"name": name.scope})
-    else:
-        form = {"name": name.collection}
-        if max_ttl is not None:
-            form["maxTTL"] = str(max_ttl)
-        if history:
-            form["history"] = "true"
-        answer = bucket.ask("POST", name.scope, "collections", form=form)
-    _tell("created", name, bucket.wait_for(answer), as_json=as_json)
+    if name.collection is None and (max_ttl is not None or history):
+        raise click.UsageError("A scope has neither --max-ttl nor --history: name a collection of it.")
+    settings = {} if max_ttl is None else {"maxTTL": str(max_ttl)}
+    if history:
+        settings["history"] = "true"
+    _tell("created", name, bucket.create(name.scope, name.collection, **settings), as_json=as_json)
 
 
 @collections.command("drop")
 @_on_bucket
 @_name_argument
-def drop_collection(bucket: _Bucket, name: _Name, as_json: bool) -> None:
+def drop_collection(bucket: BucketScopes, name: _Name, as_json: bool) -> None:
     """Drop a scope or a collection, with all documents in it.
 
     There is no way back. When the command returns, every node knows it.

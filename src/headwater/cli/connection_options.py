@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,9 @@ _OPTIONS = (
     click.option("--tls-skip-verify", is_flag=True, help="Trust any certificate: whom one talks to is then unknown."),
 )
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON.")
+"""For commands that ask a node, and print what it answers."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,6 +59,11 @@ def connection_options(command: F) -> F:
 class _NamesUser(Protocol):
     @property
     def user(self) -> str | None: ...
+
+
+class _TellsTls(Protocol):
+    @property
+    def tls(self) -> bool: ...
 
 
 def credentials(where: _NamesUser, user: str | None, password: str | None) -> Credentials | None:
@@ -86,6 +95,11 @@ def tls_settings(tls_ca: Path | None, tls_skip_verify: bool) -> TlsSettings | No
     if tls_ca is None and not tls_skip_verify:
         return None
     return TlsSettings(ca_file=tls_ca, skip_verify=tls_skip_verify)
+
+
+def tls_context(where: _TellsTls, tls_ca: Path | None, tls_skip_verify: bool) -> ssl.SSLContext | None:
+    """How TLS is spoken, or None where the URL is for none. The system's certificates are trusted unless told."""
+    return (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
 
 
 def _is_terminal() -> bool:

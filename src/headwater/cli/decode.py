@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -102,18 +101,15 @@ def decode(
     capture_format = CaptureFormat(input_format) if input_format else None
     view_frame = view_upr_frame if upr else view_dcp_frame
     try:
-        try:
-            found = read_frames(read_capture(_read(source, limit_bytes), capture_format), collections=collections)
-            views = _views(found, lambda captured: view_frame(captured, value_bytes_max=value_bytes), report)
-            if as_json:
-                _write_json(views, value_bytes)
-            else:
-                _write_annotated(views, grid=grid, value_bytes=value_bytes)
-        except CaptureError as error:
-            report.add(str(error))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _leave_quietly()
+        found = read_frames(read_capture(_read(source, limit_bytes), capture_format), collections=collections)
+        views = _views(found, lambda captured: view_frame(captured, value_bytes_max=value_bytes), report)
+        if as_json:
+            _write_json(views, value_bytes)
+        else:
+            _write_annotated(views, grid=grid, value_bytes=value_bytes)
+    except CaptureError as error:
+        report.add(str(error))
+    sys.stdout.flush()
     report.tell()
 
 
@@ -218,10 +214,3 @@ def _terminal_writer() -> Callable[[Line], None]:
         console.print(Text(line[0], style=line[1]))
 
     return write
-
-
-def _leave_quietly() -> None:
-    """Whoever read our output has seen enough (`| head`): no message, and nothing more is written."""
-    # The stream still holds text that the interpreter would write on its way out, and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(0)

@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import http
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import rich_click as click
 
-from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
-from headwater.cli.management_api import PORT_MAX, Answer, Management, ManagementUrl, find_management
-from headwater.client.tls_settings import TlsSettings
+from headwater.cli.connection_options import errors_told
+from headwater.cli.management_api import Answer, ManagementUrl
+from headwater.cli.management_options import Access, management_options
+from headwater.counted import counted
 from headwater.errors import HeadwaterError
 
 _VBUCKET_MAX = 0xFFFF
 _ROLLBACK = ("vbucket", "rolled_back_to", "vbuuid", "high_seqno_before")
 _REPLICAS = ("replicas",)
 _NOT_OURS = "Check that it is a Headwater node: others have no drills"
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _drill_options(command: F) -> F:
-    """Where the node is, who logs in there, and how the answer is printed."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON."),
-        click.option(
-            "--http-port",
-            type=click.IntRange(1, PORT_MAX),
-            metavar="PORT",
-            help="The management port. The node is asked for it unless told.",
-        ),
-        connection_options,
-    ):
-        command = option(command)
-    return command
 
 
 @click.group()
@@ -61,9 +42,9 @@ def drill() -> None:
     metavar="SEQNO",
     help="The last seqno that is to be left.",
 )
-@_drill_options
+@management_options
 @errors_told
-def rollback(url: str, vbucket: int, to_seqno: int, as_json: bool, **where: Any) -> None:
+def rollback(url: str, vbucket: int, to_seqno: int, access: Access, as_json: bool) -> None:
     """Roll a vbucket back, as if a copy that had only reached SEQNO had been promoted.
 
     The changes after SEQNO are gone for good, and a new branch of history begins. The vbucket's streams end, and a
@@ -75,16 +56,16 @@ def rollback(url: str, vbucket: int, to_seqno: int, as_json: bool, **where: Any)
     Example:
       headwater drill rollback couchbase://127.0.0.1/default --vbucket 12 --to 100
     """
-    answer = _ask(url, "vbuckets", str(vbucket), "rollback", form={"to": str(to_seqno)}, **where)
+    answer = _ask(url, access, "vbuckets", str(vbucket), "rollback", form={"to": str(to_seqno)})
     done = _accepted(answer, _ROLLBACK, of="a rollback")
     click.echo(json.dumps(done) if as_json else _sentence(done, to_seqno))
 
 
 @drill.command("hold-replicas")
 @click.argument("url", metavar="URL")
-@_drill_options
+@management_options
 @errors_told
-def hold_replicas(url: str, as_json: bool, **where: Any) -> None:
+def hold_replicas(url: str, access: Access, as_json: bool) -> None:
     """Let the replicas on a node fall behind, to lose changes by a failover.
 
     The node takes in no more changes of vbuckets that are active elsewhere, until `release-replicas` or its next start.
@@ -97,42 +78,29 @@ def hold_replicas(url: str, as_json: bool, **where: Any) -> None:
     Example:
       headwater drill hold-replicas couchbase://127.0.0.1:11211/default
     """
-    done = _accepted(_ask(url, "replicas", "hold", **where), _REPLICAS, of="replicas")
+    done = _accepted(_ask(url, access, "replicas", "hold"), _REPLICAS, of="replicas")
     click.echo(json.dumps(done) if as_json else f"{_replicas(done)} held back")
 
 
 @drill.command("release-replicas")
 @click.argument("url", metavar="URL")
-@_drill_options
+@management_options
 @errors_told
-def release_replicas(url: str, as_json: bool, **where: Any) -> None:
+def release_replicas(url: str, access: Access, as_json: bool) -> None:
     """Let the replicas on a node catch up again, after `hold-replicas`.
 
     \b
     Example:
       headwater drill release-replicas couchbase://127.0.0.1:11211/default
     """
-    done = _accepted(_ask(url, "replicas", "release", **where), _REPLICAS, of="replicas")
+    done = _accepted(_ask(url, access, "replicas", "release"), _REPLICAS, of="replicas")
     click.echo(json.dumps(done) if as_json else f"{_replicas(done)} released")
 
 
-def _ask(
-    url: str,
-    *path: str,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
-    http_port: int | None,
-    form: dict[str, str] | None = None,
-) -> Answer:
+def _ask(url: str, access: Access, *path: str, form: dict[str, str] | None = None) -> Answer:
     """Have the node of a URL do a drill on its bucket."""
     where = ManagementUrl.parse(url)
-    credentials = needed_credentials(where, user, password)
-    tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
-    address = find_management(where, credentials=credentials, tls=tls, http_port=http_port)
-    management = Management(address=address, credentials=credentials, tls=tls)
-    return management.ask("POST", "headwater", "buckets", where.bucket, *path, form=form)
+    return access.open(where).ask("POST", "headwater", "buckets", where.bucket, *path, form=form)
 
 
 def _accepted(answer: Answer, names: tuple[str, ...], *, of: str) -> dict[str, Any]:
@@ -155,4 +123,4 @@ def _sentence(done: dict[str, Any], asked: int) -> str:
 
 
 def _replicas(done: dict[str, Any]) -> str:
-    return f"{done['replicas']:,} {'replica' if done['replicas'] == 1 else 'replicas'}"
+    return counted(done["replicas"], "replica")

@@ -20,18 +20,21 @@ from rich.text import Text
 
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
-from headwater.cli.exporting.json_lines_file import KEY_MEMBER, JsonLinesFile
+from headwater.cli.exporting.json_lines_file import JsonLinesFile
 from headwater.cli.exporting.left_out import LeftOut
 from headwater.cli.exporting.output_files import OutputFiles
 from headwater.cli.exporting.spool import Spool
 from headwater.cli.exporting.table_file import TableFile, survey
 from headwater.cli.frame_view import printable
+from headwater.cli.rates import documents_in
+from headwater.cli.telling import EXIT_INTERRUPTED
 from headwater.client.blocking_client import Client
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
+from headwater.client.exported_form import KEY_MEMBER
+from headwater.counted import counted
 from headwater.errors import InvalidInput
 
-EXIT_INTERRUPTED = 130
 _NAMES_SHOWN = 10
 
 
@@ -84,9 +87,16 @@ def export(
     """Write the live documents of a bucket to files.
 
     The documents are those that the bucket holds when the command starts, or newer versions of them. A file appears
-    when it is whole. A JSON line is the document, with its key as the member `_key`. In CSV and Parquet every field of
-    the documents is a column, beside `_key`; what is nested or of several kinds is JSON text. Expiry, flags and
-    extended attributes are not exported.
+    when it is whole, and `headwater load` reads it again.
+
+    A JSON line is the document, with its key as the first member `_key`. Behind it stand `_flags`, where they are not
+    those of JSON (33554432), and `_expiry`, in seconds since 1970, where there is one. What is no object, or has a
+    member of such a name, is the member `_value`; what is no JSON is in base64 in `_value_base64`, a key that is not
+    UTF-8 in `_key_base64`.
+
+    In CSV and Parquet every field of the documents is a column, beside `_key`; what is nested or of several kinds is
+    JSON text. Columns have neither flags nor expiry, do not tell null from a field that is not there, and CSV does not
+    tell "7" from 7. Extended attributes, CAS and revisions are not exported.
 
     The exit code is 0 if every document is in a file, 1 if not (standard error says which and why), 2 for a wrong
     command line and 130 after Ctrl-C.
@@ -163,7 +173,7 @@ def _sink(
     exported.without_column += found.without_column(taken=taken)
     is_parquet = format_ is Format.PARQUET
     columns = found.columns(taken=taken)
-    return TableFile(file, exported.left_out, columns, with_key=with_key, is_parquet=is_parquet)
+    return TableFile(file, exported.left_out, columns, nested=found.nested(), with_key=with_key, is_parquet=is_parquet)
 
 
 # --- the result ---------------------------------------------------------------------------------------------------
@@ -192,10 +202,9 @@ class _Exported:
         if as_json:
             click.echo(json.dumps(self._as_object(took_s)))
             return
-        rate = self.documents / max(took_s, 0.001)
         for path in self.files:
             click.echo(str(path))
-        click.echo(f"{self.documents:,} documents in {took_s:.2f} s: {rate:,.0f} documents/s", err=True)
+        click.echo(documents_in(self.documents, took_s), err=True)
 
     def _remarks(self) -> Iterator[str]:
         if self.as_text:
@@ -233,4 +242,5 @@ def _progress(exported: _Exported, *, shown: bool) -> Iterator[None]:
 
 
 def _line(exported: _Exported) -> Text:
-    return Text(f"exporting: {exported.read:,} changes read, {exported.documents:,} documents written")
+    read, written = counted(exported.read, "change"), counted(exported.documents, "document")
+    return Text(f"exporting: {read} read, {written} written")

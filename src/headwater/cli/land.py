@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import sys
@@ -22,9 +23,14 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater.cli.connection_options import connection_options, credentials, errors_told, tls_settings
+from headwater.cli.log_format import FORMATS, set_up_logging
+from headwater.cli.rates import tells_rate
+from headwater.cli.telling import EXIT_INTERRUPTED
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
+from headwater.counted import counted
 from headwater.errors import InvalidInput, QueryFailed
+from headwater.log_fields import LogEvent, fields
 from headwater.spark.lag import progress_lag
 from headwater.spark.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.spark.lake.lake import LakeSettings
@@ -36,8 +42,9 @@ from headwater.spark.own_folder import OWN_FOLDER
 from headwater.spark.query_errors import told_error
 from headwater.spark.session import start_session
 
-EXIT_INTERRUPTED = 130
 POLL_S = 0.2
+
+logger = logging.getLogger(__name__)
 
 _TIME = re.compile(r"(?P<number>[0-9]{1,6})(?P<unit>ms|s|m|h)")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
@@ -112,6 +119,12 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option("--memory", default="2g", show_default=True, help="Of Spark's driver.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a batch.")
 @click.option("-q", "--quiet", is_flag=True, help="No line with the progress.")
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    help="Log each batch to standard error, in lines for people or for programs; Spark says a few words of its own "
+    "there. Nothing is logged unless told.",
+)
 @connection_options
 @errors_told
 def land(
@@ -124,6 +137,7 @@ def land(
     memory: str,
     as_json: bool,
     quiet: bool,
+    log_format: str | None,
     user: str | None,
     password: str | None,
     tls_ca: Path | None,
@@ -142,8 +156,11 @@ def land(
     Examples:
       headwater land couchbase://localhost/default --into /data/lake --once
       headwater land couchbase://localhost/default --into /data/lake --every 5s
-      headwater land couchbase://localhost/shop --into lake --columns 'shop.orders=total DOUBLE, at TIMESTAMP'
+      headwater land couchbase://localhost/shop --into lake \\
+        --columns 'shop.orders=total DOUBLE, at TIMESTAMP'
     """
+    if log_format is not None:
+        set_up_logging(log_format)
     where = ConnectionString.parse(url)
     login = credentials(where, user, password)
     settings = ClientSettings.of(where, login, tls=tls_settings(tls_ca, tls_skip_verify))
@@ -158,7 +175,7 @@ def land(
     metrics = LandingMetrics(settings.bucket)
     if metrics_port is not None:
         _serve_metrics(metrics, metrics_port)
-    view = _View(metrics, as_json=as_json, quiet=quiet)
+    view = _View(metrics, as_json=as_json, quiet=quiet, logs=log_format is not None)
     spark = start_session(master=master, memory=memory, log_folder=_log_folder(into))
     try:
         code = _run(landing, spark, view, None if once else every)
@@ -230,7 +247,7 @@ def _run(landing: Landing, spark: Any, view: _View, every: str | None) -> int:
                     time.sleep(POLL_S)
             if interrupted:
                 query.stop()
-                click.echo("Stopped. The same command goes on from here.", err=True)
+                view.tell_stopped()
                 return EXIT_INTERRUPTED
             failure = query.exception()
         except PySparkException as error:
@@ -265,12 +282,13 @@ class _Interruptions:
 class _View:
     """What is shown while it runs: a line on a terminal, or an object a batch."""
 
-    def __init__(self, metrics: LandingMetrics, *, as_json: bool, quiet: bool) -> None:
+    def __init__(self, metrics: LandingMetrics, *, as_json: bool, quiet: bool, logs: bool = False) -> None:
         self.read_again = False
         self._metrics = metrics
         self._as_json = as_json
         self._console = Console(stderr=True, highlight=False)
-        self._is_live = self._console.is_terminal and not quiet and not as_json
+        self._logs = logs
+        self._is_live = self._console.is_terminal and not quiet and not as_json and not logs
         self._live: Live | None = None
         self._began_s = time.monotonic()
 
@@ -288,6 +306,18 @@ class _View:
     def on_batch(self, batch: LandedBatch) -> None:
         self._metrics.on_batch(batch)
         self.read_again = batch.must_read_again
+        rollbacks = len(batch.rollbacks)
+        logger.info(
+            "batch %d landed: %s, %s",
+            *(batch.batch_id, counted(batch.rows, "change"), counted(rollbacks, "rollback")),
+            extra=fields(
+                event=LogEvent.BATCH_LANDED,
+                batch=batch.batch_id,
+                changes=batch.rows,
+                rollbacks=rollbacks,
+                duration_s=round(batch.took_s, 3),
+            ),
+        )
         if self._as_json:
             click.echo(
                 json.dumps(
@@ -310,20 +340,29 @@ class _View:
         if self._live is not None:
             self._live.update(self._line())
 
+    def tell_stopped(self) -> None:
+        sentence = "Stopped. The same command goes on from here."
+        if self._logs:
+            logger.info("%s", sentence, extra=fields(event=LogEvent.LANDING_STOPPED))
+        else:
+            click.echo(sentence, err=True)
+
     def finish(self) -> None:
-        if not self._as_json:
+        if not self._as_json and not self._logs:
             metrics = self._metrics
             took_s = time.monotonic() - self._began_s
             self._console.print(
-                f"{metrics.rows:,} changes in {took_s:.1f} s, {metrics.batches} batches, "
-                f"{metrics.rollbacks} rollbacks, {metrics.tables} tables"
+                f"{counted(metrics.rows, 'change')} in {took_s:.1f} s, "
+                f"{counted(metrics.batches, 'batch', plural='batches')}, "
+                f"{counted(metrics.rollbacks, 'rollback')}, {counted(metrics.tables, 'table')}"
             )
 
     def _line(self) -> Text:
         metrics = self._metrics
-        rate = metrics.rows / max(0.001, time.monotonic() - self._began_s)
+        took_s = time.monotonic() - self._began_s
+        rate = f"  {metrics.rows / took_s:,.0f}/s" if tells_rate(metrics.rows, took_s) else ""
         lag = "?" if metrics.lag is None else f"{metrics.lag:,}"
         return Text(
-            f"{metrics.rows:,} changes  {rate:,.0f}/s  batch {metrics.batches}  lag {lag}  "
+            f"{counted(metrics.rows, 'change')}{rate}  batch {metrics.batches}  lag {lag}  "
             f"rollbacks {metrics.rollbacks}  tables {metrics.tables}"
         )

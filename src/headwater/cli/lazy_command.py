@@ -6,13 +6,16 @@ importing all modules takes seconds.
 
 from __future__ import annotations
 
-import ast
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
+
+from headwater.cli.help_layout import name_numbers
+from headwater.installation import install_command
 
 
 class LazyCommand(click.RichCommand):
@@ -37,8 +40,7 @@ def load_command(name: str) -> click.Command:
         if error.name is None or error.name.startswith("headwater"):
             raise
         return _not_installed(name, error.name)
-    command: click.Command = getattr(module, name)
-    return command
+    return name_numbers(getattr(module, name))
 
 
 def summary_of(name: str) -> str:
@@ -46,10 +48,11 @@ def summary_of(name: str) -> str:
     spec = find_spec(f"headwater.cli.{name}")
     assert spec is not None
     assert spec.origin is not None
-    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return (ast.get_docstring(statement) or "").partition("\n")[0]
-    raise AssertionError(f"headwater.cli.{name} has no command {name}")
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    # By its form: Python's own parser fails now and then where other threads use it, too.
+    found = re.search(rf'^def {name}\(.*?\n?\) -> None:\n    """(?P<summary>.*)$', source, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"headwater.cli.{name} has no command {name}"
+    return found["summary"].partition("\n")[0].removesuffix('"""')
 
 
 _EXTRAS = {"land": "spark", "verify": "spark"}
@@ -58,9 +61,11 @@ _EXTRAS = {"land": "spark", "verify": "spark"}
 
 def _not_installed(command: str, module: str) -> click.Command:
     """Stands for a command whose libraries are missing, and says how to get them."""
-    advice = f"Needs {module}, which is not installed: pip install 'headwater[{_EXTRAS.get(command, 'node')}]'"
+    advice = f"Needs {module}, which is not installed. Run {install_command(_EXTRAS.get(command, 'node'))}"
 
     def refuse() -> None:
         raise click.ClickException(advice)
 
-    return click.Command(command, help=advice, callback=refuse)
+    # Whatever it is given: what is missing is to be told first.
+    takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(command, help=advice, callback=refuse, context_settings=takes_anything)

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import stat
-import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import rich_click as click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headwater import __version__
-from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, tls_settings
-from headwater.cli.frame_view import printable
-from headwater.cli.load_sources import FileFormat, FileSource, open_source
+from headwater.cli.bucket_scopes import scopes_of
+from headwater.cli.connection_options import connection_options, credentials, tls_settings
+from headwater.cli.loading.bar import progress_bar
+from headwater.cli.loading.inputs import FileOrFolder, LoadedFile, files_in, opened
+from headwater.cli.loading.report import Report
+from headwater.cli.loading.sources import KEY_TEMPLATE, FileFormat, FileSource, open_source
+from headwater.cli.management_options import Access
+from headwater.cli.telling import EXIT_INTERRUPTED
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.client.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments
 from headwater.client.key_template import KeyTemplate
 from headwater.client.kv_cluster import KvCluster
 from headwater.client.kv_loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
-from headwater.errors import HeadwaterError
-from headwater.protocol.limits import VALUE_BYTES_MAX
-
-EXIT_INTERRUPTED = 130
-"""128 and the number of the signal, as shells have it."""
-
-KEY_TEMPLATE = "doc::{#}"
-PROGRESS_EVERY_S = 0.1
-RELATIVE_EXPIRY_S_MAX = 30 * 24 * 60 * 60
-"""A server takes a larger number for a date."""
+from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
+from headwater.protocol.limits import RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
 
 EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
 
@@ -51,7 +40,7 @@ def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: 
 
 @click.command()
 @click.argument("url")
-@click.argument("file", metavar="[FILE]", required=False, type=click.File("rb"))
+@click.argument("file", metavar="[FILE|DIR]", required=False, type=FileOrFolder())
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Make up N documents instead of reading FILE."
 )
@@ -70,13 +59,13 @@ def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: 
     metavar="SCOPE.COLLECTION",
     help="Where to write. Given several times, the documents are dealt out in turn.  [default: _default._default]",
 )
+@click.option("--create-collections", is_flag=True, help="Create those of DIR that are not there. For admins.")
 @click.option(
     "--key",
     "template",
-    default=KEY_TEMPLATE,
-    show_default=True,
     metavar="TEMPLATE",
-    help="The key of a document: {id} is a field of it, {#} the number of its line or row.",
+    help="The key of a document: {id} is a field of it, {#} the number of its line or row.  "
+    f"[default: {KEY_TEMPLATE}; in an export, what it has]",
 )
 @click.option(
     "--format",
@@ -93,7 +82,13 @@ def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: 
 @click.option(
     "--text", "texts", multiple=True, metavar="COLUMN", help="Take this column of a CSV file as text; repeat for more."
 )
-@click.option("--expiry", type=click.IntRange(min=0, max=EXPIRY_S_MAX), default=0, help="Seconds the documents live.")
+@click.option(
+    "--expiry",
+    "expiry_s",
+    type=click.IntRange(min=0, max=EXPIRY_S_MAX),
+    metavar="S",
+    help="Seconds the documents live, 0 for ever.  [default: for ever; in an export, what it has]",
+)
 @click.option(
     "--connections",
     type=click.IntRange(min=1, max=CONNECTIONS_MAX),
@@ -105,16 +100,17 @@ def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: 
 @connection_options
 def load(
     url: str,
-    file: io.BufferedReader | None,
+    file: io.BufferedReader | Path | None,
     generate: int | None,
     value_bytes: int,
     seed: int,
     collections: tuple[str, ...],
-    template: str,
+    create_collections: bool,
+    template: str | None,
     format_name: str | None,
     delimiter: str | None,
     texts: tuple[str, ...],
-    expiry: int,
+    expiry_s: int | None,
     connections: int,
     as_json: bool,
     user: str | None,
@@ -128,22 +124,27 @@ def load(
     file with a header or a Parquet file, of which each row becomes a document; - reads standard input. The documents
     are written over what is there.
 
+    What `headwater export` has written is known by its first bytes, `_key`, and loaded as it was: the key, and from
+    JSON lines also flags, expiry and what is no JSON. A folder DIR of its files goes to the collections that they are
+    named after, which must exist, or --create-collections makes them. With --key they are files like others.
+
     The exit code is 1 if not everything was written: standard error says why, and how many documents were. It is 2 for
     a wrong command line, and 130 after Ctrl-C.
 
     \b
     Examples:
       headwater load couchbase://localhost/default users.jsonl --key 'user::{id}'
-      headwater load couchbase://localhost/default users.csv --key 'user::{id}' --text zip
+      headwater load couchbase://localhost/default users.csv \\
+        --key 'user::{id}' --text zip
       headwater load couchbase://localhost/default trips.parquet
       headwater load couchbase://localhost/default --generate 1000000
       headwater load couchbase://localhost/default - --collection shop.orders
+      headwater load couchbase://localhost/default backup/
     """
-    if (file is None) == (generate is None):
-        raise click.UsageError("Give either FILE or --generate N.")
-    report = _Report(as_json=as_json)
+    _check_usage(file, generate, collections, create_collections=create_collections)
+    report = Report(as_json=as_json)
     try:
-        keys = KeyTemplate.parse(template)
+        keys = None if template is None else KeyTemplate.parse(template)
         where = ConnectionString.parse(url)
         settings = ClientSettings.of(
             where,
@@ -151,20 +152,28 @@ def load(
             tls=tls_settings(tls_ca, tls_skip_verify),
             agent=f"headwater-load/{__version__}",
         )
-        cluster = KvCluster(settings)
-        source: FileSource | GeneratedDocuments
-        if file is not None:
-            format_ = FileFormat(format_name) if format_name else None
-            source = open_source(file, keys, format_=format_, delimiter=delimiter, texts=texts)
+        loading = _Loading(KvCluster(settings), report, connections=connections, expiry=_expiry(expiry_s or 0))
+        if file is None:
+            made_of = keys or KeyTemplate.parse(KEY_TEMPLATE)
+            generated = GeneratedDocuments(generate or 0, made_of, value_bytes=value_bytes, seed=seed)
+            loading.load(generated, collections, done=lambda: report.documents, total=generate)
         else:
-            source = GeneratedDocuments(generate or 0, keys, value_bytes=value_bytes, seed=seed)
-        with cluster.connect() as connection:
-            cluster_map = cluster.map_of(connection)
-            ids = cluster.collection_ids(connection, collections)
-        report.loader = KvLoader(cluster, cluster_map, collections=ids, connections=connections, expiry=_expiry(expiry))
-        progress = _progress(report.loader, source, file, generate, shown=not as_json)
-        with report.loader, progress as on_progress:
-            report.loader.load(source.batches(), on_progress)
+            format_ = FileFormat(format_name) if format_name else None
+            files: Iterable[LoadedFile] = [LoadedFile(file, collections)] if not isinstance(file, Path) else ()
+            if isinstance(file, Path):
+                by_collection = files_in(file, format_)
+                if create_collections:
+                    access = Access(user=user, password=password, tls_ca=tls_ca, tls_skip_verify=tls_skip_verify)
+                    scopes_of(url, access).create_missing(by_collection)
+                loading.check(tuple(by_collection))
+                files = opened(by_collection)
+            own_expiry = None if expiry_s is None else _expiry(expiry_s)
+            for given in files:
+                with given.named_in_errors():
+                    source = open_source(
+                        given.file, keys, format_=format_, delimiter=delimiter, texts=texts, expiry=own_expiry
+                    )
+                    loading.load(source, given.collections, done=_bytes_read(source), total=given.size_bytes)
     except KeyboardInterrupt:
         report.tell_failure("interrupted", exit_code=EXIT_INTERRUPTED)
     except HeadwaterError as error:
@@ -174,124 +183,62 @@ def load(
     report.tell()
 
 
+def _check_usage(
+    file: io.BufferedReader | Path | None,
+    generate: int | None,
+    collections: tuple[str, ...],
+    *,
+    create_collections: bool,
+) -> None:
+    if (file is None) == (generate is None):
+        raise click.UsageError("Give either FILE or --generate N.")
+    if isinstance(file, Path) and collections:
+        raise click.UsageError("The files of a folder go to the collections they are named after: no --collection.")
+    if create_collections and not isinstance(file, Path):
+        raise click.UsageError("--create-collections is for a folder, whose files name them.")
+
+
+def _bytes_read(source: FileSource) -> Callable[[], int]:
+    return lambda: source.bytes_read
+
+
+class _Loading:
+    """Writes what several sources give to one cluster."""
+
+    def __init__(self, cluster: KvCluster, report: Report, *, connections: int, expiry: int) -> None:
+        self._cluster = cluster
+        self._report = report
+        self._connections = connections
+        self._expiry = expiry
+
+    def check(self, collections: tuple[str, ...]) -> None:
+        """Raise an error where one of the collections is not there, before anything is written."""
+        try:
+            with self._cluster.connect() as connection:
+                self._cluster.collection_ids(connection, collections)
+        except (UnknownCollection, UnknownScope) as error:
+            raise InvalidInput(error.reason, hint="Create it first, or give --create-collections") from error
+
+    def load(
+        self,
+        source: FileSource | GeneratedDocuments,
+        collections: tuple[str, ...],
+        *,
+        done: Callable[[], int],
+        total: int | None,
+    ) -> None:
+        with self._cluster.connect() as connection:
+            cluster_map = self._cluster.map_of(connection)
+            ids = self._cluster.collection_ids(connection, collections)
+        loader = KvLoader(
+            self._cluster, cluster_map, collections=ids, connections=self._connections, expiry=self._expiry
+        )
+        self._report.loaders.append(loader)
+        shown = not self._report.as_json
+        with loader, progress_bar(self._report, done, total=total, shown=shown) as on_progress:
+            loader.load(source.batches(), on_progress)
+
+
 def _expiry(expiry_s: int) -> int:
     """As the protocol has it: seconds from now while that is unambiguous, else the date."""
     return expiry_s if expiry_s <= RELATIVE_EXPIRY_S_MAX else int(time.time()) + expiry_s
-
-
-# --- the result ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Report:
-    """What is said at the end."""
-
-    as_json: bool
-    loader: KvLoader | None = None
-
-    @property
-    def documents(self) -> int:
-        return self.loader.written if self.loader else 0
-
-    def tell(self) -> None:
-        assert self.loader is not None
-        if self.as_json:
-            self._tell_json(None)
-            return
-        seconds = self.loader.elapsed_s
-        click.echo(
-            f"{_documents(self.documents)} in {seconds:.2f} s: {_rate(self.documents, seconds):,.0f} documents/s, "
-            f"{_rate(self.loader.written_bytes, seconds) / 1e6:,.1f} MB/s"
-        )
-
-    def tell_failure(self, reason: str, *, exit_code: int = EXIT_FAILED) -> None:
-        """Say what happened and how far it came, and leave."""
-        click.echo(f"Error: {printable(reason)}", err=True)
-        click.echo(f"{_documents(self.documents)} {'was' if self.documents == 1 else 'were'} written", err=True)
-        if self.as_json:
-            self._tell_json(reason)
-        sys.exit(exit_code)
-
-    def _tell_json(self, error: str | None) -> None:
-        seconds = self.loader.elapsed_s if self.loader else 0.0
-        written_bytes = self.loader.written_bytes if self.loader else 0
-        result = {
-            "documents": self.documents,
-            "seconds": round(seconds, 6),
-            "documents_per_s": round(_rate(self.documents, seconds), 1),
-            "bytes": written_bytes,
-            "mb_per_s": round(_rate(written_bytes, seconds) / 1e6, 3),
-            "retries": self.loader.retried if self.loader else 0,
-            "error": error,
-        }
-        click.echo(json.dumps(result))
-
-
-def _documents(count: int) -> str:
-    return f"{count:,} document{'' if count == 1 else 's'}"
-
-
-def _rate(amount: float, seconds: float) -> float:
-    return amount / seconds if seconds > 0 else 0.0
-
-
-# --- the bar ------------------------------------------------------------------------------------------------------
-
-
-def _progress(
-    loader: KvLoader,
-    source: FileSource | GeneratedDocuments,
-    file: io.BufferedReader | None,
-    generate: int | None,
-    *,
-    shown: bool,
-) -> AbstractContextManager[Callable[[], None]]:
-    """What is to be called as the load goes on: it moves the bar, if there is a terminal to show it on."""
-    if not shown or not sys.stderr.isatty():
-        return nullcontext(lambda: None)
-    return _Bar(loader, source, total=generate if file is None else _size_bytes(file))
-
-
-def _size_bytes(file: io.BufferedReader) -> int | None:
-    """The size of a regular file; None for a pipe."""
-    try:
-        status = os.fstat(file.fileno())
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-class _Bar(AbstractContextManager[Callable[[], None]]):
-    """The progress bar. A file is measured by what was read of it, generated documents by their number."""
-
-    def __init__(self, loader: KvLoader, source: FileSource | GeneratedDocuments, *, total: int | None) -> None:
-        self._loader = loader
-        self._source = source
-        self._shown_s = 0.0
-        self._progress = Progress(
-            TextColumn("loading"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[documents]} documents, {task.fields[rate]}/s"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=total, documents="0", rate="0")
-
-    def __enter__(self) -> Callable[[], None]:
-        self._progress.start()
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _show(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._shown_s < PROGRESS_EVERY_S:
-            return
-        self._shown_s = now_s
-        written = self._loader.written
-        done = written if isinstance(self._source, GeneratedDocuments) else self._source.bytes_read
-        rate = _rate(written, self._loader.elapsed_s)
-        self._progress.update(self._task, completed=done, documents=f"{written:,}", rate=f"{rate:,.0f}")

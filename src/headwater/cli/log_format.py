@@ -6,10 +6,17 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
+
+from headwater.first_compile import COMPILING, tell_first_compile
+from headwater.log_fields import LogEvent, fields
+
+logger = logging.getLogger(__name__)
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
 
 _OWN_MEMBERS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; all else was given with the message."""
@@ -25,17 +32,28 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields = {name: value for name, value in vars(record).items() if name not in _OWN_MEMBERS}
-        if fields:
-            told["fields"] = fields
+        about = {name: value for name, value in vars(record).items() if name not in _OWN_MEMBERS}
+        if about:
+            told["fields"] = about
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
         return json.dumps(told, default=str)
 
 
-def set_up_logging(log_format: str) -> None:
-    """Write the log of this process to its standard error."""
+def set_up_logging(log_format: str, *, level: str = "info") -> None:
+    """Write the log of this process to its standard error, from this level on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    tell_first_compile(lambda: logger.info(COMPILING, extra=fields(event=LogEvent.COMPILING)))
+    for talkative in ("asyncio", "py4j", "uvicorn"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
+    if log_format == "json":
+        # What Python itself would write there is text.
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    about = fields(error=kind.__name__, reason=str(error))
+    logger.critical("the process ends: %s", error, exc_info=(kind, error, traceback), extra=about)

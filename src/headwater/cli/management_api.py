@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, parse_address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.client.srv_lookup import find_hosts
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, TlsFailed
 
 HTTP_PORT = 8091
@@ -38,19 +39,33 @@ class ManagementUrl:
     is_http: bool
     """The port is the management port. Otherwise it is a key-value port, to be asked for that one."""
     bucket: str
+    """Empty where there is none, and none is needed."""
     user: str | None = None
+    listed: ConnectionString | None = None
+    """The connection string itself, where DNS may list other hosts for it."""
 
     @classmethod
-    def parse(cls, text: str) -> ManagementUrl:
-        if text.partition("://")[0].lower() in _SCHEMES:
-            return cls._parse_http(text)
+    def parse(cls, text: str, *, needs_bucket: bool = True) -> ManagementUrl:
+        url = cls._parse_http(text) if text.partition("://")[0].lower() in _SCHEMES else cls._parse_string(text)
+        if not url.bucket and needs_bucket:
+            raise InvalidConnectionString(
+                "the URL names no bucket", hint="Write couchbase://host/bucket, or http://host:8091/bucket"
+            )
+        return url
+
+    @classmethod
+    def _parse_string(cls, text: str) -> ManagementUrl:
         string = ConnectionString.parse(text)
-        if string.bucket is None:
-            raise _no_bucket()
         by = string.bootstrap_by(string.addresses[0])
         addresses = tuple(address for address in string.addresses if string.bootstrap_by(address) is by)
-        is_http = by is BootstrapBy.HTTP
-        return cls(addresses=addresses, tls=string.tls, is_http=is_http, bucket=string.bucket, user=string.user)
+        return cls(
+            addresses=addresses,
+            tls=string.tls,
+            is_http=by is BootstrapBy.HTTP,
+            bucket=string.bucket or "",
+            user=string.user,
+            listed=None if string.srv_name is None else string,
+        )
 
     @classmethod
     def _parse_http(cls, text: str) -> ManagementUrl:
@@ -67,16 +82,12 @@ class ManagementUrl:
             )
         tls = _SCHEMES[parts.scheme]
         bucket = unquote(parts.path).strip("/")
-        if not bucket or "/" in bucket:
-            raise _no_bucket()
+        if "/" in bucket:
+            raise InvalidConnectionString(
+                "the URL has more than a bucket behind the host", hint="Write http://host:8091/bucket"
+            )
         address = parse_address(host, default_port=HTTP_TLS_PORT if tls else HTTP_PORT)
         return cls(addresses=(address,), tls=tls, is_http=True, bucket=bucket, user=unquote(user) or None)
-
-
-def _no_bucket() -> InvalidConnectionString:
-    return InvalidConnectionString(
-        "the URL names no bucket", hint="Write couchbase://host/bucket, or http://host:8091/bucket"
-    )
 
 
 # --- where it is --------------------------------------------------------------------------------------------------
@@ -86,14 +97,15 @@ def find_management(
     url: ManagementUrl, *, credentials: Credentials, tls: ssl.SSLContext | None, http_port: int | None = None
 ) -> Address:
     """The management port of the first node that answers. A key-value port is asked for it, as every SDK does."""
-    first = url.addresses[0]
+    addresses = url.addresses if url.listed is None else find_hosts(url.listed)
+    first = addresses[0]
     if http_port is not None:
         return Address(first.host, http_port)
     if url.is_http:
         return first
     login = Login(credentials=credentials, bucket=None, tls=tls)
     failure: ConnectionFailed | None = None
-    for address in url.addresses:
+    for address in addresses:
         try:
             with KvConnection.open(address, login) as connection:
                 config = connection.outcome.cluster_config

@@ -11,11 +11,11 @@ from pathlib import Path
 import rich_click as click
 from rich.console import Console
 
-from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_settings
+from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_context
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.kv_connection import Login
-from headwater.client.tls_settings import TlsSettings
+from headwater.counted import counted
 from headwater.errors import HeadwaterError, InvalidInput, StatusError
 from headwater.node.memberships import PEER_FEATURES
 from headwater.node.replication.peer_connection import PeerConnection
@@ -73,10 +73,15 @@ def replicate(
     on until it is interrupted, or ends by itself with --once or --takeover. At --to the vbuckets must be there as
     replicas (set-vbucket). The nodes of a cluster do all this by themselves: see `headwater cluster`.
 
+    The exit code is 0 when all is copied or handed over, 1 for a failure, 2 for a wrong command line and 130 after
+    Ctrl-C.
+
     \b
     Examples:
-      headwater replicate --from couchbase://127.0.0.1:11210/default --to couchbase://127.0.0.1:11310/default --once
-      headwater replicate --from couchbase://a/default --to couchbase://b/default --vbuckets 0-15 --takeover
+      headwater replicate --from couchbase://127.0.0.1:11210/default \\
+        --to couchbase://127.0.0.1:11310/default --once
+      headwater replicate --from couchbase://a/default \\
+        --to couchbase://b/default --vbuckets 0-15 --takeover
     """
     if takeover and once:
         raise click.UsageError("--takeover ends by itself, so --once says nothing")
@@ -87,10 +92,12 @@ def replicate(
         chosen = where.bucket or bucket
         if chosen is None:
             raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket, or give --bucket")
-        tls = (tls_settings(tls_ca, tls_skip_verify) or TlsSettings()).context() if where.tls else None
+        tls = tls_context(where, tls_ca, tls_skip_verify)
         credentials = needed_credentials(where, user, password)
         logins.append(Login(credentials=credentials, bucket=chosen, tls=tls, features=PEER_FEATURES))
         addresses.append(where.addresses[0])
+    if (addresses[0], logins[0].bucket) == (addresses[1], logins[1].bucket):
+        raise InvalidInput("--from and --to are the same bucket of the same node", hint="Name two nodes")
     job = _Job(
         source=addresses[0],
         target=addresses[1],
@@ -102,10 +109,7 @@ def replicate(
         name=name,
         as_json=as_json,
     )
-    try:
-        asyncio.run(_run(job))
-    except KeyboardInterrupt:
-        click.echo("stopped", err=True)
+    asyncio.run(_run(job))
 
 
 def _parsed(text: str) -> list[VBucketId]:
@@ -138,13 +142,14 @@ async def _run(job: _Job) -> None:
     failed = [vbucket for vbucket, reason in zip(vbuckets, reasons, strict=True) if reason != StreamEndReason.OK]
     if failed:
         raise HeadwaterError(
-            f"{len(failed)} streams have ended too soon, the first of vbucket {failed[0]}",
+            f"{counted(len(failed), 'stream')} ended too soon, the first of vbucket {failed[0]}",
             hint="Look at where the vbuckets are active now",
         )
     changes = sum(stream.changes for stream in proxy.streams.values())
     verb = "handed over" if StreamFlags.TAKEOVER in job.flags else "copied"
     members = {"vbuckets": len(vbuckets), "changes": changes, "bytes": proxy.passed_bytes}
-    click.echo(json.dumps(members) if job.as_json else f"{len(vbuckets)} vbuckets {verb}, {changes} changes")
+    sentence = f"{counted(len(vbuckets), 'vbucket')} {verb}, {counted(changes, 'change')}"
+    click.echo(json.dumps(members) if job.as_json else sentence)
 
 
 async def _add_stream(proxy: Proxy, job: _Job, vbucket: VBucketId) -> None:
@@ -186,5 +191,5 @@ async def _show(proxy: Proxy, total: int) -> None:
         while True:
             changes = sum(stream.changes for stream in proxy.streams.values())
             ended = sum(stream.ended.done() for stream in proxy.streams.values())
-            line.update(f"{len(proxy.streams)} of {total} streams, {ended} ended, {changes} changes")
+            line.update(f"{len(proxy.streams)} of {total} streams, {ended} ended, {counted(changes, 'change')}")
             await asyncio.sleep(_SHOW_EVERY_S)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +16,7 @@ import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from headwater.counted import counted
 from headwater.sim.consumers import Mutant
 from headwater.sim.run import Report, run_seed
 
@@ -27,7 +30,8 @@ _SHOWN_COMPLAINTS = 10
 @click.option(
     "--mutant",
     type=click.Choice([mutant.value for mutant in Mutant]),
-    help="Let the consumers do one thing wrong, to see that it is found out.",
+    metavar="NAME",
+    help=f"Let the consumers do one thing wrong, to see that it is found out: {', '.join(Mutant)}.",
 )
 @click.option("--jobs", type=click.IntRange(1), metavar="J", help="Processes to run in. As many as there are cores.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
@@ -41,8 +45,8 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
 
     \b
     Examples:
-      headwater sim --seed 42 --trace          replay one seed and tell what happened
-      headwater sim --seed 0 --seeds 500       look for a seed that fails
+      headwater sim --seed 42 --trace      # replay one and tell what happened
+      headwater sim --seed 0 --seeds 500   # look for one that fails
       headwater sim --seeds 100 --mutant drops-rollbacks
     """
     if trace and seeds > 1:
@@ -69,8 +73,17 @@ def _reports(numbers: range, mutant: Mutant | None, jobs: int | None, trace: boo
         for number in numbers:
             yield run_seed(number, mutant=mutant, keeps_trace=trace)
         return
-    with ProcessPoolExecutor(jobs or os.cpu_count()) as pool:
+    # Ctrl-C is for this process: the others would each tell of it, and a pool waits for the seeds that are under way.
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(jobs or os.cpu_count(), initializer=signal.signal, initargs=ignored)
+    try:
         yield from pool.map(partial(run_seed, mutant=mutant), numbers)
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _shown(reports: Iterator[Report], *, total: int, is_shown: bool) -> Iterator[Report]:
@@ -109,9 +122,9 @@ def _tell_failure(report: Report) -> None:
 
 def _sum_up(failed: list[Report], seeds: int) -> None:
     if not failed:
-        click.echo(f"all {seeds} seeds are good")
+        click.echo(f"all {counted(seeds, 'seed')} are good")
         return
-    click.echo(f"{len(failed)} of {seeds} seeds fail: {', '.join(str(report.seed) for report in failed)}")
+    click.echo(f"{len(failed)} of {counted(seeds, 'seed')} failed: {', '.join(str(report.seed) for report in failed)}")
     click.echo(f"replay one with: headwater sim --seed {failed[0].seed} --trace")
 
 

@@ -15,15 +15,18 @@ from click.core import ParameterSource
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, fail, tls_settings
 from headwater.cli.frame_view import printable
+from headwater.cli.tailing.events_once import EventsOnce
 from headwater.cli.tailing.formats import Encoder, Format, encoder
 from headwater.cli.tailing.interruptions import Interrupted
+from headwater.cli.tailing.key_pattern import KeyPattern
 from headwater.cli.tailing.places import read_start, resume_command
-from headwater.cli.tailing.tailer import Tailer
+from headwater.cli.tailing.tailer import Tailer, WantedRows
 from headwater.client.blocking_client import Client
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.client.offsets import VBUCKETS_MAX
 from headwater.client.read_options import MIB, ReadOptions, Snapshots
+from headwater.counted import counted
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput
 
 _SIZE = re.compile(r"(?P<number>[0-9]{1,12})(?P<unit>[kKmMgG]?)(?:i?[bB])?")
@@ -175,6 +178,7 @@ def tail(
 
     URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. There is one line a change: mutations, deletions,
     expirations, collections that come and go, and rollbacks, which say that changes shown before did not happen.
+    Every vbucket tells of a collection: lines for people say it once, JSON and Arrow as often as it is told.
 
     Ctrl-C ends it, and prints the command that goes on from there. The exit code is 0 at the end of what was asked for
     and where the reader of a pipe has left, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C and 143 after
@@ -187,13 +191,14 @@ def tail(
       headwater tail couchbase://localhost/default --from now --key 'user::*'
       headwater tail couchbase://localhost/default --checkpoint place.json --json
     """
+    format_ = _format(context, format_name, as_json=as_json)
     try:
         tailer = Tailer(
             client=_client(url, user, password, tls_ca, tls_skip_verify),
             start=read_start(start),
             options=_read_options(end, **options),
-            encoder=_encoder(_format(context, format_name, as_json=as_json), **options),
-            keys=keys,
+            encoder=_encoder(format_, **options),
+            wanted=_wanted(format_, keys),
             limit=limit,
             checkpoint=checkpoint,
             offsets_file=offsets_file,
@@ -244,6 +249,13 @@ def _format(context: click.RichContext, name: str, *, as_json: bool) -> Format:
     return Format.JSONL if as_json else Format(name)
 
 
+def _wanted(format_: Format, keys: tuple[str, ...]) -> WantedRows | None:
+    """Events have no key. Programs get every one: a vbucket's offset is behind its own."""
+    if keys:
+        return KeyPattern(keys)
+    return EventsOnce() if format_ is Format.PRETTY else None
+
+
 def _encoder(format_: Format, *, no_value: bool, xattrs: bool, **_: Any) -> Encoder:
     if format_ is Format.ARROW and sys.stdout.isatty():
         raise InvalidInput(
@@ -265,12 +277,12 @@ def _run(tailer: Tailer, context: click.RichContext) -> int:
         return 0
     except Interrupted:
         what = "Interrupted" if tailer.interruptions.number is signal.SIGINT else "Ended"
-        _tell_how_to_go_on(f"{what} after {_changes(tailer.written)}.", tailer, context)
+        _tell_how_to_go_on(f"{what} after {counted(tailer.written, 'change')}.", tailer, context)
         return tailer.interruptions.exit_code
     except HeadwaterError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
         if tailer.written and not isinstance(error, CheckpointError | BucketReplaced):
-            _tell_how_to_go_on(f"{_changes(tailer.written)} came before that.", tailer, context)
+            _tell_how_to_go_on(f"{counted(tailer.written, 'change')} came before that.", tailer, context)
         return EXIT_FAILED
     return 0
 
@@ -280,7 +292,3 @@ def _tell_how_to_go_on(what: str, tailer: Tailer, context: click.RichContext) ->
         return
     command = resume_command(context, tailer.offsets, is_terminal=sys.stderr.isatty())
     click.echo(f"{what} To go on from there:\n  {printable(command)}", err=True)
-
-
-def _changes(count: int) -> str:
-    return f"{count:,} change{'' if count == 1 else 's'}"

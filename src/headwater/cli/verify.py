@@ -8,12 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import rich_click as click
-from rich.console import Console
 from rich.table import Table
 
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
+from headwater.cli.consoles import output_console
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
+from headwater.counted import counted
 from headwater.spark.verification import Comparison, VBucketComparison, Verdict, compare
 
 ROWS_SHOWN = 20
@@ -81,19 +82,18 @@ def _as_object(comparison: Comparison, show_all: bool) -> dict[str, object]:
 
 
 def _print(comparison: Comparison, show_all: bool) -> None:
-    console = Console(highlight=False)
+    console = output_console()
     rows = _shown(comparison, show_all)
     if rows:
         console.print(_table(rows if show_all else rows[:ROWS_SHOWN]))
     if len(rows) > ROWS_SHOWN and not show_all:
-        console.print(f"and {len(rows) - ROWS_SHOWN} more; --all shows them")
+        console.print(f"and {len(rows) - ROWS_SHOWN:,} more; --all shows them")
     counts = ", ".join(
-        f"[{_STYLES[verdict]}]{count} {verdict}[/]" for verdict in Verdict if (count := comparison.count(verdict))
+        f"[{_STYLES[verdict]}]{count:,} {verdict}[/]" for verdict in Verdict if (count := comparison.count(verdict))
     )
-    total = f"{len(comparison.vbuckets)} vbuckets: {counts}"
-    collections = len(comparison.collections)
-    tables = f"{collections} {'collection' if collections == 1 else 'collections'}"
-    console.print(f"{total}; {comparison.documents:,} documents in {tables}")
+    total = f"{counted(len(comparison.vbuckets), 'vbucket')}: {counts}"
+    tables = counted(len(comparison.collections), "collection")
+    console.print(f"{total}; {counted(comparison.documents, 'document')} in {tables}", soft_wrap=True)
 
 
 def _table(rows: list[VBucketComparison]) -> Table:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +16,10 @@ from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.cluster_status import ClusterStatus
 from headwater.cluster.coordinator import Coordinator
+from headwater.counted import counted
+from headwater.errors import InvalidInput
 from headwater.node.memberships import PEER_FEATURES
-from headwater.testing.node import DEFAULT_COLLECTION, PASSWORD, USER, VBUCKETS, HeadwaterNode
+from headwater.testing.node import DEFAULT_COLLECTION, PASSWORD, USER, VBUCKETS, HeadwaterNode, check_sequences
 from headwater.testing.nursery import NodeFailed, Nursery
 
 REPLICATED_S_MAX = 30.0
@@ -36,8 +39,14 @@ class HeadwaterCluster:
         nodes: int = 2,
         replicas: int = 1,
         vbuckets: int = VBUCKETS,
-        options: tuple[str, ...] = (),
+        options: Sequence[str] = (),
     ) -> None:
+        check_sequences(options=options)
+        if replicas >= nodes:
+            raise InvalidInput(
+                f"{counted(nodes, 'node')} can't hold {counted(replicas, 'replica')} beside the active copies",
+                hint=f"Give replicas={max(0, nodes - 1)}, or more nodes",
+            )
         self.user = USER
         self.password = PASSWORD
         self.replicas = replicas
@@ -83,9 +92,9 @@ class HeadwaterCluster:
             address = client.cluster_map.address_of(vbucket)  # type: ignore[arg-type]
         return next(node for node in self.nodes if node.address == address)
 
-    def write(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
+    def write(self, documents: Mapping[Any, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
         """Write documents by key, each to the node of its vbucket."""
-        by_node: dict[int, dict[str, Any]] = {}
+        by_node: dict[int, dict[Any, Any]] = {}
         with self.connect() as client:
             for key, value in documents.items():
                 address = client.cluster_map.address_of(self.nodes[0].vbucket_of(key))  # type: ignore[arg-type]
@@ -107,10 +116,39 @@ class HeadwaterCluster:
     def failover(self, node: HeadwaterNode | None = None) -> None:
         """Kill a node, the first unless told, and let its replicas take over. What they had not got is lost."""
         lost = node or self._running()[0]
+        self._check_survivors(lost)
         lost.kill()
         self._coordinate(lambda coordinator: coordinator.failover([str(lost.address)]))
 
-    def lose(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
+    def _check_survivors(self, lost: HeadwaterNode) -> None:
+        """Before anything is killed: whether the nodes that are left have a copy of everything."""
+        survivors = [node.address for node in self._running() if node is not lost]
+        if not survivors:
+            raise NodeFailed("no node would be left after this failover: bring_back one first, or take more nodes")
+        url = f"couchbase://{','.join(str(address) for address in survivors)}/default"
+        with blocking_client.connect(url, user=self.user, password=self.password) as client:
+            known = client.cluster_map
+        left = {number for number, address in enumerate(known.nodes) if address in survivors}
+        gone = [copies for copies in known.vbucket_nodes if not left & set(copies)]
+        if gone:
+            raise NodeFailed(
+                f"{counted(len(gone), 'vbucket')} would be lost by this failover, as no other node that runs has a "
+                "copy: bring_back a node first, or take more replicas"
+            )
+
+    def bring_back(self, node: HeadwaterNode) -> None:
+        """Start a node that was failed over, take it into the cluster again, and give it its share of the vbuckets."""
+        if not node.process.is_running:
+            node.kill()
+            node.start()
+
+        async def take_in(coordinator: Coordinator) -> None:
+            await coordinator.add(node.address)
+            await coordinator.rebalance()
+
+        self._coordinate(take_in)
+
+    def lose(self, documents: Mapping[Any, Any], *, collection: str = DEFAULT_COLLECTION) -> None:
         """Write documents, and lose them by a failover: their node dies before any replica has got them.
 
         They must be on one node.
@@ -159,4 +197,6 @@ class HeadwaterCluster:
             finally:
                 coordinator.close()
 
-        return asyncio.run(run())
+        # The test may have an event loop of its own, and a thread can have but one.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(run())).result()

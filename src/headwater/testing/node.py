@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.errors import InvalidInput
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import GetCollectionId
 from headwater.protocol.numbers import CollectionId, VBucketId
@@ -28,9 +29,21 @@ PASSWORD = "a secret for tests"
 VBUCKETS = 16
 """Few: a stream for each of them is soon opened."""
 
+Key = str | bytes
+"""Bytes for keys that are no UTF-8. As text such a key is as a client gives it, with surrogates (`Change.key`)."""
+
 DEFAULT_COLLECTION = "_default._default"
 _FLAGS = {True: 0x02000000, False: 0x03000000}
 """By which Couchbase's SDKs know JSON, and bytes."""
+
+
+def check_sequences(**given: Sequence[str]) -> None:
+    """A string is a sequence, too, but of letters, which nobody means."""
+    for name, values in given.items():
+        if isinstance(values, str) or (not values and name == "buckets"):
+            raise InvalidInput(
+                f"{name} is {values!r}, which is no tuple of strings", hint=f'Write {name}=("{values or "default"}",)'
+            )
 
 
 class HeadwaterNode:
@@ -42,9 +55,10 @@ class HeadwaterNode:
         folder: Path,
         *,
         vbuckets: int = VBUCKETS,
-        buckets: tuple[str, ...] = ("default",),
-        options: tuple[str, ...] = (),
+        buckets: Sequence[str] = ("default",),
+        options: Sequence[str] = (),
     ) -> None:
+        check_sequences(buckets=buckets, options=options)
         self.user = USER
         self.password = PASSWORD
         self.vbuckets = vbuckets
@@ -94,33 +108,33 @@ class HeadwaterNode:
 
     # --- documents ------------------------------------------------------------------------------------------------
 
-    def vbucket_of(self, key: str) -> int:
-        return int(vbucket_of(key.encode(), self.vbuckets))
+    def vbucket_of(self, key: Key) -> int:
+        return int(vbucket_of(_key_bytes(key), self.vbuckets))
 
-    def write(self, documents: Mapping[str, Any], *, collection: str = DEFAULT_COLLECTION, expiry: int = 0) -> None:
-        """Write documents by key. Bytes are stored as they are, everything else as JSON."""
+    def write(self, documents: Mapping[Any, Any], *, collection: str = DEFAULT_COLLECTION, expiry: int = 0) -> None:
+        """Write documents by key, which is text or bytes. Bytes are stored as they are, everything else as JSON."""
         with closing(self._kv()) as connection:
             where = self._collection_id(connection, collection)
             for key, value in documents.items():
-                content = bytes(value) if isinstance(value, bytes) else json.dumps(value).encode()
+                is_json = not isinstance(value, bytes | bytearray | memoryview)
                 connection.request(
                     Set(
                         vbucket=VBucketId(self.vbucket_of(key)),
                         collection_id=where,
-                        key=key.encode(),
-                        value=content,
-                        flags=_FLAGS[not isinstance(value, bytes)],
+                        key=_key_bytes(key),
+                        value=json.dumps(value).encode() if is_json else bytes(value),
+                        flags=_FLAGS[is_json],
                         expiry=expiry,
                     )
                 )
 
-    def remove(self, *keys: str, collection: str = DEFAULT_COLLECTION) -> None:
+    def remove(self, *keys: Key, collection: str = DEFAULT_COLLECTION) -> None:
         """Delete documents."""
         with closing(self._kv()) as connection:
             where = self._collection_id(connection, collection)
             for key in keys:
                 vbucket = VBucketId(self.vbucket_of(key))
-                connection.request(Delete(vbucket=vbucket, collection_id=where, key=key.encode()))
+                connection.request(Delete(vbucket=vbucket, collection_id=where, key=_key_bytes(key)))
 
     def high_seqnos(self) -> dict[int, int]:
         """The newest seqno of every vbucket."""
@@ -211,3 +225,7 @@ class HeadwaterNode:
 
     def _manage(self, method: str, *path: str, form: dict[str, str] | None = None) -> Any:
         return self._management.ask(method, "pools", "default", "buckets", self.bucket, *path, form=form).accepted()
+
+
+def _key_bytes(key: Key) -> bytes:
+    return bytes(key) if isinstance(key, bytes | bytearray) else key.encode(errors="surrogateescape")

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self
 
 READY_S_MAX = 120.0
 """For the first start of all on a machine, which compiles the kernels."""
+STOP_S_MAX = 30.0
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,33 +45,50 @@ class Nursery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> int | None:
+        """End the process, if there is one, and give its exit code: None where it had to be killed."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return None
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
-        process.wait()
-        process.stdout.close()
+        try:
+            return process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return None
+        finally:
+            process.stdout.close()
 
     def start(self, arguments: list[str], *, stdout: Path, stderr: Path) -> int:
         """Let a node be started. Returns its process id; whether it got ready is seen in its output."""
+        order = json.dumps({"arguments": arguments, "stdout": str(stdout), "stderr": str(stderr)})
+        if self._process is not None and self._process.poll() is not None:
+            # It was killed, by a test or for want of memory, and its nodes with it. The next test needs another.
+            self._close()
         process = self._started()
         assert process.stdin is not None
-        order = {"arguments": arguments, "stdout": str(stdout), "stderr": str(stderr)}
         try:
-            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.write(order + "\n")
             process.stdin.flush()
             answer = self._read_line(process)
         except (BrokenPipeError, NodeFailed) as error:
-            raise NodeFailed(f"no node can be started; the log says:\n{self._log.read_text()}") from error
+            code = self._close()
+            how = "did not answer" if code is None else f"has ended with exit code {code}"
+            raise NodeFailed(
+                f"no node can be started: the process that makes them {how}; its log says:\n{self._log.read_text()}"
+            ) from error
         return int(json.loads(answer)["pid"])
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
-            with self._log.open("w") as log:
+            with self._log.open("a") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "headwater.testing.nursery"],
                     stdin=subprocess.PIPE,

@@ -5,7 +5,8 @@ It imports next to nothing: pytest loads it in every run of everybody who has He
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from headwater.testing.nursery import Nursery
 
 MARKER = "headwater"
+LOG_LINES_MAX = 40
+"""What a test that fails shows of the log of each of its nodes."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +28,29 @@ def pytest_configure(config: pytest.Config) -> None:
         "headwater(vbuckets=16, buckets=('default',), nodes=2, replicas=1, options=()): the node or the cluster that "
         "`headwater_node` or `headwater_cluster` is to be; options are those of `headwater serve`",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails shows what its nodes have logged."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"Log of {name}", log) for name, log in _logs(getattr(item, "funcargs", {}))]
+    return report
+
+
+def _logs(funcargs: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The ends of the logs of all nodes that a test has got by its fixtures, whatever their names are."""
+    module = sys.modules.get("headwater.testing.node")
+    if module is None:
+        return
+    for fixture, value in funcargs.items():
+        among = getattr(value, "nodes", None)
+        nodes = {f"{fixture}.nodes[{at}]": node for at, node in enumerate(among)} if isinstance(among, list) else {}
+        for name, node in {fixture: value, **nodes}.items():
+            lines = node.log.splitlines() if isinstance(node, module.HeadwaterNode) else []
+            if lines:
+                yield name, "\n".join(lines[-LOG_LINES_MAX:])
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headwater.testing.nursery import READY_S_MAX, NodeFailed, Nursery
+from headwater.testing.nursery import READY_S_MAX, STOP_S_MAX, NodeFailed, Nursery
 
-STOP_S_MAX = 30.0
 _LOOK_EVERY_S = 0.002
 
 

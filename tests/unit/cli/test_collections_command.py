@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from command_results import printed, sentence
 
 from headwater.cli import main, management_api
 from headwater.cli.management_api import ManagementUrl
-from headwater.client.connection_string import Address
+from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.node.auth.throttle import LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
@@ -63,6 +64,7 @@ class Node:
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     server_version: str = "7.6.0-0-headwater"
     is_ready: bool = True
+    why_not_ready: str = "it opens bucket 'beer', 1 of 1"
     config_changes: Changes = field(default_factory=Changes)
     waited_for: list[int] = field(default_factory=list)
     cluster: Cluster = Cluster(nodes=(NodeAddress(host="127.0.0.1", kv_port=11210),), revision=1, uuid="c")
@@ -73,7 +75,7 @@ class Node:
     def uptime_s(self) -> float:
         return 0.0
 
-    def log(self, message: str) -> None: ...
+    def log(self, message: str, **about: object) -> None: ...
 
     def bucket_names(self) -> Iterable[str]:
         return ["beer"]
@@ -154,19 +156,11 @@ def run(*arguments: str, env: dict[str, str] | None = None, stdin: str | None = 
 
 
 def done(*arguments: str, **parts: Any) -> str:
-    result = run(*arguments, **parts)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return printed(run(*arguments, **parts))
 
 
 def failed(*arguments: str, **parts: Any) -> str:
-    """The one sentence that was said."""
-    result = run(*arguments, **parts)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("Error: ").rstrip("\n")
+    return sentence(run(*arguments, **parts))
 
 
 # --- what it does -------------------------------------------------------------------------------------------------
@@ -353,8 +347,14 @@ def test_tls_with_a_server_that_has_none(served: _Served) -> None:
 def test_urls(
     text: str, addresses: list[tuple[str, int]], tls: bool, is_http: bool, bucket: str, user: str | None
 ) -> None:
+    string = ConnectionString.parse(text) if text.startswith("couchbase") else None
     assert ManagementUrl.parse(text) == ManagementUrl(
-        addresses=tuple(Address(*address) for address in addresses), tls=tls, is_http=is_http, bucket=bucket, user=user
+        addresses=tuple(Address(*address) for address in addresses),
+        tls=tls,
+        is_http=is_http,
+        bucket=bucket,
+        user=user,
+        listed=string if string is not None and string.srv_name is not None else None,
     )
 
 

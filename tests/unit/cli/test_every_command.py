@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -37,20 +38,32 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater drill hold-replicas": [([URL], 1, NOWHERE), ([], 2, "Missing argument 'URL'")],
     "headwater drill release-replicas": [([URL], 1, NOWHERE)],
     "headwater export": [([URL, "--into", "out"], 1, NOWHERE), ([URL], 2, "Missing option '--into'")],
+    "headwater kernels": [(["now"], 2, "Got unexpected extra argument (now)")],
     "headwater land": [(["localhost", "--into", "lake"], 1, "does not start with couchbase://")],
     "headwater load": [([URL, "--generate", "1"], 1, NOWHERE), ([URL], 2, "Give either FILE or --generate N")],
-    "headwater replicate": [(["--from", URL, "--to", URL], 1, "can't be reached"), ([], 2, "Missing option")],
+    "headwater replicate": [
+        (["--from", URL, "--to", URL.replace(":1/", ":2/")], 1, "can't be reached"),
+        (["--from", URL, "--to", URL], 1, "are the same bucket of the same node"),
+        ([], 2, "Missing option"),
+    ],
     "headwater serve": [(["--data", "data", "--vbuckets", "3"], 1, "take a power of two")],
     "headwater sim": [(["--no-such-option"], 2, "No such option")],
     "headwater tail": [([URL, "--to", "now"], 1, NOWHERE), ([URL, "--limit", "0"], 2, "--limit")],
+    "headwater users add": [
+        ([URL, "kim", "--role", "admin", "--new-password", "violets"], 1, NOWHERE),
+        ([URL, "kim"], 2, "Missing option '--role'"),
+    ],
+    "headwater users change": [([URL, "kim", "--role", "admin"], 1, NOWHERE), ([URL], 2, "Missing argument 'NAME'")],
+    "headwater users list": [([URL], 1, NOWHERE), (["http://h/a/b"], 1, "more than a bucket")],
+    "headwater users remove": [([URL, "kim"], 1, NOWHERE)],
     "headwater verify": [(["localhost", "lake"], 1, "does not start with couchbase://")],
 }
 """By command: arguments, the exit code, and a part of what is said. A new command needs an entry."""
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str, **variables: str) -> Result:
     login = {"HEADWATER_USER": "me", "HEADWATER_PASSWORD": "secret"}
-    return CliRunner().invoke(main, arguments, env=login, input="", prog_name="headwater")
+    return CliRunner().invoke(main, arguments, env={**login, **variables}, input="", prog_name="headwater")
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -63,13 +76,21 @@ def test_help_has_an_example(path: str) -> None:
     assert first.endswith("."), "its first line is a sentence"
 
 
+@pytest.mark.parametrize("path", ALL)
+def test_examples_can_be_copied_from_a_terminal_of_80_columns(path: str) -> None:
+    examples = inspect.cleandoc(ALL[path].help or "").partition("Example")[2].splitlines()[1:]
+    result = run(*path.split()[1:], "--help", COLUMNS="80")
+    shown = [line.strip() for line in result.output.splitlines()]
+    assert [line for line in examples if line.strip() not in shown] == []
+
+
 @pytest.mark.parametrize("path", LEAVES)
 def test_an_option_that_is_none(path: str) -> None:
     result = run(*path.split()[1:], "--no-such-option")
     assert (result.exit_code, result.stdout) == (2, "")
     [said] = result.stderr.splitlines()
     assert said.startswith("Error: No such option '--no-such-option'")
-    assert said.endswith(f". See {path} --help")
+    assert said.endswith(f" See {path} --help")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import ssl
@@ -20,7 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 from loading_server import PASSWORD, USER, VBUCKETS, LoadingCluster
 
-from headwater.cli import main
+from fault_proxy import free_port
+from headwater.cli import main, rates
 from headwater.client import kv_loader
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.set_frames import JSON_FLAGS
@@ -251,12 +253,6 @@ def test_a_connection_string_that_is_none() -> None:
     assert "there is no network 'x'" in failed("couchbase://h/b?network=x", "--generate", "1")[0]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def test_a_host_that_is_down(cluster: LoadingCluster) -> None:
     down = f"127.0.0.1:{free_port()}"
     lines = failed(f"couchbase://{down}/travel", "--generate", "1")
@@ -408,14 +404,16 @@ def test_tls_where_there_is_none(cluster: LoadingCluster, tmp_path: Path) -> Non
 # --- what is printed ----------------------------------------------------------------------------------------------
 
 
-def test_the_rate_at_the_end(cluster: LoadingCluster) -> None:
+def test_the_rate_at_the_end(cluster: LoadingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "SECONDS_MIN", 0.0)
     result = run(cluster.url(), "--generate", "1234")
     assert result.exit_code == 0
     assert result.stderr == ""
-    assert result.stdout.startswith("1,234 documents in ")
-    assert "documents/s" in result.stdout
-    assert result.stdout.endswith(" MB/s\n")
-    assert run(cluster.url(), "-", stdin="1").stdout.startswith("1 document in ")
+    assert re.fullmatch(r"1,234 documents in \d+\.\d\d s: [\d,]+ documents/s, [\d,]+\.\d MB/s\n", result.stdout)
+
+
+def test_a_small_load_has_no_rate(cluster: LoadingCluster) -> None:
+    assert re.fullmatch(r"1 document in \d+\.\d\d s\n", run(cluster.url(), "-", stdin="1").stdout)
 
 
 def test_the_result_as_json(cluster: LoadingCluster) -> None:

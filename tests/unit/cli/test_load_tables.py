@@ -101,7 +101,7 @@ def test_rows_before_a_bad_one_are_written(cluster: LoadingCluster, tmp_path: Pa
         ("a.csv", b"a\n1\n", ("--key", "{b}"), "row 1: the document has no field 'b'"),
         ("a.csv", b"a\n1\n", ("--text", "b"), "the file has no column 'b'"),
         ("a.jsonl", b"{}\n", ("--text", "b"), "--delimiter and --text are for CSV, and this is jsonl"),
-        ("a.parquet", b"PAR1 and no more", (), "the file is no Parquet file that can be read"),
+        ("a.parquet", b"PAR1 and no more", (), "the file is no Parquet file that can be read: "),
     ],
 )
 def test_files_that_will_not_do(
@@ -112,6 +112,12 @@ def test_files_that_will_not_do(
     first, *rest = failed(cluster.url(), str(file), *options)
     assert first.startswith(f"Error: {said}")
     assert rest == ["0 documents were written"]
+
+
+def test_what_is_no_parquet_has_a_hint(cluster: LoadingCluster, tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    file.write_bytes(b"PAR1 and no more")
+    assert failed(cluster.url(), str(file))[0].endswith(". Check the file, or give --format")
 
 
 def test_parquet_from_a_pipe(cluster: LoadingCluster) -> None:

@@ -46,3 +46,9 @@ def test_a_node_writes_its_log_as_json(start_node: StartNode) -> None:
     node.stop()
     for line in node.log().splitlines():
         assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
+
+
+def test_the_least_that_is_logged(start_node: StartNode) -> None:
+    node = start_node("--log-format", "json", "--log-level", "warning", "--vbuckets", "4")
+    node.stop()
+    assert node.log() == "", "that it is ready is no trouble"

@@ -76,8 +76,8 @@ def test_shown_to_people(bucket: TailedBucket) -> None:
     lines = bucket.tail_process("--collection", "_default._default").decode().splitlines()
     shown = sorted(re.split("  +", line, maxsplit=2)[2] for line in lines)
     assert shown == [
-        "deletion    _default._default  goose",
-        'mutation    _default._default  fox  {   "legs": 4 }',
+        "deletion             _default._default  goose",
+        'mutation             _default._default  fox  {   "legs": 4 }',
     ]
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  \d+:\d+ +\w", line) for line in lines)
 
@@ -121,7 +121,7 @@ def test_named_collections_and_scopes(bucket: TailedBucket) -> None:
     assert found("--scope", "shop", "--collection", "zoo.foxes") == ["in shop.orders", "in shop.users", "in zoo.foxes"]
     ops = {line["op"] for line in bucket.lines()}
     assert ops == {"mutation", "scope_created", "collection_created"}
-    assert b"collection created  shop.orders" in bucket.tail()
+    assert b"collection created   shop.orders" in bucket.tail()
 
 
 # --- where it goes on ---------------------------------------------------------------------------------------------

@@ -36,9 +36,9 @@ def line_of(*, width: int | None = None, **members: Any) -> str:
 
 
 def test_a_document() -> None:
-    assert line_of() == '2025-11-15 09:16:00.123  7:41          mutation    _default._default  fox  {"legs":4}'
-    assert line_of(op="deletion", value=None).endswith("  deletion    _default._default  fox")
-    assert line_of(cas=0).startswith(" " * 23 + "  7:41 ")
+    assert line_of() == '2025-11-15 09:16:00.123  7:41          mutation             _default._default  fox  {"legs":4}'
+    assert line_of(op="deletion", value=None).endswith("  deletion             _default._default  fox")
+    assert line_of(cas=0).startswith("-" + " " * 22 + "  7:41 ")
     assert "(collection 0x9)" in line_of(scope=None, collection=None, collection_id=9)
 
 
@@ -51,14 +51,17 @@ def test_events() -> None:
         event("collection_created", scope="shop", collection="orders", collection_id=8),
         event("scope_dropped", scope="shop", collection=None, collection_id=None),
         event("scope_created", scope=None, collection=None, collection_id=None),
-        event("collection_dropped", collection=None, collection_id=0x10),
+        event("collection_modified", collection=None, collection_id=0x10),
+        document(),
     )
-    assert [line.split(maxsplit=1)[1] for line in lines] == [
-        "collection created  shop.orders",
-        "scope dropped  shop",
-        "scope created  ?",
-        "collection dropped  (collection 0x10)",
+    assert [line[23:] for line in lines] == [
+        "  7:41          collection created   shop.orders",
+        "  7:41          scope dropped        shop",
+        "  7:41          scope created        ?",
+        "  7:41          collection modified  (collection 0x10)",
+        '  7:41          mutation             _default._default  fox  {"legs":4}',
     ]
+    assert [line[:23].rstrip() for line in lines] == ["-"] * 4 + ["2025-11-15 09:16:00.123"]
 
 
 def test_a_rollback_stands_out() -> None:
@@ -76,7 +79,7 @@ def test_colours_change_nothing_else() -> None:
     assert plain != coloured
 
 
-@pytest.mark.parametrize("width", [90, 91, 100, 200, 2000])
+@pytest.mark.parametrize("width", [99, 100, 110, 200, 2000])
 def test_a_value_is_cut_to_the_width(width: int) -> None:
     value = b'{"long":"' + b"x" * 1500 + b'"}'
     line = line_of(value=value, width=width)
@@ -102,16 +105,25 @@ def test_nothing_is_cut_without_a_terminal() -> None:
 
 def test_a_change_stays_on_its_line_and_tells_the_terminal_nothing() -> None:
     line = line_of(key=b"a\x1b[2Jb\n", value=b'{\n"a":\r\n1}\x1b]0;title\x07')
-    assert "a?[2Jb?" in line
-    assert '{ "a":  1}?]0;title?' in line
+    assert r"a\x1b[2Jb\n" in line
+    assert r'{ "a":  1}\x1b]0;title\x07' in line
     assert line.isprintable()
 
 
 @pytest.mark.parametrize("width", [None, 120])
 def test_values_and_keys_that_are_not_text(width: int | None) -> None:
-    assert "(3 bytes) ff00fe" in line_of(value=b"\xff\x00\xfe", datatype=0, width=width)
-    assert "(5,000 bytes) ffff" in line_of(value=b"\xff" * 5000, datatype=0, width=width)
-    line_of(key=b"\xff\xfe", width=width)
+    line = line_of(key=b"\xff\xfe\x00bin", value=b"\xff\x00\xfex", datatype=0, width=width)
+    assert line.endswith(r"  \xff\xfe\x00bin  (4 bytes) \xff\x00\xfex")
+    assert line_of(value=b"\x00\x01\x02", datatype=0, width=width).endswith(r"  fox  \x00\x01\x02")
+    assert line_of(scope="a\u2028", width=width).count(r"  a\u2028._default  fox  ") == 1
+
+
+@pytest.mark.parametrize(("width", "chars"), [(None, 400), (120, 120)])
+def test_of_what_is_not_text_the_beginning_is_shown(width: int | None, chars: int) -> None:
+    line = line_of(value=b"\xff" * 5000, datatype=0, width=width)
+    assert r"(5,000 bytes) \xff\xff" in line
+    assert line.endswith("…")
+    assert len(line) <= chars
 
 
 @pytest.mark.parametrize("padding", range(4))

@@ -26,6 +26,7 @@ _TYPES: tuple[tuple[frozenset[Kind], pa.DataType], ...] = (
     (frozenset({Kind.INTEGER}), pa.int64()),
     (frozenset({Kind.INTEGER, Kind.REAL}), pa.float64()),
 )
+_NESTED = frozenset({Kind.OBJECT, Kind.ARRAY})
 _STRINGS = frozenset({Kind.STRING, Kind.ESCAPED_STRING})
 
 
@@ -74,6 +75,10 @@ class ColumnSurvey:
             for name, kinds in self._kinds.items()
             if self._type(name) == pa.string() and not kinds - _ABSENT <= _STRINGS
         ]
+
+    def nested(self) -> list[str]:
+        """Fields whose column has JSON text in every row. Of those of several kinds one can't tell "1" from 1."""
+        return [name for name, kinds in self._kinds.items() if _ABSENT < kinds | _ABSENT <= _NESTED | _ABSENT]
 
     def _type(self, name: str) -> pa.DataType:
         kinds = self._kinds[name] - _ABSENT

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import escaped_bytes
+from headwater.counted import counted
 
 
 @dataclass(slots=True)
@@ -27,9 +28,8 @@ class LeftOut:
 
     def sentences(self) -> Iterator[str]:
         for reason, (count, example) in self._reasons.items():
-            what = "1 document was" if count == 1 else f"{count:,} documents were"
-            yield f"{what} left out, such as {example}: {reason}"
+            yield f"{counted(count, 'document')} left out, such as {example}: {reason}"
 
 
 def _shown(key: bytes) -> str:
-    return printable(repr(key.decode(errors="backslashreplace")))
+    return f"'{escaped_bytes(key)}'"

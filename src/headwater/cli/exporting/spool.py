@@ -13,7 +13,7 @@ import pyarrow.ipc
 from headwater.cli.exporting.survivors import Survivors
 from headwater.errors import StoreFull
 
-_KEPT = ("vbucket", "seqno", "collection_id", "key", "value", "datatype")
+_KEPT = ("vbucket", "seqno", "collection_id", "key", "value", "datatype", "flags", "expiry")
 POSITION = "position"
 
 
@@ -51,7 +51,7 @@ class Spool:
         return sorted(self._writers)
 
     def documents(self, name: tuple[str, str]) -> Iterator[pa.RecordBatch]:
-        """The live documents of a collection, with `key`, `value` and `datatype`."""
+        """The live documents of a collection, with `key`, `value`, `datatype`, `flags` and `expiry`."""
         with pa.memory_map(str(self._path(name))) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -11,9 +11,11 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from headwater.cli.exporting.column_survey import ColumnSurvey
-from headwater.cli.exporting.json_lines_file import KEY_MEMBER, are_json
+from headwater.cli.exporting.json_lines_file import are_json
 from headwater.cli.exporting.left_out import LeftOut
 from headwater.cli.exporting.spool import key_texts
+from headwater.client.exported_form import KEY_MEMBER
+from headwater.client.table_json import JSON_TEXT
 from headwater.spark.lake.typed_columns import TypedColumns
 
 _TEXT = pa.large_string()
@@ -35,13 +37,23 @@ class TableFile:
     """Writes batches of live documents to a CSV or a Parquet file."""
 
     def __init__(
-        self, file: BinaryIO, left_out: LeftOut, columns: TypedColumns | None, *, with_key: bool, is_parquet: bool
+        self,
+        file: BinaryIO,
+        left_out: LeftOut,
+        columns: TypedColumns | None,
+        *,
+        nested: Collection[str],
+        with_key: bool,
+        is_parquet: bool,
     ) -> None:
+        """`nested` are columns of JSON text, which a Parquet file tells from others."""
         self._left_out = left_out
         self._columns = columns
         self._with_key = with_key
         fields = [pa.field(KEY_MEMBER, pa.string(), nullable=False)] if with_key else []
-        self._schema = pa.schema([*fields, *(columns.schema if columns is not None else ())])
+        for field in columns.schema if columns is not None else ():
+            fields.append(field.with_metadata(JSON_TEXT) if field.name in nested else field)
+        self._schema = pa.schema(fields)
         self._writer: Any = (
             pq.ParquetWriter(file, self._schema, compression="zstd")
             if is_parquet

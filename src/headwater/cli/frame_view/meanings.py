@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from enum import IntFlag
 from typing import Any
 
+from headwater.protocol.limits import RELATIVE_EXPIRY_S_MAX
 from headwater.protocol.numbers import SEQNO_MAX, OpenIntEnum
 
-_RELATIVE_EXPIRY_S_MAX = 30 * 24 * 60 * 60
-"""An expiry up to 30 days counts from now; above that it is a date."""
 _TIMES = frozenset({"expiry", "delete_time", "item_exp"})
 _END_SEQNOS = frozenset({"end_seqno", "end_by_seqno"})
 _PLAIN = frozenset("\t\n\r")
@@ -38,7 +37,7 @@ def flag_names(flags: IntFlag) -> str:
 
 
 def time_meaning(time_s: int) -> str:
-    if time_s <= _RELATIVE_EXPIRY_S_MAX:
+    if time_s <= RELATIVE_EXPIRY_S_MAX:
         return f"in {time_s} s"
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -16,6 +16,8 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
+from headwater.counted import counted
+
 REDRAW_EVERY_S = 0.25
 RATE_OVER_S = 3.0
 
@@ -87,7 +89,7 @@ class LagLine:
 
 
 def describe(progress: Progress, changes_per_s: float) -> Text:
-    text = Text(f"{progress.changes:,} changes, {changes_per_s:,.0f}/s", no_wrap=True)
+    text = Text(f"{counted(progress.changes, 'change')}, {changes_per_s:,.0f}/s", no_wrap=True)
     text.append("  lag ")
     if progress.lag is None:
         text.append("?", style="dim")

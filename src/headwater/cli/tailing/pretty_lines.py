@@ -11,14 +11,15 @@ from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.style import Style
 
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import escaped, escaped_bytes
 from headwater.client.changes import Change, CollectionEvent, DocumentChange, Rollback, changes_of
 
-_OP_CHARS = 10
+_OP_CHARS = len("collection modified")
 _PLACE_CHARS = 12
 _VALUE_CHARS_MIN = 12
 """Of a value this much is shown, also where the terminal is too narrow for it."""
-_NO_TIME = " " * len("2026-01-31 09:05:00.000")
+_BINARY_BYTES_SHOWN = 64
+_NO_TIME = "-".ljust(len("2026-01-31 09:05:00.000"))
 _MORE = "…"
 
 _OP_STYLES = {"mutation": "green", "deletion": "red", "expiration": "yellow"}
@@ -53,17 +54,18 @@ class PrettyLines:
                 return f"{self._styled(_rollback_words(change), _ROLLBACK_STYLE)}\n"
             case _:
                 place = f"{change.vbucket}:{change.seqno}"
-                words = self._styled(change.op.replace("_", " "), _EVENT_STYLE)
+                words = self._styled(change.op.replace("_", " ").ljust(_OP_CHARS), _EVENT_STYLE)
                 name = change.scope if change.scope is not None else "?"
                 if isinstance(change, CollectionEvent):
                     name = _collection(change.scope, change.collection, change.collection_id)
-                return f"{_NO_TIME}  {place:<{_PLACE_CHARS}}  {words}  {self._styled(name, _COLLECTION_STYLE)}\n"
+                time = self._styled(_NO_TIME, _TIME_STYLE)
+                return f"{time}  {place:<{_PLACE_CHARS}}  {words}  {self._styled(name, _COLLECTION_STYLE)}\n"
 
     def _document_line(self, change: DocumentChange, width: int | None) -> str:
         time = _time(change.cas)
         place = f"{change.vbucket}:{change.seqno}"
         collection = _collection(change.scope, change.collection, change.collection_id)
-        key = _printable(change.key)
+        key = escaped(change.key)
         room = None
         if width is not None:
             taken = len(time) + max(len(place), _PLACE_CHARS) + _OP_CHARS + _cells(collection) + _cells(key) + 5 * 2
@@ -107,7 +109,7 @@ def _second(second: int) -> str:
 def _collection(scope: str | None, collection: str | None, collection_id: int) -> str:
     if collection is None:
         return f"(collection 0x{collection_id:x})"
-    return printable(f"{'?' if scope is None else scope}.{collection}")
+    return escaped(f"{'?' if scope is None else scope}.{collection}")
 
 
 def _value_words(value: bytes, room: int | None) -> str:
@@ -118,14 +120,16 @@ def _value_words(value: bytes, room: int | None) -> str:
         text = shown.decode()
     except UnicodeDecodeError as error:
         is_cut = len(shown) < len(value) and error.start > len(shown) - 4
-        text = shown[: error.start].decode() if is_cut else f"({len(value):,} bytes) {shown.hex()}"
+        text = shown[: error.start].decode() if is_cut else _binary_words(value)
     # Line breaks in JSON are white space.
-    text = _printable(text.replace("\n", " ").replace("\r", " "))
+    text = escaped(text.replace("\n", " ").replace("\r", " "))
     return text if room is None else _cut(text, room)
 
 
-def _printable(text: str) -> str:
-    return text if text.isprintable() else printable(text)
+def _binary_words(value: bytes) -> str:
+    """Its size and its beginning: nobody reads more of it, also where there is room."""
+    more = _MORE if len(value) > _BINARY_BYTES_SHOWN else ""
+    return f"({len(value):,} bytes) {escaped_bytes(value[:_BINARY_BYTES_SHOWN])}{more}"
 
 
 def _cells(text: str) -> int:

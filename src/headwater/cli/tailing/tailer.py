@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from rich.console import Console
 
 from headwater.cli.tailing.cut_batch import offsets_behind
 from headwater.cli.tailing.formats import Encoder
 from headwater.cli.tailing.interruptions import Interrupted, Interruptions
-from headwater.cli.tailing.key_pattern import KeyPattern
 from headwater.cli.tailing.lag_line import LagLine, Progress
 from headwater.cli.tailing.places import check_writable, write_offsets
 from headwater.cli.tailing.standard_output import StandardOutput
@@ -30,6 +31,13 @@ from headwater.errors import HeadwaterError
 SAVE_EVERY_S = 5.0
 
 
+class WantedRows(Protocol):
+    """Chooses what is written of a batch."""
+
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The numbers of the rows, rising."""
+
+
 class Tailer:
     """One run. It ends by returning, or by raising `Interrupted`, `BrokenPipeError` or a `HeadwaterError`."""
 
@@ -40,13 +48,13 @@ class Tailer:
         start: Start | Offsets,
         options: dict[str, Any],
         encoder: Encoder,
-        keys: tuple[str, ...] = (),
+        wanted: WantedRows | None = None,
         limit: int | None = None,
         checkpoint: Path | None = None,
         offsets_file: Path | None = None,
         quiet: bool = False,
     ) -> None:
-        """`options` are those of the client's `batches`, but `start`."""
+        """`options` are those of the client's `batches`, but `start`. All rows are written where none are chosen."""
         if offsets_file is not None:
             check_writable(offsets_file)
         self.output = StandardOutput()
@@ -57,7 +65,7 @@ class Tailer:
         self._start = start
         self._options = options
         self._encoder = encoder
-        self._keys = KeyPattern(keys) if keys else None
+        self._wanted = wanted
         self._limit = limit
         self._checkpoint = None if checkpoint is None else FileCheckpoint(checkpoint)
         self._offsets_file = offsets_file
@@ -139,10 +147,10 @@ class Tailer:
     def _select(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         """The rows to be shown, and how many of the batch are done with then."""
         left = batch.num_rows if self._limit is None else self._limit - self.written
-        if self._keys is None:
+        if self._wanted is None:
             rows = min(left, batch.num_rows)
             return batch.slice(0, rows), rows
-        wanted = self._keys.rows(batch)
+        wanted = self._wanted.rows(batch)
         rows = batch.num_rows if len(wanted) <= left else int(wanted[left - 1]) + 1
         if len(wanted) == batch.num_rows:
             return batch.slice(0, rows), rows

@@ -1,0 +1,123 @@
+"""Where `headwater load` takes its documents from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import PurePath
+
+from headwater.client.csv_rows import CsvRows
+from headwater.client.exported_form import NUMBERED, ExportedDocuments, begins_an_export
+from headwater.client.json_lines import ByteReader, JsonLines
+from headwater.client.key_template import KeyTemplate
+from headwater.client.table_documents import ParquetRows, TableDocuments
+from headwater.errors import InvalidInput
+
+KEY_TEMPLATE = "doc::{#}"
+"""Of files that are no exports, unless told."""
+
+_PARQUET_MAGIC = b"PAR1"
+_TAB = "\t"
+_LOOK_BYTES = 256
+"""So much of a file tells whether it is an export, unless there is much white space in it."""
+
+
+class FileFormat(StrEnum):
+    """Of a file with documents."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+BY_ENDING = {
+    ".jsonl": FileFormat.JSONL,
+    ".csv": FileFormat.CSV,
+    ".tsv": FileFormat.CSV,
+    ".parquet": FileFormat.PARQUET,
+}
+
+FileSource = JsonLines | TableDocuments | ExportedDocuments
+
+
+def open_source(
+    file: io.BufferedReader,
+    template: KeyTemplate | None,
+    *,
+    format_: FileFormat | None,
+    delimiter: str | None,
+    texts: Sequence[str],
+    expiry: int | None = None,
+) -> FileSource:
+    """The documents of a file. Its format is told by the end of its name, or by its first bytes, unless it is given.
+
+    With no template for the keys, a file that `headwater export` has written is known by its first bytes, and its
+    documents become what they were; `expiry` counts in place of theirs.
+    """
+    format_ = format_ or _format_of(file)
+    if format_ is not FileFormat.CSV and (delimiter is not None or texts):
+        raise InvalidInput(f"--delimiter and --text are for CSV, and this is {format_}", hint="Leave them out")
+    otherwise = template or KeyTemplate.parse(KEY_TEMPLATE)
+    if format_ is FileFormat.JSONL:
+        if template is not None:
+            return JsonLines(file, template)
+        replayed = _Replayed(file)
+        if begins_an_export(replayed.start):
+            return ExportedDocuments(JsonLines(replayed, NUMBERED), unit="line", expiry=expiry)
+        return JsonLines(replayed, otherwise)
+    rows = _rows(file, format_, delimiter=delimiter, texts=texts, maybe_exported=template is None)
+    if rows.is_exported:
+        return ExportedDocuments(TableDocuments(rows, NUMBERED), unit="row", expiry=expiry)
+    return TableDocuments(rows, otherwise)
+
+
+def _rows(
+    file: io.BufferedReader,
+    format_: FileFormat,
+    *,
+    delimiter: str | None,
+    texts: Sequence[str],
+    maybe_exported: bool,
+) -> CsvRows | ParquetRows:
+    if format_ is FileFormat.CSV:
+        if delimiter is None:
+            delimiter = _TAB if _ending(file) == ".tsv" else ","
+        return CsvRows(file, delimiter=delimiter, texts=texts, maybe_exported=maybe_exported)
+    if not file.seekable():
+        raise InvalidInput("Parquet can't be read from a pipe", hint="Give the file itself: it ends in its index")
+    return ParquetRows(file, maybe_exported=maybe_exported)
+
+
+def _format_of(file: io.BufferedReader) -> FileFormat:
+    by_ending = BY_ENDING.get(_ending(file))
+    if by_ending is not None:
+        return by_ending
+    peek = getattr(file, "peek", None)
+    if peek is not None and file.seekable() and peek(len(_PARQUET_MAGIC)).startswith(_PARQUET_MAGIC):
+        return FileFormat.PARQUET
+    return FileFormat.JSONL
+
+
+def _ending(file: io.BufferedReader) -> str:
+    return PurePath(str(getattr(file, "name", ""))).suffix.lower()
+
+
+class _Replayed:
+    """A file whose beginning has been looked at, which of a pipe can be done once only."""
+
+    def __init__(self, file: ByteReader) -> None:
+        self._file = file
+        self.start = b""
+        while len(self.start.lstrip()) < _LOOK_BYTES and b"\n" not in self.start.lstrip():
+            more = file.read1(_LOOK_BYTES)
+            if not more:
+                break
+            self.start += more
+        self._rest = self.start
+
+    def read1(self, size: int, /) -> bytes:
+        if not self._rest:
+            return self._file.read1(size)
+        given, self._rest = self._rest[:size], self._rest[size:]
+        return given
