@@ -9,6 +9,7 @@ nobody tells which keys they were: then it forgets the whole vbucket.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections import defaultdict
@@ -18,6 +19,7 @@ from typing import Any
 import headwater
 from headwater.client.changes import Deletion, Expiration, Mutation, Rollback
 from headwater.client.cluster_map import vbucket_of
+from headwater.errors import HeadwaterError
 
 
 class Cache:
@@ -41,9 +43,15 @@ class Cache:
         self._documents.pop(vbucket, None)
 
 
-def follow(client: headwater.blocking.Client, cache: Cache, *, limit: int | None = None) -> None:
-    """Forget what changes, for ever or for a number of changes."""
+def changes_from_now(client: headwater.blocking.Client) -> headwater.blocking.Changes:
+    """All that changes after this has returned. What is loaded from now on can't become wrong unnoticed."""
     changes = client.changes(start="now", no_value=True, snapshots="as-they-come", name="cache-invalidator")
+    changes.start()
+    return changes
+
+
+def follow(changes: headwater.blocking.Changes, cache: Cache, *, limit: int | None = None) -> None:
+    """Forget what changes, for ever or for a number of changes."""
     for number, change in enumerate(changes, start=1):
         match change:
             case Mutation() | Deletion() | Expiration():
@@ -56,14 +64,24 @@ def follow(client: headwater.blocking.Client, cache: Cache, *, limit: int | None
             return
 
 
-def main(url: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Drop documents from a cache as soon as they change.")
+    parser.add_argument("url", help="couchbase://host/bucket")
+    url = parser.parse_args().url
     user, password = os.environ.get("HEADWATER_USER"), os.environ.get("HEADWATER_PASSWORD")
     with headwater.blocking.connect(url, user=user, password=password) as client:
         # Yours would ask the database.
         cache = Cache(load=lambda key: f"the document {key}", vbuckets=client.cluster_map.vbuckets)
+        changes = changes_from_now(client)
         print("following", url, flush=True)
-        follow(client, cache)
+        follow(changes, cache)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main()
+    except HeadwaterError as error:
+        sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        # The usual end of a program that follows for ever.
+        sys.exit(130)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 import headwater
 from headwater.client.checkpoints.sqlite import SqliteCheckpoint
+from headwater.errors import HeadwaterError
 
 SCHEMA = """
     CREATE VIRTUAL TABLE IF NOT EXISTS documents USING fts5 (
@@ -99,17 +101,26 @@ def _text(value: object) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Keep a full-text index of a bucket.")
-    parser.add_argument("url")
-    parser.add_argument("database")
-    parser.add_argument("--search", metavar="WORDS")
+    parser.add_argument("url", help="couchbase://host/bucket")
+    parser.add_argument("database", help="the file of the index")
+    parser.add_argument("--search", metavar="WORDS", help="words, and what SQLite's FTS5 knows beside: AND, OR, NOT, *")
     options = parser.parse_args()
     index = SearchIndex(options.database, name=options.url)
     user, password = os.environ.get("HEADWATER_USER"), os.environ.get("HEADWATER_PASSWORD")
     with headwater.blocking.connect(options.url, user=user, password=password) as client:
         print(index.catch_up(client), "changes indexed")
-    for collection, key in index.search(options.search) if options.search else ():
+    try:
+        found = index.search(options.search) if options.search else []
+    except sqlite3.OperationalError as error:
+        sys.exit(f"Error: {options.search} can't be searched for: {error}")
+    for collection, key in found:
         print(collection, key)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HeadwaterError as error:
+        sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

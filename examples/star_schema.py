@@ -1,5 +1,6 @@
 """Orders to a star schema, with Spark SQL.
 
+    headwater load couchbase://127.0.0.1/default examples/shop --create-collections
     python examples/star_schema.py couchbase://127.0.0.1/default star/
 
 The bucket has documents in `shop.customers`, `shop.products` and `shop.orders`; an order has lines. They are made into
@@ -9,11 +10,14 @@ keep such tables up to date, let `headwater land` keep the documents in Delta ta
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame, SparkSession
 
+from headwater.errors import HeadwaterError
 from headwater.spark.session import start_session
 
 DIM_CUSTOMER = """
@@ -67,14 +71,23 @@ def build(spark: SparkSession, url: str, into: str, **login: str) -> DataFrame:
     return spark.sql(REPORT)
 
 
-def main(url: str, into: str) -> None:
-    spark = start_session()
-    try:
-        build(spark, url, into).show()
-    finally:
-        spark.stop()
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a star schema of a shop's bucket.")
+    parser.add_argument("url", help="couchbase://host/bucket")
+    parser.add_argument("into", help="the folder of the tables")
+    options = parser.parse_args()
+    with TemporaryDirectory() as settings:
+        spark = start_session(log_folder=Path(settings))
+        try:
+            build(spark, options.url, options.into).show()
+        finally:
+            spark.stop()
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    main(*sys.argv[1:3])
+    try:
+        main()
+    except HeadwaterError as error:
+        sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

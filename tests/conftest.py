@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.testing.nursery import Nursery
 from node_process import NodeProcess, StartNode
 
 
@@ -29,3 +30,10 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
         yield start
     for node in nodes:
         assert "Traceback" not in node.log(), node.log()
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where the nodes of a `HeadwaterNode` start fast: one process, from which they are forked."""
+    with Nursery(tmp_path_factory.mktemp("nursery")) as made:
+        yield made

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from examples.cache_invalidator import Cache, follow
+from examples.cache_invalidator import Cache, changes_from_now, follow
 from examples.search_index import SearchIndex
 
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as made:
-        yield made
+PROGRAM_S_MAX = 120.0
 
 
 @pytest.fixture
@@ -46,12 +42,9 @@ def test_the_cache_forgets_what_changes(node: HeadwaterNode) -> None:
         cache = Cache(load, node.vbuckets)
         cache.get("fox")
         cache.get("owl")
-        following = threading.Thread(target=follow, args=(client, cache), kwargs={"limit": 1})
-        following.start()
-        # "Now" is when the read begins, and nothing tells when that was.
-        while following.is_alive():
-            node.write({"fox": 2})
-            following.join(0.1)
+        changes = changes_from_now(client)
+        node.write({"fox": 2})
+        follow(changes, cache, limit=1)
     assert [cache.get("fox"), cache.get("owl")] == ["fox", "owl"]
     assert loaded == ["fox", "owl", "fox"]
 
@@ -96,17 +89,67 @@ def test_the_index_follows_the_bucket(node: HeadwaterNode, tmp_path: Path) -> No
         assert SearchIndex(path, "travel").catch_up(client) == 0, "nothing is indexed twice"
 
 
+# --- all of them, as they are run ---------------------------------------------------------------------------------
+
+
+def start(node: HeadwaterNode, example: str, *arguments: str, password: str | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "examples" / example), *arguments]
+    login = {"HEADWATER_USER": node.user, "HEADWATER_PASSWORD": password or node.password}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **login}
+    )
+
+
+def run(node: HeadwaterNode, example: str, *arguments: str, password: str | None = None) -> tuple[int, str, str]:
+    """The exit code, and what it has said."""
+    process = start(node, example, *arguments, password=password)
+    stdout, stderr = process.communicate(timeout=PROGRAM_S_MAX)
+    return process.returncode, stdout, stderr
+
+
 def test_the_index_as_a_program(node: HeadwaterNode, tmp_path: Path) -> None:
     node.write({"h1": {"city": "Graz"}})
-    command = [sys.executable, str(ROOT / "examples" / "search_index.py"), node.url, str(tmp_path / "index.db")]
-    login = {"HEADWATER_USER": node.user, "HEADWATER_PASSWORD": node.password}
-    done = subprocess.run([*command, "--search", "graz"], capture_output=True, text=True, env=login, check=True)
-    assert done.stdout.splitlines() == ["1 changes indexed", "_default._default h1"]
+    path = str(tmp_path / "index.db")
+    code, told, _ = run(node, "search_index.py", node.url, path, "--search", "graz")
+    assert (code, told.splitlines()) == (0, ["1 changes indexed", "_default._default h1"])
+    code, told, error = run(node, "search_index.py", node.url, path, "--search", '"')
+    assert (code, told) == (1, "0 changes indexed\n")
+    assert error == "Error: \" can't be searched for: unterminated string\n"
 
 
-# --- all of them --------------------------------------------------------------------------------------------------
+def test_the_cache_as_a_program(node: HeadwaterNode) -> None:
+    """What is written after it has said that it follows is not missed, and Ctrl-C is its usual end."""
+    with start(node, "cache_invalidator.py", node.url) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"following {node.url}\n"
+        node.write({"fox": 1})
+        assert process.stdout.readline() == "forgotten: fox\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PROGRAM_S_MAX) == ("", "")
+        assert process.returncode == 130
+
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_wrong_command_line(node: HeadwaterNode, example: str) -> None:
+    code, _, error = run(node, example)
+    assert code == 2
+    assert error.startswith("usage: ")
+
+
+@pytest.mark.parametrize(("example", "arguments"), [("cache_invalidator.py", []), ("search_index.py", ["index.db"])])
+def test_a_wrong_password(
+    node: HeadwaterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(node, example, node.url, *arguments, password="wrong")
+    assert code == 1
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
 
 
 def test_every_example_is_listed() -> None:
     listed = set(re.findall(r"\((\w+\.py)\)", (ROOT / "examples" / "README.md").read_text()))
-    assert listed == {path.name for path in (ROOT / "examples").glob("*.py") if path.name != "__init__.py"}
+    assert listed == set(EXAMPLES)

@@ -41,6 +41,19 @@ NODE_TESTS = """
         assert isinstance(found["raw"], Deletion)
         assert headwater_node.high_seqnos()[headwater_node.vbucket_of("fox")] == 1
 
+    def test_keys_and_values_of_bytes(headwater_node):
+        odd = b"no \\xff utf-8"
+        headwater_node.write({odd: bytearray(b"\\x00"), b"fox": 1, "owl": memoryview(b"hoot")})
+        with headwater_node.connect() as client:
+            found = {change.key_bytes: change for change in client.changes(end="now")}
+        assert {key: change.value for key, change in found.items()} == {odd: b"\\x00", b"fox": b"1", b"owl": b"hoot"}
+        assert found[odd].vbucket == headwater_node.vbucket_of(odd) == headwater_node.vbucket_of(found[odd].key)
+        headwater_node.write({found[odd].key: 2})
+        headwater_node.remove(odd, b"fox", "owl")
+        with headwater_node.connect() as client:
+            removed = [change.key_bytes for change in client.changes(end="now") if isinstance(change, Deletion)]
+        assert sorted(removed) == sorted(found)
+
     def test_the_login_is_needed(headwater_node):
         with pytest.raises(HeadwaterError):
             with headwater.blocking.connect(headwater_node.url, user=headwater_node.user, password="wrong"):
@@ -109,9 +122,13 @@ NODE_TESTS = """
         pass
 """
 CLUSTER_TESTS = """
+    import asyncio
+
     import pytest
 
+    import headwater
     from headwater.client.changes import Mutation, Rollback
+    from headwater.testing.nursery import NodeFailed
 
     def keys_of(cluster):
         with cluster.connect() as client:
@@ -159,6 +176,41 @@ CLUSTER_TESTS = """
             headwater_cluster.rollback(vbucket, 1)
             assert isinstance(next(changes), Rollback)
 
+    def test_a_node_that_was_lost_comes_back(headwater_cluster):
+        headwater_cluster.write({f"k{n}": n for n in range(40)})
+        headwater_cluster.wait_until_replicated()
+        lost, other = headwater_cluster.nodes
+        headwater_cluster.failover(lost)
+        headwater_cluster.write({"fox": 1, b"\\xff": 2})
+        with pytest.raises(NodeFailed, match="no node would be left"):
+            headwater_cluster.failover(other)
+        assert other.process.is_running
+        headwater_cluster.bring_back(lost)
+        status = headwater_cluster.status()
+        assert (status.settled, status.missing, [node.active for node in status.nodes]) == (True, 0, [8, 8])
+        headwater_cluster.wait_until_replicated()
+        headwater_cluster.failover(other)
+        assert keys_of(headwater_cluster) == {*(f"k{n}" for n in range(40)), "fox", "\\udcff"}
+
+    @pytest.mark.headwater(replicas=0)
+    def test_a_failover_that_would_lose_vbuckets_kills_nobody(headwater_cluster):
+        with pytest.raises(NodeFailed, match="8 vbuckets would be lost"):
+            headwater_cluster.failover()
+        assert all(node.process.is_running for node in headwater_cluster.nodes)
+
+    def test_inside_of_an_event_loop(headwater_cluster):
+        async def scenario():
+            headwater_cluster.write({"fox": 1})
+            headwater_cluster.wait_until_replicated()
+            assert headwater_cluster.status().settled
+            headwater_cluster.failover()
+            async with headwater.connect(
+                headwater_cluster.url, user=headwater_cluster.user, password=headwater_cluster.password
+            ) as client:
+                assert [change.key async for change in client.changes(end="now")] == ["fox"]
+
+        asyncio.run(scenario())
+
     @pytest.mark.headwater(nodes=3, replicas=2, vbuckets=8)
     def test_another_kind_of_cluster(headwater_cluster):
         status = headwater_cluster.status()
@@ -184,11 +236,11 @@ def _only_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nodes(pytester: pytest.Pytester) -> None:
-    run(pytester, NODE_TESTS, "--strict-markers").assert_outcomes(passed=11, xfailed=1)
+    run(pytester, NODE_TESTS, "--strict-markers").assert_outcomes(passed=12, xfailed=1)
 
 
 def test_clusters(pytester: pytest.Pytester) -> None:
-    run(pytester, CLUSTER_TESTS, "--strict-markers").assert_outcomes(passed=5)
+    run(pytester, CLUSTER_TESTS, "--strict-markers").assert_outcomes(passed=8)
 
 
 def test_nothing_is_imported_where_it_is_not_used(pytester: pytest.Pytester) -> None:
@@ -212,6 +264,79 @@ def test_a_marker_with_a_wrong_name(pytester: pytest.Pytester) -> None:
     result = run(pytester, tests)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*takes vbuckets, buckets, options by name here, and not*vbucket*"])
+
+
+@pytest.mark.parametrize(
+    ("fixture", "asked", "told"),
+    [
+        (
+            "node",
+            'buckets="travel"',
+            "*buckets is 'travel', which is no tuple of strings. Write buckets=(\"travel\",)*",
+        ),
+        ("node", "buckets=()", "*buckets is (), which is no tuple of strings*"),
+        ("cluster", 'options="--bare"', "*options is '--bare', which is no tuple of strings*"),
+        ("cluster", "nodes=1", "*1 node can't hold 1 replica beside the active copies*Give replicas=0*"),
+        ("cluster", "nodes=2, replicas=3", "*2 nodes can't hold 3 replicas*"),
+    ],
+)
+def test_a_marker_that_can_not_be_meant(pytester: pytest.Pytester, fixture: str, asked: str, told: str) -> None:
+    tests = f"""
+        import pytest
+
+        @pytest.mark.headwater({asked})
+        def test_nothing(headwater_{fixture}):
+            pass
+    """
+    result = run(pytester, tests)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([told])
+
+
+def test_a_test_that_fails_shows_the_logs(pytester: pytest.Pytester) -> None:
+    tests = """
+        def test_one(headwater_node):
+            headwater_node.kill()
+            headwater_node.start()
+            assert False
+
+        def test_two(headwater_cluster):
+            headwater_cluster.nodes[1].kill()
+            headwater_cluster.nodes[1].start()
+            assert False
+
+        def test_that_passes(headwater_node):
+            pass
+    """
+    result = run(pytester, tests)
+    result.assert_outcomes(failed=2, passed=1)
+    result.stdout.fnmatch_lines(
+        ["*- Log of headwater_node -*", "*begins a new branch*", "*- Log of headwater_cluster.nodes?1? -*"]
+    )
+
+
+def test_a_dead_nursery_is_replaced(pytester: pytest.Pytester) -> None:
+    tests = """
+        import os, signal
+        import pytest
+        from headwater.testing.nursery import NodeFailed
+
+        def test_one(headwater_node, _headwater_nursery):
+            os.kill(_headwater_nursery._process.pid, signal.SIGKILL)
+            _headwater_nursery._process.wait()
+
+        def test_two(headwater_node):
+            headwater_node.write({"fox": 1})
+
+        def test_three(headwater_node, _headwater_nursery, monkeypatch):
+            os.kill(_headwater_nursery._process.pid, signal.SIGKILL)
+            monkeypatch.setattr(_headwater_nursery._process, "poll", lambda: None)
+            headwater_node.kill()
+            with pytest.raises(NodeFailed, match="has ended with exit code -9"):
+                headwater_node.start()
+            headwater_node.start()
+    """
+    run(pytester, tests).assert_outcomes(passed=3)
 
 
 def test_nodes_do_not_outlive_a_run_that_is_killed(pytester: pytest.Pytester) -> None:
