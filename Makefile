@@ -40,8 +40,10 @@ format: setup ## Format the code and mend what can be mended
 docs: setup ## Write the parts of the documentation that are made from the code
 	@scripts/make-reference
 
+# The sizes on the page about operating follow from the figures.
 bench: setup ## Measure, and write docs/internals/performance.md
 	$(BIN)/python -m bench
+	@scripts/make-reference
 
 # pytest exits with 5 where it finds no test of the kind.
 soak: setup ## Run the tests that take minutes

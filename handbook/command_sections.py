@@ -46,6 +46,30 @@ def _section(path: str, command: click.Command) -> str:
     return "\n\n".join([*parts, _CONNECTS] if connects else parts)
 
 
+def some_options(command: str, *names: str) -> str:
+    """The rows of a command's table for these options, by what one types for them."""
+    options = {name: option for option in load_command(command).params for name in option.opts}
+    rows = [_row(option) for name in names if isinstance(option := options[name], click.Option)]
+    return table(("option", "meaning", "default"), rows)
+
+
+def retention_options() -> str:
+    return some_options(
+        "serve",
+        "--history-seconds",
+        "--history-bytes",
+        "--purge-age-seconds",
+        "--expiry-interval",
+        "--compact-interval",
+    )
+
+
+def limit_options() -> str:
+    return some_options(
+        "serve", "--connections-max", "--auth-seconds", "--idle-seconds", "--unsent-bytes-max", "--stalled-seconds"
+    )
+
+
 def connection_options() -> str:
     """Those that all commands have that connect, from one of them."""
     options = [option for option in load_command("tail").params if option.name in _TO_CONNECT]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from handbook.markdown import code, sentence, table
@@ -30,25 +31,58 @@ def _branch(kind: type[errors.HeadwaterError], indent: str) -> Iterator[str]:
 
 def status_table() -> str:
     rows = [
-        (f"0x{status:02x}", code(kind.__name__), "yes" if kind.retriable else "no", kind.default_hint)
-        for status, kind in errors.STATUS_ERRORS.items()
+        (statuses_of(kind), code(kind.__name__), "yes" if kind.retriable else "no", kind.default_hint)
+        for kind in dict.fromkeys(errors.STATUS_ERRORS.values())
     ]
     return table(("status", "error", "may succeed later", "what to do"), rows)
+
+
+def statuses_of(kind: type[errors.StatusError]) -> str:
+    """The number of its status; the first and the last where it has many."""
+    first, *rest = [f"0x{status:02x}" for status, of_it in errors.STATUS_ERRORS.items() if of_it is kind]
+    return f"{first} to {rest[-1]}" if rest else first
 
 
 # --- by message ---------------------------------------------------------------------------------------------------
 
 
+_OPERATORS_FIRST = (
+    "another process holds the data in ",
+    "the data has format ",
+    "no room is left for the data in ",
+    "the data in … is damaged",
+    "listening on … without TLS ",
+    "the UPR port has no log-in",
+    "can't listen on port ",
+)
+"""How the messages begin that a node's operator meets first."""
+
+
 def message_table() -> str:
     """Every message that has an advice, by its beginning."""
-    found = {
+    rows = [(message, advice, code(kind)) for (message, advice), kind in sorted(_messages().items(), key=_sorting)]
+    return table(("message", "what to do", "error"), rows)
+
+
+def operators_messages() -> str:
+    rows = []
+    for beginning in _OPERATORS_FIRST:
+        found = sorted({told for told in _messages() if told[0].startswith(beginning)})
+        if not found:
+            raise LookupError(f"no message begins with {beginning!r} any more")
+        rows += found
+    return table(("message", "what to do"), rows)
+
+
+@cache
+def _messages() -> dict[tuple[str, str], str]:
+    """Messages with their advice, and the name of their error."""
+    return {
         (message, advice): kind
         for folder in _USERS_PLACES
         for path in sorted((SOURCE / folder).rglob("*.py"))
         for kind, message, advice in _raised(ast.parse(path.read_text(encoding="utf-8")))
     }
-    rows = [(message, advice, code(kind)) for (message, advice), kind in sorted(found.items(), key=_sorting)]
-    return table(("message", "what to do", "error"), rows)
 
 
 def _sorting(item: tuple[tuple[str, str], str]) -> tuple[str, str]:

@@ -1,16 +1,71 @@
-"""Tables of metrics, from the collectors that Prometheus reads."""
+"""Tables of metrics, from the collectors that Prometheus reads and from what is written below a reader's numbers."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from prometheus_client.metrics_core import Metric
+
 from handbook.markdown import code, table
+from handbook.written_below import written_below
+from headwater.client.metrics import ReaderMetrics
+from headwater.client.prometheus import READER_LABELS, ReaderCollector
+from headwater.dashboard.metrics import NodeCollector
 from headwater.spark.landing_metrics import LandingMetrics
+
+
+class _NoNode:
+    """Stands for a node: without buckets a collector tells of all families, and has no numbers for them."""
+
+    version = ""
+    is_ready = False
+
+    def uptime_s(self) -> float:
+        return 0.0
+
+
+def client_metrics_table() -> str:
+    return _families(ReaderCollector().describe(), common=READER_LABELS)
+
+
+def node_metrics_table() -> str:
+    return _families(NodeCollector(cast(Any, _NoNode()), ()).collect())
 
 
 def landing_metrics_table() -> str:
     # A lag that is not known would leave its metric out.
-    families = LandingMetrics(bucket="", lag=0).collect()
-    rows = [
-        (code(f"{one.name}_total" if one.type == "counter" else one.name), one.type, one.documentation.rstrip("."))
-        for one in families
-    ]
-    return table(("metric", "type", "meaning"), rows)
+    return _families(LandingMetrics(bucket="", lag=0).collect(), common=("bucket",))
+
+
+def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:
+    """The labels of each but those that all of them have, which the page tells of at once."""
+    rows = []
+    for one in families:
+        name = f"{one.name}_total" if one.type == "counter" else one.name
+        labels = [code(label) for label in cast(Any, one)._labelnames if label not in common]
+        rows.append((code(name), one.type, ", ".join(labels), one.documentation))
+    if not any(labels for _, _, labels, _ in rows):
+        return table(("metric", "type", "meaning"), [(name, kind, meaning) for name, kind, _, meaning in rows])
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def reader_numbers_table() -> str:
+    """What `ReaderMetrics.snapshot` has, in its order."""
+    source = textwrap.dedent(inspect.getsource(ReaderMetrics.__init__))
+    [definition] = ast.parse(source).body
+    assert isinstance(definition, ast.FunctionDef)
+    told = written_below(definition.body) | _SUMMED_UP
+    names = ReaderMetrics("", "").snapshot(vbuckets=True)
+    return table(("number", "meaning"), [(code(name), told[name]) for name in names])
+
+
+_SUMMED_UP = {
+    "lag": "`total_seqnos`, `max_seqnos` and `vbuckets_unknown`, see below.",
+    "vbuckets": "Only with `snapshot(vbuckets=True)`: for each vbucket the seqnos handed out, received and known to"
+    " exist, and its lag.",
+}
+"""What a snapshot makes of other numbers."""

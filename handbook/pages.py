@@ -6,12 +6,19 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from handbook.command_sections import command_sections, connection_options
-from handbook.error_tree import error_tree, message_table, status_table
+from handbook.command_sections import command_sections, connection_options, limit_options, retention_options
+from handbook.error_tree import error_tree, message_table, operators_messages, status_table
 from handbook.history_drawings import failover_drawing, rollback_drawing, snapshot_drawing
+from handbook.log_tables import log_events_table, log_fields_table
 from handbook.message_tables import message_tables
-from handbook.metric_tables import landing_metrics_table
-from handbook.option_tables import client_settings_table, read_options_table, source_option_names
+from handbook.metric_tables import (
+    client_metrics_table,
+    landing_metrics_table,
+    node_metrics_table,
+    reader_numbers_table,
+)
+from handbook.option_tables import client_settings_table, read_options_table, source_options_table
+from handbook.served_tables import commands_table, controls_table, features_list
 from handbook.sizing import sizing_formulas, sizing_table
 from handbook.state_diagrams import connection_diagram, consumer_diagram, end_reasons, producer_diagram
 
@@ -21,6 +28,8 @@ _PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><
 MADE: dict[str, Callable[[], str]] = {
     "commands": command_sections,
     "connection options": connection_options,
+    "retention options": retention_options,
+    "limit options": limit_options,
     "connection states": connection_diagram,
     "consumer stream": consumer_diagram,
     "producer stream": producer_diagram,
@@ -31,11 +40,20 @@ MADE: dict[str, Callable[[], str]] = {
     "errors": error_tree,
     "status errors": status_table,
     "error messages": message_table,
+    "operators messages": operators_messages,
     "dcp messages": message_tables,
+    "reader numbers": reader_numbers_table,
+    "client metrics": client_metrics_table,
+    "node metrics": node_metrics_table,
     "landing metrics": landing_metrics_table,
+    "served commands": commands_table,
+    "served controls": controls_table,
+    "served features": features_list,
     "client settings": client_settings_table,
     "read options": read_options_table,
-    "source options": source_option_names,
+    "source options": source_options_table,
+    "log fields": log_fields_table,
+    "log events": log_events_table,
     "sizing": sizing_table,
     "sizing formulas": sizing_formulas,
 }

@@ -1,36 +1,74 @@
-"""A model of what a bucket of some size needs, with constants from the measured figures.
+"""A model of what a bucket of some size needs, with the figures of the last measurement as its constants.
 
-The constants are those of `docs/internals/performance.md` and `docs/internals/lake.md`, rounded to the careful side. A
-test holds them against the figures that were measured last.
+`docs/internals/performance.md` is what `make bench` has written. The figures are rounded to two digits, to the careful
+side, so that the tables do not change with every run. Beyond the measured machine everything is taken to grow in
+proportion: nodes share nothing but the vbuckets they hand to each other, and the tasks of a landing nothing at all.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from handbook.markdown import table
 
-NODE_BYTES_PER_DOCUMENT = 200
-"""Memory of a node's process for a document, just after loading it: 194 MB a million were measured."""
+MEASURED = Path(__file__).parents[1] / "docs" / "internals" / "performance.md"
+
 FRAME_BYTES = 55
 """Of a change on disk, beside its key and its value."""
 DISK_FACTOR = 1.5
-"""Room for the history window and for compaction."""
-WRITES_PER_NODE_S = 350_000
-"""Durable sets of 200 bytes: 350,000 to 395,000 a second were measured."""
-DRAIN_CPU_S_PER_MILLION = 0.46
-"""Of a client, network to Arrow."""
-CHANGES_CPU_S_PER_MILLION = 0.9
-"""Arrow to files of `changes`."""
-DOCUMENTS_CPU_S_PER_MILLION = 1.1
-"""A first build of `documents`."""
-SPARK_FACTOR = 2.0
-"""What Spark adds: moving rows between its processes, and cores that wait at the end of a stage. Not measured apart."""
-
+"""Room for the history window and for compaction. An estimate."""
 NODE_MEMORY_BYTES = 48 * 10**9
-"""Of a machine with 64 GB, what its node's index may take."""
+"""Of a machine with 64 GB, what its node may take."""
 EXECUTOR_CORES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one machine was measured to do, each rounded to the careful side."""
+
+    node_bytes: int
+    """Memory of a node's process for a document, just after loading it."""
+    node_writes_s: int
+    """Durable sets of documents of 200 bytes that a node takes in a second."""
+    node_opens_s: int
+    """Documents that a node reads in a second when it starts again."""
+    core_lands_s: int
+    """Documents that a core lands in a second, with the share of the node and of Spark in it."""
+
+    @classmethod
+    def read(cls, page: str) -> Figures:
+        cores = _figure(page, r"^- Machine: .*?(\d+) cores")
+        return cls(
+            node_bytes=_careful(_figure(page, r"^\| 4 M \| \d+ k/s \| \d+ MB \| (\d+) MB \|"), up=True),
+            node_writes_s=_careful(_figure(page, r"^\| 4 M \| (\d+) k/s \|") * 1000),
+            node_opens_s=_careful(4e6 / _figure(page, r"^\| 4 M, after kill -9 \| ready in ([\d.]+) s")),
+            core_lands_s=_careful(_figure(page, r"^\| 4 M \| [\d.]+ s \| (\d+) k/s \|") * 1000 / cores),
+        )
+
+
+def _figure(page: str, pattern: str) -> float:
+    found = re.search(pattern, page, re.M)
+    if found is None:
+        raise LookupError(f"{MEASURED} has no figure like {pattern}: fit the model to what `make bench` writes now")
+    return float(found[1])
+
+
+def _careful(figure: float, *, up: bool = False) -> int:
+    """Two digits of it, never better than measured."""
+    step = 10 ** max(0, math.floor(math.log10(figure)) - 1)
+    return int((math.ceil if up else math.floor)(figure / step) * step)
+
+
+@cache
+def figures() -> Figures:
+    return Figures.read(MEASURED.read_text(encoding="utf-8"))
+
+
+# --- the model ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,60 +88,60 @@ class Size:
     disk_bytes: int
     landing_cores: int
     executors: int
+    load_s: float
+    """To load it, at best."""
+    restart_s: float
+    """Until a node that was killed is ready again."""
 
 
-def size_of(load: Load) -> Size:
+def size_of(load: Load, measured: Figures) -> Size:
     stored = load.documents * load.copies
-    memory_bytes = stored * NODE_BYTES_PER_DOCUMENT
-    by_memory = math.ceil(memory_bytes / NODE_MEMORY_BYTES)
-    nodes = max(load.copies, by_memory)
-    disk_bytes = int(stored * (load.key_bytes + load.value_bytes + FRAME_BYTES) * DISK_FACTOR)
-    cores = max(1, math.ceil(landing_cpu_s(load.documents) / load.first_landing_s))
+    memory_bytes = stored * measured.node_bytes
+    nodes = max(load.copies, math.ceil(memory_bytes / NODE_MEMORY_BYTES))
+    cores = math.ceil(load.documents / measured.core_lands_s / load.first_landing_s)
     return Size(
         nodes=nodes,
         memory_bytes=memory_bytes,
-        disk_bytes=disk_bytes,
+        disk_bytes=int(stored * (load.key_bytes + load.value_bytes + FRAME_BYTES) * DISK_FACTOR),
         landing_cores=cores,
         executors=math.ceil(cores / EXECUTOR_CORES),
+        load_s=load.documents * load.copies / nodes / measured.node_writes_s,
+        restart_s=stored / nodes / measured.node_opens_s,
     )
-
-
-def landing_cpu_s(documents: int) -> float:
-    per_million = DRAIN_CPU_S_PER_MILLION + CHANGES_CPU_S_PER_MILLION + DOCUMENTS_CPU_S_PER_MILLION
-    return documents / 1e6 * per_million * SPARK_FACTOR
 
 
 def sizing_table() -> str:
     rows = []
     for name, documents in (("10 M", 10**7), ("1 G", 10**9), ("100 G", 10**11)):
-        load = Load(documents=documents)
-        size = size_of(load)
+        size = size_of(Load(documents=documents), figures())
         rows.append(
             (
                 name,
                 f"{size.nodes:,}",
                 _bytes(size.memory_bytes),
                 _bytes(size.disk_bytes),
+                _time(size.load_s),
+                _time(size.restart_s),
                 f"{size.landing_cores:,}",
                 f"{size.executors:,}",
-                _time(documents / (WRITES_PER_NODE_S * max(1, size.nodes // load.copies))),
             )
         )
     head = (
-        "documents", "nodes", "memory of all", "disk of all", "cores that land", f"executors of {EXECUTOR_CORES} cores",
-        "to load it, at best",
+        "documents", "nodes", "memory of all", "disk of all", "to load it, at best", "a killed node is ready in",
+        "cores that land", f"executors of {EXECUTOR_CORES} cores",
     )  # fmt: skip
     return table(head, rows)
 
 
 def sizing_formulas() -> str:
-    cpu = DRAIN_CPU_S_PER_MILLION + CHANGES_CPU_S_PER_MILLION + DOCUMENTS_CPU_S_PER_MILLION
+    measured = figures()
     return f"""```text
-memory of all nodes  = documents × copies × {NODE_BYTES_PER_DOCUMENT} bytes
+memory of all nodes  = documents × copies × {measured.node_bytes} bytes
 disk of all nodes    = documents × copies × (key + value + {FRAME_BYTES} bytes) × {DISK_FACTOR}
 nodes                = max(copies, memory of all nodes / {NODE_MEMORY_BYTES // 10**9} GB)
-cores that land      = documents / 1 M × ({cpu:.2f} s × {SPARK_FACTOR:.0f}) / seconds that the first landing may take
-writes a second      = nodes / copies × {WRITES_PER_NODE_S:,}
+writes a second      = nodes / copies × {measured.node_writes_s:,}
+ready after          = documents × copies / nodes / {measured.node_opens_s:,} a second
+cores that land      = documents / {measured.core_lands_s:,} a second / seconds that the first landing may take
 ```"""
 
 

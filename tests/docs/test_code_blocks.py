@@ -25,12 +25,6 @@ from headwater.testing.nursery import Nursery
 RUNNING = [page for page in PAGES if any(block.runs_with_node for block in blocks_of(page))]
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as made:
-        yield made
-
-
 @pytest.fixture
 def node(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadwaterNode]:
     """As the pages have it: the user me, the password secret, the buckets travel and default."""

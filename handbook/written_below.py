@@ -1,0 +1,29 @@
+"""What is written below a name where it gets its value: the house's way to tell of fields."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+def written_below(body: Sequence[ast.stmt]) -> dict[str, str]:
+    """By name, of fields of a class and of attributes that `self` gets."""
+    told = {}
+    for statement, below in pairwise(body):
+        name = _assigned(statement)
+        if name is not None and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            told[name] = str(below.value.value)
+    return told
+
+
+def _assigned(statement: ast.stmt) -> str | None:
+    if isinstance(statement, ast.AnnAssign):
+        target: ast.expr = statement.target
+    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    else:
+        return None
+    if isinstance(target, ast.Name):
+        return target.id
+    return target.attr if isinstance(target, ast.Attribute) else None
