@@ -92,17 +92,31 @@ def test_a_failover_in_the_middle_of_a_rebalance(tmp_path: Path) -> None:
     play(tmp_path, 3, story)
 
 
+async def published_twice(nodes: InProcessNodes) -> bool:
+    """Give the first and the last node different configs of one revision. False where one has told the other before."""
+    known = nodes.running[0].membership("default").config
+    assert known is not None
+    ports = [NodePort(nodes.address(number), LOGIN) for number in (0, 2)]
+    one, other = (known.next(coordinator=name) for name in ("one", "other"))
+    try:
+        await asyncio.gather(ports[0].publish(one), ports[1].publish(other))
+    except Overtaken:
+        return False
+    else:
+        for port in ports:
+            with pytest.raises(Overtaken):
+                await port.publish(known.next(coordinator="a third"))
+        return True
+    finally:
+        for port in ports:
+            port.close()
+
+
 def test_nodes_with_different_configs_of_one_revision(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story(nodes: InProcessNodes, first: Coordinator, second: Coordinator) -> None:
         await first.rebalance()
-        known = nodes.running[0].membership("default").config
-        assert known is not None
-        for number, coordinator in ((0, "one"), (1, "one"), (2, "other")):
-            port = NodePort(nodes.address(number), LOGIN)
-            await port.publish(known.next(coordinator=coordinator))
-            with pytest.raises(Overtaken):
-                await port.publish(known.next(coordinator="a third"))
-            port.close()
+        while not await published_twice(nodes):
+            pass
         assert len((await second.status()).disagreeing) > 0
         async with asyncio.timeout(20):
             while "two commands have changed the cluster at the same time" not in caplog.text:

@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.node.producer.outbound import Shape, Stop, Values, shape_run
+from headwater.node.producer.outbound import Stop, shape_run
 from headwater.node.producer.output import Output
+from headwater.node.producer.shape import Shape, Values
 from headwater.protocol.compression import decompress
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS

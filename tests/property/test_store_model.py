@@ -102,6 +102,10 @@ class StoppingEngine:
         self.inner = inner
         self.writes_left: int | None = None
 
+    @property
+    def was_left_alone(self) -> bool:
+        return self.inner.was_left_alone
+
     def view(self) -> AbstractContextManager[View]:
         return self.inner.view()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
+from headwater.protocol.kernels.frame_header import is_document_change
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
 from headwater.store.index import BASE, CAPACITY, DELETED, REVISION, SEQNO, SLOT_WORDS
 
@@ -21,7 +22,7 @@ def find_changes(run: Bytes, collections: Column, needle: Bytes, starts: Column,
     while at < len(run):
         end = at + 24 + i64(load_u32(run, at + 8))
         opcode = run[at + 1]
-        if 0x57 <= opcode <= 0x59:
+        if is_document_change(opcode):
             key_at = at + 24 + i64(run[at + 4])
             key_end = key_at + i64(load_u16(run, at + 2))
             name_at = key_at + prefix_bytes(run, key_at, key_end)

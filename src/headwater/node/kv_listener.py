@@ -49,6 +49,7 @@ class KvListener:
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
+        self.is_stopped = False
         self.spare_output = SpareOutput()
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -69,6 +70,7 @@ class KvListener:
         return bound
 
     async def stop(self) -> None:
+        self.is_stopped = True
         for server in self._servers:
             server.close()
         if self._watch is not None:
@@ -152,6 +154,10 @@ class KvConnection(asyncio.Protocol):
             allows_plain=allows_plain,
             unsent_bytes_max=self._limits.unsent_bytes_max,
         )
+        if self._listener.is_stopped:
+            # It was accepted just before, and is none of those that were closed.
+            self._transport.abort()
+            return
         if len(self._listener.connections) >= self._limits.connections_max:
             logger.warning(
                 "connection from %s refused: %d are open",

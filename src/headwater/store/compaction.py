@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headwater.protocol.kernels.collection_prefix import collection_id
+from headwater.protocol.kernels.frame_header import ABORT, MUTATION, PREPARE, SYSTEM_EVENT, is_document_change
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -313,7 +314,7 @@ def _find_bases(
     capacity = tables[vbucket, CAPACITY]
     at = i64(0)
     while at < len(run) and load_u64(run, at + 24) <= history_start:
-        if 0x57 <= run[at + 1] <= 0x59:
+        if is_document_change(run[at + 1]):
             slot = _slot_of(run, at, slots, base, capacity, secret)
             if slot >= 0 and slots[slot, SEQNO] > history_start:
                 bases[slot - base] = load_u64(run, at + 24)
@@ -326,7 +327,7 @@ def _is_sync_frame_needed(
 ) -> bool:
     """Whether a prepare or an abort has to stay. An abort's CAS tells when it was written."""
     seqno = load_u64(run, at + 24)
-    if run[at + 1] == 0x60:
+    if run[at + 1] == PREPARE:
         return bool(seqno > history_start or _is_member(prepares, seqno))
     return bool(seqno > window_start or i64(load_u64(run, at + 16) // u64(1_000_000_000)) >= purge_before_s)
 
@@ -354,12 +355,12 @@ def _filter(
         opcode = run[at + 1]
         seqno = load_u64(run, at + 24)
         keep = True
-        if 0x57 <= opcode <= 0x59:
+        if is_document_change(opcode):
             slot = _slot_of(run, at, slots, base, capacity, secret)
             is_newest = slot >= 0 and slots[slot, SEQNO] == seqno
             # A version that is not durable yet does not supersede one that is.
             is_needed = is_newest or (slot >= 0 and slots[slot, SEQNO] > durable_seqno)
-            is_old_removal = opcode != 0x57 and i64(load_u32(run, at + 40)) < purge_before_s
+            is_old_removal = opcode != MUTATION and i64(load_u32(run, at + 40)) < purge_before_s
             if not _is_member(collections, u32(collection_id(run, at + 24 + i64(run[at + 4])))):
                 keep = False
             elif not is_needed:
@@ -372,10 +373,10 @@ def _filter(
                 gone += 1
             elif not keep:
                 superseded += 1
-        elif opcode != 0x5F:
+        elif opcode != SYSTEM_EVENT:
             keep = _is_sync_frame_needed(run, at, prepares, history_start, window_start, purge_before_s)
-            superseded += opcode == 0x60 and not keep
-            purge_seqno = seqno if opcode == 0x63 and not keep else purge_seqno
+            superseded += opcode == PREPARE and not keep
+            purge_seqno = seqno if opcode == ABORT and not keep else purge_seqno
         if keep:
             copy_bytes(kept, to, run, at, end - at)
             to += end - at

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.errors import HeadwaterError
+from headwater.protocol.kernels.frame_header import ABORT, EXPIRATION, MUTATION, PREPARE, is_document_change
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.numbers import Cas, Seqno
@@ -239,6 +240,12 @@ def _put(
 
 
 @kernel
+def is_full(tables: Column, vbucket: int) -> bool:
+    """Whether a vbucket's table has to grow for one more document."""
+    return bool((tables[vbucket, COUNT] + 1) * _LOAD_DENOMINATOR > tables[vbucket, CAPACITY] * _LOAD_NUMERATOR)
+
+
+@kernel
 def _count_live(slots: Column, tables: Column) -> int:
     live = 0
     for vbucket in range(len(tables)):
@@ -297,7 +304,7 @@ def count_documents(run: Bytes) -> int:
     documents = 0
     while at < len(run):
         opcode = run[at + 1]
-        if 0x57 <= opcode <= 0x59:
+        if is_document_change(opcode):
             documents += 1
         at += 24 + i64(load_u32(run, at + 8))
     return documents
@@ -321,7 +328,7 @@ def index_run(
     while at < len(run):
         opcode = run[at + 1]
         frame_end = at + 24 + i64(load_u32(run, at + 8))
-        if 0x57 <= opcode <= 0x59:
+        if is_document_change(opcode):
             key_at = at + 24 + i64(run[at + 4])
             high, low = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
             slot = probe(slots, base, capacity, high, low)
@@ -332,7 +339,7 @@ def index_run(
                 tables[vbucket, COUNT] += 1
             else:
                 superseded += 1
-            is_mutation = opcode == 0x57
+            is_mutation = opcode == MUTATION
             cas = load_u64(run, at + 16)
             cas_max = max(cas_max, cas)
             expiry = u64(load_u32(run, at + 44)) if is_mutation else u64(0)
@@ -340,14 +347,14 @@ def index_run(
             slots[slot, CAS] = cas
             rev = load_u64(run, at + 32)
             if not is_mutation:
-                deleted_rev = max(deleted_rev, rev + u64(1) if opcode == 0x59 else rev)
+                deleted_rev = max(deleted_rev, rev + u64(1) if opcode == EXPIRATION else rev)
             flags = u64(0) if is_mutation else u64(DELETED)
             if run[at + 5] & 0x04:
                 flags |= u64(HAS_XATTRS)
             slots[slot, REVISION] = (rev << u64(8)) | flags
             slots[slot, PLACE] = (expiry << u64(32)) | u64(commit)
-        elif opcode == 0x60 or opcode == 0x63:
-            superseded += opcode == 0x60
+        elif opcode in (PREPARE, ABORT):
+            superseded += opcode == PREPARE
             cas_max = max(cas_max, load_u64(run, at + 16))
         at = frame_end
     return superseded, cas_max, deleted_rev

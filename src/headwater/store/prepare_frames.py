@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from headwater.protocol.kernels.frame_header import ABORT, PREPARE, is_document_change
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.store.runs import as_run
@@ -35,10 +36,10 @@ def _sync_frames(run: Bytes, starts: Column, completed: Column) -> tuple[int, in
     ended = i64(0)
     while at < len(run):
         opcode = run[at + 1]
-        if opcode == 0x60:
+        if opcode == PREPARE:
             starts[started] = at
             started += 1
-        elif opcode == 0x63:
+        elif opcode == ABORT:
             completed[ended] = load_u64(run, at + 32)
             ended += 1
         elif load_u32(run, at + 12) != 0:
@@ -63,7 +64,7 @@ def _frames_of_keys(run: Bytes, hashes: Column, secret: Column, starts: Column) 
     at = i64(0)
     count = i64(0)
     while at < len(run):
-        if 0x57 <= run[at + 1] <= 0x59:
+        if is_document_change(run[at + 1]):
             key_at = at + 24 + i64(run[at + 4])
             high, _ = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
             position = np.searchsorted(hashes, high)

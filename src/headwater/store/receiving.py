@@ -19,6 +19,7 @@ from headwater.protocol.compression import decompress
 from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.kernels.collection_prefix import prefix_bytes
+from headwater.protocol.kernels.frame_header import EXPIRATION, MUTATION, SYSTEM_EVENT, XATTR
 from headwater.protocol.kernels.memory import (
     Bytes,
     copy_bytes,
@@ -62,6 +63,9 @@ class Stop(IntEnum):
     """The next frame has not the stored form, or is not sound."""
     RANGE = 2
     """The next seqno does not rise, or lies outside the snapshot."""
+
+
+_END, _OTHER, _RANGE = (int(stop) for stop in Stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,16 +251,16 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
     """Whether a frame that is sound for the store is one, but for its opaque, that it would have written."""
     opcode = run[at + 1]
     datatype = run[at + 5]
-    if opcode == 0x5F or datatype & 0xFA or i64(load_u16(run, at + 6)) != vbucket:
+    if opcode == SYSTEM_EVENT or datatype & 0xFA or i64(load_u16(run, at + 6)) != vbucket:
         return False
-    if opcode == 0x57 and (load_u32(run, at + 48) != 0 or load_u16(run, at + 52) != 0):
+    if opcode == MUTATION and (load_u32(run, at + 48) != 0 or load_u16(run, at + 52) != 0):
         return False
     key_bytes = i64(load_u16(run, at + 2))
     key_at = at + 24 + i64(run[at + 4])
     value_at = key_at + key_bytes
     if key_bytes - prefix_bytes(run, key_at, value_at) > KEY_BYTES_MAX or end - value_at > VALUE_BYTES_MAX:
         return False
-    return not datatype & 0x04 or has_sound_xattrs(run, value_at, end)
+    return not datatype & XATTR or has_sound_xattrs(run, value_at, end)
 
 
 @kernel
@@ -269,17 +273,17 @@ def _take(
     reached = after_seqno
     while at < len(run):
         end = frame_end(run, at)
-        if end < 0 or run[at + 1] > 0x59 or not _is_stored_form(run, at, end, vbucket):
-            return 1, at, used, reached, documents
+        if end < 0 or run[at + 1] > EXPIRATION or not _is_stored_form(run, at, end, vbucket):
+            return _OTHER, at, used, reached, documents
         seqno = load_u64(run, at + 24)
         if seqno <= reached or seqno > end_seqno:
-            return 2, at, used, reached, documents
+            return _RANGE, at, used, reached, documents
         copy_bytes(frames, used, run, at, end - at)
         store_u32(frames, used + 12, u32(0))
-        if run[at + 1] == 0x57:
+        if run[at + 1] == MUTATION:
             frames[used + 54] = 0
         used += end - at
         reached = seqno
         documents += 1
         at = end
-    return 0, at, used, reached, documents
+    return _END, at, used, reached, documents

@@ -11,6 +11,21 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.protocol.kernels.collection_prefix import prefix_bytes
+from headwater.protocol.kernels.frame_header import (
+    ABORT,
+    ABORT_EXTRAS_BYTES,
+    DELETION,
+    EXPIRATION,
+    EXPIRATION_EXTRAS_BYTES,
+    MUTATION,
+    MUTATION_EXTRAS_BYTES,
+    PREPARE,
+    PREPARE_EXTRAS_BYTES,
+    REQUEST,
+    SYSTEM_EVENT,
+    SYSTEM_EVENT_EXTRAS_BYTES,
+    TIMED_DELETION_EXTRAS_BYTES,
+)
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -33,12 +48,6 @@ def as_run(data: bytes | bytearray | memoryview) -> Bytes:
 def first_seqno(run: Bytes) -> int:
     """The seqno of the first change of a run that is not empty."""
     return int.from_bytes(run[24:32])
-
-
-@kernel
-def frame_seqno(run: Bytes, at: int) -> int:
-    """The seqno of the frame at `at`: always the first number of its extras."""
-    return load_u64(run, at + 24)
 
 
 @kernel
@@ -120,15 +129,17 @@ def group_by_vbucket(
 @kernel
 def _stored_extras_bytes(opcode: int) -> int:
     """What the frames of an opcode have as extras where they are stored; -1 for those that never are."""
-    if opcode == 0x57 or opcode == 0x60:
-        return i64(31)
-    if opcode == 0x58:
-        return i64(21)
-    if opcode == 0x59:
-        return i64(20)
-    if opcode == 0x63:
-        return i64(16)
-    return i64(13) if opcode == 0x5F else i64(-1)
+    if opcode == MUTATION:
+        return MUTATION_EXTRAS_BYTES
+    if opcode == DELETION:
+        return TIMED_DELETION_EXTRAS_BYTES
+    if opcode == EXPIRATION:
+        return EXPIRATION_EXTRAS_BYTES
+    if opcode == PREPARE:
+        return PREPARE_EXTRAS_BYTES
+    if opcode == ABORT:
+        return ABORT_EXTRAS_BYTES
+    return SYSTEM_EVENT_EXTRAS_BYTES if opcode == SYSTEM_EVENT else -1
 
 
 @kernel
@@ -143,11 +154,11 @@ def frame_end(run: Bytes, at: int) -> int:
     key_bytes = i64(load_u16(run, at + 2))
     end = at + 24 + i64(load_u32(run, at + 8))
     key_at = at + 24 + extras_bytes
-    if run[at] != 0x80 or run[at + 4] != extras_bytes or end > len(run) or key_at + key_bytes > end:
+    if run[at] != REQUEST or run[at + 4] != extras_bytes or end > len(run) or key_at + key_bytes > end:
         return -1
     if load_u64(run, at + 24) >> u64(63):
         return -1  # No vbucket gets there, and what is not compiled has signed numbers.
-    if opcode != 0x5F:
+    if opcode != SYSTEM_EVENT:
         prefix = prefix_bytes(run, key_at, key_at + key_bytes)
         if prefix == 0 or key_bytes == prefix:
             return -1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frame
+from headwater.protocol.kernels.frame_header import SYSTEM_EVENT
 from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u32
 from headwater.protocol.manifest import Collection, Manifest, Scope
 from headwater.protocol.messages import decode_message
@@ -110,6 +111,6 @@ def _by_id(scopes: dict[ScopeId, Scope]) -> tuple[Scope, ...]:
 def _next_event(run: Bytes, at: int) -> int:
     """Where the first system event at or behind `at` starts; the run's length where there is none."""
     at = i64(at)
-    while at < len(run) and run[at + 1] != 0x5F:
+    while at < len(run) and run[at + 1] != SYSTEM_EVENT:
         at += 24 + i64(load_u32(run, at + 8))
     return at

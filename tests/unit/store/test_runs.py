@@ -16,7 +16,6 @@ from headwater.store.runs import (
     as_run,
     find_seqno,
     frame_end,
-    frame_seqno,
     group_by_vbucket,
     group_starts_of,
     is_sound,
@@ -70,7 +69,6 @@ def test_a_run_is_split_before_a_size_but_gives_one_frame_at_least(size: int, at
 def test_the_last_seqno() -> None:
     assert last_seqno(GAPS) == 9
     assert last_seqno(EMPTY_RUN) == 0
-    assert frame_seqno(GAPS, SIZE) == 5
 
 
 def test_an_empty_run_has_nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headwater.protocol.kernels.collection_prefix import collection_id as collection_of_key
+from headwater.protocol.kernels.frame_header import SYSTEM_EVENT, is_document_change
 from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32, load_u64, u64
 from headwater.protocol.numbers import CollectionId
 from headwater.store.bucket import Bucket
@@ -46,10 +47,10 @@ def _last_of_collection(run: Bytes, wanted: int) -> int:
         extras_at = at + 24
         key_at = extras_at + i64(run[at + 4])
         opcode = run[at + 1]
-        if 0x57 <= opcode <= 0x59:
+        if is_document_change(opcode):
             if collection_of_key(run, key_at) == u64(wanted):
                 seqno = load_u64(run, extras_at)
-        elif opcode == 0x5F and load_u32(run, extras_at + 8) == 0:
+        elif opcode == SYSTEM_EVENT and load_u32(run, extras_at + 8) == 0:
             # A collection was created: the value is the manifest's uid, the scope's id and the collection's.
             value_at = key_at + i64(load_u16(run, at + 2))
             if u64(load_u32(run, value_at + 12)) == u64(wanted):

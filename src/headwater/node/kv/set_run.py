@@ -14,38 +14,72 @@ from enum import IntEnum
 import numpy as np
 
 from headwater.node.kv.service import BucketService
+from headwater.protocol.frames import HEADER_BYTES
 from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
+from headwater.protocol.kernels.frame_header import (
+    JSON,
+    MUTATION,
+    MUTATION_EXTRAS_BYTES,
+    RAW,
+    REQUEST,
+    RESPONSE,
+    SET,
+    SETQ,
+)
 from headwater.protocol.kernels.json_check import is_json
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
+    borrowed,
     copy_bytes,
     i64,
     kernel,
+    kernel_part,
     load_u16,
     load_u32,
     load_u64,
     store_u16,
     store_u32,
     store_u64,
-    u8,
     u16,
     u32,
     u64,
 )
 from headwater.protocol.kernels.siphash import siphash128
-from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from headwater.store.index import BASE, CAPACITY, CAS, COUNT, HASH_HIGH, HASH_LOW, PLACE, REVISION, SEQNO, probe
+from headwater.protocol.limits import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
+from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.status import Status
+from headwater.store.index import (
+    BASE,
+    CAPACITY,
+    CAS,
+    COUNT,
+    HAS_XATTRS,
+    HASH_HIGH,
+    HASH_LOW,
+    LOCKED,
+    PLACE,
+    REVISION,
+    SEQNO,
+    is_full,
+    probe,
+)
 from headwater.store.vbuckets import ABSENT
 
-RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
-"""An expiry up to this counts from now; a larger one is a time."""
-
 _TIME_S_MAX = 2**32 - 1
-_REQUEST_BYTES_MIN = 24 + 8 + 1
-_GROWTH_BYTES = 24 + 31 + 1 - (24 + 8)
+_SET_EXTRAS_BYTES = 8
+_KEY_OFFSET = HEADER_BYTES + _SET_EXTRAS_BYTES
+_REQUEST_BYTES_MIN = _KEY_OFFSET + 1
+_GROWTH_BYTES = HEADER_BYTES + MUTATION_EXTRAS_BYTES + 1 - _KEY_OFFSET
 """A stored frame is this much longer than its request, one byte of it the collection id of an older client."""
-_RESPONSE_BYTES_MAX = 24 + 16
+_TOKEN_BYTES = 16
+_RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
+
+_ACTIVE = int(VBucketState.ACTIVE)
+_SUCCESS = int(Status.SUCCESS)
+_DEFAULT_COLLECTION = int(DEFAULT_COLLECTION)
+_UNKNOWN = -1
 
 
 class Stop(IntEnum):
@@ -57,6 +91,9 @@ class Stop(IntEnum):
     """The next request is for the handlers."""
     GROW = 2
     """The index of a vbucket is full."""
+
+
+_END, _OTHER, _GROW = (int(stop) for stop in Stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +119,8 @@ def apply_set_run(
     # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
     undecided = bucket.prepares.counts
     states = np.where(undecided > 0, ABSENT, numbers.states) if undecided.any() else numbers.states
-    at = written = sets = 0
+    at = written = 0
+    first = pending.count
     while True:
         outcome = _apply(
             data, at, collections, mutation_tokens, u64(now_ns), known, max_ttls, scratch,
@@ -92,12 +130,11 @@ def apply_set_run(
             pending.frames, pending.used_bytes, pending.vbuckets, pending.starts, pending.count,
             u64(pending.number & 0xFFFFFFFF), responses, written,
         )  # fmt: skip
-        stop, at, done, pending.used_bytes, pending.count, written, full = outcome
-        sets += done
+        stop, at, pending.used_bytes, pending.count, written, full = outcome
         if stop != Stop.GROW:
             break
         index.make_room(full, 1)
-    return SetRun(consumed_bytes=at, sets=sets, responses=responses[:written].tobytes())
+    return SetRun(consumed_bytes=at, sets=pending.count - first, responses=responses[:written].tobytes())
 
 
 def _collections(service: BucketService) -> tuple[Column, Column]:
@@ -107,7 +144,7 @@ def _collections(service: BucketService) -> tuple[Column, Column]:
     return np.array(ids, dtype=np.uint32), np.array(max_ttls, dtype=np.uint32)
 
 
-@kernel
+@kernel_part
 def _expiry(asked: int, now_s: int, max_ttl: int) -> int:
     """The time at which a document expires, 0 for never."""
     expiry = asked
@@ -126,61 +163,45 @@ def _apply(
     states: Column, vbuuids: Column, high_seqnos: Column, max_cas: Column, deleted_revs: Column, superseded: Column,
     frames: Bytes, used: int, item_vbuckets: Column, item_starts: Column, count: int,
     commit: int, responses: Bytes, written: int,
-) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
+) -> tuple[int, int, int, int, int, int]:  # fmt: skip
+    """Returns why and where it stopped, the ends of frames, items and responses, and the last vbucket it looked at."""
+    # The parts of the kernel get these once a request.
+    data = borrowed(data)
+    known = borrowed(known)
+    scratch = borrowed(scratch)
+    secret = borrowed(secret)
+    frames = borrowed(frames)
+    responses = borrowed(responses)
     at = i64(at)
     used = i64(used)
     count = i64(count)
     written = i64(written)
-    sets = i64(0)
     now_s = i64(now_ns // u64(1_000_000_000))
-    end = len(data)
-    while True:
-        if end - at < 24:
-            return 0, at, sets, used, count, written, 0
-        opcode = data[at + 1]
-        if data[at] != 0x80 or (opcode != 0x01 and opcode != 0x11) or data[at + 4] != 8 or data[at + 5] > 1:
-            return 1, at, sets, used, count, written, 0
-        key_bytes = i64(load_u16(data, at + 2))
-        body_bytes = i64(load_u32(data, at + 8))
+    vbucket = i64(0)
+    stop = _END
+    while len(data) - at >= HEADER_BYTES:
         vbucket = i64(load_u16(data, at + 6))
-        value_bytes = body_bytes - 8 - key_bytes
-        if value_bytes < 0 or value_bytes > VALUE_BYTES_MAX or load_u64(data, at + 16) != 0:
-            return 1, at, sets, used, count, written, 0
-        if vbucket >= len(states) or states[vbucket] != 1:
-            return 1, at, sets, used, count, written, 0
-        frame_end = at + 24 + body_bytes
-        if frame_end > end:
-            return 0, at, sets, used, count, written, 0
-
-        # The key as it is stored: with its collection id.
-        key_at = at + 32
-        if collections:
-            prefix = prefix_bytes(data, key_at, key_at + key_bytes)
-            if prefix == 0 or key_bytes - prefix < 1 or key_bytes - prefix > KEY_BYTES_MAX:
-                return 1, at, sets, used, count, written, 0
-            position = np.searchsorted(known, u32(collection_id(data, key_at)))
-            if position == len(known) or known[position] != collection_id(data, key_at):
-                return 1, at, sets, used, count, written, 0
-            max_ttl = i64(max_ttls[position])
-            high, low = siphash128(data, key_at, key_bytes, secret[0], secret[1])
-            stored_key_bytes = key_bytes
-        else:
-            if key_bytes < 1 or key_bytes > KEY_BYTES_MAX or len(known) == 0 or known[0] != 0:
-                return 1, at, sets, used, count, written, 0
-            max_ttl = i64(max_ttls[0])
-            scratch[0] = 0
-            copy_bytes(scratch, i64(1), data, key_at, key_bytes)
-            high, low = siphash128(scratch, 0, key_bytes + 1, secret[0], secret[1])
-            stored_key_bytes = key_bytes + 1
-
-        capacity = tables[vbucket, CAPACITY]
-        if (tables[vbucket, COUNT] + 1) * 5 > capacity * 4:
-            return 2, at, sets, used, count, written, vbucket
-        slot = probe(slots, tables[vbucket, BASE], capacity, high, low)
+        if not _is_plain_set(data, at) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
+            stop = _OTHER
+            break
+        key_at = at + _KEY_OFFSET
+        value_at = key_at + i64(load_u16(data, at + 2))
+        end = at + HEADER_BYTES + i64(load_u32(data, at + 8))
+        if end > len(data):
+            break
+        collection = _collection(data, key_at, value_at, collections, known)
+        if collection == _UNKNOWN:
+            stop = _OTHER
+            break
+        if is_full(tables, vbucket):
+            stop = _GROW
+            break
+        high, low = _key_hash(data, key_at, value_at, collections, scratch, secret)
+        slot = probe(slots, tables[vbucket, BASE], tables[vbucket, CAPACITY], high, low)
         if slot >= 0:
-            if slots[slot, REVISION] & u64(0x06):
-                # Locked, or with extended attributes: both need a closer look.
-                return 1, at, sets, used, count, written, 0
+            if slots[slot, REVISION] & u64(LOCKED | HAS_XATTRS):
+                stop = _OTHER  # Both need a closer look.
+                break
             rev = (slots[slot, REVISION] >> u64(8)) + u64(1)
             superseded[vbucket] += 1
         else:
@@ -190,9 +211,7 @@ def _apply(
             slots[slot, HASH_LOW] = low
             tables[vbucket, COUNT] += 1
 
-        value_at = key_at + key_bytes
-        datatype = u8(1) if is_json(data, value_at, frame_end) else u8(0)
-        expiry = _expiry(i64(load_u32(data, at + 28)), now_s, max_ttl)
+        expiry = _expiry(i64(load_u32(data, at + 28)), now_s, i64(max_ttls[collection]))
         seqno = high_seqnos[vbucket] + u64(1)
         high_seqnos[vbucket] = seqno
         cas = max(now_ns & ~u64(0xFFFF), max_cas[vbucket] + u64(1))
@@ -202,48 +221,104 @@ def _apply(
         slots[slot, REVISION] = rev << u64(8)
         slots[slot, PLACE] = (u64(expiry) << u64(32)) | commit
 
-        # The mutation as it is stored and streamed.
         item_vbuckets[count] = vbucket
         item_starts[count] = used
         count += 1
-        frames[used] = 0x80
-        frames[used + 1] = 0x57
-        store_u16(frames, used + 2, u16(stored_key_bytes))
-        frames[used + 4] = 31
-        frames[used + 5] = datatype
-        store_u16(frames, used + 6, u16(vbucket))
-        store_u32(frames, used + 8, u32(31 + stored_key_bytes + value_bytes))
-        store_u32(frames, used + 12, u32(0))
-        store_u64(frames, used + 16, cas)
-        store_u64(frames, used + 24, seqno)
-        store_u64(frames, used + 32, rev)
-        store_u32(frames, used + 40, load_u32(data, at + 24))
-        store_u32(frames, used + 44, u32(expiry))
-        store_u32(frames, used + 48, u32(0))
-        store_u16(frames, used + 52, u16(0))
-        frames[used + 54] = 0
-        used += 55
-        if not collections:
-            frames[used] = 0
-            used += 1
-        copy_bytes(frames, used, data, key_at, key_bytes + value_bytes)
-        used += key_bytes + value_bytes
+        used = _write_mutation(data, at, value_at, end, collections, seqno, cas, rev, expiry, frames, used)
+        if data[at + 1] == SET:
+            written = _write_response(data, at, cas, mutation_tokens, vbuuids[vbucket], seqno, responses, written)
+        at = end
+    return stop, at, used, count, written, vbucket
 
-        if opcode == 0x01:
-            token_bytes = 16 if mutation_tokens else 0
-            responses[written] = 0x81
-            responses[written + 1] = 0x01
-            store_u16(responses, written + 2, u16(0))
-            responses[written + 4] = token_bytes
-            responses[written + 5] = 0
-            store_u16(responses, written + 6, u16(0))
-            store_u32(responses, written + 8, u32(token_bytes))
-            store_u32(responses, written + 12, load_u32(data, at + 12))
-            store_u64(responses, written + 16, cas)
-            written += 24
-            if mutation_tokens:
-                store_u64(responses, written, vbuuids[vbucket])
-                store_u64(responses, written + 8, seqno)
-                written += 16
-        sets += 1
-        at = frame_end
+
+@kernel_part
+def _is_plain_set(data: Bytes, at: int) -> bool:
+    """Whether the header at `at` is that of a set with sound lengths, for any version, with a value of no odd kind."""
+    if data[at] != REQUEST or (data[at + 1] != SET and data[at + 1] != SETQ):
+        return False
+    if data[at + 4] != _SET_EXTRAS_BYTES or data[at + 5] > JSON or load_u64(data, at + 16) != 0:
+        return False
+    value_bytes = i64(load_u32(data, at + 8)) - _SET_EXTRAS_BYTES - i64(load_u16(data, at + 2))
+    return bool(0 <= value_bytes <= VALUE_BYTES_MAX)
+
+
+@kernel_part
+def _collection(data: Bytes, key_at: int, key_end: int, collections: bool, known: Column) -> int:
+    """Where the collection of a sound key stands among those that are known, or `_UNKNOWN`."""
+    key_bytes = key_end - key_at
+    if not collections:
+        is_sound = 1 <= key_bytes <= KEY_BYTES_MAX and len(known) != 0 and known[0] == _DEFAULT_COLLECTION
+        return 0 if is_sound else _UNKNOWN
+    prefix = prefix_bytes(data, key_at, key_end)
+    if prefix == 0 or key_bytes - prefix < 1 or key_bytes - prefix > KEY_BYTES_MAX:
+        return _UNKNOWN
+    collection = collection_id(data, key_at)
+    position = np.searchsorted(known, u32(collection))
+    return position if position < len(known) and known[position] == collection else _UNKNOWN
+
+
+@kernel_part
+def _key_hash(
+    data: Bytes, key_at: int, key_end: int, collections: bool, scratch: Bytes, secret: Column
+) -> tuple[int, int]:
+    """The hash of the key as it is stored: with its collection id."""
+    key_bytes = key_end - key_at
+    if collections:
+        return siphash128(data, key_at, key_bytes, secret[0], secret[1])
+    scratch[0] = _DEFAULT_COLLECTION
+    copy_bytes(scratch, i64(1), data, key_at, key_bytes)
+    return siphash128(scratch, 0, key_bytes + 1, secret[0], secret[1])
+
+
+@kernel_part
+def _write_mutation(
+    data: Bytes, at: int, value_at: int, end: int, collections: bool, seqno: int, cas: int, rev: int, expiry: int,
+    frames: Bytes, to: int,
+) -> int:  # fmt: skip
+    """The request at `at` as it is stored and streamed. Returns where that ends."""
+    key_at = at + _KEY_OFFSET
+    prefix = 0 if collections else 1
+    stored_key_bytes = value_at - key_at + prefix
+    frames[to] = REQUEST
+    frames[to + 1] = MUTATION
+    store_u16(frames, to + 2, u16(stored_key_bytes))
+    frames[to + 4] = MUTATION_EXTRAS_BYTES
+    frames[to + 5] = JSON if is_json(data, value_at, end) else RAW
+    store_u16(frames, to + 6, load_u16(data, at + 6))
+    store_u32(frames, to + 8, u32(MUTATION_EXTRAS_BYTES + stored_key_bytes + end - value_at))
+    store_u32(frames, to + 12, u32(0))
+    store_u64(frames, to + 16, cas)
+    store_u64(frames, to + 24, seqno)
+    store_u64(frames, to + 32, rev)
+    store_u32(frames, to + 40, load_u32(data, at + 24))
+    store_u32(frames, to + 44, u32(expiry))
+    # Neither lock time, nor metadata, nor how lately it was used.
+    store_u32(frames, to + 48, u32(0))
+    store_u16(frames, to + 52, u16(0))
+    frames[to + 54] = 0
+    to += HEADER_BYTES + MUTATION_EXTRAS_BYTES
+    if not collections:
+        frames[to] = _DEFAULT_COLLECTION
+    copy_bytes(frames, to + prefix, data, key_at, end - key_at)
+    return to + prefix + end - key_at
+
+
+@kernel_part
+def _write_response(
+    data: Bytes, at: int, cas: int, mutation_tokens: bool, vbuuid: int, seqno: int, responses: Bytes, to: int
+) -> int:
+    """That the set at `at` has succeeded. Returns where the response ends."""
+    token_bytes = _TOKEN_BYTES if mutation_tokens else 0
+    responses[to] = RESPONSE
+    responses[to + 1] = SET
+    store_u16(responses, to + 2, u16(0))
+    responses[to + 4] = token_bytes
+    responses[to + 5] = RAW
+    store_u16(responses, to + 6, u16(_SUCCESS))
+    store_u32(responses, to + 8, u32(token_bytes))
+    store_u32(responses, to + 12, load_u32(data, at + 12))
+    store_u64(responses, to + 16, cas)
+    if mutation_tokens:
+        store_u64(responses, to + 24, vbuuid)
+        store_u64(responses, to + 32, seqno)
+    return to + HEADER_BYTES + token_bytes

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from headwater.errors import UnexpectedMessage
 from headwater.node.producer.controls import BadControl, Controls, with_control
 from headwater.node.producer.idle_streams import IdleStreams, StreamKey
-from headwater.node.producer.outbound import Shape, Values
 from headwater.node.producer.output import Output
+from headwater.node.producer.shape import Shape, Values
 from headwater.node.producer.stream import CHUNK_BYTES, Stream
 from headwater.node.producer.stream_filter import StreamFilter
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow

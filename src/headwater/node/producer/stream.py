@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode
-from headwater.node.producer.outbound import Shape, Stop, shape_run
+from headwater.node.producer.outbound import Stop, shape_run
 from headwater.node.producer.output import Output
+from headwater.node.producer.shape import Shape
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.node.producer.stored_events import read_event
 from headwater.node.producer.stream_filter import StreamFilter

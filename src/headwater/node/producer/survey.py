@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.protocol.kernels.collection_prefix import collection_id
+from headwater.protocol.kernels.frame_header import ABORT, PREPARE, SYSTEM_EVENT
 from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u32, u64
 from headwater.protocol.kernels.siphash import siphash128
 
@@ -98,10 +99,10 @@ def _survey(
         if seqno > end_seqno:
             break
         opcode = run[at + 1]
-        if opcode == 0x5F:
+        if opcode == SYSTEM_EVENT:
             if with_events:
                 last = seqno
-        elif opcode == 0x60 or opcode == 0x63:
+        elif opcode == PREPARE or opcode == ABORT:
             if with_prepares:
                 last = seqno
         else:
@@ -155,9 +156,9 @@ def _sync_seqnos(run: Bytes, end_seqno: int) -> tuple[int, int, int]:
         if seqno > end_seqno:
             break
         opcode = run[at + 1]
-        if opcode == 0x60:
+        if opcode == PREPARE:
             prepared = seqno
-        elif opcode == 0x63:
+        elif opcode == ABORT:
             completed = max(completed, load_u64(run, at + 32))
         else:
             visible = seqno

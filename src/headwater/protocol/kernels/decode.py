@@ -24,6 +24,22 @@ from headwater.errors import LocalProtocolError
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
 from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
+from headwater.protocol.kernels.frame_header import (
+    DELETION,
+    DELETION_EXTRAS_BYTES,
+    EXPIRATION_EXTRAS_BYTES,
+    FLEXIBLE_REQUEST,
+    MUTATION,
+    MUTATION_EXTRAS_BYTES,
+    REQUEST,
+    SNAPPY,
+    STREAM_ID_BYTES,
+    STREAM_ID_KIND,
+    TIMED_DELETION_EXTRAS_BYTES,
+    is_document_change,
+    is_magic,
+    stated_lengths,
+)
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -172,37 +188,22 @@ def _raise_fault(data: memoryview, offset: int, *, collections: bool, body_bytes
 
 
 @kernel
-def _is_magic(byte: int) -> bool:
-    return byte == 0x80 or byte == 0x81 or byte == 0x08 or byte == 0x18 or byte == 0x82 or byte == 0x83
-
-
-@kernel
-def _lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
-    """The lengths of framing extras, extras, key and body that the header at `at` states."""
-    magic = data[at]
-    body_bytes = i64(load_u32(data, at + 8))
-    extras_bytes = i64(data[at + 4])
-    if magic == 0x08 or magic == 0x18:
-        return i64(data[at + 2]), extras_bytes, i64(data[at + 3]), body_bytes
-    return i64(0), extras_bytes, i64(load_u16(data, at + 2)), body_bytes
-
-
-@kernel
 def _is_change(data: Bytes, at: int, framing_bytes: int) -> bool:
     """A lone stream id is the framing that producers send; any other is left to the typed codec."""
-    opcode = data[at + 1]
-    if opcode < 0x57 or opcode > 0x59:
+    if not is_document_change(data[at + 1]):
         return False
     if framing_bytes == 0:
-        return bool(data[at] == 0x80 or data[at] == 0x08)
-    return bool(data[at] == 0x08 and framing_bytes == 3 and data[at + 24] == 0x22)
+        return bool(data[at] == REQUEST or data[at] == FLEXIBLE_REQUEST)
+    is_stream_id = framing_bytes == STREAM_ID_BYTES and data[at + HEADER_BYTES] == STREAM_ID_KIND
+    return bool(data[at] == FLEXIBLE_REQUEST and is_stream_id)
 
 
 @kernel
 def _extras_fit(opcode: int, extras_bytes: int) -> bool:
-    if opcode == 0x57:
-        return bool(extras_bytes == 31)
-    return bool(extras_bytes == 18 or extras_bytes == (21 if opcode == 0x58 else 20))
+    if opcode == MUTATION:
+        return bool(extras_bytes == MUTATION_EXTRAS_BYTES)
+    with_time = TIMED_DELETION_EXTRAS_BYTES if opcode == DELETION else EXPIRATION_EXTRAS_BYTES
+    return bool(extras_bytes == DELETION_EXTRAS_BYTES or extras_bytes == with_time)
 
 
 @kernel
@@ -216,21 +217,21 @@ def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, i
     keys_bytes = i64(0)
     values_bytes = i64(0)
     while at < end:
-        if not _is_magic(data[at]):
+        if not is_magic(data[at]):
             return rows, others, keys_bytes, values_bytes, compressed, at, True
-        if end - at < 24:
+        if end - at < HEADER_BYTES:
             break
-        framing_bytes, extras_bytes, key_bytes, body_bytes = _lengths(data, at)
+        framing_bytes, extras_bytes, key_bytes, body_bytes = stated_lengths(data, at)
         if body_bytes > body_bytes_max or framing_bytes + extras_bytes + key_bytes > body_bytes:
             return rows, others, keys_bytes, values_bytes, compressed, at, True
-        frame_end = at + 24 + body_bytes
+        frame_end = at + HEADER_BYTES + body_bytes
         if frame_end > end:
             break
         if not _is_change(data, at, framing_bytes):
             others += 1
             at = frame_end
             continue
-        key_at = at + 24 + framing_bytes + extras_bytes
+        key_at = at + HEADER_BYTES + framing_bytes + extras_bytes
         value_at = key_at + key_bytes
         if collections:
             prefix = prefix_bytes(data, key_at, value_at)
@@ -240,7 +241,7 @@ def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, i
         rows += 1
         keys_bytes += key_bytes
         values_bytes += frame_end - value_at
-        if data[at + 5] & 0x02:
+        if data[at + 5] & SNAPPY:
             compressed += 1
         at = frame_end
     return rows, others, keys_bytes, values_bytes, compressed, at, False
@@ -262,30 +263,31 @@ def _extract(
     key_offsets[0] = 0
     value_offsets[0] = 0
     while at < end:
-        framing_bytes, extras_bytes, key_bytes, body_bytes = _lengths(data, at)
-        frame_end = at + 24 + body_bytes
+        framing_bytes, extras_bytes, key_bytes, body_bytes = stated_lengths(data, at)
+        frame_end = at + HEADER_BYTES + body_bytes
         if not _is_change(data, at, framing_bytes):
             others[other, 0] = at
             others[other, 1] = row
             other += 1
             at = frame_end
             continue
-        extras_at = at + 24 + framing_bytes
+        extras_at = at + HEADER_BYTES + framing_bytes
         key_at = extras_at + extras_bytes
         value_at = key_at + key_bytes
         opcode = data[at + 1]
         vbuckets[row] = load_u16(data, at + 6)
         opaques[row] = load_u32(data, at + 12)
-        stream_ids[row] = load_u16(data, at + 25) if framing_bytes else u16(0)
+        stream_ids[row] = load_u16(data, at + HEADER_BYTES + 1) if framing_bytes else u16(0)
         opcodes[row] = opcode
         datatypes[row] = data[at + 5]
         seqnos[row] = load_u64(data, extras_at)
         rev_seqnos[row] = load_u64(data, extras_at + 8)
         cas[row] = load_u64(data, at + 16)
-        is_mutation = opcode == 0x57
+        is_mutation = opcode == MUTATION
         flags[row] = load_u32(data, extras_at + 16) if is_mutation else u32(0)
         expiries[row] = load_u32(data, extras_at + 20) if is_mutation else u32(0)
-        delete_times[row] = load_u32(data, extras_at + 16) if not is_mutation and extras_bytes > 18 else u32(0)
+        has_time = not is_mutation and extras_bytes > DELETION_EXTRAS_BYTES
+        delete_times[row] = load_u32(data, extras_at + 16) if has_time else u32(0)
         collection_ids[row] = 0
         if collections:
             collection_ids[row] = collection_id(data, key_at)

@@ -15,12 +15,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.protocol.frames import decode_frame
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.frames import HEADER_BYTES, decode_frame
+from headwater.protocol.kernels.frame_header import (
+    FLEXIBLE_REQUEST,
+    REQUEST,
+    is_document_change,
+    is_magic,
+    stated_lengths,
+)
+from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, load_u32, load_u64, u64
 from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
 
 SORTED_BELOW_ROWS = 8
 """A buffer whose runs are shorter than this on average is sorted by stream."""
+_SEQNO_BYTES = 8
 
 
 class FrameRun(NamedTuple):
@@ -34,6 +42,11 @@ class FrameRun(NamedTuple):
     last_seqno: int
     is_rising: int
     """Whether every seqno is higher than the one before."""
+
+
+_WIDTH = len(FrameRun._fields)
+_START, _END, _OPAQUE, _ROWS, _FIRST_SEQNO, _LAST_SEQNO, _IS_RISING = range(_WIDTH)
+"""Columns of a table of runs."""
 
 
 class FrameRuns(NamedTuple):
@@ -62,7 +75,7 @@ def cut_runs(
 
 
 def _sort_by_stream(buffer: Bytes, table: Column, consumed: int) -> tuple[Bytes, Column]:
-    opaques = table[:, 2]
+    opaques = table[:, _OPAQUE]
     if np.all(opaques[1:] >= opaques[:-1]):
         return buffer, table
     order = np.argsort(opaques, kind="stable")
@@ -73,20 +86,10 @@ def _sort_by_stream(buffer: Bytes, table: Column, consumed: int) -> tuple[Bytes,
 
 
 @kernel
-def _is_magic(byte: int) -> bool:
-    return byte == 0x80 or byte == 0x81 or byte == 0x08 or byte == 0x18 or byte == 0x82 or byte == 0x83
-
-
-@kernel
-def _framing_bytes(data: Bytes, at: int) -> int:
-    return i64(data[at + 2]) if data[at] == 0x08 or data[at] == 0x18 else i64(0)
-
-
-@kernel
 def _is_change(data: Bytes, at: int) -> bool:
     """Mutations, deletions and expirations start their extras with the seqno. One with too little is left alone."""
-    opcode = data[at + 1]
-    return (data[at] == 0x80 or data[at] == 0x08) and opcode >= 0x57 and opcode <= 0x59 and data[at + 4] >= 8
+    is_request = data[at] == REQUEST or data[at] == FLEXIBLE_REQUEST
+    return bool(is_request and is_document_change(data[at + 1]) and data[at + 4] >= _SEQNO_BYTES)
 
 
 @kernel
@@ -98,16 +101,14 @@ def _count_runs(data: Bytes, body_bytes_max: int) -> tuple[int, int, int, bool]:
     rows = 0
     run_opaque = i64(-1)
     while at < end:
-        if not _is_magic(data[at]):
+        if not is_magic(data[at]):
             return runs, rows, at, True
-        if end - at < 24:
+        if end - at < HEADER_BYTES:
             break
-        body_bytes = i64(load_u32(data, at + 8))
-        is_flexible = data[at] == 0x08 or data[at] == 0x18
-        key_bytes = i64(data[at + 3]) if is_flexible else i64(load_u16(data, at + 2))
-        if body_bytes > body_bytes_max or _framing_bytes(data, at) + i64(data[at + 4]) + key_bytes > body_bytes:
+        framing_bytes, extras_bytes, key_bytes, body_bytes = stated_lengths(data, at)
+        if body_bytes > body_bytes_max or framing_bytes + extras_bytes + key_bytes > body_bytes:
             return runs, rows, at, True
-        if at + 24 + body_bytes > end:
+        if at + HEADER_BYTES + body_bytes > end:
             break
         if _is_change(data, at):
             opaque = i64(load_u32(data, at + 12))
@@ -118,36 +119,37 @@ def _count_runs(data: Bytes, body_bytes_max: int) -> tuple[int, int, int, bool]:
         else:
             runs += 1
             run_opaque = i64(-1)
-        at += 24 + body_bytes
+        at += HEADER_BYTES + body_bytes
     return runs, rows, at, False
 
 
 @kernel
 def _fill_runs(data: Bytes, end: int, count: int) -> Column:
     """What `_count_runs` has found sound, as rows of `FrameRun`."""
-    table = np.zeros((count, 7), dtype=np.uint64)
+    table = np.zeros((count, _WIDTH), dtype=np.uint64)
     at = i64(0)
     run = i64(-1)
     run_opaque = i64(-1)
     while at < end:
-        frame_end = at + 24 + i64(load_u32(data, at + 8))
+        framing_bytes, _, _, body_bytes = stated_lengths(data, at)
+        frame_end = at + HEADER_BYTES + body_bytes
         opaque = i64(load_u32(data, at + 12))
         change = _is_change(data, at)
         if not change or opaque != run_opaque:
             run += 1
-            table[run, 0] = u64(at)
-            table[run, 2] = u64(opaque)
-            table[run, 6] = u64(1)
-        table[run, 1] = u64(frame_end)
+            table[run, _START] = u64(at)
+            table[run, _OPAQUE] = u64(opaque)
+            table[run, _IS_RISING] = u64(1)
+        table[run, _END] = u64(frame_end)
         run_opaque = opaque if change else i64(-1)
         if change:
-            seqno = load_u64(data, at + 24 + _framing_bytes(data, at))
-            if table[run, 3] == u64(0):
-                table[run, 4] = seqno
-            elif seqno <= table[run, 5]:
-                table[run, 6] = u64(0)
-            table[run, 3] += u64(1)
-            table[run, 5] = seqno
+            seqno = load_u64(data, at + HEADER_BYTES + framing_bytes)
+            if table[run, _ROWS] == u64(0):
+                table[run, _FIRST_SEQNO] = seqno
+            elif seqno <= table[run, _LAST_SEQNO]:
+                table[run, _IS_RISING] = u64(0)
+            table[run, _ROWS] += u64(1)
+            table[run, _LAST_SEQNO] = seqno
         at = frame_end
     return table
 
@@ -156,7 +158,7 @@ def _fill_runs(data: Bytes, end: int, count: int) -> Column:
 def _gather(data: Bytes, table: Column, order: Column, gathered: Bytes) -> None:
     at = i64(0)
     for run in order:
-        start = i64(table[run, 0])
-        run_bytes = i64(table[run, 1]) - start
+        start = i64(table[run, _START])
+        run_bytes = i64(table[run, _END]) - start
         copy_bytes(gathered, at, data, start, run_bytes)
         at += run_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.protocol.kernels.memory import Bytes, kernel
+from headwater.protocol.kernels.memory import Bytes, borrowed, kernel, kernel_part, load_u8
 
 DEPTH_MAX = 512
 
@@ -17,74 +17,94 @@ _OBJECT, _ARRAY = 1, 2
 # What may come next: the states between two tokens.
 _VALUE, _FIRST_KEY, _KEY, _COLON, _COMMA_OR_END, _FIRST_VALUE, _DONE = range(7)
 
+_SPACE, _LINE_FEED, _RETURN, _TAB = b" \n\r\t"
+_LEFT_BRACE, _RIGHT_BRACE, _LEFT_BRACKET, _RIGHT_BRACKET = b"{}[]"
+_COLON_MARK, _COMMA_MARK, _QUOTE, _BACKSLASH, _SLASH = b':,"\\/'
+_MINUS, _PLUS, _POINT, _ZERO, _NINE = b"-+.09"
+_A, _B, _E, _F, _L, _N, _R, _S, _T, _U = b"abeflnrstu"
+_UPPER_A, _UPPER_E, _UPPER_F = b"AEF"
+
 
 @kernel
 def is_json(data: Bytes, start: int, end: int) -> bool:
+    data = borrowed(data)
     stack = np.empty(DEPTH_MAX, dtype=np.uint8)
     depth = 0
     expect = _VALUE
     at = start
     while True:
-        while at < end and (data[at] == 0x20 or data[at] == 0x0A or data[at] == 0x0D or data[at] == 0x09):
-            at += 1
+        at = _white_end(data, at, end)
         if at >= end:
             return bool(expect == _DONE)
         byte = data[at]
         if expect == _DONE:
             return False
         if expect == _COLON:
-            if byte != 0x3A:
+            if byte != _COLON_MARK:
                 return False
             at += 1
             expect = _VALUE
-            continue
-        if expect == _FIRST_KEY or expect == _KEY:
-            if byte == 0x7D and expect == _FIRST_KEY:
-                depth -= 1
-                at += 1
-                expect = _COMMA_OR_END if depth else _DONE
-                continue
-            if byte != 0x22:
+        elif byte == _RIGHT_BRACE and expect == _FIRST_KEY:
+            depth -= 1
+            at += 1
+            expect = _after_value(depth)
+        elif expect == _FIRST_KEY or expect == _KEY:
+            if byte != _QUOTE:
                 return False
             at = _string_end(data, at, end)
             if at < 0:
                 return False
             expect = _COLON
-            continue
-        if expect == _COMMA_OR_END:
+        elif expect == _COMMA_OR_END:
             inside = stack[depth - 1]
-            if byte == 0x2C:
+            if byte == _COMMA_MARK:
                 expect = _KEY if inside == _OBJECT else _VALUE
-            elif (byte == 0x7D and inside == _OBJECT) or (byte == 0x5D and inside == _ARRAY):
+            elif byte == (_RIGHT_BRACE if inside == _OBJECT else _RIGHT_BRACKET):
                 depth -= 1
-                expect = _COMMA_OR_END if depth else _DONE
+                expect = _after_value(depth)
             else:
                 return False
             at += 1
-            continue
         # A value, or the end of an empty array.
-        if byte == 0x7B or byte == 0x5B:
+        elif byte == _LEFT_BRACE or byte == _LEFT_BRACKET:
             if depth == DEPTH_MAX:
                 return False
-            stack[depth] = _OBJECT if byte == 0x7B else _ARRAY
+            stack[depth] = _OBJECT if byte == _LEFT_BRACE else _ARRAY
             depth += 1
             at += 1
-            expect = _FIRST_KEY if byte == 0x7B else _FIRST_VALUE
-            continue
-        if byte == 0x5D and expect == _FIRST_VALUE:
+            expect = _FIRST_KEY if byte == _LEFT_BRACE else _FIRST_VALUE
+        elif byte == _RIGHT_BRACKET and expect == _FIRST_VALUE:
             depth -= 1
             at += 1
-            expect = _COMMA_OR_END if depth else _DONE
-            continue
-        if byte == 0x22:
-            at = _string_end(data, at, end)
-        elif byte == 0x2D or (0x30 <= byte <= 0x39):
-            at = _number_end(data, at, end)
+            expect = _after_value(depth)
         else:
-            at = _word_end(data, at, end)
-        if at < 0:
-            return False
-        expect = _COMMA_OR_END if depth else _DONE
+            at = _scalar_end(data, at, end)
+            if at < 0:
+                return False
+            expect = _after_value(depth)
+
+
+@kernel_part
+def _after_value(depth: int) -> int:
+    return _COMMA_OR_END if depth else _DONE
+
+
+@kernel_part
+def _white_end(data: Bytes, at: int, end: int) -> int:
+    while at < end and (data[at] == _SPACE or data[at] == _LINE_FEED or data[at] == _RETURN or data[at] == _TAB):
+        at += 1
+    return at
+
+
+@kernel_part
+def _scalar_end(data: Bytes, at: int, end: int) -> int:
+    """Behind the string, number or word that starts at `at`, or -1."""
+    byte = data[at]
+    if byte == _QUOTE:
+        return _string_end(data, at, end)
+    if byte == _MINUS or (_ZERO <= byte <= _NINE):
+        return _number_end(data, at, end)
+    return _word_end(data, at, end)
 
 
 @kernel
@@ -92,30 +112,14 @@ def _string_end(data: Bytes, at: int, end: int) -> int:
     """Behind the closing quote of the string that starts at `at`, or -1."""
     at += 1
     while at < end:
-        byte = data[at]
-        if byte == 0x22:
+        byte = load_u8(data, at)
+        if byte == _QUOTE:
             return at + 1
-        if byte < 0x20:
+        if byte < _SPACE:
             return -1
-        if byte == 0x5C:
-            at += 1
-            if at >= end:
-                return -1
-            escape = data[at]
-            if escape == 0x75:
-                if at + 4 >= end:
-                    return -1
-                for i in range(1, 5):
-                    digit = data[at + i]
-                    if not ((0x30 <= digit <= 0x39) or (0x41 <= digit <= 0x46) or (0x61 <= digit <= 0x66)):
-                        return -1
-                at += 5
-            elif (
-                escape == 0x22 or escape == 0x5C or escape == 0x2F or escape == 0x62
-                or escape == 0x66 or escape == 0x6E or escape == 0x72 or escape == 0x74
-            ):  # fmt: skip
-                at += 1
-            else:
+        if byte == _BACKSLASH:
+            at = _escape_end(data, at + 1, end)
+            if at < 0:
                 return -1
         elif byte < 0x80:
             at += 1
@@ -126,7 +130,32 @@ def _string_end(data: Bytes, at: int, end: int) -> int:
     return -1
 
 
+@kernel_part
+def _escape_end(data: Bytes, at: int, end: int) -> int:
+    """Behind the escape whose backslash stands before `at`, or -1."""
+    if at >= end:
+        return -1
+    escape = data[at]
+    if escape == _U:
+        if at + 4 >= end:
+            return -1
+        for i in range(1, 5):
+            if not _is_hex_digit(data[at + i]):
+                return -1
+        return at + 5
+    is_known = (
+        escape == _QUOTE or escape == _BACKSLASH or escape == _SLASH or escape == _B
+        or escape == _F or escape == _N or escape == _R or escape == _T
+    )  # fmt: skip
+    return at + 1 if is_known else -1
+
+
 @kernel
+def _is_hex_digit(byte: int) -> bool:
+    return bool((_ZERO <= byte <= _NINE) or (_UPPER_A <= byte <= _UPPER_F) or (_A <= byte <= _F))
+
+
+@kernel_part
 def _utf8_end(data: Bytes, at: int, end: int) -> int:
     """Behind the multi-byte character that starts at `at`, or -1 where it is not well-formed UTF-8."""
     lead = data[at]
@@ -153,32 +182,33 @@ def _utf8_end(data: Bytes, at: int, end: int) -> int:
 
 @kernel
 def _digits_end(data: Bytes, at: int, end: int) -> int:
-    while at < end and 0x30 <= data[at] <= 0x39:
+    while at < end and _ZERO <= data[at] <= _NINE:
         at += 1
     return at
 
 
 @kernel
 def _number_end(data: Bytes, at: int, end: int) -> int:
-    if data[at] == 0x2D:
+    """Behind the number that starts at `at`, or -1."""
+    if data[at] == _MINUS:
         at += 1
     if at >= end:
         return -1
-    if data[at] == 0x30:
+    if data[at] == _ZERO:
         at += 1
     else:
         digits = _digits_end(data, at, end)
         if digits == at:
             return -1
         at = digits
-    if at < end and data[at] == 0x2E:
+    if at < end and data[at] == _POINT:
         digits = _digits_end(data, at + 1, end)
         if digits == at + 1:
             return -1
         at = digits
-    if at < end and (data[at] == 0x65 or data[at] == 0x45):
+    if at < end and (data[at] == _E or data[at] == _UPPER_E):
         at += 1
-        if at < end and (data[at] == 0x2B or data[at] == 0x2D):
+        if at < end and (data[at] == _PLUS or data[at] == _MINUS):
             at += 1
         digits = _digits_end(data, at, end)
         if digits == at:
@@ -191,13 +221,13 @@ def _number_end(data: Bytes, at: int, end: int) -> int:
 def _word_end(data: Bytes, at: int, end: int) -> int:
     """Behind `true`, `false` or `null` at `at`, or -1."""
     if end - at >= 4:
-        if data[at] == 0x74 and data[at + 1] == 0x72 and data[at + 2] == 0x75 and data[at + 3] == 0x65:
+        if data[at] == _T and data[at + 1] == _R and data[at + 2] == _U and data[at + 3] == _E:
             return at + 4
-        if data[at] == 0x6E and data[at + 1] == 0x75 and data[at + 2] == 0x6C and data[at + 3] == 0x6C:
+        if data[at] == _N and data[at + 1] == _U and data[at + 2] == _L and data[at + 3] == _L:
             return at + 4
     if (
-        end - at >= 5 and data[at] == 0x66 and data[at + 1] == 0x61 and data[at + 2] == 0x6C
-        and data[at + 3] == 0x73 and data[at + 4] == 0x65
+        end - at >= 5 and data[at] == _F and data[at + 1] == _A and data[at + 2] == _L
+        and data[at + 3] == _S and data[at + 4] == _E
     ):  # fmt: skip
         return at + 5
     return -1

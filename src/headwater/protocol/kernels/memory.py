@@ -34,7 +34,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(function: F) -> F:
     """Compile a function on first use, keep the machine code on disk, and let other threads run meanwhile."""
-    dispatcher = njit(nogil=True)(function)
+    return _kept(njit(nogil=True)(function), function)
+
+
+def kernel_part(function: F) -> F:
+    """A kernel that always becomes part of those that call it.
+
+    The compiler does that with small functions by itself. Where the body of a loop is cut into larger ones, a call a
+    part and item would be dear: an array is passed as seven numbers. See `borrowed`, too.
+    """
+    return _kept(njit(nogil=True, forceinline=True)(function), function)
+
+
+def _kept(dispatcher: Any, function: F) -> F:
     dispatcher._cache = KernelCache(function)
     return cast(F, dispatcher)
 
@@ -50,7 +62,7 @@ def _load_big_endian(bits: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             address = _address(context, builder, signature.args[0], args[0], args[1])
             value = builder.load(builder.bitcast(address, ir.IntType(bits).as_pointer()), align=1)
-            return builder.bswap(value)
+            return builder.bswap(value) if bits > 8 else value
 
         return types.Integer.from_bitwidth(bits, signed=False)(array, types.int64), codegen
 
@@ -72,6 +84,8 @@ def _store_big_endian(bits: int) -> Any:
     return intrinsic(store)
 
 
+load_u8 = _load_big_endian(8)
+"""A byte, without the look whether its place counts from the end, which `array[at]` takes."""
 load_u16 = _load_big_endian(16)
 load_u32 = _load_big_endian(32)
 load_u64 = _load_big_endian(64)
@@ -92,6 +106,21 @@ def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, s
 
 copy_bytes: Any = intrinsic(_copy_bytes)
 """memcpy between byte arrays: target and where, source and where, length. The ranges must not overlap."""
+
+
+def _borrowed(typing_context: Any, array: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, args[0])
+        made.meminfo = cgutils.get_null_value(made.meminfo.type)
+        return made._getvalue()
+
+    return array(array), codegen
+
+
+borrowed: Any = intrinsic(_borrowed)
+"""The same array without its reference count, for a kernel to hand to its parts. These count references wherever the
+compiler does not see that it is needless, and for one item that takes as long as the rest of the work. Whoever has
+called the kernel holds the array meanwhile."""
 
 
 def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:

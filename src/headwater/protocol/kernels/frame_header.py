@@ -1,0 +1,82 @@
+"""The header of a frame, for kernels, which read it by place. Its numbers are big-endian.
+
+     0  magic
+     1  opcode
+     2  length of the key; in flexible framing one byte for the framing extras and one for the key
+     4  length of the extras
+     5  datatype
+     6  vbucket; the status of a response
+     8  length of the body, which is all that follows the header
+    12  opaque
+    16  CAS
+    24  framing extras, extras, key, value
+
+The extras of every change begin with its seqno and, but for aborts, its revision. What kernels compare bytes with has
+to be a plain number, so the members of the enumerations that they need stand here as such.
+"""
+
+from __future__ import annotations
+
+from headwater.protocol.datatype import Datatype
+from headwater.protocol.frame_info import RequestInfo
+from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32
+from headwater.protocol.opcodes import Magic, Opcode
+
+REQUEST = int(Magic.REQUEST)
+RESPONSE = int(Magic.RESPONSE)
+FLEXIBLE_REQUEST = int(Magic.FLEXIBLE_REQUEST)
+FLEXIBLE_RESPONSE = int(Magic.FLEXIBLE_RESPONSE)
+SERVER_REQUEST = int(Magic.SERVER_REQUEST)
+SERVER_RESPONSE = int(Magic.SERVER_RESPONSE)
+
+SET = int(Opcode.SET)
+SETQ = int(Opcode.SETQ)
+MUTATION = int(Opcode.DCP_MUTATION)
+DELETION = int(Opcode.DCP_DELETION)
+EXPIRATION = int(Opcode.DCP_EXPIRATION)
+SYSTEM_EVENT = int(Opcode.DCP_SYSTEM_EVENT)
+PREPARE = int(Opcode.DCP_PREPARE)
+COMMIT = int(Opcode.DCP_COMMIT)
+ABORT = int(Opcode.DCP_ABORT)
+
+RAW = int(Datatype.RAW)
+JSON = int(Datatype.JSON)
+SNAPPY = int(Datatype.SNAPPY)
+XATTR = int(Datatype.XATTR)
+
+MUTATION_EXTRAS_BYTES = 31
+DELETION_EXTRAS_BYTES = 18
+"""Of one that does not tell its time."""
+TIMED_DELETION_EXTRAS_BYTES = 21
+EXPIRATION_EXTRAS_BYTES = 20
+PREPARE_EXTRAS_BYTES = 31
+ABORT_EXTRAS_BYTES = 16
+SYSTEM_EVENT_EXTRAS_BYTES = 13
+
+STREAM_ID_BYTES = 3
+"""The frame info that names the stream of a change: a byte for the kind and the length, then the id."""
+STREAM_ID_KIND = RequestInfo.STREAM_ID << 4 | 2
+
+
+@kernel
+def is_magic(byte: int) -> bool:
+    return bool(
+        byte == REQUEST or byte == RESPONSE or byte == FLEXIBLE_REQUEST or byte == FLEXIBLE_RESPONSE
+        or byte == SERVER_REQUEST or byte == SERVER_RESPONSE
+    )  # fmt: skip
+
+
+@kernel
+def is_document_change(opcode: int) -> bool:
+    """Mutations, deletions and expirations, whose opcodes follow one another."""
+    return bool(MUTATION <= opcode <= EXPIRATION)
+
+
+@kernel
+def stated_lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
+    """The lengths of framing extras, extras, key and body that the header at `at` states."""
+    extras_bytes = i64(data[at + 4])
+    body_bytes = i64(load_u32(data, at + 8))
+    if data[at] == FLEXIBLE_REQUEST or data[at] == FLEXIBLE_RESPONSE:
+        return i64(data[at + 2]), extras_bytes, i64(data[at + 3]), body_bytes
+    return i64(0), extras_bytes, i64(load_u16(data, at + 2)), body_bytes
