@@ -23,7 +23,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
 from headwater.client.offsets import Offsets
@@ -336,11 +336,17 @@ class LakeMachine(RuleBasedStateMachine):
         assert digests == streamed.finish()
 
 
-LakeMachine.TestCase.settings = settings(
-    max_examples=40,
+SETTINGS = settings(
+    max_examples=16,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
+LakeMachine.TestCase.settings = SETTINGS
 TestLakeMachine = LakeMachine.TestCase
+
+
+@pytest.mark.soak
+def test_many_more_stories() -> None:
+    run_state_machine_as_test(LakeMachine, settings=settings(SETTINGS, max_examples=200))

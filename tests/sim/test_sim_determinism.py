@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 SEEDS = (3, 7, 10)
 """With clusters, failovers and rollbacks among them."""
 
 
+@cache
 def digests(hash_seed: str) -> list[str]:
     command = [sys.executable, "-m", "headwater", "sim", "--seed", "{}", "--json"]
     reports = [

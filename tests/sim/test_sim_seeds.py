@@ -12,7 +12,7 @@ import pytest
 from headwater.sim.consumers import Mutant
 from headwater.sim.run import Report, run_seed
 
-BUDGET_S = float(os.environ.get("HEADWATER_SIM_S", "40"))
+BUDGET_S = float(os.environ.get("HEADWATER_SIM_S", "25"))
 MUTANT_SEEDS = 100
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from headwater.client.asyncio_edge import AsyncioEdge
@@ -17,6 +18,7 @@ from headwater.client.client_settings import ClientSettings
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.connection_string import Address
+from headwater.client.daemon_thread import in_daemon_thread
 from headwater.client.dcp_link import DcpControl, DcpLink, DcpOpening
 from headwater.client.group_reading import GroupBatches
 from headwater.client.groups.kv_document import group_bucket
@@ -221,7 +223,7 @@ class Client:
             return None
 
         async def renew() -> None:
-            seeds.replace(await asyncio.to_thread(find_hosts, where))
+            seeds.replace(await in_daemon_thread(partial(find_hosts, where)))
 
         return renew
 

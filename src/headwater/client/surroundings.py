@@ -6,21 +6,22 @@ surroundings that draw all that is random from one seed.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from headwater.client.bucket_view import BucketView, look_at_bucket
 from headwater.client.client_settings import ClientSettings
+from headwater.client.daemon_thread import in_daemon_thread
 from headwater.client.spool import OpenSpool
 
 
 async def _look(settings: ClientSettings) -> BucketView:
-    return await asyncio.to_thread(look_at_bucket, settings)
+    return await in_daemon_thread(partial(look_at_bucket, settings))
 
 
 def _open_spool() -> BinaryIO:
