@@ -24,7 +24,7 @@ from headwater.store.opening import create_bucket
 from node_process import PASSWORD, USER, NodeProcess, StartNode
 
 SEED = 20
-KILLS, SOAK_KILLS = 5, 20
+KILLS, SOAK_KILLS = 3, 20
 LOAD_S_MAX = 0.6
 WRITERS = 2
 KEYS = 300

@@ -42,7 +42,7 @@ DOCUMENTS = 120
 _VBUUIDS = count(7)
 OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(_VBUUIDS)))
 RIGHT, REFUSED, WRONG = 0, 10, 11
-CASES, SEED = 200, 4
+CASES, SEED = 100, 4
 
 
 @dataclass(frozen=True, slots=True)

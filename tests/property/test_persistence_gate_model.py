@@ -310,7 +310,7 @@ class World:
             self.exchange(Answers.ALL, lost)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(seed=st.integers(0, 2**64 - 1))
 def test_only_what_is_safe_is_released_and_in_the_end_everything(seed: int) -> None:
     world = World(Random(seed))

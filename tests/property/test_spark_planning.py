@@ -184,7 +184,7 @@ def _run_batch(query: Query, batch: Batch) -> None:
     query.offsets = end
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(_writes, _failovers, _batches), max_size=25))
 def test_the_table_ends_up_as_the_bucket(steps: list[tuple[str, object]]) -> None:
     bucket = Bucket()

@@ -168,6 +168,7 @@ class Writer(threading.Thread):
             raise AssertionError("the writer has failed") from self._error
 
 
+@pytest.mark.soak
 def test_a_landing_runs_through_a_failover_and_a_rebalance(
     spark: SparkSession, bucket: ClusterBucket, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import rich_click as click
 
 from headwater.cli.bucket_scopes import BucketScopes, scopes_of
 from headwater.cli.connection_options import errors_told
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import printable
 from headwater.cli.management_options import Access, management_options
 from headwater.errors import HeadwaterError
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 import rich_click as click
 from click.core import ParameterSource
 
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import printable
 from headwater.client.handshake import Credentials
 from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput

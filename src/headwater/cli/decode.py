@@ -11,12 +11,12 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
+from headwater.cli.escaping import printable
 from headwater.cli.frame_view import (
     ERROR_STYLE,
     FrameView,
     annotate,
     json_line,
-    printable,
     view_dcp_frame,
     view_upr_frame,
 )

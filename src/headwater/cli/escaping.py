@@ -21,3 +21,8 @@ def _shown(char: str) -> str:
     if ord(char) in _SURROGATES:
         return f"\\x{ord(char) - 0xDC00:02x}"
     return char.encode("unicode_escape").decode()
+
+
+def printable(text: str) -> str:
+    """Text from the input without what a terminal would obey."""
+    return "".join(char if char.isprintable() else "?" for char in text)

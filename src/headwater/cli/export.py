@@ -20,12 +20,12 @@ from rich.text import Text
 
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
+from headwater.cli.escaping import printable
 from headwater.cli.exporting.json_lines_file import JsonLinesFile
 from headwater.cli.exporting.left_out import LeftOut
 from headwater.cli.exporting.output_files import OutputFiles
 from headwater.cli.exporting.spool import Spool
 from headwater.cli.exporting.table_file import TableFile, survey
-from headwater.cli.frame_view import printable
 from headwater.cli.rates import documents_in
 from headwater.cli.telling import EXIT_INTERRUPTED
 from headwater.client.blocking_client import Client

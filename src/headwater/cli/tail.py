@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, fail, tls_settings
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import printable
 from headwater.cli.tailing.events_once import EventsOnce
 from headwater.cli.tailing.formats import Encoder, Format, encoder
 from headwater.cli.tailing.interruptions import Interrupted

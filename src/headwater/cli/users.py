@@ -14,7 +14,7 @@ import rich_click as click
 
 from headwater.cli.cluster_nodes import nodes_of_cluster
 from headwater.cli.connection_options import errors_told, fail
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import printable
 from headwater.cli.management_api import Answer, Management, ManagementUrl
 from headwater.cli.management_options import Access, management_options
 from headwater.errors import HeadwaterError, InvalidInput

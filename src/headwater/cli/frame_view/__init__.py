@@ -3,7 +3,7 @@
 `view_dcp_frame` and `view_upr_frame` make a `FrameView` of a frame; `annotate` and `json_line` print one.
 """
 
-from headwater.cli.frame_view.annotated import ERROR_STYLE, annotate, printable
+from headwater.cli.frame_view.annotated import ERROR_STYLE, annotate
 from headwater.cli.frame_view.dcp_frames import view_dcp_frame
 from headwater.cli.frame_view.json_line import json_line
 from headwater.cli.frame_view.parts import FrameView
@@ -14,7 +14,6 @@ __all__ = [
     "FrameView",
     "annotate",
     "json_line",
-    "printable",
     "view_dcp_frame",
     "view_upr_frame",
 ]

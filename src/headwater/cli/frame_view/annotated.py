@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headwater.cli.escaping import printable
 from headwater.cli.frame_view.grid import draw
 from headwater.cli.frame_view.meanings import show_bytes
 from headwater.cli.frame_view.parts import FrameView, Part
@@ -46,11 +47,6 @@ def _title(view: FrameView) -> str:
     if captured.where:
         words.append(f"({captured.where})")
     return "  ".join(words)
-
-
-def printable(text: str) -> str:
-    """Text from the input without what a terminal would obey."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _table(view: FrameView, value_bytes_max: int) -> Iterator[str]:

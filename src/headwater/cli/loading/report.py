@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import click
 
 from headwater.cli.connection_options import EXIT_FAILED
-from headwater.cli.frame_view import printable
+from headwater.cli.escaping import printable
 from headwater.cli.rates import documents_in
 from headwater.client.kv_loader import KvLoader
 from headwater.counted import counted
