@@ -4,8 +4,8 @@
 .PHONY: help setup demo test check lint types imports format docs bench soak clean
 
 BIN := .venv/bin
-# Many tests wait for processes and clocks, so that it takes three of them to keep a core busy.
-WORKERS := $(shell expr 3 \* `nproc`)
+# Many tests wait for processes and clocks, so that two of them keep a core busy.
+WORKERS := $(shell expr 2 \* `nproc`)
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

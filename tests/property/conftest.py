@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("headwater", max_examples=100, deadline=None)
+settings.register_profile("headwater", max_examples=60, deadline=None)
 settings.load_profile("headwater")

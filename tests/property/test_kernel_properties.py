@@ -28,7 +28,7 @@ from headwater.protocol.messages.dcp_stream import StreamEnd
 from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
 from headwater.protocol.opcodes import Opcode
 
-settings.register_profile("kernels", max_examples=150, deadline=None)
+settings.register_profile("kernels", max_examples=100, deadline=None)
 settings.load_profile("kernels")
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
