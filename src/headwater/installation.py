@@ -16,6 +16,13 @@ from urllib.parse import unquote, urlsplit
 PACKAGE = "headwater"
 
 
+def missing_library(error: ModuleNotFoundError) -> str:
+    """What is not installed. A module of ours that is not found is a fault, and raised as that."""
+    if error.name is None or error.name.startswith(PACKAGE):
+        raise error
+    return error.name
+
+
 def install_command(extra: str) -> str:
     """The command that installs an extra beside what is there."""
     options, what = _where_from(extra)

@@ -9,6 +9,7 @@ from importlib import import_module
 import rich_click as click
 
 from headwater.first_compile import tell_first_compile
+from headwater.installation import missing_library
 from headwater.protocol.kernels.machine_code import code_folder
 
 _PARTS = {
@@ -52,8 +53,7 @@ def _warm_up(modules: tuple[str, ...]) -> bool:
         try:
             module = import_module(name)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("headwater"):
-                raise
+            missing_library(error)
             return False
         module.warm_up()
     return True

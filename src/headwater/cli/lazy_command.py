@@ -15,7 +15,7 @@ from typing import Any
 import rich_click as click
 
 from headwater.cli.help_layout import name_numbers
-from headwater.installation import install_command
+from headwater.installation import install_command, missing_library
 
 
 class LazyCommand(click.RichCommand):
@@ -37,9 +37,7 @@ def load_command(name: str) -> click.Command:
     try:
         module = import_module(f"headwater.cli.{name}")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("headwater"):
-            raise
-        return _not_installed(name, error.name)
+        return _not_installed(name, missing_library(error))
     return name_numbers(getattr(module, name))
 
 

@@ -132,29 +132,25 @@ class Peers:
         ours = self._config()
         if theirs is None or ours is None or theirs.uuid != ours.uuid:
             return
+        about = fields(
+            event=LogEvent.CLUSTER_CONFIG,
+            bucket=theirs.bucket,
+            config=theirs.revision,
+            address=str(connection.address),
+        )
         if theirs.version == ours.version and theirs != replace(ours, login=None) and ours.version != self._told:
             self._told = ours.version
             logger.warning(
                 "bucket %s: %s has another config %d: two commands have changed the cluster at the same time; run "
                 "`headwater cluster rebalance`",
-                *(ours.bucket, connection.address, ours.revision),
-                extra=fields(
-                    event=LogEvent.CLUSTER_CONFIG,
-                    bucket=ours.bucket,
-                    config=ours.revision,
-                    address=str(connection.address),
-                ),
+                *(theirs.bucket, connection.address, theirs.revision),
+                extra=about,
             )
         if theirs.version > ours.version:
             logger.info(
                 "bucket %s: config %d comes from %s",
                 *(theirs.bucket, theirs.revision, connection.address),
-                extra=fields(
-                    event=LogEvent.CLUSTER_CONFIG,
-                    bucket=theirs.bucket,
-                    config=theirs.revision,
-                    address=str(connection.address),
-                ),
+                extra=about,
             )
             # The log-in is not shown, and it is the same: it let this node in.
             self._adopt(replace(theirs, login=ours.login))
