@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -46,6 +46,9 @@ class ReadOptions:
     end: End | Mapping[VBucketId, Seqno] | None = None
     """None is for ever. A vbucket that a mapping does not name is not read. The read goes on to the end of the
     snapshot that holds the last seqno."""
+    boundaries: Mapping[VBucketId, Sequence[Seqno]] = field(default_factory=dict)
+    """By vbucket: seqnos before the start, rising, at which the caller held all there was. A rollback to before the
+    start goes back to one of them, and to 0 where there is none."""
     scopes: tuple[str, ...] = ()
     """Names; everything in these scopes is read, that of collections made later, too."""
     collections: tuple[str | int, ...] = ()
@@ -103,7 +106,7 @@ class ReadOptions:
     @classmethod
     def make(cls, **options: Any) -> ReadOptions:
         """From what a caller wrote: strings for choices, any iterable for sets."""
-        known = {field.name for field in fields(cls)}
+        known = {it.name for it in fields(cls)}
         unknown = sorted(options.keys() - known)
         if unknown:
             raise InvalidInput(f"there is no option {unknown[0]!r}", hint=f"Use some of {', '.join(sorted(known))}")

@@ -127,7 +127,8 @@ class Reader:
         """Read these vbuckets, too."""
         whole = self._options.snapshots is Snapshots.COMPLETE
         for vbucket, offset in offsets.items():
-            self._streams[vbucket] = VBucketStream(vbucket, offset, whole_snapshots=whole)
+            boundaries = self._options.boundaries.get(vbucket, ())
+            self._streams[vbucket] = VBucketStream(vbucket, offset, whole_snapshots=whole, boundaries=boundaries)
             self._waits.begin(vbucket, now_s=now_s)
             if from_now:
                 self._opening.start_from_now(vbucket)
@@ -338,10 +339,6 @@ class Reader:
             return
         self.metrics.on_run(stream.vbucket, run.rows, len(run.data), run.last_seqno)
         self._pass_on(stream, stream.on_run(run, slot.id))
-        if stream.offset.seqno >= stream.end_seqno and not stream.offset.is_complete:
-            # The server would send its whole snapshot, and the caller did not want to wait for that.
-            self._detach(stream)
-            self._forget_stream(stream.vbucket)
 
     def _on_stream_message(self, slot: Slot, event: StreamMessage, now_s: float) -> None:
         message = event.message

@@ -13,7 +13,7 @@ branch that both know has parted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, Vbuuid
@@ -57,9 +57,10 @@ def _common_branch(own_log: FailoverLog | None, server_log: FailoverLog) -> tupl
 class Boundaries:
     """The seqnos at which complete snapshots ended, rising. Old ones are thinned out, the newest are all there."""
 
-    def __init__(self, offset: StreamOffset) -> None:
-        """From a saved offset: it tells where its snapshot began, and where it ended if all of it is there."""
-        self.seqnos: list[Seqno] = [offset.snapshot_start]
+    def __init__(self, offset: StreamOffset, known: Iterable[Seqno] = ()) -> None:
+        """From a saved offset: it says where its snapshot began, and where it ended if all of it is there. `known` are
+        boundaries before it, rising."""
+        self.seqnos: list[Seqno] = [*(seqno for seqno in known if seqno < offset.snapshot_start), offset.snapshot_start]
         if offset.is_complete:
             self.add(offset.seqno)
 

@@ -68,6 +68,18 @@ class Surveyor:
             self.refresh_map()
         raise failure
 
+    def high_seqnos(self) -> dict[VBucketId, Seqno]:
+        """How far the active vbuckets are, of all nodes that have any. Asked once: what fails is raised."""
+        found: dict[VBucketId, Seqno] = {}
+        try:
+            for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)}:
+                if node >= 0:
+                    found |= _high_seqnos(self._connection(self.cluster_map.nodes[node]))
+        except BaseException:
+            self.close()
+            raise
+        return found
+
     def refresh_map(self) -> None:
         """Read the cluster map again, over new connections."""
         self.close()

@@ -11,6 +11,7 @@ The saved vbuuid stays in the request until the server has judged it; only its y
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +56,10 @@ class Passed:
 class VBucketStream:
     """The stream of one vbucket, over all its connections."""
 
-    def __init__(self, vbucket: VBucketId, offset: StreamOffset, *, whole_snapshots: bool) -> None:
+    def __init__(
+        self, vbucket: VBucketId, offset: StreamOffset, *, whole_snapshots: bool, boundaries: Iterable[Seqno] = ()
+    ) -> None:
+        """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising."""
         self.vbucket = vbucket
         self.offset = offset
         self.asked = offset
@@ -66,7 +70,7 @@ class VBucketStream:
         """Of a snapshot that is not complete."""
         self.held_bytes = 0
         """What of it is in memory."""
-        self._boundaries = Boundaries(offset)
+        self._boundaries = Boundaries(offset, boundaries)
         self._whole_snapshots = whole_snapshots
         self._tracker = SnapshotTracker(offset=offset)
 
@@ -105,8 +109,9 @@ class VBucketStream:
             vbucket=self.vbucket,
             flags=flags,
             start_seqno=self.asked.seqno,
-            # A start beyond the end is refused before the branch is judged, and the judgement is what we need.
-            end_seqno=max(self.end_seqno, self.asked.seqno),
+            # A start beyond the end is refused before the branch is judged, and the judgement is what we need. And a
+            # snapshot that we hold a part of is read to its end.
+            end_seqno=max(self.end_seqno, self.asked.snapshot_end),
             vbuuid=self.asked.vbuuid,
             snapshot_start_seqno=self.asked.snapshot_start,
             snapshot_end_seqno=self.asked.snapshot_end,
@@ -180,7 +185,7 @@ class VBucketStream:
         elif isinstance(message, SeqnoAdvanced):
             return self._advance(self._tracker.on_seqno(message.seqno), None)
         elif isinstance(message, StreamEnd) and self.is_done_with(message.reason):
-            return self._pass_held()
+            return self._finish()
         elif isinstance(message, Mutation | Deletion | Expiration):
             raise SnapshotViolation(f"a {type(message).__name__} whose extras are cut off")
         return []
@@ -193,7 +198,7 @@ class VBucketStream:
         """
         has_end = self.end_seqno != SEQNO_MAX
         is_last = reason == StreamEndReason.FILTER_EMPTY or (reason == StreamEndReason.OK and has_end)
-        return is_last or self.received_seqno >= self.end_seqno
+        return is_last or (self._tracker.is_complete and self.received_seqno >= self.end_seqno)
 
     def on_lost(self) -> list[Passed]:
         """The connection or the stream is gone. What is held is asked for again, and returned to be let go."""
@@ -228,6 +233,21 @@ class VBucketStream:
         elif self._whole_snapshots:
             return []
         return self._pass_held()
+
+    def _finish(self) -> list[Passed]:
+        """The server has sent all that was asked for. What is left up to the end of its snapshot is hidden from us: the
+        place is the end of the snapshot all the same, and at least the end that was asked for."""
+        received = self._tracker.offset
+        seqno = received.snapshot_end
+        if self.end_seqno != SEQNO_MAX:
+            seqno = max(seqno, self.end_seqno)
+        passed = self._pass_held()
+        if seqno > received.seqno:
+            self.offset = self.asked = replace(received, seqno=seqno, snapshot_end=seqno)
+            self._tracker = SnapshotTracker(offset=self.offset)
+            self._boundaries.add(seqno)
+            passed.append(Passed(vbucket=self.vbucket, piece=None, offset=self.offset))
+        return passed
 
     def _pass_held(self) -> list[Passed]:
         self.offset = self.asked = self._tracker.offset

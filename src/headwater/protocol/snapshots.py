@@ -37,6 +37,11 @@ class StreamOffset:
         """The whole snapshot is there, so the state at this offset is consistent."""
         return self.seqno == self.snapshot_end
 
+    @property
+    def is_whole(self) -> bool:
+        """It says nothing of a snapshot: everything up to the seqno is there, and nothing beyond."""
+        return self.snapshot_start == self.seqno == self.snapshot_end
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTracker:

@@ -130,18 +130,48 @@ def test_a_rollback_that_is_demanded_of_one_who_has_nothing() -> None:
         (StreamEndReason.OK, SEQNO_MAX, False),
         (StreamEndReason.FILTER_EMPTY, SEQNO_MAX, True),
         (StreamEndReason.STATE_CHANGED, 50, False),
-        (StreamEndReason.STATE_CHANGED, 3, True),
+        (StreamEndReason.STATE_CHANGED, 3, False),
     ],
 )
 def test_what_is_held_is_passed_on_at_the_end_of_all_and_only_then(
     reason: StreamEndReason, end: int, is_done: bool
 ) -> None:
+    """What is left of the snapshot is hidden from us, and its end is the place. A stream that breaks off inside of a
+    snapshot is asked for again, also if the end that was wanted has come."""
     stream = accepted()
     stream.end_seqno = Seqno(end)
     stream.on_message(marker(0, 100))
     stream.on_run(run(1, 3), 1)
     assert stream.is_done_with(reason) is is_done
-    assert seqnos(stream.on_message(StreamEnd(reason=reason))) == ([3] if is_done else [])
+    assert seqnos(stream.on_message(StreamEnd(reason=reason))) == ([3, 100] if is_done else [])
+    assert stream.offset.is_complete
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_snapshot_that_broke_off_is_asked_for_to_its_end(whole: bool) -> None:
+    stream = accepted(whole=whole)
+    stream.end_seqno = Seqno(3)
+    stream.on_message(marker(0, 10))
+    stream.on_run(run(1, 5), 1)
+    stream.on_lost()
+    assert ask(stream).end_seqno == (3 if whole else 10)
+
+
+def test_a_stream_that_has_nothing_to_send_ends_at_the_end_that_was_asked_for() -> None:
+    stream = accepted()
+    stream.end_seqno = Seqno(50)
+    (passed,) = stream.on_message(StreamEnd(reason=StreamEndReason.OK))
+    assert (passed.piece, passed.offset.seqno, passed.offset.is_complete) == (None, 50, True)
+
+
+def test_a_rollback_goes_back_to_a_boundary_from_before_the_start() -> None:
+    start = StreamOffset(vbuuid=Vbuuid(1), seqno=Seqno(30), snapshot_start=Seqno(30), snapshot_end=Seqno(30))
+    for demanded, kept in ((25, 20), (20, 20), (5, 0)):
+        stream = VBucketStream(VBucketId(0), start, whole_snapshots=True, boundaries=(Seqno(10), Seqno(20)))
+        ask(stream)
+        stream.on_rollback_demanded()
+        stream.on_server_log(OLD, demanded=Seqno(demanded))
+        assert stream.asked.seqno == kept
 
 
 def test_a_start_beyond_the_end_is_judged_all_the_same() -> None:
