@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from demo.commands import PASSWORD, USER, CommandFailed
 from headwater.client.offsets import Offsets
@@ -31,12 +30,11 @@ class LiveLanding:
     def __init__(self, spark: SparkSession, url: str, into: Path) -> None:
         self.batches: list[LandedBatch] = []
         """Those with changes in them."""
-        self._spark = spark
         self._landing = Landing(
             source={"url": url, "user": USER, "password": PASSWORD, "minPartitions": "4", "name": "demo"},
             into=str(into),
         )
-        self._query: StreamingQuery = self._landing.start(spark, every=EVERY, on_batch=self._on_batch)
+        self._query = self._landing.start(spark, every=EVERY, on_batch=self._on_batch)
 
     def _on_batch(self, batch: LandedBatch) -> None:
         if batch.rows:
@@ -80,7 +78,6 @@ class LiveLanding:
         """Land what there is, bring the documents up to it, and end."""
         self._query.processAllAvailable()
         self._query.stop()
-        self._landing.merge_all(self._spark)
 
     def stop(self) -> None:
         self._query.stop()
@@ -104,7 +101,7 @@ def start_spark(running: ExitStack, folder: Path) -> SparkSession:
 
 @contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Ctrl-C counts when the block is over, because nobody could end a Java process that is half started.
+    """Ctrl-C counts when the block is over, because a Java process can't be ended that is half started.
 
     The handlers are then as they were: Spark puts in one of its own, which cancels jobs with a long lament.
     """

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 from prometheus_client.metrics_core import Metric
@@ -15,6 +16,7 @@ from handbook.written_below import written_below
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.prometheus import READER_LABELS, ReaderCollector
 from headwater.dashboard.metrics import NodeCollector
+from headwater.spark.landing import LandingStatus
 from headwater.spark.landing_metrics import LandingMetrics
 
 
@@ -37,8 +39,9 @@ def node_metrics_table() -> str:
 
 
 def landing_metrics_table() -> str:
-    # A lag that is not known would leave its metric out.
-    return _families(LandingMetrics(bucket="", lag=0).collect(), common=("bucket",))
+    # What is not known would leave its metric out.
+    status = LandingStatus(**dict.fromkeys((field.name for field in fields(LandingStatus)), cast(Any, 0)))
+    return _families(LandingMetrics("", lambda: status).collect(), common=("bucket",))
 
 
 def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bucket_model import BUCKET_UUID, ModelBucket, batches
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.lake.batch_commit import Batch, Committed, begin_batch, commit_batch
+from headwater.spark.lake.change_files import ChangeReport
 from headwater.spark.lake.lake import Lake, LakeSettings
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.lake.merging import merge
@@ -35,7 +37,6 @@ class SmallLake:
         self.directory = directory
         self.bucket = bucket or ModelBucket(vbuckets)
         self.bucket.names[HOTEL] = ("inventory", "hotel")
-        self.batch_id = 0
         self.lake = Lake.create(
             str(directory), bucket_uuid=BUCKET_UUID, vbuckets=vbuckets, groups=groups, settings=settings, step=step
         )
@@ -44,9 +45,20 @@ class SmallLake:
         for key in keys:
             self.bucket.change(vbucket, "mutation", collection, key.encode(), value)
 
-    def begin(self, sending: Sequence[int] | None = None, *, query_id: str = "query") -> Batch | None:
-        sending = range(len(self.bucket.vbuckets)) if sending is None else sending
-        return begin_batch(self.lake, query_id=query_id, batch_id=self.batch_id, end=self.bucket.offsets(sending))
+    def begin(self) -> Batch:
+        return begin_batch(self.lake)
+
+    def reached(self, sending: Sequence[int]) -> dict[VBucketId, StreamOffset]:
+        """The places behind what some vbuckets have."""
+        offsets = self.bucket.offsets(sending)
+        return {VBucketId(vbucket): offsets[VBucketId(vbucket)] for vbucket in sending}
+
+    def write_batch(self, batch: Batch, sending: Sequence[int], **reading: Any) -> ChangeReport:
+        """What a task reports that reads what is new of some vbuckets."""
+        rows = [row for vbucket in sending for row in self.bucket.rows(vbucket, **reading)]
+        report = batch.writer.write(batches(rows, 100))
+        report.reached = self.reached(sending)
+        return report
 
     def land(
         self,
@@ -54,21 +66,16 @@ class SmallLake:
         *,
         landed_at: datetime | None = None,
         merges: bool = True,
-        force: bool = False,
         run: Runner = run_here,
         **reading: Any,
     ) -> Committed:
         """Land what is new of some vbuckets, or of all."""
         sending = range(len(self.bucket.vbuckets)) if sending is None else sending
-        batch = self.begin(sending)
-        assert batch is not None
-        writer = replace(batch.writer, landed_at=landed_at or datetime.now(UTC))
-        rows = [row for vbucket in sending for row in self.bucket.rows(vbucket, **reading)]
-        committed = commit_batch(self.lake, batch, [writer.write(batches(rows, 100))], run)
-        self.batch_id += 1
+        batch = begin_batch(self.lake, landed_at=landed_at)
+        committed = commit_batch(self.lake, batch, [self.write_batch(batch, sending, **reading)], run)
         self.bucket.mark_sent(sending)
         if merges:
-            merge(self.lake, run, force=force)
+            merge(self.lake, run)
         return committed
 
     def reopen(self, settings: LakeSettings | None = None) -> Lake:

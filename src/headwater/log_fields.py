@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypedDict, Unpack
 class LogEvent(StrEnum):
     """What a message is about. The words of a message may change, this does not."""
 
+    BATCH_FAILED = "batch_failed"
+    """A process of Spark has died under a batch, which is tried again."""
     BATCH_LANDED = "batch_landed"
     """A batch of changes is in the tables."""
     CLUSTER_CONFIG = "cluster_config"
@@ -50,6 +52,8 @@ class LogEvent(StrEnum):
     """The node could not be started, or has to stop."""
     NODE_READY = "node_ready"
     """The node is served."""
+    PLANNER_UNREACHABLE = "planner_unreachable"
+    """A task of a `dcp` stream can't report how far it has read."""
     REPLICAS_HELD = "replicas_held"
     """A drill: the replicas of the node fall behind."""
     REPLICAS_RELEASED = "replicas_released"

@@ -16,6 +16,7 @@ from headwater.dashboard import landing
 from headwater.dashboard.dashboard import DashboardSettings
 from headwater.dashboard.landing import Landings, fetch_landing
 from headwater.errors import InvalidInput
+from headwater.spark.landing import LandingStatus
 from headwater.spark.landing_metrics import LandingMetrics
 from node_process import run_serve
 
@@ -46,7 +47,11 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
 
 def metrics_text() -> bytes:
     registry = CollectorRegistry()
-    registry.register(LandingMetrics("beer", rows=1200, batches=3, rollbacks=1, tables=2, lag=17))
+    status = LandingStatus(
+        is_active=True, doing="reading", batch=2, rows=1200, rollbacks=1, documents=900, tables=2, lag_seqnos=17,
+        lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=None, failures=0,
+    )  # fmt: skip
+    registry.register(LandingMetrics("beer", lambda: status))
     return generate_latest(registry)
 
 
@@ -58,7 +63,7 @@ def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
                 if "numbers" in told["landings"][0]:
                     break
             numbers = told["landings"][0]["numbers"]
-            assert numbers["lag_seqnos"] == 17
+            assert (numbers["lag_seqnos"], numbers["lag_seconds"], numbers["documents_age_seconds"]) == (17, 2.5, 4.5)
             assert numbers["rows"] == 1200
             assert numbers["rollbacks"] == 1
 

@@ -27,10 +27,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
 from headwater.client.offsets import Offsets
-from headwater.errors import LakeOutOfStep
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.lake import change_files, change_rows, data_files, file_joining, trimming
-from headwater.spark.lake.batch_commit import Batch, begin_batch, commit_batch
+from headwater.spark.lake.batch_commit import begin_batch, commit_batch
 from headwater.spark.lake.digests import ChangeDigester, digest_documents
 from headwater.spark.lake.file_joining import join_files
 from headwater.spark.lake.lake import Lake, LakeSettings
@@ -84,12 +83,11 @@ class LakeMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="lake-model-"))
         self.bucket = ModelBucket(VBUCKETS)
         self.delivered: list[list[Change]] = [[] for _ in range(VBUCKETS)]
-        self.queries = self.batch_ids = 0
+        self.batches = 0
         self.patches = ExitStack()
 
     @initialize(
         groups=st.sampled_from([1, 2, 5]),
-        fraction=st.sampled_from([0.0, 0.2, 1000.0]),
         keep_bytes=st.sampled_from([0, 300, 2**40]),
         row_group_rows=st.sampled_from([2, 128]),
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
@@ -98,7 +96,6 @@ class LakeMachine(RuleBasedStateMachine):
     def begin(
         self,
         groups: int,
-        fraction: float,
         keep_bytes: int,
         row_group_rows: int,
         buffer_bytes: int,
@@ -116,7 +113,7 @@ class LakeMachine(RuleBasedStateMachine):
         ):
             self.patches.enter_context(patch.object(module, name, value))
         columns = {"*": TypedColumns.from_ddl("n BIGINT")} if is_typed else {}
-        rules = MergeRules(fraction=fraction, history=True, file_bytes=4000)
+        rules = MergeRules(history=True, file_bytes=4000)
         self.settings = LakeSettings(merging=rules, columns=columns)
         self.bucket.names.update(NAMES)
 
@@ -161,9 +158,8 @@ class LakeMachine(RuleBasedStateMachine):
         back_seqnos=st.sampled_from([0, 0, 1, 3, 1000]),
         crashes=st.lists(crash_steps, max_size=3),
         deduplicated=st.booleans(),
-        force=st.booleans(),
+        merges=st.booleans(),
         join=st.booleans(),
-        new_query=st.booleans(),
         size=st.sampled_from([1, 2, 100]),
         goes_on=st.booleans(),
         careless=st.sampled_from([False, False, False, True]),
@@ -175,9 +171,8 @@ class LakeMachine(RuleBasedStateMachine):
         back_seqnos: int,
         crashes: list[int | None],
         deduplicated: bool,
-        force: bool,
+        merges: bool,
         join: bool,
-        new_query: bool,
         size: int,
         goes_on: bool,
         careless: bool,
@@ -196,42 +191,38 @@ class LakeMachine(RuleBasedStateMachine):
             try:
                 if attempt and not goes_on:
                     lake = self.open(CrashAt(None))
-                # Else not the process has failed, but the query, and another one uses the same object.
+                # Else the process goes on after a failure, with the same object.
                 lake.step = CrashAt(crash)
-                if attempt and new_query and lake.held_offsets() == self.bucket.offsets(sending):
-                    # A new checkpoint begins where the tables end, and there is nothing behind it.
-                    self.queries += 1
-                else:
+                # What the tables hold is not read again.
+                if lake.last_batch < self.batches:
                     self.attempt(lake, sending, rows, size)
-                merge(lake, force=force)
+                # As the pipeline does: what a rollback took back is not left in the tables.
+                if merges or lake.pending.urgent:
+                    merge(lake)
                 if join:
                     join_files(lake, file_bytes=4000)
                 break
             except Crash:
                 continue
-        self.batch_ids += 1
+        self.batches += 1
         self.bucket.mark_sent(sending)
         self.begin_again_where_wiped(lake, sending)
-        self.check(force=force)
+        self.check(merges=merges)
 
     def begin_again_where_wiped(self, lake: Lake, sending: Sequence[int]) -> None:
-        """A rollback that `changes` does not reach back to ends the query. Another one reads the vbucket from 0."""
+        """A vbucket with a rollback that `changes` does not reach back to is read from 0 by the next batch."""
         wiped = [vbucket for vbucket in sending if lake.held_offsets().get(VBucketId(vbucket)) is None]
-        assert bool(wiped) == (lake.state.ended_query is not None)
         for vbucket in wiped:
             self.bucket.mark_unread(vbucket)
             self.delivered[vbucket] = []
-        if wiped:
-            with pytest.raises(LakeOutOfStep):
-                self.begin_batch(lake, sending)
-            self.queries += 1
 
-    @precondition(lambda self: self.batch_ids)
-    @rule(force=st.booleans(), crash=crash_steps)
-    def trim(self, force: bool, crash: int | None) -> None:
+    @precondition(lambda self: self.batches)
+    @rule(merges=st.booleans(), crash=crash_steps)
+    def trim(self, merges: bool, crash: int | None) -> None:
         with contextlib.suppress(Crash):
             lake = self.open(CrashAt(crash))
-            merge(lake, force=force)
+            if merges:
+                merge(lake)
             trim_changes(lake, datetime.now(UTC))
 
     def part_while_read(
@@ -257,19 +248,15 @@ class LakeMachine(RuleBasedStateMachine):
         )
 
     def attempt(self, lake: Lake, sending: Sequence[int], rows: dict[int, list[dict[str, object]]], size: int) -> None:
-        batch = self.begin_batch(lake, sending)
-        if batch is None:
-            return
+        batch = begin_batch(lake)
         writer = replace(batch.writer, buffer_bytes=self.buffer_bytes)
         shares = [[v for v in sending if v % 2 == share] for share in (0, 1)]
         reports = [writer.write(batches([row for v in share for row in rows[v]], size)) for share in shares]
+        places = self.bucket.offsets(sending)
+        for report, share in zip(reports, shares, strict=True):
+            report.reached = {VBucketId(v): places[VBucketId(v)] for v in share}
         lake.step("written")
         commit_batch(lake, batch, reports)
-
-    def begin_batch(self, lake: Lake, sending: Sequence[int]) -> Batch | None:
-        return begin_batch(
-            lake, query_id=f"query-{self.queries}", batch_id=self.batch_ids, end=self.bucket.offsets(sending)
-        )
 
     def note_delivered(self, rows: dict[int, list[dict[str, object]]]) -> None:
         for vbucket, sent in rows.items():
@@ -284,7 +271,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     # --- what must be true ----------------------------------------------------------------------------------------
 
-    def check(self, *, force: bool) -> None:
+    def check(self, *, merges: bool) -> None:
         expected = self.bucket.sent_documents()
         changes = table_rows(self.directory / "changes")
         check_no_duplicates(changes)
@@ -294,9 +281,11 @@ class LakeMachine(RuleBasedStateMachine):
         now = [rows for name in lake.tables for rows in lake.documents_now(name)]
         check_documents((row for rows in now for row in rows.to_pylist()), expected)
         self.check_digests(now)
+        self.check_boundaries(lake)
         for name in lake.tables:
             self.check_offsets(name, lake.held_offsets(name))
-        if force:
+        if merges:
+            assert not lake.has_pending
             merged = [row for name in lake.tables for row in table_rows(self.directory / "documents" / name)]
             check_documents(merged, expected)
             if self.is_typed:
@@ -312,6 +301,14 @@ class LakeMachine(RuleBasedStateMachine):
         rejects = [row for name in lake.tables for row in table_rows(self.directory / "rejects" / name)]
         check_documents(rejects, {place: it for place, it in expected.items() if it.value not in NUMBERS})
         assert all(row["reason"] for row in rejects)
+
+    def check_boundaries(self, lake: Lake) -> None:
+        """Where a rollback can go back to, all there was has been handed out; also for one that reads the log only."""
+        for vbucket, place in enumerate(self.bucket.vbuckets):
+            known = lake.boundaries.get(VBucketId(vbucket), [])
+            assert sorted(known) == known
+            assert {*known} <= {*place.whole_seqnos}
+            assert VBucketId(vbucket) not in lake.held_offsets() or known[-1] == place.sent_seqno
 
     def check_offsets(self, name: str, offsets: Offsets) -> None:
         """A table, merged or not, holds just what its offsets say."""

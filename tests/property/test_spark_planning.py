@@ -1,10 +1,12 @@
-"""The plans of the Spark source against a model of a vbucket that deduplicates and fails over.
+"""The plans of the landing and of the `dcp` stream against a model of a vbucket that deduplicates and fails over.
 
-The bucket is a list of changes with branches. A read gives snapshots with the newest version of each key in them, as a
-real server does, and the rows behind the planned end are left out, as a task does. Failovers happen anywhere: between a
-plan and its read, between a read and the next plan, more than once. Tasks may fail to tell how far their snapshot went,
-may be run in vain before the run whose rows are kept, and once more after it.
-Whatever happens, a table that applies the rows and undoes the rollbacks ends up as the bucket.
+The bucket is a list of changes with branches. A read gives whole snapshots with the newest version of each key in them,
+as a real server does, and goes back to a boundary where the server demands a rollback, as the reader does. Failovers
+and writes happen anywhere: between a plan and its read, between a read and the next plan, more than once. Reports of
+tasks may be lost, tasks may run in vain, and the process that plans may crash, so that a batch is repeated.
+
+Whatever happens, a table that applies the rows and undoes the rollbacks ends up as the bucket, and in between it holds
+every document that was written before the batch.
 """
 
 from __future__ import annotations
@@ -13,20 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.client.offsets import Offsets
+from headwater.client.resume_point import resume_point
 from headwater.client.survey import VBucketStatus
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.rollback import ConsumerPoint, decide_rollback
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.known_places import Places
-from headwater.spark.planning import VBucketRange, note_places, plan_end, plan_tasks
-from headwater.spark.read_extents import NO_BRANCH, ReadExtent
+from headwater.spark.planning import NOWHERE, StreamPlans, VBucketRange, plan_ranges, whole_place
 
 VBUCKET = VBucketId(0)
 KEYS = "abcdef"
+Row = tuple[int, str, int]
+"""Seqno, key and version. A rollback has no key."""
 
 
 @dataclass
@@ -50,119 +54,73 @@ class Bucket:
     def status(self) -> VBucketStatus:
         return VBucketStatus(high_seqno=Seqno(len(self.history)), failover_log=self.log)
 
-    def snapshots(self, start: int, lengths: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, str, int]]]]:
+    def snapshots(self, start: int, lengths: Sequence[int]) -> Iterator[tuple[int, list[Row]]]:
         """The snapshots that follow: the end and the rows of each. All but the last have these lengths."""
         ends = [end for end in accumulate(lengths, initial=start) if start < end < len(self.history)]
         for first, end in pairwise([start, *ends, len(self.history)]):
-            newest = {key: (seqno, key, version) for seqno, (key, version) in self._between(first, end)}
+            changes = enumerate(self.history[first:end], first + 1)
+            newest = {key: (seqno, key, version) for seqno, (key, version) in changes}
             yield end, sorted(newest.values())
-
-    def _between(self, first: int, end: int) -> list[tuple[int, tuple[str, int]]]:
-        return list(enumerate(self.history[first:end], first + 1))
 
     def contents(self) -> dict[str, int]:
         return dict(self.history)
 
+    def read(self, it: VBucketRange, lengths: Sequence[int]) -> tuple[list[Row], StreamOffset]:
+        """What a task reads, and the place that it reports."""
+        asked, high = it.start, Seqno(len(self.history))
+        boundaries = [*(seqno for seqno in it.boundaries if seqno < it.start.snapshot_start), it.start.snapshot_start]
+        while rollback := decide_rollback(_point(asked), failover_log=self.log, high_seqno=high, purge_seqno=Seqno(0)):
+            asked = resume_point(
+                asked, demanded=rollback.to_seqno, server_log=self.log, own_log=None, boundaries=boundaries
+            )
+        rows: list[Row] = [(asked.seqno, "", 0)] if asked.seqno < it.start.seqno else []
+        end = min(max(it.end_seqno, asked.snapshot_end), high)
+        reached = int(asked.seqno)
+        for snapshot_end, snapshot in self.snapshots(asked.seqno, lengths):
+            if reached < end:
+                rows += snapshot
+                reached = snapshot_end
+        return rows, whole_place(self.log.newest.vbuuid, Seqno(reached))
+
+
+def _point(offset: StreamOffset) -> ConsumerPoint:
+    return ConsumerPoint(
+        vbuuid=offset.vbuuid,
+        start_seqno=offset.seqno,
+        snapshot_start_seqno=offset.snapshot_start,
+        snapshot_end_seqno=offset.snapshot_end,
+    )
+
 
 @dataclass
 class Table:
-    """All rows that were landed and are not void."""
+    """All rows that were taken and are not void."""
 
-    rows: list[tuple[int, str, int]] = field(default_factory=list)
+    rows: dict[int, Row] = field(default_factory=dict)
+    repeated: int = 0
+    rolled_back_to: list[int] = field(default_factory=list)
 
-    def roll_back(self, seqno: int) -> None:
-        self.rows = [row for row in self.rows if row[0] <= seqno]
+    def take(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row[1]:
+                self.repeated += row[0] in self.rows
+                self.rows[row[0]] = row
+            else:
+                self.rows = {seqno: held for seqno, held in self.rows.items() if seqno <= row[0]}
+                self.rolled_back_to.append(row[0])
 
     def contents(self) -> dict[str, int]:
-        return {key: version for _, key, version in sorted(self.rows)}
-
-
-@dataclass
-class Query:
-    """What Spark does, with one vbucket."""
-
-    bucket: Bucket
-    table: Table = field(default_factory=Table)
-    offsets: Offsets = field(default_factory=lambda: Offsets("uuid", {VBUCKET: StreamOffset()}))
-    extents: dict[VBucketId, ReadExtent] = field(default_factory=dict)
-    places: Places = field(default_factory=dict)
-    went_back_to: list[int] = field(default_factory=list)
-
-    def plan(self, rows_max: int | None) -> Offsets:
-        survey = {VBUCKET: self.bucket.status()}
-        self.places = note_places(self.offsets, survey, self.extents, self.places)
-        return plan_end(self.offsets, survey, self.extents, places=self.places, rows_max=rows_max)
-
-    def run(self, end: Offsets, *, tells_extents: bool, lengths: Sequence[int] = (), keeps_rows: bool = True) -> None:
-        """Without `keeps_rows` it is run in vain."""
-        for plan in plan_tasks(self.offsets, end, node_of={}, tasks_min=1):
-            for read in plan.ranges:
-                rows = self._read(read, tells_extents, lengths)
-                self.table.rows += rows if keeps_rows else []
-            for rollback in plan.rollbacks if keeps_rows else ():
-                self.table.roll_back(rollback.after.seqno)
-                self.went_back_to.append(rollback.after.seqno)
-
-    def _read(self, read: VBucketRange, tells_extents: bool, lengths: Sequence[int]) -> list[tuple[int, str, int]]:
-        rows: list[tuple[int, str, int]] = []
-        reached = read.start.seqno
-        for snapshot_end, snapshot in self.bucket.snapshots(read.start.seqno, lengths):
-            if reached < read.end_seqno and self._can_go_on(read.start):
-                rows += [row for row in snapshot if row[0] <= read.end_seqno]
-                reached = Seqno(snapshot_end)
-        if tells_extents:
-            is_whole = reached >= read.end_seqno
-            extent = ReadExtent(
-                vbuuid=self.bucket.log.newest.vbuuid if is_whole else NO_BRANCH,
-                start_seqno=read.start.seqno,
-                seqno=read.end_seqno,
-                snapshot_end=reached if is_whole else read.end_seqno,
-            )
-            known = self.extents.get(VBUCKET)
-            self.extents[VBUCKET] = known.joined(extent) if known else extent
-        return rows
-
-    def _can_go_on(self, start: StreamOffset) -> bool:
-        """The server's answer to the task's stream request; a task that is rolled back gives no rows."""
-        if not start.seqno:
-            return True
-        shared = self.bucket.log.branch_end(start.vbuuid, high_seqno=Seqno(len(self.bucket.history)))
-        return shared is not None and start.seqno <= shared
+        return {key: version for _, key, version in sorted(self.rows.values())}
 
 
 _writes = st.tuples(st.just("write"), st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
 _failovers = st.tuples(st.just("fail over"), st.integers(0, 8))
 _disturbance = st.one_of(st.none(), _writes, _failovers)
+_lengths = st.lists(st.integers(1, 5), max_size=3).map(tuple)
+Disturbance = tuple[str, object] | None
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A batch, and what happens before each time that it is run."""
-
-    rows_max: int | None
-    in_vain: tuple[tuple[str, object] | None, ...]
-    before: tuple[str, object] | None
-    again: tuple[tuple[str, object] | None, ...]
-    tells_extents: bool
-    lengths: tuple[int, ...]
-
-
-_runs = st.lists(_disturbance, max_size=1).map(tuple)
-_batches = st.tuples(
-    st.just("batch"),
-    st.builds(
-        Batch,
-        rows_max=st.one_of(st.none(), st.integers(1, 4)),
-        in_vain=_runs,
-        before=_disturbance,
-        again=_runs,
-        tells_extents=st.booleans(),
-        lengths=st.lists(st.integers(1, 5), max_size=3).map(tuple),
-    ),
-)
-
-
-def _disturb(bucket: Bucket, disturbance: tuple[str, object] | None) -> None:
+def _disturb(bucket: Bucket, disturbance: Disturbance) -> None:
     match disturbance:
         case ("write", list(keys)):
             for key in keys:
@@ -171,68 +129,228 @@ def _disturb(bucket: Bucket, disturbance: tuple[str, object] | None) -> None:
             bucket.fail_over(lost)
 
 
-def _run_batch(query: Query, batch: Batch) -> None:
-    end = query.plan(batch.rows_max)
-    for disturbance in batch.in_vain:
-        _disturb(query.bucket, disturbance)
-        query.run(end, tells_extents=batch.tells_extents, lengths=batch.lengths, keeps_rows=False)
-    _disturb(query.bucket, batch.before)
-    query.run(end, tells_extents=batch.tells_extents, lengths=batch.lengths)
-    for disturbance in batch.again:
-        _disturb(query.bucket, disturbance)
-        query.run(end, tells_extents=batch.tells_extents, lengths=batch.lengths, keeps_rows=False)
-    query.offsets = end
+def _check_holds(table: Table, bucket: Bucket, planned: dict[str, int]) -> None:
+    """Every document of the plan is there in that version or a newer one, if no failover has taken it back."""
+    for key, version in planned.items():
+        if (key, version) in bucket.history:
+            assert table.contents().get(key, 0) >= version, (key, version)
+
+
+# --- the landing: the tables hold the places ----------------------------------------------------------------------
+
+
+@dataclass
+class Landing:
+    bucket: Bucket
+    table: Table = field(default_factory=Table)
+    place: StreamOffset = NOWHERE
+    boundaries: list[Seqno] = field(default_factory=list)
+
+    def land(self, *, before: Disturbance = None, in_vain: Disturbance = None, lengths: Sequence[int] = ()) -> bool:
+        """A batch, if there is anything to read."""
+        survey, planned = {VBUCKET: self.bucket.status()}, self.bucket.contents()
+        ranges = plan_ranges(Offsets("uuid", {VBUCKET: self.place}), survey, boundaries={VBUCKET: self.boundaries})
+        for it in ranges:
+            _disturb(self.bucket, in_vain)
+            # A task that ran in vain has written files that no commit names.
+            self.bucket.read(it, lengths)
+            _disturb(self.bucket, before)
+            rows, self.place = self.bucket.read(it, lengths)
+            self.table.take(rows)
+            for seqno, key, _ in rows:
+                if not key:
+                    self.boundaries = [known for known in self.boundaries if known <= seqno]
+            self.boundaries.append(self.place.seqno)
+            _check_holds(self.table, self.bucket, planned)
+        return bool(ranges)
+
+
+_landings = st.tuples(
+    st.just("batch"), st.fixed_dictionaries({"before": _disturbance, "in_vain": _disturbance, "lengths": _lengths})
+)
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.one_of(_writes, _failovers, _batches), max_size=25))
-def test_the_table_ends_up_as_the_bucket(steps: list[tuple[str, object]]) -> None:
+@given(st.lists(st.one_of(_writes, _failovers, _landings), max_size=25))
+def test_the_tables_are_the_bucket(steps: list[tuple[str, object]]) -> None:
     bucket = Bucket()
-    query = Query(bucket)
+    landing = Landing(bucket)
     for step in steps:
         match step:
-            case ("batch", Batch() as batch):
-                _run_batch(query, batch)
+            case ("batch", dict(how)):
+                landing.land(**how)
             case _:
                 _disturb(bucket, step)
-    for _ in range(20):
-        end = query.plan(None)
-        if end == query.offsets:
-            break
-        query.run(end, tells_extents=True)
-        query.offsets = end
-    assert query.plan(None) == query.offsets, "it comes to rest"
-    assert query.table.contents() == bucket.contents()
-    seqnos = [row[0] for row in query.table.rows]
-    assert len(seqnos) == len(set(seqnos)), "no change is landed twice"
+    assert any(not landing.land() for _ in range(3)), "it comes to rest"
+    assert landing.table.contents() == bucket.contents()
+    assert not landing.table.repeated, "no change is landed twice"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=2, max_size=8), lost=st.integers(0, 8)
+)
+def test_a_rollback_goes_back_to_the_newest_place_that_still_holds(batches: list[tuple[int, int]], lost: int) -> None:
+    bucket = Bucket()
+    landing = Landing(bucket)
+    ends = [0]
+    for before, meanwhile in batches:
+        for number in range(before):
+            bucket.write(KEYS[number])
+        landing.land(before=("write", [KEYS[-1]] * meanwhile))
+        ends.append(landing.place.seqno)
+    bucket.fail_over(lost)
+    shared = len(bucket.history)
+    landing.land()
+    expected = max(end for end in ends if end <= shared)
+    assert landing.table.rolled_back_to == ([expected] if expected < ends[-1] else [])
+
+
+# --- the stream: Spark holds offsets that were planned ---------------------------------------------------------------
+
+
+@dataclass
+class Query:
+    """What Spark does, with one vbucket."""
+
+    bucket: Bucket
+    table: Table = field(default_factory=Table)
+    offsets: Offsets = field(default_factory=lambda: Offsets("uuid", {VBUCKET: NOWHERE}))
+    plans: StreamPlans = field(default_factory=StreamPlans)
+    reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
+
+    def survey(self) -> dict[VBucketId, VBucketStatus]:
+        return {VBUCKET: self.bucket.status()}
+
+    def plan(self) -> Offsets:
+        return self.plans.plan(self.offsets, self.survey(), self.reached)
+
+    def run(
+        self, end: Offsets, *, before: Disturbance = None, lengths: Sequence[int] = (), reports: bool, is_kept: bool
+    ) -> None:
+        """Run the tasks of a batch. Without `is_kept` its rows go to no sink."""
+        is_repeated = not self.plans.is_planned_here(end)
+        ranges = self.plans.ranges(self.offsets, end, self.survey)
+        _disturb(self.bucket, before)
+        self.reached = {}
+        for it in ranges:
+            rows, place = self.bucket.read(it, lengths)
+            if is_kept:
+                self.table.take(rows)
+            if reports and not is_repeated:
+                self.reached = {VBUCKET: place}
+
+    def batch(
+        self,
+        *,
+        before: Disturbance = None,
+        reports: bool = True,
+        crash: str = "never",
+        meanwhile: Disturbance = None,
+        lengths: Sequence[int] = (),
+    ) -> bool:
+        """A batch, if there is anything to read. The process may crash before its sink has the rows or after it; then
+        the sink takes the repeated rows as well, or skips them by the number of the batch."""
+        planned = self.bucket.contents()
+        end = self.plan()
+        if end == self.offsets:
+            return False
+        self.run(end, before=before, lengths=lengths, reports=reports, is_kept=crash != "before the sink")
+        if crash != "never":
+            self.plans = StreamPlans()
+            self.run(end, before=meanwhile, lengths=lengths, reports=reports, is_kept=crash != "skipped by the sink")
+        self.offsets = end
+        if crash != "skipped by the sink":
+            _check_holds(self.table, self.bucket, planned)
+        return True
+
+
+_batches = st.tuples(
+    st.just("batch"),
+    st.fixed_dictionaries(
+        {
+            "before": _disturbance,
+            "reports": st.booleans(),
+            "crash": st.sampled_from(["never", "never", "before the sink", "after the sink"]),
+            "meanwhile": _disturbance,
+            "lengths": _lengths,
+        }
+    ),
+)
+_quiet_batches = st.tuples(
+    st.just("batch"),
+    st.fixed_dictionaries(
+        {
+            "before": st.one_of(st.none(), _writes),
+            "reports": st.booleans(),
+            "crash": st.sampled_from(["never", "skipped by the sink"]),
+            "meanwhile": st.one_of(st.none(), _writes),
+            "lengths": _lengths,
+        }
+    ),
+)
+
+
+def _end_up(steps: list[tuple[str, object]]) -> Query:
+    query = Query(Bucket())
+    for step in steps:
+        match step:
+            case ("batch", dict(how)):
+                query.batch(**how)
+            case _:
+                _disturb(query.bucket, step)
+    assert any(not query.batch() for _ in range(4)), "it comes to rest"
+    return query
+
+
+_SHORTER_BRANCH = [
+    ("write", ["a", "a"]),
+    ("batch", {"before": ("fail over", 1)}),
+    ("write", ["a", "a"]),
+    ("batch", {"crash": "before the sink"}),
+    ("fail over", 2),
+]
+_ROLLED_BACK_WITHOUT_A_REPORT = [
+    ("write", ["a", "a"]),
+    ("batch", {}),
+    ("fail over", 1),
+    ("batch", {"before": ("write", ["a"]), "reports": False}),
+    ("fail over", 1),
+]
+_READ_AGAIN_FROM_ZERO = [
+    ("write", ["a"] * 5),
+    ("batch", {}),
+    ("fail over", 5),
+    ("write", ["a"] * 10),
+    ("batch", {"reports": False}),
+    ("fail over", 5),
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.one_of(_writes, _failovers, _batches), max_size=25))
+@example(_SHORTER_BRANCH)
+@example(_ROLLED_BACK_WITHOUT_A_REPORT)
+@example(_READ_AGAIN_FROM_ZERO)
+def test_a_sink_of_the_stream_ends_up_as_the_bucket(steps: list[tuple[str, object]]) -> None:
+    query = _end_up(steps)
+    assert query.table.contents() == query.bucket.contents()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(_writes, _quiet_batches), max_size=25))
+def test_a_sink_that_skips_repeated_batches_misses_nothing(steps: list[tuple[str, object]]) -> None:
+    """Without rollbacks: a rollback that only the repeated batch has would be skipped with it."""
+    query = _end_up(steps)
+    assert query.table.contents() == query.bucket.contents()
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    batches=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=3, max_size=8),
-    lost=st.integers(0, 3),
-    tells_extents=st.booleans(),
+    st.lists(
+        st.one_of(_writes, _failovers, st.tuples(st.just("batch"), st.fixed_dictionaries({"before": _disturbance}))),
+        max_size=25,
+    )
 )
-def test_with_writes_going_on_it_goes_back_no_further_than_it_must(
-    batches: list[tuple[int, int]], lost: int, tells_extents: bool
-) -> None:
-    """Every batch reads snapshots that go beyond it. A failover takes back what came after the last of them began."""
-    bucket = Bucket()
-    query = Query(bucket)
-    ends: list[int] = []
-    for before, meanwhile in batches:
-        for number in range(before):
-            bucket.write(KEYS[number])
-        end = query.plan(None)
-        for number in range(meanwhile):
-            bucket.write(KEYS[-number])
-        query.run(end, tells_extents=tells_extents)
-        query.offsets = end
-        ends.append(end[VBUCKET].seqno)
-    bucket.write("a")
-    query.plan(None)
-    bucket.fail_over(1 + min(lost, batches[-1][1]))
-    query.run(end := query.plan(None), tells_extents=True)
-    # The snapshots of the batch before the last had been read before the last batch was planned.
-    assert end[VBUCKET].seqno >= ends[-2]
-    assert not query.went_back_to or query.went_back_to == [ends[-2]]
+def test_with_all_reports_and_no_crash_nothing_is_repeated(steps: list[tuple[str, object]]) -> None:
+    assert not _end_up(steps).table.repeated

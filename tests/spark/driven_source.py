@@ -59,7 +59,8 @@ def read_batch(bucket: SourceBucket, **options: str) -> list[Row]:
 
 class ClosedReader(DcpBatchReader):
     def close(self) -> None:
-        self._close()
+        if self._watching is not None:
+            self._watching.close()
 
 
 def batch_reader(bucket: SourceBucket, **options: str) -> ClosedReader:

@@ -110,6 +110,23 @@ class LandProcess:
         assert code != 0
         self.kill_all()
 
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill_worker(self) -> None:
+        """kill -9 of a Python process that runs tasks. Its tasks fail, and so does the batch where Spark is local."""
+        self.wait_for(lambda: bool(self._workers()))
+        os.kill(self._workers()[-1], signal.SIGKILL)
+
+    def _workers(self) -> list[int]:
+        """The children of the daemons that Java has forked workers from."""
+        assert self._process is not None
+        javas = _children(self._process.pid, "java")
+        daemons = [daemon for java in javas for daemon in _children(java, "pyspark")]
+        return [worker for daemon in daemons for worker in _children(daemon, "pyspark")]
+
     def kill_executor(self, number: int) -> None:
         """kill -9 of an executor, of a `local-cluster`. Spark starts another one."""
         assert self._process is not None

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from spark_node import SourceBucket
 
+from headwater.spark.freshness import Freshness
 from headwater.spark.lake.lake import LakeSettings
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.landing import LandedBatch, Landing
@@ -19,7 +20,9 @@ from lake_checks import check_no_duplicates, table_rows
 
 GROUPS = 2
 """Fewer tasks of Spark than by default: here they hold a few rows each."""
-ALWAYS_MERGE = MergeRules(fraction=0)
+ALWAYS_FRESH = Freshness(merge_share=1)
+NEVER_FRESH = Freshness(merge_share=0, wait_s_max=1e9)
+"""Merges are left to the end of a landing, and to what is urgent."""
 
 Document = tuple[bytes, bytes]
 """Key and value."""
@@ -32,7 +35,8 @@ class LandedBucket:
     bucket: SourceBucket
     spark: SparkSession
     folder: Path
-    rules: MergeRules = ALWAYS_MERGE
+    rules: MergeRules = field(default_factory=MergeRules)
+    fresh: Freshness = ALWAYS_FRESH
     options: dict[str, str] = field(default_factory=dict)
     batches: list[LandedBatch] = field(default_factory=list)
     """Of the last landing."""
@@ -43,6 +47,7 @@ class LandedBucket:
             source={**self.bucket.options, "minPartitions": "2", **self.options},
             into=str(self.folder),
             lake=LakeSettings(merging=self.rules),
+            fresh=self.fresh,
             groups=GROUPS,
         )
 

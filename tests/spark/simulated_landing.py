@@ -1,26 +1,26 @@
-"""The landing pipeline on a simulated Spark: all of it but Spark itself, in this process."""
+"""The landing pipeline without Spark: all of it but the executors, in this process, so that it can end anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from landed_bucket import ALWAYS_MERGE, GROUPS, check_delivery
-from simulated_spark import SimulatedSpark, Step
+from landed_bucket import ALWAYS_FRESH, GROUPS, check_delivery
 from spark_node import SourceBucket
 
-from headwater.spark import landing, task_read
-from headwater.spark.lake.lake import Lake, LakeSettings, with_columns
+from headwater.spark import task_read
+from headwater.spark.freshness import Freshness
+from headwater.spark.lake.lake import LakeSettings, with_columns
 from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.tasks import run_here
-from headwater.spark.landing import LandedBatch, Landing
+from headwater.spark.landing import LandedBatch, Landing, LandingQuery
 from headwater.spark.verification import compare
 from lake_checks import check_no_duplicates, table_rows
 
-_open_lake = Lake.open
+Step = Callable[[str], None]
 
 
 def _no_step(name: str) -> None:
@@ -31,17 +31,30 @@ def _never() -> bool:
     return False
 
 
-def without_spark(patch: pytest.MonkeyPatch, step: Step = _no_step) -> None:
-    """Let the pipeline do by itself what it lets Spark do. `step` is called before each step of the lake's."""
-
-    def open_lake(*arguments: Any, **options: Any) -> Lake | None:
-        return _open_lake(*arguments, **{**options, "step": step})
-
-    patch.setattr(landing, "SparkRunner", lambda session: run_here)
-    patch.setattr(landing.Lake, "open", open_lake)
-    # There are no executors to ship anything to.
-    patch.setattr(landing, "ship_kernels", lambda session: None)
+def without_spark(patch: pytest.MonkeyPatch) -> None:
+    """Tasks run here, where nothing was shipped to."""
     patch.setattr(task_read, "use_shipped_kernels", lambda: False)
+
+
+@dataclass
+class RunHere:
+    """Runs tasks as executors do: from their pickles, perhaps twice. `step` is called before each of them."""
+
+    step: Step = _no_step
+    read_twice: Callable[[], bool] = _never
+
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]:
+        results = []
+        for pickled in [pickle.dumps(task) for task in tasks]:
+            self.step("run task")
+            results.append(pickle.loads(pickled).run())
+            if self.read_twice():
+                self.step("run task again")
+                pickle.loads(pickled).run()
+        return results
+
+    def cancel(self) -> None:
+        """It ends by itself."""
 
 
 @dataclass
@@ -50,11 +63,13 @@ class SimulatedLanding:
 
     bucket: SourceBucket
     folder: Path
-    rules: MergeRules = ALWAYS_MERGE
+    rules: MergeRules = field(default_factory=MergeRules)
+    fresh: Freshness = ALWAYS_FRESH
     options: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     """Typed columns by table."""
     step: Step = _no_step
+    """Called before everything that a crash could come before. What it raises ends the landing."""
     read_twice: Callable[[], bool] = _never
     batches: list[LandedBatch] = field(default_factory=list)
     """Of the last landing."""
@@ -65,17 +80,20 @@ class SimulatedLanding:
             source={**self.bucket.options, "minPartitions": "2", **self.options},
             into=str(self.folder),
             lake=with_columns(LakeSettings(merging=self.rules), self.columns),
+            fresh=self.fresh,
             groups=GROUPS,
         )
 
-    @property
-    def spark(self) -> Any:
-        return SimulatedSpark(step=self.step, read_twice=self.read_twice)
+    def start(self, *, every_s: float | None = None) -> LandingQuery:
+        self.batches.clear()
+        lake = self.landing.prepare()
+        lake.step = self.step
+        runner = RunHere(self.step, self.read_twice)
+        return self.landing.run(runner, lake, every_s=every_s, on_batch=self.batches.append)
 
     def land(self) -> None:
         """Land what there is."""
-        self.batches.clear()
-        self.landing.start(self.spark, on_batch=self.batches.append)
+        self.start().awaitTermination()
 
     def changes(self) -> list[dict[str, Any]]:
         return table_rows(self.folder / "changes")

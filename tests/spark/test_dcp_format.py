@@ -160,11 +160,7 @@ def test_a_stream_that_fails_and_is_started_again(spark: SparkSession, bucket: S
         landed[batch_id] = rows
 
     def run() -> Any:
-        frame = (
-            spark.readStream.format("dcp")
-            .options(**bucket.options, maxRowsPerTrigger="8", progressDir=str(tmp_path / "progress"))
-            .load()
-        )
+        frame = spark.readStream.format("dcp").options(**bucket.options, maxRowsPerTrigger="8").load()
         writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()

@@ -89,7 +89,7 @@ def test_the_only_one_is_dropped(shop: SourceBucket, tmp_path: Path) -> None:
     check_equal(landing, ORDERS)
 
 
-@pytest.mark.parametrize("moment", ["plan", "plan tasks", "run task", "log commit"])
+@pytest.mark.parametrize("moment", ["plan", "plan tasks", "run task", "after the commit"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_one_is_dropped_while_the_query_goes_on(shop: SourceBucket, tmp_path: Path, moment: str, number: int) -> None:
     """At any moment of the first batch, or of one in the middle."""

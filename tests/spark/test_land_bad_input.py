@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from spark_node import SourceBucket
 
 from fault_proxy import free_port
 from headwater.cli import main
-from headwater.spark.own_folder import OWN_FOLDER
 from node_process import PASSWORD, USER
 
 COMMAND_S_MAX = 120.0
@@ -104,19 +102,6 @@ def test_the_tables_of_another_bucket(landed: SimulatedLanding, other_bucket: So
     told = refused(landed, other_bucket.url, "--into", str(landed.folder))
     assert told.startswith(f"the tables in {landed.folder} hold the bucket with uuid")
     assert "Give another directory, or name the bucket that was landed here" in told
-
-
-def test_a_checkpoint_that_does_not_fit(landed: SimulatedLanding, tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    shutil.copytree(landed.folder / OWN_FOLDER, saved)
-    landed.bucket.put([b"c"], b'{"n":2}')
-    landed.land()
-    shutil.rmtree(landed.folder / OWN_FOLDER)
-    shutil.copytree(saved, landed.folder / OWN_FOLDER)
-    told = refused(landed, landed.bucket.url, "--into", str(landed.folder))
-    checkpoint = landed.folder / OWN_FOLDER / "checkpoint-1"
-    assert told.startswith(f"the checkpoint {checkpoint} is of another time than the tables")
-    assert told.endswith(f"Remove {checkpoint}: the next run goes on where the tables end")
 
 
 @pytest.mark.parametrize(

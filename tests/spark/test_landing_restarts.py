@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from landed_bucket import NEVER_FRESH
 from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket
 
-from headwater.errors import InvalidInput, LakeOutOfStep, UnknownCollection, UnknownScope
+from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.spark.lake.lake import Lake
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.spark.lake.merging import merge
 from headwater.spark.lake.tasks import run_here
 from headwater.spark.lake.trimming import trim_changes
-from headwater.spark.own_folder import OWN_FOLDER
 
 KEYS = 3
-SELDOM_MERGE = MergeRules(fraction=1)
 
 
 class Crash(BaseException):
@@ -44,13 +42,15 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_tables_that_were_merged_between_two_landings(pipeline: SimulatedLanding) -> None:
-    """The second landing must look at them anew: what the first has left in memory is out of date."""
-    pipeline.rules = SELDOM_MERGE
+    """The second landing must look at them again: what the first has left in memory is out of date."""
+    pipeline.fresh = NEVER_FRESH
     for name in ("a", "b", "c"):
         put(pipeline, "always the same")
         put(pipeline, name)
         pipeline.land()
-        pipeline.landing.merge_all(pipeline.spark)
+        lake = Lake.open(str(pipeline.folder))
+        assert lake is not None
+        merge(lake)
         pipeline.check_equal()
 
 
@@ -62,92 +62,48 @@ def test_a_directory_that_was_emptied_between_two_landings(pipeline: SimulatedLa
     pipeline.check_equal()
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------
+# --- crashes ------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_is_lost_is_no_loss(pipeline: SimulatedLanding) -> None:
+@pytest.mark.parametrize(
+    "step", ["plan", "plan tasks", "run task", "commit changes", "after the commit", "run merges", "commit documents"]
+)
+def test_a_crash_is_made_up_for_by_the_next_run(pipeline: SimulatedLanding, step: str) -> None:
     put(pipeline, "a")
     pipeline.land()
-    shutil.rmtree(pipeline.folder / OWN_FOLDER)
     put(pipeline, "b")
-    pipeline.land()
-    pipeline.check_equal()
-    assert sum(batch.rows for batch in pipeline.batches) == 5, "nothing is read again"
 
-
-def test_the_first_batch_of_a_new_checkpoint_is_repeated(pipeline: SimulatedLanding) -> None:
-    put(pipeline, "a")
-    pipeline.land()
-    for crash_before in ("log commit", "commit changes", "run task"):
-        shutil.rmtree(pipeline.folder / OWN_FOLDER)
-        put(pipeline, crash_before)
-        crash_at(pipeline, crash_before)
-        put(pipeline, f"after {crash_before}")
-        pipeline.land()
-        pipeline.check_equal()
-
-
-def crash_at(pipeline: SimulatedLanding, step: str) -> None:
     def crash(name: str) -> None:
-        if name == step:
+        if name.startswith(step):
             raise Crash
 
-    with pytest.MonkeyPatch.context() as patch:
-        without_spark(patch, crash)
-        pipeline.step = crash
-        with pytest.raises(Crash):
-            pipeline.land()
-        pipeline.step = lambda name: None
-
-
-def test_a_checkpoint_without_its_tables(pipeline: SimulatedLanding) -> None:
-    put(pipeline, "a")
-    pipeline.land()
-    for name in ("changes", "documents"):
-        shutil.rmtree(pipeline.folder / name)
-    before = content(pipeline.folder)
-    put(pipeline, "b")
-    with pytest.raises(LakeOutOfStep, match=f"{OWN_FOLDER}/checkpoint-1"):
+    pipeline.step = crash
+    with pytest.raises(Crash):
         pipeline.land()
-    assert content(pipeline.folder) == before
-    # It does what it is told.
-    shutil.rmtree(pipeline.folder / OWN_FOLDER / "checkpoint-1")
+    pipeline.step = lambda name: None
+    put(pipeline, "c")
     pipeline.land()
     pipeline.check_equal()
+
+
+def test_nothing_but_the_tables_is_kept(pipeline: SimulatedLanding) -> None:
+    put(pipeline, "a")
+    pipeline.land()
+    assert {path.name for path in pipeline.folder.iterdir()} == {"changes", "documents"}
 
 
 def test_tables_from_a_backup(pipeline: SimulatedLanding, tmp_path: Path) -> None:
-    """They are older than the checkpoint says."""
+    """What was landed since is read again: there is no second memory that could be of another time."""
     put(pipeline, "a")
     pipeline.land()
     shutil.copytree(pipeline.folder, tmp_path / "backup")
     put(pipeline, "b")
     pipeline.land()
-    for name in ("changes", "documents"):
-        shutil.rmtree(pipeline.folder / name)
-        shutil.copytree(tmp_path / "backup" / name, pipeline.folder / name)
-    before = content(pipeline.folder)
-    with pytest.raises(LakeOutOfStep, match=f"{OWN_FOLDER}/checkpoint-1"):
-        pipeline.landing.prepare()
-    assert content(pipeline.folder) == before
-    shutil.rmtree(pipeline.folder / OWN_FOLDER / "checkpoint-1")
+    shutil.rmtree(pipeline.folder)
+    shutil.copytree(tmp_path / "backup", pipeline.folder)
+    put(pipeline, "c")
     pipeline.land()
     pipeline.check_equal()
-
-
-def test_a_checkpoint_from_a_backup(pipeline: SimulatedLanding, tmp_path: Path) -> None:
-    """The tables are newer than the checkpoint says."""
-    put(pipeline, "a")
-    pipeline.land()
-    shutil.copytree(pipeline.folder / OWN_FOLDER, tmp_path / "backup")
-    for name in ("b", "c"):
-        put(pipeline, name)
-        pipeline.land()
-    shutil.rmtree(pipeline.folder / OWN_FOLDER)
-    shutil.copytree(tmp_path / "backup", pipeline.folder / OWN_FOLDER)
-    put(pipeline, "d")
-    with pytest.raises(LakeOutOfStep, match=f"{OWN_FOLDER}/checkpoint-1"):
-        pipeline.land()
 
 
 # --- a beginning that was cut off ---------------------------------------------------------------------------------
@@ -235,7 +191,7 @@ def test_more_collections_than_before(pipeline: SimulatedLanding) -> None:
 
 @pytest.mark.parametrize("lost", [1, KEYS])
 def test_a_rollback_beyond_what_changes_reaches_back_for(pipeline: SimulatedLanding, lost: int) -> None:
-    """The vbucket is read again from 0, by another query with another checkpoint."""
+    """The vbucket is read again from 0, by the next batch."""
     bucket = pipeline.bucket
     keys = bucket.keys("key", KEYS, vbucket=1)
     for number in range(6):
@@ -245,14 +201,10 @@ def test_a_rollback_beyond_what_changes_reaches_back_for(pipeline: SimulatedLand
     assert lake is not None
     trim_changes(lake, datetime.now(UTC), run_here)
     bucket.fail_over(1, bucket.high_seqnos()[1] - lost)
-    # Where the tables go back to what the copy had, there is nothing left to read, and no batch that would fail.
-    expected = contextlib.nullcontext() if lost == KEYS else pytest.raises(LakeOutOfStep, match="can't go on")
-    with expected:
-        pipeline.land()
-    assert pipeline.batches[-1].must_read_again
     pipeline.land()
+    assert pipeline.batches[0].read_again == {1}
+    assert len(pipeline.batches) == 2
     pipeline.check_equal()
-    assert (pipeline.folder / OWN_FOLDER / "checkpoint-2").exists()
     put(pipeline, "later")
     pipeline.land()
     pipeline.check_equal()

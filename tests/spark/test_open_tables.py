@@ -29,7 +29,7 @@ def lake(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Everything is in it: updates, removals, a binary document, a rollback, typed columns, rejects, history."""
     without_spark(monkeypatch)
     landed = SimulatedLanding(
-        bucket, tmp_path / "lake", rules=MergeRules(fraction=0, history=True), columns={PEOPLE: "name STRING, age INT"}
+        bucket, tmp_path / "lake", rules=MergeRules(history=True), columns={PEOPLE: "name STRING, age INT"}
     )
     keys = bucket.keys("key", KEYS, vbucket=VBUCKET)
     bucket.create_collection(PEOPLE)

@@ -1,7 +1,7 @@
 """The whole pipeline but Spark, on a real node, with everything that may come at a bad moment.
 
 A seed decides what is written, when a vbucket fails over, when a task is run twice and when all of it is killed: before
-any step of Spark's or of the lake's. Whatever happens, in the end the tables are the bucket.
+any step of the pipeline or of the lake. Whatever happens, in the end the tables are the bucket.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from landed_bucket import ALWAYS_FRESH, NEVER_FRESH
 from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket, SparkNode
 
@@ -81,11 +82,12 @@ class Disturbance:
 def run_seed(bucket: SourceBucket, folder: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
     disturbance = Disturbance(bucket, seed)
     dice = disturbance.dice
-    without_spark(patch, disturbance.before)
+    without_spark(patch)
     pipeline = SimulatedLanding(
         bucket,
         folder,
-        rules=MergeRules(fraction=dice.choice([0, 0.2, 3]), history=dice.random() < 0.5),
+        rules=MergeRules(history=dice.random() < 0.5),
+        fresh=dice.choice([ALWAYS_FRESH, NEVER_FRESH]),
         options={"maxRowsPerTrigger": str(dice.randint(2, 12))} if dice.random() < 0.5 else {},
         step=disturbance.before,
         read_twice=disturbance.read_twice,

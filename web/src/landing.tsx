@@ -43,6 +43,10 @@ export function Landing(props: { bucket: string }) {
   );
 }
 
+const known = (value: number | undefined): string => (value === undefined ? "unknown" : whole(value));
+
+const seconds = (value: number | undefined): string => (value === undefined ? "unknown" : `${value.toFixed(1)} s`);
+
 function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: number[] } | undefined }) {
   const { url, error, numbers } = props.landing;
   if (error || !numbers) {
@@ -59,12 +63,12 @@ function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: numb
     <>
       <p class="muted landing-url">{url}</p>
       <dl class="tiles">
-        <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note="seqnos behind the bucket" />
-        <Tile label="Rows landed" value={whole(numbers.rows ?? 0)} />
-        <Tile label="Batches" value={whole(numbers.batches ?? 0)} note={`last took ${(numbers.last_batch_seconds ?? 0).toFixed(1)} s`} />
-        <Tile label="Merges" value={whole(numbers.merges ?? 0)} />
-        <Tile label="Rollbacks undone" value={whole(numbers.rollbacks ?? 0)} />
-        <Tile label="Tables" value={whole(numbers.tables ?? 0)} />
+        <Tile label="Lag" value={lag === undefined ? "unknown" : short(lag)} note={`seqnos; ${seconds(numbers.lag_seconds)}`} />
+        <Tile label="Documents are behind" value={seconds(numbers.documents_age_seconds)} />
+        <Tile label="Documents" value={known(numbers.documents)} note={`in ${known(numbers.tables)} tables`} />
+        <Tile label="Rows landed" value={known(numbers.rows)} />
+        <Tile label="Batches" value={known(numbers.batches)} note={`last took ${seconds(numbers.last_batch_seconds)}`} />
+        <Tile label="Rollbacks undone" value={known(numbers.rollbacks)} />
       </dl>
       {props.lags && (
         <div class="charts">

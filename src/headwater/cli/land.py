@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -17,29 +18,25 @@ import rich_click as click
 from prometheus_client import REGISTRY, start_http_server
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from headwater.cli.connection_options import connection_options, credentials, errors_told, tls_settings
 from headwater.cli.log_format import FORMATS, set_up_logging
-from headwater.cli.rates import tells_rate
 from headwater.cli.telling import EXIT_INTERRUPTED
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.counted import counted
-from headwater.errors import InvalidInput, QueryFailed
+from headwater.errors import InvalidInput
 from headwater.log_fields import LogEvent, fields
-from headwater.spark.lag import progress_lag
+from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.spark.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.spark.lake.lake import LakeSettings
-from headwater.spark.lake.merge_plan import MERGE_FRACTION, MergeRules
+from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.lake.typed_columns import TypedColumns
-from headwater.spark.landing import LandedBatch, Landing, Upkeep
+from headwater.spark.landing import LandedBatch, Landing, LandingQuery, LandingStatus, Upkeep
 from headwater.spark.landing_metrics import LandingMetrics
-from headwater.spark.own_folder import OWN_FOLDER
-from headwater.spark.query_errors import told_error
 from headwater.spark.session import start_session
 
 POLL_S = 0.2
@@ -47,15 +44,15 @@ POLL_S = 0.2
 logger = logging.getLogger(__name__)
 
 _TIME = re.compile(r"(?P<number>[0-9]{1,6})(?P<unit>ms|s|m|h)")
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _COLUMNS = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<ddl>.*)", re.DOTALL)
 
 
-def _parse_time(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def _parse_time(context: click.Context, parameter: click.Parameter, value: str) -> float:
     match = _TIME.fullmatch(value)
     if match is None:
         raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.")
-    return f"{match['number']} {_UNITS[match['unit']]}"
+    return int(match["number"]) * _UNITS_S[match["unit"]]
 
 
 @click.command()
@@ -86,11 +83,20 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
 @click.option("--xattrs", is_flag=True, help="Extended attributes, too.")
 @click.option(
-    "--merge-fraction",
-    type=click.FloatRange(0, 10),
-    default=MERGE_FRACTION,
+    "--fresh",
+    "wait_s_max",
+    default=f"{WAIT_S_MAX:.0f}s",
     show_default=True,
-    help="Merge when pending changes pass this part of a table.",
+    metavar="TIME",
+    callback=_parse_time,
+    help="A change is in `documents` after this time at most, if the machine keeps up.",
+)
+@click.option(
+    "--merge-share",
+    type=click.FloatRange(0, 1),
+    default=MERGE_SHARE,
+    show_default=True,
+    help="The part of the time that merging into `documents` may take while nothing waits for longer than --fresh.",
 )
 @click.option("--max-rows", type=click.IntRange(min=1), metavar="N", help="Changes of one batch at most, about.")
 @click.option(
@@ -131,7 +137,7 @@ def land(
     url: str,
     into: str,
     once: bool,
-    every: str,
+    every: float,
     metrics_port: int | None,
     master: str,
     memory: str,
@@ -168,30 +174,22 @@ def land(
         source=_source_options(url, settings, options),
         into=into,
         lake=_lake_settings(options),
+        fresh=Freshness(wait_s_max=options["wait_s_max"], merge_share=options["merge_share"]),
         upkeep=Upkeep(vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"]),
         iceberg=_iceberg_settings(options),
     )
     landing.prepare()
-    metrics = LandingMetrics(settings.bucket)
+    view = _View(as_json=as_json, quiet=quiet, logs=log_format is not None)
     if metrics_port is not None:
-        _serve_metrics(metrics, metrics_port)
-    view = _View(metrics, as_json=as_json, quiet=quiet, logs=log_format is not None)
-    spark = start_session(master=master, memory=memory, log_folder=_log_folder(into))
+        _serve_metrics(LandingMetrics(settings.bucket, view.status), metrics_port)
+    spark = start_session(master=master, memory=memory, log_folder=Path(mkdtemp(prefix="headwater-spark-")))
     try:
         code = _run(landing, spark, view, None if once else every)
-        if once and code == 0:
-            landing.merge_all(spark)
-            view.finish()
     finally:
         # One that has died by itself has nothing to stop.
-        with contextlib.suppress(Py4JError, ConnectionError):
+        with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
             spark.stop()
     sys.exit(code)
-
-
-def _log_folder(into: str) -> Path:
-    """How Spark logs has to be told in a file on this machine."""
-    return Path(mkdtemp(prefix="headwater-spark-")) if "://" in into else Path(into) / OWN_FOLDER / "spark"
 
 
 def _serve_metrics(metrics: LandingMetrics, port: int) -> None:
@@ -226,7 +224,7 @@ def _lake_settings(options: dict[str, Any]) -> LakeSettings:
         match = _COLUMNS.fullmatch(text)
         table, ddl = (match["table"], match["ddl"]) if match else ("*", text)
         columns[table] = TypedColumns.from_ddl(ddl)
-    rules = MergeRules(fraction=options["merge_fraction"], history=options["history"])
+    rules = MergeRules(history=options["history"])
     return LakeSettings(merging=rules, columns=columns, infer=options["infer"])
 
 
@@ -235,37 +233,25 @@ def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
     return None if catalog is None else IcebergSettings(catalog=catalog, table=options["iceberg_table"])
 
 
-def _run(landing: Landing, spark: Any, view: _View, every: str | None) -> int:
-    """Until the query ends; a query that a deep rollback has ended is followed by another."""
+def _run(landing: Landing, spark: Any, view: _View, every_s: float | None) -> int:
     interrupted = _Interruptions()
-    while True:
-        try:
-            query = landing.start(spark, every=every, on_batch=view.on_batch)
-            with view:
-                while query.isActive and not interrupted:
-                    view.on_progress(query)
-                    time.sleep(POLL_S)
-            if interrupted:
-                query.stop()
-                view.tell_stopped()
-                return EXIT_INTERRUPTED
-            failure = query.exception()
-        except PySparkException as error:
-            raise told_error(error) from error
-        except (Py4JError, ConnectionError) as error:
-            raise QueryFailed(
-                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may tell why"
-            ) from error
-        if not view.read_again:
-            if failure is not None:
-                raise told_error(failure)
-            return 0
-        # Whether it has met that with an error or not, there is something left to be read.
-        view.read_again = False
+    every = None if every_s is None else f"{every_s:.3f} seconds"
+    query = landing.start(spark, every=every, on_batch=view.on_batch)
+    with view.following(query):
+        while query.isActive and not interrupted:
+            time.sleep(POLL_S)
+            view.refresh()
+    if interrupted:
+        query.stop()
+        view.say_stopped()
+        return EXIT_INTERRUPTED
+    query.awaitTermination()
+    view.finish()
+    return 0
 
 
 class _Interruptions:
-    """Whether Ctrl-C or SIGTERM has come. The batch that is under way is left to Spark to stop."""
+    """Whether Ctrl-C or SIGTERM has come. A batch that is not committed by then has not happened."""
 
     def __init__(self) -> None:
         self._came = False
@@ -282,65 +268,46 @@ class _Interruptions:
 class _View:
     """What is shown while it runs: a line on a terminal, or an object a batch."""
 
-    def __init__(self, metrics: LandingMetrics, *, as_json: bool, quiet: bool, logs: bool = False) -> None:
-        self.read_again = False
-        self._metrics = metrics
+    def __init__(self, *, as_json: bool, quiet: bool, logs: bool = False) -> None:
         self._as_json = as_json
         self._console = Console(stderr=True, highlight=False)
         self._logs = logs
         self._is_live = self._console.is_terminal and not quiet and not as_json and not logs
+        self._query: LandingQuery | None = None
         self._live: Live | None = None
         self._began_s = time.monotonic()
+        self._rows = 0
+        self._rollbacks = 0
+        """Of this run."""
 
-    def __enter__(self) -> _View:
+    def status(self) -> LandingStatus | None:
+        """For the metrics; None before there is a landing."""
+        return None if self._query is None else self._query.landing_status
+
+    @contextlib.contextmanager
+    def following(self, query: LandingQuery) -> Iterator[None]:
+        self._query = query
         if self._is_live:
-            self._live = Live(self._line(), console=self._console, transient=True)
+            self._live = Live(status_line(query.landing_status), console=self._console, transient=True)
             self._live.start()
-        return self
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def refresh(self) -> None:
+        if self._live is not None and self._query is not None:
+            self._live.update(status_line(self._query.landing_status))
 
     def on_batch(self, batch: LandedBatch) -> None:
-        self._metrics.on_batch(batch)
-        self.read_again = batch.must_read_again
-        rollbacks = len(batch.rollbacks)
-        logger.info(
-            "batch %d landed: %s, %s",
-            *(batch.batch_id, counted(batch.rows, "change"), counted(rollbacks, "rollback")),
-            extra=fields(
-                event=LogEvent.BATCH_LANDED,
-                batch=batch.batch_id,
-                changes=batch.rows,
-                rollbacks=rollbacks,
-                duration_s=round(batch.took_s, 3),
-            ),
-        )
+        self._rows += batch.rows
+        self._rollbacks += len(batch.rollbacks)
         if self._as_json:
-            click.echo(
-                json.dumps(
-                    {
-                        "batch": batch.batch_id,
-                        "rows": batch.rows,
-                        "seconds": round(batch.took_s, 3),
-                        "rollbacks": len(batch.rollbacks),
-                        "merges": batch.merges,
-                        "collections": batch.rows_by_table,
-                        "lag": self._metrics.lag,
-                    }
-                )
-            )
+            click.echo(json.dumps(batch_object(batch)))
 
-    def on_progress(self, query: StreamingQuery) -> None:
-        progress = query.lastProgress
-        if progress is not None:
-            self._metrics.lag = progress_lag(progress)
-        if self._live is not None:
-            self._live.update(self._line())
-
-    def tell_stopped(self) -> None:
+    def say_stopped(self) -> None:
         sentence = "Stopped. The same command goes on from here."
         if self._logs:
             logger.info("%s", sentence, extra=fields(event=LogEvent.LANDING_STOPPED))
@@ -348,21 +315,50 @@ class _View:
             click.echo(sentence, err=True)
 
     def finish(self) -> None:
-        if not self._as_json and not self._logs:
-            metrics = self._metrics
+        """The end of --once: what this run has landed, and what the tables hold."""
+        status = self.status()
+        if status is not None and not self._as_json and not self._logs:
             took_s = time.monotonic() - self._began_s
             self._console.print(
-                f"{counted(metrics.rows, 'change')} in {took_s:.1f} s, "
-                f"{counted(metrics.batches, 'batch', plural='batches')}, "
-                f"{counted(metrics.rollbacks, 'rollback')}, {counted(metrics.tables, 'table')}"
+                f"{counted(self._rows, 'change')} landed in {took_s:.1f} s, {counted(self._rollbacks, 'rollback')}; "
+                f"{counted(status.documents, 'document')} in {counted(status.tables, 'table')}"
             )
 
-    def _line(self) -> Text:
-        metrics = self._metrics
-        took_s = time.monotonic() - self._began_s
-        rate = f"  {metrics.rows / took_s:,.0f}/s" if tells_rate(metrics.rows, took_s) else ""
-        lag = "?" if metrics.lag is None else f"{metrics.lag:,}"
-        return Text(
-            f"{counted(metrics.rows, 'change')}{rate}  batch {metrics.batches}  lag {lag}  "
-            f"rollbacks {metrics.rollbacks}  tables {metrics.tables}"
-        )
+
+def batch_object(batch: LandedBatch) -> dict[str, Any]:
+    """What `--json` prints of a batch."""
+    status = batch.status
+    return {
+        "batch": batch.batch_id,
+        "rows": batch.rows,
+        "seconds": round(batch.took_s, 3),
+        "rollbacks": len(batch.rollbacks),
+        "merges": batch.merges,
+        "collections": dict(batch.rows_by_table),
+        "lag": status.lag_seqnos,
+        "lag_seconds": _rounded(status.lag_s),
+        "documents_age_seconds": _rounded(status.documents_age_s),
+        "documents": status.documents,
+        "total_rows": status.rows,
+        "total_rollbacks": status.rollbacks,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def status_line(status: LandingStatus) -> Text:
+    """The line on a terminal."""
+    lag = "unknown" if status.lag_seqnos is None else counted(status.lag_seqnos, "seqno")
+    return Text(
+        f"{status.doing}  batch {status.batch:,}  {counted(status.documents, 'document')}  "
+        f"lag {lag}, {_age(status.lag_s)}  documents {_age(status.documents_age_s)} behind"
+        + (f"  {counted(status.rollbacks, 'rollback')}" if status.rollbacks else "")
+    )
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown time"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

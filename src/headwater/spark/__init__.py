@@ -8,13 +8,16 @@ spark.readStream.format("dcp").option("url", "couchbase://host/bucket").load()
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["land", "register"]
+    from headwater.spark.frames import Apply
+    from headwater.spark.landing import LandingQuery
+
+__all__ = ["apply_changes", "documents", "land", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -32,7 +35,7 @@ def register(spark: SparkSession) -> None:
     hide_password(spark)
 
 
-def land(spark: SparkSession, url: str, into: str, **options: Any) -> StreamingQuery:
+def land(spark: SparkSession, url: str, into: str, **options: Any) -> LandingQuery:
     """Land a bucket in Delta tables: `land(spark, "couchbase://host/bucket", "/lake", user=…, password=…)`.
 
     The options are those of `headwater.spark.landing.land`. Returns the running query.
@@ -40,3 +43,18 @@ def land(spark: SparkSession, url: str, into: str, **options: Any) -> StreamingQ
     from headwater.spark import landing
 
     return landing.land(spark, url, into, **options)
+
+
+def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
+    """The documents of a collection (`scope.collection`) as of the last batch, merged or not, read by executors."""
+    from headwater.spark import frames
+
+    return frames.documents(spark, into, collection)
+
+
+def apply_changes(apply: Apply, *, places: str | Callable[[], str | None]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` on a stream of `dcp`: it calls `apply(changes, batch)` with no change twice and the
+    rollbacks first. `places` is a folder, or returns what the sink has stored of `batch.places`."""
+    from headwater.spark import frames
+
+    return frames.apply_changes(apply, places=places)

@@ -1,60 +1,82 @@
 """The landing pipeline: a bucket into Delta tables, batch by batch, exactly.
 
-Spark's part is to remember which batch was begun (its checkpoint) and to run the work. What is landed is decided by the
-tables alone: each batch is one commit of `changes` that carries the query's id and the batch's number, so a batch that
-Spark repeats after a crash is found there and changes nothing. The documents follow from `changes`, at any later time.
+The tables are the only memory. A batch begins where they end, is what its tasks read to the ends of their snapshots,
+and is one commit of `changes` that holds the place that was reached in every vbucket. So nothing has to be remembered
+beside them: a run that died has either committed a batch or has not begun it, and the next run goes on from there.
 
-Everything of ours lies in the tables' directory: the checkpoint, and the folder in which tasks tell the planner how far
-they have read. A checkpoint that is lost is no loss: the next query begins where the tables end.
+`Landing` says what is landed where; `start` gives a `LandingQuery`, which is a thread of the driver with the manners of
+Spark's StreamingQuery. Its loop keeps a client that watches the bucket, plans, runs one Spark job a batch over the
+shares, commits, and merges the documents when `freshness` says so. What executors do is in `task_read` and in the lake.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
+from headwater.client.backoff import Backoff
 from headwater.client.offsets import Offsets
-from headwater.spark.checkpoint_log import CheckpointLog
-from headwater.spark.connect_session import check_calls_back, hide_password
+from headwater.client.read_options import Start
+from headwater.client.survey import Surveyor
+from headwater.counted import counted
+from headwater.errors import HeadwaterError, InvalidInput, LakeInUse, QueryFailed
+from headwater.log_fields import LogEvent, fields
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.spark.bucket_watch import BucketWatch
+from headwater.spark.connect_session import hide_password
+from headwater.spark.freshness import Freshness, Lag, MergeClock
 from headwater.spark.lake.batch_commit import Committed, begin_batch, commit_batch
+from headwater.spark.lake.delta_log import Commit
 from headwater.spark.lake.file_joining import join_files
 from headwater.spark.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
 from headwater.spark.lake.lake import Lake, LakeSettings
 from headwater.spark.lake.layout import GROUPS_DEFAULT
 from headwater.spark.lake.merging import merge
-from headwater.spark.lake.tasks import RESULT_DDL, results_of
 from headwater.spark.lake.trimming import trim_changes
 from headwater.spark.lake.vacuum import clean_logs, vacuum
 from headwater.spark.landing_checks import (
     check_empty,
-    check_fits,
     check_options,
     check_same_options,
     check_selection,
-    has_ended,
     look_at_source,
-    make_directory,
     seen_collections,
+    selection_of,
 )
-from headwater.spark.landing_tasks import LandShares
-from headwater.spark.own_folder import OwnFolder, Selection
-from headwater.spark.share_source import ShareSource
+from headwater.spark.planning import VBucketRange, high_places, limit_ranges, plan_ranges
+from headwater.spark.query_errors import told_error
 from headwater.spark.shipped_kernels import ship_kernels
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.spark_runner import SparkRunner
+from headwater.spark.task_read import LandShare
 
 JOIN_BATCHES = 64
 """After so many batches small files are joined. Which there are, the logs tell."""
 TIDY_EVERY_S = 6 * 3600.0
 """How often old changes are folded and old files deleted: that takes a look at all files. It is counted over all runs,
 so that runs which end soon do it as well."""
+LOOK_EVERY_S = 1.0
+"""How often the bucket is asked how far it is, for the lag."""
+FAILURES_MAX = 5
+"""So many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
+_RETRY_S_MIN, _RETRY_S_MAX = 1.0, 30.0
+_PROGRESS_KEPT = 100
+_CANCEL_EVERY_S = 0.5
+_POLL_S = 0.05
+_WAKE_S = 0.25
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,120 +90,80 @@ class Upkeep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LandingStatus:
+    """How a landing stands at one moment. Command line, metrics, JSON lines and dashboard show these numbers.
+
+    None is for what is not known. Totals are of the tables, not of this run.
+    """
+
+    is_active: bool
+    doing: str
+    """`waiting`, `reading`, `merging`, `retrying`, `tidying up` or `stopped`."""
+    batch: int
+    """The number of the last batch in the tables; -1 where there is none."""
+    rows: int | None
+    """Rows that were ever landed in `changes`."""
+    rollbacks: int | None
+    """Rollbacks of vbuckets that were ever landed."""
+    documents: int
+    """Rows of all tables of documents."""
+    tables: int
+    """Collections that have tables."""
+    lag_seqnos: int | None
+    """Seqnos that the bucket has and `changes` does not."""
+    lag_s: float | None
+    """All that was written to the bucket longer ago than this is in `changes`."""
+    documents_age_s: float | None
+    """All that was written to the bucket longer ago than this is in `documents`."""
+    last_batch_s: float | None
+    """What the last batch of this run took, without merging."""
+    last_merge_s: float | None
+    failures: int
+    """Failures in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LandedBatch:
-    """What is told of a batch that has been landed."""
+    """A batch that has been landed."""
 
     batch_id: int
+    """Its number in the tables."""
     rows: int
     rollbacks: Mapping[int, int]
     merges: int
+    """Groups of vbuckets that were merged after it."""
     tables: tuple[str, ...]
     """The collections that have a table by now."""
     rows_by_table: Mapping[str, int]
     """Changes of documents, by collection."""
-    must_read_again: bool
-    """A rollback went further back than `changes` reaches: the query ends, and the next one reads what is missing."""
+    read_again: frozenset[int]
+    """Vbuckets that are read again from 0: a rollback went further back than `changes` reaches."""
     offsets: Offsets
     took_s: float
+    """Without merging."""
+    status: LandingStatus
 
 
 OnBatch = Callable[[LandedBatch], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLander:
-    """What Spark calls for every batch. It is pickled where the session is a remote one."""
+class JobRunner(Protocol):
+    """Runs tasks somewhere, gives their results in order, and can be stopped from another thread."""
 
-    into: str
-    checkpoint: CheckpointLog
-    bucket_uuid: str
-    settings: LakeSettings
-    upkeep: Upkeep
-    iceberg: IcebergSettings | None = None
-    on_batch: OnBatch | None = None
-    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Another one each time that the query is started."""
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]: ...
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        began = datetime.now(UTC)
-        lake, iceberg = self._tables()
-        run = SparkRunner(frame.sparkSession)
-        batch = begin_batch(
-            lake,
-            query_id=self.checkpoint.query_id(),
-            batch_id=batch_id,
-            end=self.checkpoint.offsets(batch_id),
-            start=self.checkpoint.start_of(batch_id),
-        )
-        if batch is not None:
-            rows = frame.mapInArrow(LandShares(batch.writer), RESULT_DDL).collect()
-            committed = commit_batch(lake, batch, results_of((row.number, row.result) for row in rows), run)
-        else:
-            committed = Committed(rows=0, rows_by_table={}, rollbacks={}, read_again=frozenset())
-        if iceberg is not None:
-            iceberg.catch_up(lake)
-        merges = merge(lake, run)
-        if batch_id % JOIN_BATCHES == JOIN_BATCHES - 1:
-            join_files(lake, run)
-        self._tidy_up(lake, run)
-        if self.on_batch is not None:
-            self.on_batch(
-                LandedBatch(
-                    batch_id=batch_id,
-                    rows=committed.rows,
-                    rollbacks=committed.rollbacks,
-                    merges=merges,
-                    tables=tuple(sorted(lake.tables)),
-                    rows_by_table=committed.rows_by_table,
-                    must_read_again=bool(committed.read_again),
-                    offsets=lake.held_offsets(),
-                    took_s=(datetime.now(UTC) - began).total_seconds(),
-                )
-            )
-
-    def _tables(self) -> tuple[Lake, IcebergChanges | None]:
-        """Opened once each time that the query is started: the next batch finds what the last one has left. What an
-        earlier start has left may be out of date, or half done."""
-        with _OPENING:
-            opened = _OPENED.get(self.into)
-            if opened is None or opened.run_id != self.run_id:
-                lake = Lake.open(self.into, bucket_uuid=self.bucket_uuid, settings=self.settings)
-                assert lake is not None, "it was made before the query began"
-                iceberg = None if self.iceberg is None else IcebergChanges.open(self.iceberg, lake)
-                opened = _OPENED[self.into] = _Opened(self.run_id, lake, iceberg)
-            return opened.lake, opened.iceberg
-
-    def _tidy_up(self, lake: Lake, run: SparkRunner) -> None:
-        own = OwnFolder(self.into)
-        if own.tidied_s_ago() < TIDY_EVERY_S:
-            return
-        if self.upkeep.changes_days is not None:
-            trim_changes(lake, datetime.now(UTC) - timedelta(days=self.upkeep.changes_days), run)
-        vacuum(lake, retention_hours=self.upkeep.vacuum_hours)
-        clean_logs(lake)
-        own.note_tidied()
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    run_id: str
-    lake: Lake
-    iceberg: IcebergChanges | None
-
-
-_OPENED: dict[str, _Opened] = {}
-"""By directory."""
-_OPENING = threading.Lock()
+    def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """A bucket, a directory, and how the one gets into the other. `start` makes a query of it."""
+    """A bucket, a directory, and how the one gets into the other."""
 
     source: Mapping[str, str]
     """Options of the `dcp` source."""
     into: str
     lake: LakeSettings = field(default_factory=LakeSettings)
+    fresh: Freshness = field(default_factory=Freshness)
     upkeep: Upkeep = field(default_factory=Upkeep)
     groups: int = GROUPS_DEFAULT
     iceberg: IcebergSettings | None = None
@@ -196,65 +178,468 @@ class Landing:
         if self.iceberg is not None:
             load_catalog_of(self.iceberg, self.into)
         lake = Lake.open(self.into, bucket_uuid=bucket.uuid, settings=self.lake)
-        own = OwnFolder(self.into)
         if lake is not None:
-            check_same_options(lake, own, options)
-            check_fits(own.newest_checkpoint(), lake)
+            check_same_options(lake, options)
             return lake
         check_selection(options)
         check_empty(self.into)
-        make_directory(own.folder)
-        own.write_selection(Selection.of(options))
         return Lake.create(
             self.into,
             bucket_uuid=bucket.uuid,
             vbuckets=bucket.vbuckets,
             groups=self.groups,
             xattrs=options.read.xattrs,
+            selection=selection_of(options),
             settings=self.lake,
         )
 
-    def start(
-        self, spark: SparkSession, *, every: str | None = None, on_batch: OnBatch | None = None
-    ) -> StreamingQuery:
-        """Land what there is and end; with `every`, such as "5 seconds", go on until it is stopped.
-
-        A query goes on with the newest checkpoint. One that was ended by a rollback that `changes` did not reach back
-        for is followed by another, with a new checkpoint.
-        """
-        if on_batch is not None:
-            check_calls_back(spark)
+    def start(self, spark: SparkSession, *, every: str | None = None, on_batch: OnBatch | None = None) -> LandingQuery:
+        """Land what there is and end; with `every`, such as "5 seconds", go on until it is stopped."""
+        every_s = None if every is None else parse_interval_s(every)
         lake = self.prepare()
-        own = OwnFolder(self.into)
-        checkpoint = own.newest_checkpoint()
-        if has_ended(checkpoint, lake):
-            checkpoint = own.next_checkpoint()
-        source = {**self.source, "progressDir": own.progress}
-        if seen := seen_collections(lake, SourceOptions.make(self.source)):
-            source["seenCollections"] = ",".join(map(str, seen))
-        if lake.last_batch >= 0:
-            source["startingOffsets"] = lake.held_offsets().to_json()
-        spark.dataSource.register(ShareSource)
         ship_kernels(spark)
         hide_password(spark)
-        frame = spark.readStream.format(ShareSource.name()).options(**source).load()
-        lander = BatchLander(
-            into=self.into,
-            checkpoint=checkpoint,
-            bucket_uuid=lake.facts.bucket_uuid,
-            settings=self.lake,
-            upkeep=self.upkeep,
-            iceberg=self.iceberg,
-            on_batch=on_batch,
-        )
-        trigger: dict[str, Any] = {"availableNow": True} if every is None else {"processingTime": every}
-        writer = frame.writeStream.foreachBatch(lander).option("checkpointLocation", checkpoint.folder)
-        return writer.trigger(**trigger).start()
+        return self.run(SparkRunner(spark, f"headwater land {self.into}"), lake, every_s=every_s, on_batch=on_batch)
 
-    def merge_all(self, spark: SparkSession) -> int:
-        """Bring the documents up to what `changes` holds, whatever is pending. Returns the number of merges."""
-        lake = Lake.open(self.into, settings=self.lake)
-        return 0 if lake is None else merge(lake, SparkRunner(spark), force=True)
+    def run(
+        self, runner: JobRunner, lake: Lake, *, every_s: float | None = None, on_batch: OnBatch | None = None
+    ) -> LandingQuery:
+        """As `start`, with tasks that run anywhere, and with a lake that is prepared."""
+        options = SourceOptions.make(self.source)
+        options = replace(options, seen=(*options.seen, *seen_collections(lake, options)))
+        query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch)
+        query.start()
+        return query
+
+
+def parse_interval_s(text: str) -> float:
+    """The seconds of a time as Spark writes triggers: "500 milliseconds", "5 seconds", "1 minute"."""
+    number, _, unit = text.strip().partition(" ")
+    scale = _UNITS_S.get(unit.strip().rstrip("s"))
+    if scale is None or not number.replace(".", "", 1).isdigit():
+        raise InvalidInput(f"{text!r} is no time", hint='Write one like "5 seconds", "500 milliseconds" or "1 minute"')
+    return float(number) * scale
+
+
+_UNITS_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+
+
+class LandingQuery:
+    """A landing that runs, in a thread of the driver. The names are those of Spark's StreamingQuery."""
+
+    def __init__(
+        self,
+        landing: Landing,
+        options: SourceOptions,
+        runner: JobRunner,
+        lake: Lake,
+        *,
+        every_s: float | None,
+        on_batch: OnBatch | None,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.name = f"headwater land {landing.into}"
+        self._landing = landing
+        self._options = options
+        self._runner = runner
+        self._lake = lake
+        self._every_s = every_s
+        self._on_batch = on_batch
+        self._stopping = threading.Event()
+        self._watch = BucketWatch(options, sleep=self._pause)
+        self._lag = Lag(lake.held_offsets(), as_of_s=lake.state.as_of_s)
+        self._clock = MergeClock(landing.fresh)
+        self._iceberg = None if landing.iceberg is None else IcebergChanges.open(landing.iceberg, lake)
+        self._last_read: dict[VBucketId, int] = {}
+        self._target: dict[VBucketId, Seqno] | None = None
+        self._shown = _shown_tables(lake)
+        self._doing = "waiting"
+        self._failures = 0
+        self._merge_is_asked = False
+        self._last_batch_s: float | None = None
+        self._last_merge_s: float | None = None
+        self._progress: deque[dict[str, Any]] = deque(maxlen=_PROGRESS_KEPT)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._looking = threading.Thread(target=self._look_again_and_again, name=f"{self.name}: lag", daemon=True)
+
+    def __repr__(self) -> str:
+        status = self.landing_status
+        lag = "unknown" if status.lag_seqnos is None else f"{status.lag_seqnos:,} seqnos"
+        return f"<LandingQuery into {self._landing.into}: {status.doing}, batch {status.batch}, lag {lag}>"
+
+    # --- for its user ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+        self._looking.start()
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  (Spark's names)
+        return self._thread.is_alive()
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802
+        """Wait for the end, for so many seconds at most. Returns whether it has ended; raises what ended it."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def processAllAvailable(self) -> None:  # noqa: N802
+        """Wait until all that is in the bucket now is in all tables. Raises what ends it before."""
+        asked_s = time.time()
+        while not self.awaitTermination(_POLL_S):
+            as_of_s = self._lag.as_of_s
+            if as_of_s is not None and as_of_s >= asked_s:
+                self._merge_is_asked = self._shown.has_pending
+                if not self._merge_is_asked:
+                    return
+
+    def stop(self) -> None:
+        """End it. A batch that is not committed by now has not happened."""
+        self._stopping.set()
+        while self._thread.is_alive():
+            # A job that is just being started may not be known yet to what cancels.
+            self._runner.cancel()
+            self._thread.join(_CANCEL_EVERY_S)
+
+    def exception(self) -> BaseException | None:
+        """What has ended it; None if it runs, or has ended in order."""
+        return self._failure
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status = self.landing_status
+        return {
+            "message": status.doing,
+            "isDataAvailable": bool(status.lag_seqnos),
+            "isTriggerActive": status.doing not in ("waiting", "stopped"),
+        }
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
+        """Of the last batch; None where this run has not landed one."""
+        return self._progress[-1] if self._progress else None
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
+        return [*self._progress]
+
+    @property
+    def landing_status(self) -> LandingStatus:
+        """How it stands now."""
+        now_s = time.time()
+        shown, lag_s = self._shown, self._lag.seconds(now_s)
+        age_s = lag_s
+        if shown.has_pending:
+            merged_s = shown.documents_as_of_s
+            age_s = None if merged_s is None else max(0.0, now_s - merged_s)
+        return LandingStatus(
+            is_active=self.isActive,
+            doing=self._doing if self.isActive else "stopped",
+            batch=shown.batch,
+            rows=shown.rows,
+            rollbacks=shown.rollbacks,
+            documents=shown.documents,
+            tables=shown.tables,
+            lag_seqnos=self._lag.seqnos,
+            lag_s=lag_s,
+            documents_age_s=age_s,
+            last_batch_s=self._last_batch_s,
+            last_merge_s=self._last_merge_s,
+            failures=self._failures,
+        )
+
+    # --- the lag, asked independently of batches ------------------------------------------------------------------
+
+    def _look_again_and_again(self) -> None:
+        surveyor: Surveyor | None = None
+        while self._thread.is_alive() and not self._stopping.is_set():
+            at_s = time.time()
+            try:
+                surveyor = surveyor or Surveyor(self._options.settings)
+                self._lag.on_look(surveyor.high_seqnos(), at_s=at_s)
+            except HeadwaterError:
+                # The batches say what is wrong, and end if it does not get better.
+                self._lag.on_unreachable()
+                surveyor = None
+            self._thread.join(LOOK_EVERY_S)
+        if surveyor is not None:
+            surveyor.close()
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
+        try:
+            while not self._stopping.is_set():
+                began_s = time.monotonic()
+                try:
+                    has_read = self._turn()
+                    self._failures = 0
+                except (HeadwaterError, PySparkException, Py4JError, ConnectionError) as error:
+                    if self._stopping.is_set():
+                        return
+                    self._failures += 1
+                    self._check_retriable(error)
+                    self._doing = "retrying"
+                    delay_s = backoff.delay_s(self._failures)
+                    logger.warning(
+                        "batch failed, %s in a row, trying again in %.0f s: %s",
+                        counted(self._failures, "failure"),
+                        delay_s,
+                        told_error(error),
+                        extra=fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s),
+                    )
+                    self._pause(delay_s)
+                    self._reopen()
+                    continue
+                if self._every_s is None:
+                    if not has_read:
+                        self._merge()
+                        return
+                else:
+                    self._wait(began_s + self._every_s)
+        except BaseException as error:
+            if not self._stopping.is_set():
+                self._failure = error
+        finally:
+            self._doing = "stopped"
+            self._watch.close()
+
+    def _check_retriable(self, error: Exception) -> None:
+        """Raises unless the next attempt may do better: a worker or an executor of Spark died, or another tool has
+        rearranged a table meanwhile. Errors of our own are final: what can wait has waited in its place."""
+        if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
+            raise QueryFailed(
+                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may tell why"
+            ) from error
+        told = told_error(error)
+        if isinstance(told, LakeInUse):
+            before = self._lake.last_batch
+            self._reopen()
+            if self._lake.last_batch != before:
+                raise told from error
+        elif not isinstance(told, QueryFailed) or self._failures > FAILURES_MAX:
+            raise told from error
+
+    def _reopen(self) -> None:
+        """After a failure nothing in memory counts: the tables do."""
+        lake = Lake.open(
+            self._landing.into,
+            bucket_uuid=self._lake.facts.bucket_uuid,
+            settings=self._landing.lake,
+            step=self._lake.step,
+        )
+        if lake is None:
+            raise QueryFailed(
+                f"the tables in {self._landing.into} are gone", hint="Start again, to land from the start"
+            )
+        self._lake = lake
+        self._shown = _shown_tables(lake)
+        self._lag.on_places(lake.held_offsets())
+        if self._landing.iceberg is not None:
+            self._iceberg = IcebergChanges.open(self._landing.iceberg, lake)
+
+    def _wait(self, until_s: float) -> None:
+        """Until the next batch is due. What waits to be merged may be due before."""
+        self._doing = "waiting"
+        while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
+            self._pause(min(left_s, _WAKE_S))
+            self._merge_if_due()
+
+    def _pause(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+
+    # --- a batch --------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> bool:
+        """Land what there is, if there is anything. Returns whether there was."""
+        lake = self._lake
+        lake.refresh()
+        self._begin_at_start(lake)
+        lake.step("plan")
+        looked_s = time.time()
+        places = lake.held_offsets()
+        survey = self._watch.survey(places)
+        highs = {vbucket: status.high_seqno for vbucket, status in survey.items()}
+        self._lag.on_look(highs, at_s=looked_s)
+        if self._every_s is None and self._target is None:
+            self._target = highs
+        ranges = plan_ranges(places, survey, boundaries=lake.boundaries, target=self._target)
+        if not ranges:
+            self._merge_if_due()
+            return False
+        chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read)
+        is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
+        began_s = time.monotonic()
+        self._doing = "reading"
+        committed = self._land(lake, chosen, as_of_s=looked_s if is_all else self._lag.as_of_s)
+        self._last_batch_s = time.monotonic() - began_s
+        self._lag.on_places(lake.held_offsets(), is_missing=bool(committed.read_again))
+        self._shown = _shown_tables(lake)
+        merges = self._merge_if_due()
+        self._keep_tidy(lake, committed.number)
+        self._report(committed, merges)
+        return True
+
+    @property
+    def _rows_max(self) -> int | None:
+        bytes_max = self._options.bytes_per_trigger_max
+        from_bytes = None if bytes_max is None else max(1, bytes_max // 512)
+        return self._options.rows_per_trigger_max or from_bytes
+
+    def _begin_at_start(self, lake: Lake) -> None:
+        """A landing that does not start at the beginning says so in a commit of its own, before its first batch."""
+        if self._options.start is Start.BEGINNING or lake.last_batch >= 0 or lake.state.offsets.offsets:
+            return
+        if isinstance(self._options.start, Offsets):
+            self._options.start.check_bucket(lake.facts.bucket_uuid)
+            start = self._options.start
+        else:
+            start = high_places(lake.facts.bucket_uuid, self._watch.survey())
+        lake.commit_changes(Commit(state=replace(lake.state, offsets=start)))
+
+    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> Committed:
+        lake.step("plan tasks")
+        batch = begin_batch(lake)
+        shares, bucket = self._watch.shares(ranges, lake.held_offsets())
+        held = batch.writer.held_seqnos
+        tasks = [
+            LandShare(
+                options=self._options,
+                bucket=bucket,
+                ranges=share,
+                writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),
+            )
+            for share in shares
+        ]
+        committed = commit_batch(lake, batch, self._jobs(tasks), self._jobs, as_of_s=as_of_s)
+        lake.step("after the commit")
+        self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
+        if self._iceberg is not None:
+            self._iceberg.catch_up(lake)
+        return committed
+
+    def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
+        if self._stopping.is_set():
+            raise _Stopped
+        return self._runner(tasks)
+
+    # --- after it -------------------------------------------------------------------------------------------------
+
+    def _merge_if_due(self) -> int:
+        lake = self._lake
+        if not lake.has_pending:
+            return 0
+        merged_s = self._shown.documents_as_of_s
+        waited_s = float("inf") if merged_s is None else time.time() - merged_s
+        is_due = self._clock.is_due(now_s=time.monotonic(), waited_s=waited_s)
+        if is_due or lake.pending.urgent or self._merge_is_asked:
+            return self._merge()
+        return 0
+
+    def _merge(self) -> int:
+        """Bring the documents up to what `changes` holds. Returns the number of merges."""
+        if not self._lake.has_pending:
+            return 0
+        self._doing, began_s = "merging", time.monotonic()
+        self._merge_is_asked = False
+        merges = merge(self._lake, self._jobs)
+        ended_s = time.monotonic()
+        self._clock.on_merged(began_s=began_s, ended_s=ended_s)
+        self._last_merge_s = ended_s - began_s
+        self._shown = _shown_tables(self._lake)
+        return merges
+
+    def _keep_tidy(self, lake: Lake, number: int) -> None:
+        if number % JOIN_BATCHES == JOIN_BATCHES - 1:
+            self._doing = "tidying up"
+            join_files(lake, self._jobs)
+        if time.time() - lake.state.tidied_s < TIDY_EVERY_S:
+            return
+        self._doing = "tidying up"
+        upkeep = self._landing.upkeep
+        if upkeep.changes_days is not None:
+            trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
+        vacuum(lake, retention_hours=upkeep.vacuum_hours)
+        clean_logs(lake)
+        lake.commit_changes(Commit(state=replace(lake.state, tidied_s=time.time())))
+
+    def _report(self, committed: Committed, merges: int) -> None:
+        assert self._last_batch_s is not None, "a batch has just been landed"
+        landed = LandedBatch(
+            batch_id=committed.number,
+            rows=committed.rows,
+            rollbacks=committed.rollbacks,
+            merges=merges,
+            tables=tuple(sorted(self._lake.tables)),
+            rows_by_table=committed.rows_by_table,
+            read_again=committed.read_again,
+            offsets=self._lake.held_offsets(),
+            took_s=self._last_batch_s,
+            status=self.landing_status,
+        )
+        self._progress.append(
+            {
+                "id": self.id,
+                "name": self.name,
+                "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "batchId": landed.batch_id,
+                "numInputRows": landed.rows,
+                "batchDuration": round(landed.took_s * 1000),
+                "rollbacks": len(landed.rollbacks),
+                "merges": landed.merges,
+                "status": asdict(landed.status),
+            }
+        )
+        logger.info(
+            "batch %d landed: %s, %s",
+            *(landed.batch_id, counted(landed.rows, "change"), counted(len(landed.rollbacks), "rollback")),
+            extra=fields(
+                event=LogEvent.BATCH_LANDED,
+                batch=landed.batch_id,
+                changes=landed.rows,
+                rollbacks=len(landed.rollbacks),
+                duration_s=round(landed.took_s, 3),
+            ),
+        )
+        if self._on_batch is not None:
+            self._on_batch(landed)
+
+
+class _Stopped(Exception):
+    """The user has stopped it; nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShownTables:
+    """What the tables say of themselves. It is made by the loop's thread and shown by any."""
+
+    batch: int
+    rows: int | None
+    rollbacks: int | None
+    documents: int
+    tables: int
+    has_pending: bool
+    documents_as_of_s: float | None
+    """Everything that was written before this time is in `documents`, where something is pending."""
+
+
+def _shown_tables(lake: Lake) -> _ShownTables:
+    tables = [table.documents for table in lake.tables.values() if table.documents is not None]
+    times = [lake.documents_as_of_s(name) for name in lake.pending.names]
+    return _ShownTables(
+        batch=lake.last_batch,
+        rows=None if lake.state.totals is None else lake.state.totals.rows,
+        rollbacks=None if lake.state.totals is None else lake.state.totals.rollbacks,
+        documents=sum(sum(table.rows_by_group().values()) for table in tables),
+        tables=len(lake.tables),
+        has_pending=lake.has_pending,
+        documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
+    )
 
 
 def land(
@@ -264,11 +649,12 @@ def land(
     *,
     every: str | None = None,
     lake: LakeSettings | None = None,
+    fresh: Freshness | None = None,
     upkeep: Upkeep | None = None,
     iceberg: IcebergSettings | None = None,
     on_batch: OnBatch | None = None,
     **source: str,
-) -> StreamingQuery:
+) -> LandingQuery:
     """Land a bucket: `land(spark, "couchbase://host/bucket", "/lake", user=…, password=…).awaitTermination()`.
 
     Further arguments are options of the `dcp` source. Returns the running query.
@@ -277,6 +663,7 @@ def land(
         source={"url": url, **source},
         into=into,
         lake=lake or LakeSettings(),
+        fresh=fresh or Freshness(),
         upkeep=upkeep or Upkeep(),
         iceberg=iceberg,
     )

@@ -1,4 +1,4 @@
-"""What is looked at before a landing begins, so that what can't work is told in one sentence and nothing is touched."""
+"""What is looked at before a landing begins, so that what can't work is said in one sentence and nothing is touched."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from headwater.client.bootstrap import bootstrap
 from headwater.client.bucket_view import look_at_bucket
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.collection_names import CollectionNames
-from headwater.errors import InvalidInput, LakeOutOfStep
-from headwater.spark.checkpoint_log import CheckpointLog
-from headwater.spark.lake.batch_commit import check_start
+from headwater.errors import InvalidInput
+from headwater.spark.lake.delta_log import Selection
 from headwater.spark.lake.lake import Lake
-from headwater.spark.lake.layout import TableKind, open_filesystem
-from headwater.spark.own_folder import OWN_FOLDER, OwnFolder, Selection, names_in
+from headwater.spark.lake.layout import TableKind
+from headwater.spark.own_folder import OWN_FOLDER, landed_selection, names_in
 from headwater.spark.selection_watch import SeenCollection
 from headwater.spark.source_options import SourceOptions, ValueForm
 
@@ -34,6 +33,10 @@ def look_at_source(options: SourceOptions) -> ClusterMap:
     return bootstrap(options.settings).cluster_map
 
 
+def selection_of(options: SourceOptions) -> Selection:
+    return Selection.of(options.read.scopes, options.read.collections)
+
+
 def check_selection(options: SourceOptions) -> None:
     """Raises where what is wanted of the bucket is not there."""
     scopes, collections = options.read.scopes, options.read.collections
@@ -51,9 +54,6 @@ def check_empty(into: str) -> None:
         raise InvalidInput(
             f"{into} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
         )
-    log = OwnFolder(into).newest_checkpoint()
-    if log.last_planned is not None:
-        raise _out_of_step(log, f"belongs to tables that {into} no longer holds")
 
 
 def _is_unfinished(into: str, name: str) -> bool:
@@ -61,27 +61,17 @@ def _is_unfinished(into: str, name: str) -> bool:
     return name == TableKind.CHANGES and set(names_in(f"{into}/{name}")) <= {_DELTA_LOG}
 
 
-def make_directory(directory: str) -> None:
-    filesystem, path = open_filesystem(directory)
-    try:
-        filesystem.create_dir(path)
-    except OSError as error:
-        raise InvalidInput(
-            f"{directory} can't be made: {error}", hint="Give a directory that can be written"
-        ) from error
-
-
 # --- a directory with tables --------------------------------------------------------------------------------------
 
 
-def check_same_options(lake: Lake, own: OwnFolder, options: SourceOptions) -> None:
+def check_same_options(lake: Lake, options: SourceOptions) -> None:
     """What was left out once is never landed, so it has to be left out for ever."""
     where = lake.place.root
     if lake.facts.xattrs != options.read.xattrs:
         had = "with" if lake.facts.xattrs else "without"
         raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")
-    before = own.read_selection()
-    if before is not None and before != Selection.of(options):
+    before = landed_selection(lake)
+    if before is not None and before != selection_of(options):
         raise InvalidInput(
             f"the tables in {where} were landed with {before}", hint="Ask for the same, or land into another directory"
         )
@@ -91,33 +81,3 @@ def seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection]
     """What was asked for was there when the tables were made. Whatever is not there any more has been dropped."""
     wanted = [SeenCollection(str(name)) for name in (*options.read.scopes, *options.read.collections)]
     return [*wanted, *(SeenCollection(name, id_) for id_, name in lake.state.collections.items())] if wanted else []
-
-
-def has_ended(log: CheckpointLog, lake: Lake) -> bool:
-    """Whether the query of a checkpoint must not go on."""
-    return log.last_planned is not None and lake.state.ended_query == log.query_id()
-
-
-def check_fits(log: CheckpointLog, lake: Lake) -> None:
-    """With a checkpoint of another time than the tables, changes would be missing or come twice."""
-    if log.last_planned is None or has_ended(log, lake):
-        return
-    landed = lake.changes.transaction(log.query_id())
-    if landed is None:
-        # Its first batch starts where the tables end, whatever that is.
-        fits = log.last_planned == 0 and log.last_committed is None
-    else:
-        fits = (log.last_committed or 0) <= landed <= log.last_planned
-    if not fits:
-        raise _out_of_step(log, "is of another time than the tables")
-    if landed is not None:
-        try:
-            check_start(lake, log.offsets(landed))
-        except LakeOutOfStep as error:
-            raise _out_of_step(log, f"is of another time than the tables: {error.reason}") from error
-
-
-def _out_of_step(log: CheckpointLog, what: str) -> LakeOutOfStep:
-    return LakeOutOfStep(
-        f"the checkpoint {log.folder} {what}", hint=f"Remove {log.folder}: the next run goes on where the tables end"
-    )

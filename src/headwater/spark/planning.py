@@ -1,18 +1,19 @@
-"""Which offsets a batch ends at, and which tasks read it. Pure: everything that is known comes in.
+"""What a batch reads: which vbuckets, from where, up to where, and by which tasks. Pure: everything known comes in.
 
-An offset of Spark has the four numbers of every vbucket, as they stood when the batch was planned. Its snapshot start
-is the last seqno at which everything up to it is known to have been read (`read_extents` says why that is not always
-the seqno itself). Its snapshot end says how far the snapshots went that were read since then, before this batch; it is
-the seqno where they went no further. How far the batch itself came, its tasks tell in the extents.
+A *place* is where a consumer is in a vbucket: `(vbuuid, seqno, snapshot start, snapshot end)`. It is *whole* where all
+three seqnos are the same: everything up to there has been read, to the end of a snapshot, and nothing beyond. A task
+reads to the end of the snapshot that holds the planned end and reports the place that it has really reached, so places
+are whole as long as reports arrive. Where one is missing (a stream of `dcp` after a restart, a lake of an earlier
+version), the seqno is right, but a snapshot may have been read beyond it; the place says so by a snapshot that starts
+earlier, at the last place that was whole.
 
-A vbucket whose branch is no longer the newest is judged before it is read on. Where it can go on it gets the newest
-branch's name. Where it can't, its offset goes *down*, to the nearest place that is sure (`known_places`): that batch
-has one row of it, the rollback, and the next batch reads on from there.
+A plan never judges a rollback. A vbucket whose newest branch is another one than that of its place is read whatever its
+seqnos are: the server judges the stream request, and the reader goes back to the best of the boundaries it is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headwater.client.offsets import Offsets
@@ -20,246 +21,262 @@ from headwater.client.survey import VBucketStatus
 from headwater.errors import CheckpointAhead, InvalidInput
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.known_places import Places, with_place
-from headwater.spark.read_extents import Extents, ReadExtent
 
 ROWS_PER_PARTITION = 250_000
 """Beyond this a partition is worth a task of its own."""
 
 Survey = Mapping[VBucketId, VBucketStatus]
-PlacesOfOne = tuple[StreamOffset, ...]
+Boundaries = Mapping[VBucketId, Sequence[Seqno]]
+NOWHERE = StreamOffset()
 
 
-# --- where a batch ends -------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketRange:
+    """What a task reads of a vbucket: the changes after `start`, to the end of the snapshot that holds `end_seqno`."""
+
+    vbucket: VBucketId
+    start: StreamOffset
+    end_seqno: Seqno
+    branch: Vbuuid
+    """The newest branch when it was planned."""
+    boundaries: tuple[Seqno, ...] = ()
+    """Seqnos before the start that a rollback can go back to, rising."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has at most, as far as seqnos tell. A branch to be judged counts as one."""
+        return max(1, self.end_seqno - self.start.seqno)
 
 
-def plan_end(
-    start: Offsets,
-    survey: Survey,
-    extents: Extents,
-    *,
-    places: Places | None = None,
-    target: Mapping[VBucketId, Seqno] | None = None,
-    rows_max: int | None = None,
-) -> Offsets:
-    """The offsets to read to. With `target` no seqno beyond it is taken, with `rows_max` no more changes than that."""
-    kept: dict[VBucketId, StreamOffset] = {}
-    wanted: dict[VBucketId, int] = {}
-    for vbucket, offset in start.offsets.items():
-        status = survey[vbucket]
-        known = (places or {}).get(vbucket, ())
-        kept[vbucket] = _judge(vbucket, offset, status, extents.get(vbucket), known)
-        if kept[vbucket].seqno == offset.seqno:
-            end_seqno = status.high_seqno if target is None else min(status.high_seqno, target.get(vbucket, SEQNO_MAX))
-            wanted[vbucket] = max(0, end_seqno - offset.seqno)
-    if rows_max is not None:
-        wanted = share_rows(wanted, rows_max)
-    ends = {vbucket: _moved(offset, by=wanted.get(vbucket, 0)) for vbucket, offset in kept.items()}
-    # A branch that has only got another name is no news: a batch with no row would be made of it again and again.
-    ends |= {vbucket: offset for vbucket, offset in start.offsets.items() if ends[vbucket].seqno == offset.seqno}
-    return Offsets(start.bucket_uuid, ends)
+# --- places -------------------------------------------------------------------------------------------------------
 
 
-def note_places(start: Offsets, survey: Survey, extents: Extents, places: Places) -> dict[VBucketId, PlacesOfOne]:
-    """What is known when the batch that ends at `start` is done: the places that a later plan may go back to."""
-    noted = {}
-    for vbucket, offset in start.offsets.items():
-        status = survey[vbucket]
-        is_newest = offset.vbuuid == status.failover_log.newest.vbuuid and offset.seqno <= status.high_seqno
-        at = _judge(vbucket, offset, status, extents.get(vbucket), ()) if is_newest else offset
-        noted[vbucket] = with_place(places.get(vbucket, ()), at, is_known=is_newest)
-    return noted
-
-
-def _judge(
-    vbucket: VBucketId,
-    offset: StreamOffset,
-    status: VBucketStatus,
-    extent: ReadExtent | None,
-    places: PlacesOfOne,
-) -> StreamOffset:
-    """Where the vbucket goes on from: its seqno, or lower after a rollback."""
-    log = status.failover_log
-    newest = log.newest.vbuuid
-    if not offset.seqno:
-        return StreamOffset(vbuuid=newest)
-    was_read = _matching(offset, extent)
-    if offset.vbuuid == newest:
-        if status.high_seqno < offset.seqno:
-            raise CheckpointAhead(vbucket=vbucket, seqno=offset.seqno, high_seqno=status.high_seqno)
-        if offset.snapshot_start == offset.seqno:
-            return offset
-        # No snapshot that was ever read of this branch can have gone further than it goes now.
-        furthest = was_read.snapshot_end if was_read and was_read.vbuuid == newest else status.high_seqno
-        return _gone_on(offset, newest, max(furthest, offset.snapshot_end))
-    if was_read and was_read.vbuuid == newest and was_read.start_seqno == offset.snapshot_start:
-        # Planned on a branch that is dead, but read on the newest, from a place where nothing was missing.
-        return _gone_on(offset, newest, was_read.snapshot_end)
-    shared_until = log.branch_end(offset.vbuuid, high_seqno=status.high_seqno)
-    if shared_until is None:
-        return StreamOffset(vbuuid=newest)
-    if was_read and was_read.vbuuid == offset.vbuuid:
-        furthest = max(was_read.snapshot_end, offset.snapshot_end)
-        if furthest <= shared_until:
-            return _gone_on(offset, newest, furthest)
-    return _nearest_sure(offset, status, places, shared_until)
-
-
-def _nearest_sure(
-    offset: StreamOffset, status: VBucketStatus, places: PlacesOfOne, shared_until: Seqno
-) -> StreamOffset:
-    """The highest place, not beyond the offset, from where nothing that holds can be missed."""
-    newest = status.failover_log.newest.vbuuid
-    sure = offset.snapshot_start if offset.snapshot_start <= shared_until else Seqno(0)
-    for place in reversed(places):
-        if sure < place.seqno <= offset.seqno and _is_shared(place, status):
-            return _gone_on(place, newest, place.snapshot_end)
-    return _at(sure, newest)
-
-
-def _is_shared(place: StreamOffset, status: VBucketStatus) -> bool:
-    """Whether the newest branch has all that was read up to a place, also of what snapshots showed beyond it."""
-    shared_until = status.failover_log.branch_end(place.vbuuid, high_seqno=status.high_seqno)
-    return shared_until is not None and place.snapshot_end <= shared_until
-
-
-def _matching(offset: StreamOffset, extent: ReadExtent | None) -> ReadExtent | None:
-    """What is known of the read that ended at the offset."""
-    return extent if extent is not None and extent.seqno == offset.seqno else None
-
-
-def _at(seqno: Seqno, vbuuid: Vbuuid) -> StreamOffset:
-    """All up to here has been read, and nothing further."""
+def whole_place(vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
+    """Everything up to here has been read, and nothing beyond."""
     return StreamOffset(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
 
 
-def _gone_on(offset: StreamOffset, vbuuid: Vbuuid, furthest: Seqno) -> StreamOffset:
-    """The same place on a branch, when snapshots up to `furthest` have been read of."""
-    return (
-        _at(offset.seqno, vbuuid) if furthest <= offset.seqno else replace(offset, vbuuid=vbuuid, snapshot_end=furthest)
-    )
+def high_places(bucket_uuid: str, survey: Survey) -> Offsets:
+    """The newest place of every vbucket."""
+    places = {
+        vbucket: whole_place(status.failover_log.newest.vbuuid, status.high_seqno) for vbucket, status in survey.items()
+    }
+    return Offsets(bucket_uuid, places)
 
 
-def _moved(offset: StreamOffset, *, by: int) -> StreamOffset:
-    seqno = Seqno(offset.seqno + by)
-    return replace(offset, seqno=seqno, snapshot_end=max(seqno, offset.snapshot_end))
+def starting_point(place: StreamOffset, status: VBucketStatus) -> StreamOffset:
+    """What to ask the server with, so that it judges a place by all that may have been read.
 
-
-def share_rows(wanted: Mapping[VBucketId, int], rows_max: int) -> dict[VBucketId, int]:
-    """How many changes of each vbucket, so that they are no more than `rows_max` together: the same for each that wants
-    so many.
-
-    What one vbucket does not need is shared out among the others, so small ones are read whole. A vbucket is never
-    starved: its share is at least one change, even if that makes a few more than were asked for.
+    No snapshot that was read of the newest branch can have gone further than that branch goes now. On any other
+    branch it is not known how far it went: then the server demands a rollback, and the reader goes back to a boundary.
     """
-    left = rows_max
-    waiting = [vbucket for vbucket in sorted(wanted, key=lambda vbucket: (wanted[vbucket], vbucket)) if wanted[vbucket]]
-    shares = {}
-    for position, vbucket in enumerate(waiting):
-        shares[vbucket] = min(wanted[vbucket], max(1, left // (len(waiting) - position)))
-        left -= shares[vbucket]
+    if not place.seqno or place.is_whole:
+        return place
+    is_newest = place.vbuuid == status.failover_log.newest.vbuuid
+    furthest = max(place.seqno, status.high_seqno) if is_newest else SEQNO_MAX
+    return replace(place, snapshot_end=Seqno(furthest))
+
+
+# --- what there is to read ----------------------------------------------------------------------------------------
+
+
+def plan_ranges(
+    places: Offsets,
+    survey: Survey,
+    *,
+    boundaries: Boundaries | None = None,
+    target: Mapping[VBucketId, Seqno] | None = None,
+) -> list[VBucketRange]:
+    """Of every vbucket that has something new, what there is. With `target`, nothing beyond it is asked for."""
+    ranges = []
+    for vbucket, status in survey.items():
+        place = places.get(vbucket) or NOWHERE
+        end_seqno = status.high_seqno if target is None else min(status.high_seqno, target.get(vbucket, Seqno(0)))
+        is_newest = place.vbuuid == status.failover_log.newest.vbuuid
+        if is_newest and status.high_seqno < place.seqno:
+            raise CheckpointAhead(vbucket=vbucket, seqno=place.seqno, high_seqno=status.high_seqno)
+        if end_seqno <= place.seqno and (is_newest or not place.seqno):
+            continue
+        ranges.append(
+            VBucketRange(
+                vbucket=vbucket,
+                start=starting_point(place, status),
+                end_seqno=end_seqno,
+                branch=status.failover_log.newest.vbuuid,
+                boundaries=tuple((boundaries or {}).get(vbucket, ())),
+            )
+        )
+    return ranges
+
+
+def limit_ranges(
+    ranges: Iterable[VBucketRange], rows_max: int | None, *, last_read: Mapping[VBucketId, int]
+) -> list[VBucketRange]:
+    """As many whole ranges as have no more than `rows_max` rows together, and at least one.
+
+    Those that were read longest ago come first (`last_read` counts batches), so every vbucket has its turn: one that
+    does not fit now is the first of a later batch.
+    """
+    waiting = sorted(ranges, key=lambda it: (last_read.get(it.vbucket, -1), it.vbucket))
+    if rows_max is None:
+        return waiting
+    chosen: list[VBucketRange] = []
+    rows = 0
+    for it in waiting:
+        if not chosen or rows + it.rows <= rows_max:
+            chosen.append(it)
+            rows += it.rows
+    return chosen
+
+
+def share_out(
+    ranges: Sequence[VBucketRange], *, node_of: Mapping[VBucketId, int], tasks_min: int
+) -> list[tuple[VBucketRange, ...]]:
+    """The ranges in tasks of about the same size, each with vbuckets of one node: a task then needs one connection."""
+    by_node: dict[int, list[VBucketRange]] = {}
+    for it in ranges:
+        by_node.setdefault(node_of.get(it.vbucket, -1), []).append(it)
+    rows = sum(it.rows for it in ranges)
+    count = max(tasks_min, -(-rows // ROWS_PER_PARTITION))
+    shares = []
+    for held in by_node.values():
+        wanted = max(1, round(count * sum(it.rows for it in held) / rows))
+        dealt: list[list[VBucketRange]] = [[] for _ in range(min(wanted, len(held)))]
+        sizes = [0] * len(dealt)
+        # The largest first, each to the task that has least.
+        for it in sorted(held, key=lambda it: it.rows, reverse=True):
+            least = sizes.index(min(sizes))
+            dealt[least].append(it)
+            sizes[least] += it.rows
+        shares += [tuple(share) for share in dealt]
     return shares
 
 
-# --- where a read ends that is no stream ----------------------------------------------------------------------------
+# --- a stream of `dcp`: offsets that are logged before the batch is read ----------------------------------------------
 
 
-def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> Offsets:
-    """The offsets to read to: those that are wanted, or what there is now.
+class StreamPlans:
+    """The plans of one stream, in the process that makes them. `headwater.spark.source` says what its offsets mean."""
 
-    No row of it could tell a rollback, and no later batch make up for one: start and end must lie on the newest branch.
+    def __init__(self) -> None:
+        self._places: dict[VBucketId, StreamOffset] = {}
+        """Where vbuckets are, as far as tasks have reported it."""
+        self._last_read: dict[VBucketId, int] = {}
+        self._batches = 0
+        self._planned: tuple[Offsets, list[VBucketRange]] | None = None
+
+    def plan(
+        self,
+        began: Offsets,
+        survey: Survey,
+        reached: Mapping[VBucketId, StreamOffset],
+        *,
+        target: Mapping[VBucketId, Seqno] | None = None,
+        rows_max: int | None = None,
+    ) -> Offsets:
+        """Where the batch after `began` ends. `reached` is what the tasks of the batch before it have reported."""
+        self._places |= reached
+        if not began.offsets:
+            return high_places(began.bucket_uuid, survey)
+        named = {vbucket: survey[vbucket] for vbucket in began}
+        ranges = plan_ranges(self.places(began), named, target=target)
+        chosen = limit_ranges(ranges, rows_max, last_read=self._last_read)
+        end = began.updated({it.vbucket: _planned_offset(it) for it in chosen})
+        self._planned = end, chosen
+        return end
+
+    def places(self, began: Offsets) -> Offsets:
+        """Where the batch after `began` begins: where the one before was read to, or where it was planned to end.
+
+        A place counts only if a repetition of the batch would find it, which knows the offsets alone: it lies on the
+        branch that was planned, and not before the planned end. Else a failover came between a plan and its read, and
+        the next batch goes back to where that one began.
+        """
+        known = {}
+        for vbucket, at in self._places.items():
+            planned = began.get(vbucket)
+            if planned is not None and at.vbuuid == planned.vbuuid and at.seqno >= planned.seqno:
+                known[vbucket] = at
+        return began.updated(known)
+
+    def is_planned_here(self, end: Offsets) -> bool:
+        """Whether the batch that ends there was planned by this process; else it is repeated after a crash."""
+        return self._planned is not None and self._planned[0] == end
+
+    def ranges(self, began: Offsets, end: Offsets, survey: Callable[[], Survey]) -> list[VBucketRange]:
+        """What the batch between two offsets reads. From here on the places that it begins at do not count."""
+        if self._planned is not None and self._planned[0] == end:
+            ranges = self._planned[1]
+        elif began.offsets:
+            moved = [vbucket for vbucket, at in end.offsets.items() if at != began.get(vbucket)]
+            places = {vbucket: _repeated_place(began.get(vbucket) or NOWHERE, end[vbucket]) for vbucket in moved}
+            now = survey()
+            named = {vbucket: now[vbucket] for vbucket in moved}
+            target = {vbucket: end[vbucket].seqno for vbucket in moved}
+            ranges = plan_ranges(began.updated(places), named, target=target)
+        else:
+            ranges = []
+        for it in ranges:
+            self._last_read[it.vbucket] = self._batches
+            self._places.pop(it.vbucket, None)
+        self._batches += 1
+        return ranges
+
+
+def _planned_offset(it: VBucketRange) -> StreamOffset:
+    """Where a range ends, as far as that is known before it is read; and, as the start, the last whole place.
+
+    It is never a whole place itself: a snapshot may go beyond it. Where the branch is another one the range may have to
+    be rolled back first, to a place that is not known yet.
     """
-    now = plan_end(start, survey, {})
-    for vbucket, offset in start.offsets.items():
-        if now[vbucket].seqno < offset.seqno:
+    start = it.start.snapshot_start if it.branch == it.start.vbuuid else Seqno(0)
+    end = max(it.end_seqno, start + 1)
+    return StreamOffset(vbuuid=it.branch, seqno=it.end_seqno, snapshot_start=start, snapshot_end=Seqno(end))
+
+
+def _repeated_place(began: StreamOffset, end: StreamOffset) -> StreamOffset:
+    """Where the batch between two offsets begins: where the first attempt began, if the end says so."""
+    if began.is_whole or end.snapshot_start < began.seqno:
+        return began
+    return whole_place(began.vbuuid, end.snapshot_start)
+
+
+# --- a read that is no stream -------------------------------------------------------------------------------------
+
+
+def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VBucketRange]:
+    """What a read from `start` to the offsets that are wanted, or to now, has to read.
+
+    None of its rows could tell of a rollback, and no later batch would make up for one: start and end must lie on the
+    newest branch.
+    """
+    for vbucket, place in start.offsets.items():
+        status = survey[vbucket]
+        if place.seqno and place.snapshot_end > _shared_seqno(place.vbuuid, status):
             raise InvalidInput(
                 f"a failover has taken back the place from which vbucket {vbucket} is to be read",
-                hint="Start from the beginning, or read a stream, which tells rollbacks as rows",
+                hint="Start from the beginning, or read a stream, which has rollbacks as rows",
             )
     if wanted is None:
-        return now
-    ends = {
-        vbucket: _checked_end(vbucket, start[vbucket], end, survey[vbucket]) for vbucket, end in wanted.offsets.items()
-    }
-    return Offsets(start.bucket_uuid, ends)
+        return plan_ranges(start, survey)
+    for vbucket, end in wanted.offsets.items():
+        _check_end(vbucket, start[vbucket], end, survey[vbucket])
+    named = {vbucket: survey[vbucket] for vbucket in wanted}
+    return plan_ranges(start, named, target={vbucket: end.seqno for vbucket, end in wanted.offsets.items()})
 
 
-def _checked_end(vbucket: VBucketId, start: StreamOffset, end: StreamOffset, status: VBucketStatus) -> StreamOffset:
-    log = status.failover_log
+def _shared_seqno(vbuuid: Vbuuid, status: VBucketStatus) -> int:
+    """Up to where the newest branch has what a branch has."""
+    return status.failover_log.branch_end(vbuuid, high_seqno=status.high_seqno) or 0
+
+
+def _check_end(vbucket: VBucketId, start: StreamOffset, end: StreamOffset, status: VBucketStatus) -> None:
     problem = None
     if end.seqno < start.seqno:
         problem = f"vbucket {vbucket} is to be read from seqno {start.seqno} up to {end.seqno}, which lies before"
     elif end.seqno > status.high_seqno:
         problem = f"vbucket {vbucket} ends at seqno {status.high_seqno}, and is to be read up to {end.seqno}"
-    elif end.seqno > (log.branch_end(end.vbuuid, high_seqno=status.high_seqno) or 0):
+    elif end.seqno > _shared_seqno(end.vbuuid, status):
         problem = f"a failover has taken back the place up to which vbucket {vbucket} is to be read"
     if problem is not None:
         raise InvalidInput(problem, hint="Give other endingOffsets, or none for all there is")
-    return replace(end, vbuuid=log.newest.vbuuid)
-
-
-# --- which tasks read it ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VBucketRange:
-    """What one task reads of a vbucket: the changes behind `start`, up to `end_seqno`."""
-
-    vbucket: VBucketId
-    start: StreamOffset
-    end_seqno: Seqno
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VBucketRollback:
-    """The row that says that everything behind `seqno` is void."""
-
-    vbucket: VBucketId
-    before: StreamOffset
-    after: StreamOffset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPlan:
-    ranges: tuple[VBucketRange, ...] = ()
-    rollbacks: tuple[VBucketRollback, ...] = ()
-
-
-def plan_tasks(start: Offsets, end: Offsets, *, node_of: Mapping[VBucketId, int], tasks_min: int) -> list[TaskPlan]:
-    """Tasks of about the same size, each with vbuckets of one node, so that it needs one connection only."""
-    rollbacks = []
-    ranges_by_node: dict[int, list[VBucketRange]] = {}
-    for vbucket, after in end.offsets.items():
-        before = start.get(vbucket) or StreamOffset()
-        if after.seqno < before.seqno:
-            rollbacks.append(VBucketRollback(vbucket=vbucket, before=before, after=after))
-        elif after.seqno > before.seqno:
-            # The old branch may be one that the server has never heard of, though all was read on the new one.
-            # What snapshots went beyond the batches is our affair, not the server's: rows of the next snapshot begin
-            # where the batch does, and so a table can be taken back to there.
-            start_at = _at(before.seqno, after.vbuuid) if before.seqno else StreamOffset()
-            read = VBucketRange(vbucket=vbucket, start=start_at, end_seqno=after.seqno)
-            ranges_by_node.setdefault(node_of.get(vbucket, -1), []).append(read)
-    rows = sum(_rows(read) for reads in ranges_by_node.values() for read in reads)
-    count = max(tasks_min, -(-rows // ROWS_PER_PARTITION))
-    plans = [
-        TaskPlan(ranges=tuple(share))
-        for reads in ranges_by_node.values()
-        for share in _deal_out(reads, max(1, round(count * sum(map(_rows, reads)) / rows)))
-    ]
-    return plans + ([TaskPlan(rollbacks=tuple(rollbacks))] if rollbacks else [])
-
-
-def _rows(read: VBucketRange) -> int:
-    return read.end_seqno - read.start.seqno
-
-
-def _deal_out(reads: list[VBucketRange], shares: int) -> list[list[VBucketRange]]:
-    """The largest first, each to whoever has least."""
-    dealt: list[list[VBucketRange]] = [[] for _ in range(min(shares, len(reads)))]
-    sizes = [0] * len(dealt)
-    for read in sorted(reads, key=_rows, reverse=True):
-        least = sizes.index(min(sizes))
-        dealt[least].append(read)
-        sizes[least] += _rows(read)
-    return dealt

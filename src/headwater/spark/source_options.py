@@ -46,8 +46,6 @@ class SourceOptions:
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     partitions_min: int
-    progress_dir: str | None
-    """Where tasks tell how far the snapshots they read went; see `read_extents`."""
     seen: tuple[SeenCollection, ...] = ()
     """What `collections` and `scopes` may name though it is gone; see `selection_watch`."""
 
@@ -69,7 +67,6 @@ class SourceOptions:
             rows_per_trigger_max=take("maxRowsPerTrigger"),
             bytes_per_trigger_max=take("maxBytesPerTrigger"),
             partitions_min=take("minPartitions"),
-            progress_dir=take("progressDir"),
             seen=take("seenCollections"),
         )
 
@@ -248,7 +245,6 @@ OPTIONS = (
     SourceOption("maxRowsPerTrigger", _whole, "Rows of a micro-batch at most, shared evenly by the vbuckets."),
     SourceOption("maxBytesPerTrigger", _whole, "The same in bytes, counted as 512 a row."),
     SourceOption("minPartitions", _whole, "Tasks of a batch, at least.", 1),
-    SourceOption("progressDir", str, "A folder that driver and executors share, see below."),
     SourceOption(
         "seenCollections", _seen, "What was there once: `scope`, `scope.collection`, `scope.collection=id`, with commas"
         " between them, see below.", (), told_default="none",

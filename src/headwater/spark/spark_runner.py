@@ -1,31 +1,62 @@
-"""Runs the tasks of a lake on the executors of a session."""
+"""Runs the tasks of a lake on the executors of a session, as one Spark job."""
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.spark.lake.tasks import RESULT_DDL, TASK_DDL, results_of, run_task_batches, task_rows
+from headwater.spark.connect_session import is_remote
+from headwater.spark.lake.tasks import RESULT_DDL, Task, result_batch, results_of
 from headwater.spark.worker_heap import keep_loaded
+
+_DESCRIPTION = "spark.job.description"
 
 
 class SparkRunner:
-    """A `Runner`: one Spark task for each task of the lake."""
+    """A `Runner`: one Spark task for each task of the lake. `name` is what Spark's pages show its jobs under."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, name: str = "headwater") -> None:
         self._spark = spark
+        self._name = name
+        self._tag = f"headwater-{uuid.uuid4().hex}"
 
-    def __call__(self, tasks: Sequence[Any]) -> list[Any]:
+    def cancel(self) -> None:
+        """End the job that is running, if there is one. For any thread."""
+        # A session that has ended by itself has nothing to cancel.
+        with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+            self._spark.interruptTag(self._tag)
+
+    def __call__(self, tasks: Sequence[Task]) -> list[Any]:
         if not tasks:
             return []
-        frame = self._spark.createDataFrame(task_rows(tasks), TASK_DDL).repartition(len(tasks))
-        rows = frame.mapInArrow(_run_in_worker, RESULT_DDL).collect()
+        count = len(tasks)
+        self._spark.addTag(self._tag)
+        if not is_remote(self._spark):
+            what = (type(tasks[0]).__doc__ or "").partition("\n")[0]
+            self._spark.sparkContext.setLocalProperty(_DESCRIPTION, f"{self._name}: {what}")
+        # A range has exactly one row in each of its partitions, and needs no shuffle.
+        frame = self._spark.range(0, count, 1, count)
+        rows = frame.mapInArrow(_RunOne(tuple(pickle.dumps(task) for task in tasks)), RESULT_DDL).collect()
         return results_of((row.number, row.result) for row in rows)
 
 
-def _run_in_worker(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from run_task_batches(batches)
-    keep_loaded("lake")
+@dataclass(frozen=True, slots=True)
+class _RunOne:
+    """What each Spark task does: run the tasks whose numbers it is given."""
+
+    pickled: tuple[bytes, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield result_batch(pickle.loads(self.pickled[number]).run(), number)
+        keep_loaded("lake")

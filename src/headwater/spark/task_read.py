@@ -1,127 +1,98 @@
-"""What a task does: read ranges of vbuckets and give their rows, no more and no less.
+"""What a task reads: a few vbuckets, each to the end of the snapshot that holds its planned end. Nothing is cut off.
 
-Four things may happen between the plan and the read, and none of them fails the task:
+Between the plan and the read anything may happen, and none of it fails the task:
 
-* The server has written on. Its snapshot goes beyond the range, and what lies behind the range is left out.
-* A failover has taken back a part of the range. The reader sees a rollback; from there on the vbucket is left alone.
-  The planner finds the new branch, nothing in the extents says that the vbucket was read to its end, and so the next
-  batch rolls it back to a place that is sure.
+* The server has written on. Its snapshot goes beyond the planned end, and all of it is read: DCP sends a key once a
+  snapshot, in its newest version, so what lies behind the plan may be the only version of a live document.
+* A failover has taken something back. The reader goes back to a boundary, gives the rollback as a row, and goes on with
+  the new branch. (A read that is no stream can't use such a row, and fails.)
 * A node is lost or vbuckets move. The reader follows them.
 * A collection that was asked for is dropped. The server takes no filter on it any more, so the task filters.
+
+When all is read, `reached` has the place of every vbucket, which is where the next batch begins.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.client import asyncio_client, blocking_client
-from headwater.client.batches import OPS, change_schema
+from headwater.client.batches import OPS
 from headwater.client.bucket_view import BucketView
 from headwater.client.client_settings import ClientSettings
 from headwater.client.offsets import Offsets
 from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
-from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import TaskPlan, VBucketRange, VBucketRollback
-from headwater.spark.read_extents import NO_BRANCH, ExtentFolder, Extents, ReadExtent
+from headwater.spark.lake.change_files import ChangeReport, ChangeWriter
+from headwater.spark.planning import VBucketRange, whole_place
 from headwater.spark.selection_watch import Filtering, PlannedBucket
 from headwater.spark.shipped_kernels import use_shipped_kernels
 from headwater.spark.source_options import SourceOptions
 
 _ROLLBACK = OPS.index("rollback")
-_VBUCKETS_MAX = 0x10000
 
 
-def read_plan(
-    plan: TaskPlan, options: SourceOptions, bucket: PlannedBucket, *, fails_on_rollback: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """All rows of a task, in the client's schema: the rollbacks that the planner has found, and those of the ranges."""
-    if plan.rollbacks:
-        yield rollback_rows(plan.rollbacks, xattrs=options.read.xattrs)
-    yield from read_ranges(plan, options, bucket, fails_on_rollback=fails_on_rollback)
+@dataclass(slots=True, kw_only=True)
+class ShareReading:
+    """One task's read: iterate over it, then look at `reached`."""
 
+    options: SourceOptions
+    bucket: PlannedBucket
+    ranges: tuple[VBucketRange, ...]
+    fails_on_rollback: bool = False
+    reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
 
-def rollback_rows(rollbacks: Iterable[VBucketRollback], *, xattrs: bool) -> pa.RecordBatch:
-    rows = [_rollback_row(rollback) for rollback in rollbacks]
-    return pa.RecordBatch.from_pylist(rows, schema=change_schema(xattrs=xattrs))
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in the client's schema."""
+        if not self.ranges:
+            return
+        self.reached = {it.vbucket: it.start for it in self.ranges}
+        if self.bucket.filtering is Filtering.NOTHING_LEFT:
+            self.reached = {it.vbucket: whole_place(it.branch, it.end_seqno) for it in self.ranges}
+            return
+        use_shipped_kernels()
+        try:
+            yield from self._read(self.bucket)
+        except (UnknownCollection, UnknownScope):
+            if self.bucket.filtering is not Filtering.BY_SERVER or not self.bucket.ids:
+                raise
+            # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
+            yield from self._read(self.bucket.filtered_by_task(self.options.read))
+        for vbucket, place in self.reached.items():
+            assert place.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {place}"
+            self.reached[vbucket] = whole_place(place.vbuuid, place.seqno)
+        if self.fails_on_rollback:
+            for it in self.ranges:
+                if self.reached[it.vbucket].seqno < it.end_seqno:
+                    raise _rolled_back(it.vbucket)
 
+    def reached_now(self) -> Mapping[VBucketId, StreamOffset]:
+        return self.reached
 
-def _rollback_row(rollback: VBucketRollback) -> dict[str, Any]:
-    told = {
-        "from_seqno": rollback.before.seqno,
-        "old_vbuuid": rollback.before.vbuuid,
-        "new_vbuuid": rollback.after.vbuuid,
-    }
-    numbers = dict.fromkeys(("rev", "datatype", "flags", "expiry", "cas"), 0)
-    return numbers | {
-        "vbucket": rollback.vbucket,
-        "vbuuid": rollback.after.vbuuid,
-        "seqno": rollback.after.seqno,
-        "op": "rollback",
-        "value": json.dumps(told).encode(),
-        "snapshot_start": rollback.after.seqno,
-        "snapshot_end": rollback.after.seqno,
-    }
-
-
-def read_ranges(
-    plan: TaskPlan, options: SourceOptions, bucket: PlannedBucket, *, fails_on_rollback: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all ranges, in the client's schema.
-
-    With `fails_on_rollback` a range that can't be read to its end raises `ReadRolledBack`.
-    """
-    if not plan.ranges:
-        return
-    if bucket.filtering is Filtering.NOTHING_LEFT:
-        _tell_extents(options, {read.vbucket: _passed_over(read) for read in plan.ranges})
-        return
-    use_shipped_kernels()
-    reading = _Reading(plan, options, bucket.view)
-    try:
-        yield from reading.rows(bucket)
-    except (UnknownCollection, UnknownScope):
-        if bucket.filtering is not Filtering.BY_SERVER or not bucket.ids:
-            raise
-        # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
-        yield from reading.rows(bucket.filtered_by_task(options.read))
-    if fails_on_rollback:
-        _check_whole(reading.extents())
-    _tell_extents(options, reading.extents())
-
-
-class _Reading:
-    """The read of a plan, which may be broken off and go on in another way."""
-
-    def __init__(self, plan: TaskPlan, options: SourceOptions, view: BucketView) -> None:
-        self._plan = plan
-        self._options = options
-        self._reached = Offsets(view.cluster_map.uuid, {read.vbucket: read.start for read in plan.ranges})
-        self._ends = {read.vbucket: read.end_seqno for read in plan.ranges}
-        self._cut = _Cut(self._ends)
-
-    def rows(self, bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
-        read_options = replace(bucket.read_options(self._options.read), start=self._reached, end=self._ends)
-        with PlannedClient(self._options.settings, bucket.view) as client:
-            batches = client.read(read_options)
+    def _read(self, bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
+        options = replace(
+            bucket.read_options(self.options.read),
+            start=Offsets(bucket.view.cluster_map.uuid, self.reached),
+            end={it.vbucket: it.end_seqno for it in self.ranges},
+            boundaries={it.vbucket: it.boundaries for it in self.ranges},
+        )
+        with PlannedClient(self.options.settings, bucket.view) as client:
+            batches = client.read(options)
             try:
                 for batch in batches:
-                    kept = _wanted(self._cut.keep(batch), bucket)
+                    if self.fails_on_rollback:
+                        _check_no_rollback(batch)
+                    kept = _wanted(batch, bucket)
                     if kept.num_rows:
                         yield kept
             finally:
-                self._reached = self._reached.updated(batches.offsets.offsets)
-
-    def extents(self) -> dict[VBucketId, ReadExtent]:
-        return _extents(self._plan, self._reached, self._cut.rolled_back)
+                self.reached.update(batches.offsets.offsets)
 
 
 class PlannedClient(blocking_client.Client):
@@ -140,7 +111,7 @@ class PlannedClient(blocking_client.Client):
 
 
 def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
-    """Without what nobody asked for, where the server could not be told."""
+    """Without what was not asked for, where the server could not be told. Rollbacks are for every collection."""
     if bucket.filtering is not Filtering.BY_TASK:
         return batch
     ids = batch.column("collection_id")
@@ -148,70 +119,36 @@ def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
     if bucket.scopes:
         scopes = batch.column("scope").cast(pa.string())
         keep = pc.or_(keep, pc.is_in(scopes, pa.array(bucket.scopes, pa.string())))
+    keep = pc.or_(keep, pc.equal(batch.column("op").indices, _ROLLBACK))
     return batch.filter(keep)
 
 
-def _tell_extents(options: SourceOptions, extents: Extents) -> None:
-    if options.progress_dir is not None:
-        ExtentFolder(options.progress_dir).write(extents)
+def _check_no_rollback(batch: pa.RecordBatch) -> None:
+    rollbacks = batch.filter(pc.equal(batch.column("op").indices, _ROLLBACK))
+    if rollbacks.num_rows:
+        raise _rolled_back(rollbacks.column("vbucket")[0])
 
 
-def _passed_over(read: VBucketRange) -> ReadExtent:
-    """Nothing can be missing of what has no rows."""
-    return ReadExtent(
-        vbuuid=read.start.vbuuid, start_seqno=read.start.seqno, seqno=read.end_seqno, snapshot_end=read.end_seqno
+def _rolled_back(vbucket: object) -> ReadRolledBack:
+    return ReadRolledBack(
+        f"vbucket {vbucket} was rolled back while it was read: a failover has taken back a part of its history",
+        hint="Read again; a stream has rollbacks as rows",
     )
 
 
-def _check_whole(extents: Extents) -> None:
-    for vbucket, extent in extents.items():
-        if extent.vbuuid == NO_BRANCH:
-            raise ReadRolledBack(
-                f"vbucket {vbucket} can't be read up to seqno {extent.seqno} any more: a failover has taken back a "
-                "part of its history",
-                hint="Read again; a stream tells rollbacks as rows",
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandShare:
+    """Read a share of a batch and write it to files of `changes`."""
 
+    # Rows that go from a Spark source to a function pass through Java twice, which took more processor time than
+    # reading the bucket and writing the files. So the task of a landing reads the bucket itself.
+    options: SourceOptions
+    bucket: PlannedBucket
+    ranges: tuple[VBucketRange, ...]
+    writer: ChangeWriter
 
-def _extents(plan: TaskPlan, reached: Offsets, rolled_back: set[int]) -> dict[VBucketId, ReadExtent]:
-    """Of every range, also of those that could not be read to their end: another run of this task may get further, and
-    that must not look as if it had been this one."""
-    return {read.vbucket: _extent(read, reached.get(read.vbucket), rolled_back) for read in plan.ranges}
-
-
-def _extent(read: VBucketRange, reached: StreamOffset | None, rolled_back: set[int]) -> ReadExtent:
-    is_whole = reached is not None and reached.seqno >= read.end_seqno and read.vbucket not in rolled_back
-    return ReadExtent(
-        vbuuid=reached.vbuuid if reached is not None and is_whole else NO_BRANCH,
-        start_seqno=read.start.seqno,
-        seqno=read.end_seqno,
-        snapshot_end=reached.snapshot_end if reached is not None and is_whole else read.end_seqno,
-    )
-
-
-class _Cut:
-    """Leaves out what lies behind the ranges, and what comes after a rollback."""
-
-    def __init__(self, ends: dict[VBucketId, Seqno]) -> None:
-        self.rolled_back: set[int] = set()
-        self._ends = np.zeros(_VBUCKETS_MAX, dtype=np.uint64)
-        self._ends[list(ends)] = list(ends.values())
-
-    def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        vbuckets = batch.column("vbucket").to_numpy()
-        is_rollback = batch.column("op").indices.to_numpy() == _ROLLBACK
-        if is_rollback.any():
-            batch = batch.filter(pa.array(self._before_rollbacks(vbuckets, is_rollback)))
-            vbuckets = batch.column("vbucket").to_numpy()
-        keep = batch.column("seqno").to_numpy() <= self._ends[vbuckets]
-        return batch if keep.all() else batch.filter(pa.array(keep))
-
-    def _before_rollbacks(self, vbuckets: np.ndarray, is_rollback: np.ndarray) -> np.ndarray:
-        keep = np.ones(len(vbuckets), dtype=bool)
-        for row in np.flatnonzero(is_rollback).tolist():
-            vbucket = int(vbuckets[row])
-            self.rolled_back.add(vbucket)
-            # From now on nothing of this vbucket is wanted, whatever seqno it has.
-            self._ends[vbucket] = 0
-            keep[row:] &= vbuckets[row:] != vbucket
-        return keep
+    def run(self) -> ChangeReport:
+        reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges)
+        report = self.writer.write(reading)
+        report.reached = dict(reading.reached)
+        return report

@@ -1,57 +1,46 @@
-"""What the landing pipeline counts."""
+"""A landing's numbers, as Prometheus gets them."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from prometheus_client import CollectorRegistry, generate_latest
 
-from headwater.client.offsets import Offsets
-from headwater.spark.landing import LandedBatch
-from headwater.spark.landing_metrics import LandingMetrics
+from headwater.spark.landing import LandingStatus
+from headwater.spark.landing_metrics import COUNTERS, GAUGES, LandingMetrics
+
+STATUS = LandingStatus(
+    is_active=True, doing="waiting", batch=11, rows=1200, rollbacks=3, documents=900, tables=2, lag_seqnos=17,
+    lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=1.1, failures=0,
+)  # fmt: skip
 
 
-def batch(rows: int, *, rollbacks: dict[int, int] | None = None) -> LandedBatch:
-    return LandedBatch(
-        batch_id=0,
-        rows=rows,
-        rollbacks=rollbacks or {},
-        merges=2,
-        tables=("a.b", "a.c"),
-        rows_by_table={"a.b": rows},
-        must_read_again=False,
-        offsets=Offsets("uuid"),
-        took_s=1.5,
-    )
-
-
-def lines(metrics: LandingMetrics) -> dict[str, float]:
+def lines(status: LandingStatus | None) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(metrics)
-    told = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.split(" ") for line in told)}
+    registry.register(LandingMetrics("travel", lambda: status))
+    shown = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name.partition("{")[0]: float(value) for name, value in (line.split(" ") for line in shown)}
 
 
-def test_before_the_first_batch() -> None:
-    assert lines(LandingMetrics("travel")) == {
-        'headwater_land_rows_total{bucket="travel"}': 0,
-        'headwater_land_batches_total{bucket="travel"}': 0,
-        'headwater_land_merges_total{bucket="travel"}': 0,
-        'headwater_land_rollbacks_total{bucket="travel"}': 0,
-        'headwater_land_tables{bucket="travel"}': 0,
-        'headwater_land_last_batch_seconds{bucket="travel"}': 0,
+def test_the_numbers_are_those_of_the_status() -> None:
+    assert lines(STATUS) == {
+        "headwater_land_rows_total": 1200,
+        "headwater_land_batches_total": 12,
+        "headwater_land_rollbacks_total": 3,
+        "headwater_land_active": 1,
+        "headwater_land_tables": 2,
+        "headwater_land_documents": 900,
+        "headwater_land_lag_seqnos": 17,
+        "headwater_land_lag_seconds": 2.5,
+        "headwater_land_documents_age_seconds": 4.5,
+        "headwater_land_last_batch_seconds": 0.3,
+        "headwater_land_last_merge_seconds": 1.1,
+        "headwater_land_failures": 0,
     }
+    assert len(COUNTERS) + len(GAUGES) == len(fields(LandingStatus)) - 1, "all of it but the words"
 
 
-def test_batches_add_up() -> None:
-    metrics = LandingMetrics("travel")
-    metrics.on_batch(batch(10))
-    metrics.on_batch(batch(5, rollbacks={1: 7, 2: 0}))
-    metrics.lag = 3
-    assert lines(metrics) == {
-        'headwater_land_rows_total{bucket="travel"}': 15,
-        'headwater_land_batches_total{bucket="travel"}': 2,
-        'headwater_land_merges_total{bucket="travel"}': 4,
-        'headwater_land_rollbacks_total{bucket="travel"}': 2,
-        'headwater_land_tables{bucket="travel"}': 2,
-        'headwater_land_last_batch_seconds{bucket="travel"}': 1.5,
-        'headwater_land_lag_seqnos{bucket="travel"}': 3,
-    }
+def test_what_is_not_known_is_left_out() -> None:
+    shown = lines(replace(STATUS, rows=None, lag_seqnos=None, lag_s=None, documents_age_s=None, last_merge_s=None))
+    assert not {name for name in shown if "lag" in name or "age" in name or "merge" in name or "rows" in name}
+    assert lines(None) == {}

@@ -34,7 +34,6 @@ def test_what_holds_unless_told() -> None:
     assert options.read == ReadOptions(name="headwater-spark", snapshots=Snapshots.AS_THEY_COME)
     assert (options.value_form, options.start, options.end) == (ValueForm.BINARY, Start.BEGINNING, None)
     assert (options.rows_per_trigger_max, options.bytes_per_trigger_max) == (None, None)
-    assert (options.partitions_min, options.progress_dir) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,6 @@ def test_options_of_the_read(name: str, text: str, field: str, value: Any) -> No
         ("maxRowsPerTrigger", "10", "rows_per_trigger_max", 10),
         ("maxBytesPerTrigger", "10", "bytes_per_trigger_max", 10),
         ("minPartitions", "4", "partitions_min", 4),
-        ("progressDir", "/tmp/x", "progress_dir", "/tmp/x"),
     ],
 )
 def test_options_of_the_source(name: str, text: str, field: str, value: Any) -> None:

@@ -13,13 +13,9 @@ from pyspark.sql.types import VariantVal
 
 from headwater.client.batches import change_schema
 from headwater.protocol.datatype import Datatype
-from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import VBucketRollback
 from headwater.spark.rows import SparkRows, split_texts
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.source_schema import spark_schema
-from headwater.spark.task_read import rollback_rows
 
 BIG = 2**64 - 1
 
@@ -50,8 +46,7 @@ def test_the_schema_is_exactly_that_of_spark(form: str, xattrs: str) -> None:
     wanted = to_arrow_schema(spark_schema(made), timezone="UTC")
     rows = SparkRows(made, wanted)
     full = batch(document(b"{}"), {"op": "scope_dropped", "scope": "s"}, xattrs=xattrs == "true")
-    none = rollback_rows([], xattrs=xattrs == "true")
-    for made_batch in (rows.convert(full), rows.convert(full.slice(0, 0)), rows.convert(none)):
+    for made_batch in (rows.convert(full), rows.convert(full.slice(0, 0))):
         assert made_batch.schema == wanted
         made_batch.validate(full=True)
 
@@ -119,12 +114,11 @@ def test_extended_attributes() -> None:
 
 @pytest.mark.parametrize("form", ["binary", "string", "variant"])
 def test_a_rollback(form: str) -> None:
-    before = StreamOffset(vbuuid=Vbuuid(BIG), seqno=Seqno(9), snapshot_start=Seqno(4), snapshot_end=Seqno(9))
-    after = StreamOffset(vbuuid=Vbuuid(5), seqno=Seqno(4), snapshot_start=Seqno(4), snapshot_end=Seqno(4))
-    rollback = VBucketRollback(vbucket=VBucketId(3), before=before, after=after)
-    (row,) = converter(value=form, xattrs="true").convert(rollback_rows([rollback], xattrs=True)).to_pylist()
+    value = {"from_seqno": 9, "old_vbuuid": BIG, "new_vbuuid": 5}
+    rollback = {"op": "rollback", "vbucket": 3, "vbuuid": 5, "seqno": 4, "value": json.dumps(value).encode()}
+    (row,) = converter(value=form, xattrs="true").convert(batch(rollback, xattrs=True)).to_pylist()
     assert (row["op"], row["vbucket"], row["vbuuid"], row["seqno"]) == ("rollback", 3, 5, 4)
     assert (row["key"], row["collection_id"], row["xattrs"], row["changed_at"]) == (None, None, None, None)
     # It says that it is no JSON document, so it stays as it is where those are parsed.
     told = row["value_bytes"] if form == "variant" else row["value"]
-    assert json.loads(told) == {"from_seqno": 9, "old_vbuuid": BIG, "new_vbuuid": 5}
+    assert json.loads(told) == value

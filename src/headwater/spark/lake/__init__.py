@@ -11,28 +11,27 @@ Three numbers
 *Batch*: the batches of a lake are numbered as they are committed to `changes`, and every row there has its number.
 *Group*: vbuckets are put into a fixed number of groups. A key is always in one vbucket and a vbucket in one group, so
 a group is merged by itself: it is the unit of work and of progress.
-*Merged*: every table of documents knows, for each group, the batch up to which it has been merged. What is in
-`changes` behind it is *pending*.
+*Merged*: every table of documents knows the batch up to which it has been merged. What is in `changes` behind it is
+*pending*.
 
-A table of documents is then always this: what its rows say, which is right up to *merged*, and the pending changes on
-top. Readers who need the present take both (`Lake.documents_now`); readers who take the table alone get what was true
-at the offsets that its log names.
+A table of documents is then always this: what its rows say, which is one cut of the bucket at *merged*, and the pending
+changes on top. Readers who need the present take both (`Lake.documents_now`); readers who take the table alone get what
+was true at the offsets that its log names.
 
 Exactly once
 ------------
-Executors write files, and nobody sees them. The driver makes them live by a commit to the table's log, all or nothing,
-and that commit carries a transaction: the query and its batch for `changes`, the group and its batch for documents. An
-attempt that crashed has written files that no commit names; they are never read, and `vacuum` deletes them. A batch
-that is replayed finds its transaction and changes nothing. A merge that is replayed is planned anew from what is
-pending, and what has been merged is not pending. No step depends on what another step remembers, so a crash between
-any two of them is completed by the next run.
+Executors write files that no commit names. The driver makes them live by a commit to the table's log, all or nothing,
+and that commit says what the table holds then: the place in every vbucket, and the batch. The next batch begins at
+these places, and there is no other memory. An attempt that crashed has written files that are never read, and `vacuum`
+deletes them. A merge that is repeated is planned from what is pending, and what has been merged is not pending. So a
+crash between any two steps is completed by the next run.
 
 Rollback
 --------
 The row of a rollback says: of this vbucket, what came before me above this seqno never happened. The commit that brings
 the row marks all those rows as *void*, in the same commit, by writing the few files again that hold such rows. From
-then on `changes` without its void rows is one consistent history. A group with a rollback pending is merged at once:
-what its table holds of the vbucket is dropped, and made again from `changes`. That is simple, and it is exact also for
+then on `changes` without its void rows is one consistent history. A table with a rollback pending is merged at once:
+what it holds of the vbucket is dropped, and made again from `changes`. That is simple, and it is exact also for
 documents that were removed, or whose collection was dropped, on the branch that is dead.
 
 `changes` may be trimmed to a retention time. A rollback that goes behind that can't be undone; then the whole vbucket
@@ -40,9 +39,9 @@ is void, and has to be read again from 0.
 
 What it costs
 -------------
-A batch costs what it holds: its files, one commit, and no look at older files but the log. A group is merged when what
-is pending there passes a fraction of its rows, so every row that is written again has been paid for by a fixed number
-of changes, whatever the size of the table. A first load finds no rows to replace, and appends.
+A batch costs what it holds: its files, one commit, and no look at older files but the log. A merge costs what the files
+hold that have a document in them which has changed; how often it is made is decided by `headwater.spark.freshness`. A
+first load finds no rows to replace, and appends.
 
 The rooms
 ---------

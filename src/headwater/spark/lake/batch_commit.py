@@ -1,25 +1,26 @@
-"""A batch into `changes`: what is checked before, what executors write, and the one commit that makes it visible.
+"""A batch into `changes`: what executors write, and the one commit that makes it visible.
 
-    batch = begin_batch(lake, query_id=…, batch_id=…, end=offsets)     # None: the tables have it already
-    reports = …                                                        # executors: batch.writer over the rows
-    commit_batch(lake, batch, reports, run)                            # now `changes` has it
+    batch = begin_batch(lake)                                  # begins where the tables end
+    reports = …                                                # executors: batch.writer over the rows
+    commit_batch(lake, batch, reports, run)                    # now `changes` has it
 
-A crash before the commit leaves files that nobody names; after it, the transaction of query and batch is found.
+The commit holds the place that was reached in every vbucket. A crash before it leaves files that no commit names; after
+it, the next batch begins behind it. Two pipelines that land at the same time commit to the same version of the log, and
+Delta lets one of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
-from headwater.errors import LakeOutOfStep
 from headwater.spark.lake.change_files import ChangeReport, ChangeWriter
 from headwater.spark.lake.collection_tables import NOT_MERGED
 from headwater.spark.lake.data_files import DataFile
-from headwater.spark.lake.delta_log import Commit, TableState
+from headwater.spark.lake.delta_log import Commit, TableState, Totals
 from headwater.spark.lake.lake import BATCH_TRANSACTION, Lake
 from headwater.spark.lake.layout import table_name
 from headwater.spark.lake.new_tables import create_documents
@@ -33,11 +34,8 @@ from headwater.spark.lake.wiped_vbuckets import write_rollbacks_to_zero
 class Batch:
     """A batch that is being landed."""
 
-    query_id: str
-    batch_id: int
     number: int
     """Of all batches that this lake has ever taken: what the rows have in `batch`."""
-    end: Offsets
     writer: ChangeWriter
     """Picklable: executors write the rows with it."""
 
@@ -46,57 +44,19 @@ class Batch:
 class Committed:
     """What a batch came to."""
 
+    number: int
     rows: int
     rows_by_table: Mapping[str, int]
     """Changes of documents, by `scope.collection`."""
     rollbacks: Mapping[int, int]
     """By vbucket: the last seqno that was kept."""
     read_again: frozenset[int]
-    """Vbuckets that could not be rolled back. The query must end, and another begin at `Lake.held_offsets`."""
+    """Vbuckets that could not be rolled back: the tables hold nothing of them, and the next batch reads them from 0."""
 
 
-# --- before -------------------------------------------------------------------------------------------------------
-
-
-def check_start(lake: Lake, start: Offsets) -> None:
-    """Raises `LakeOutOfStep` unless changes that begin at these offsets go on where the tables end."""
-    held = lake.state.offsets
-    for vbucket in sorted({*held.offsets, *start.offsets}):
-        ours, theirs = (offsets.get(vbucket) for offsets in (held, start))
-        at = [(0, 0) if it is None or it.seqno == 0 else (it.vbuuid, it.seqno) for it in (ours, theirs)]
-        if at[0] != at[1]:
-            raise LakeOutOfStep(
-                f"in vbucket {vbucket} the changes begin after seqno {at[1][1]} of branch {at[1][0]}, and the "
-                f"tables end at seqno {at[0][1]} of branch {at[0][0]}",
-                hint="Start with a new checkpoint: it goes on where the tables end",
-            )
-
-
-def begin_batch(
-    lake: Lake,
-    *,
-    query_id: str,
-    batch_id: int,
-    end: Offsets,
-    start: Offsets | None = None,
-    landed_at: datetime | None = None,
-) -> Batch | None:
-    """Begin to land a batch. None says that `changes` has it already.
-
-    `end` are the offsets behind the batch, and `start`, if known, those before it.
-    """
+def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
+    """Begin to land a batch, where the tables end."""
     lake.refresh()
-    done = lake.changes.transaction(query_id)
-    if done is not None and done >= batch_id:
-        return None
-    if lake.state.ended_query == query_id:
-        raise LakeOutOfStep(
-            "a rollback went further back than `changes` reaches, and this query can't go on",
-            hint="Start with a new checkpoint: it goes on where the tables end, and reads what is missing again",
-        )
-    end.check_bucket(lake.facts.bucket_uuid)
-    if start is not None:
-        check_start(lake, start)
     number = lake.last_batch + 1
     writer = ChangeWriter(
         place=lake.changes.place,
@@ -105,14 +65,16 @@ def begin_batch(
         landed_at=landed_at or datetime.now(UTC),
         held_seqnos={vbucket: int(at.seqno) for vbucket, at in lake.state.offsets.offsets.items()},
     )
-    return Batch(query_id=query_id, batch_id=batch_id, number=number, end=end, writer=writer)
+    return Batch(number=number, writer=writer)
 
 
-# --- the commit ---------------------------------------------------------------------------------------------------
+def commit_batch(
+    lake: Lake, batch: Batch, reports: Sequence[ChangeReport], run: Runner = run_here, *, as_of_s: float | None = None
+) -> Committed:
+    """Make a batch a part of `changes`, and mark what its rollbacks took back, all in one commit.
 
-
-def commit_batch(lake: Lake, batch: Batch, reports: Sequence[ChangeReport], run: Runner = run_here) -> Committed:
-    """Make a batch a part of `changes`, and mark what its rollbacks took back, all in one commit."""
+    `as_of_s` is a time such that all that was written to the bucket before it is in the tables now, if that is known.
+    """
     with lake.counting_pending() as pending:
         rollbacks = {
             vbucket: min(report.rollbacks[vbucket] for report in reports if vbucket in report.rollbacks)
@@ -124,21 +86,19 @@ def commit_batch(lake: Lake, batch: Batch, reports: Sequence[ChangeReport], run:
         removed: list[DataFile] = []
         if rollbacks:
             added, removed = _void(lake, batch, rollbacks, wiped, added, run)
-        known, state = lake.state.collections, _state_after(lake, batch, reports, wiped)
+        rollbacks |= dict.fromkeys(wiped, 0)
+        known, before_s = lake.state.collections, lake.state.as_of_s
+        state = _state_after(lake, batch, reports, rollbacks, wiped, as_of_s)
         lake.step("commit changes")
         lake.commit_changes(
-            Commit(
-                add=added,
-                remove=removed,
-                transactions={batch.query_id: batch.batch_id, BATCH_TRANSACTION: batch.number},
-                state=state,
-            )
+            Commit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)
         )
         for name in sorted({*state.collections.values()} - {*known.values()}):
             create_documents(lake, lake.tables[name], added, merged=batch.number - 1)
         for report in reports:
-            pending.add(report, state.collections, lake.facts)
+            pending.add(report, state.collections, lake.facts, since_s=before_s)
     return Committed(
+        number=batch.number,
         rows=sum(report.rows for report in reports),
         rows_by_table=_rows_by_table(reports, state),
         rollbacks=rollbacks,
@@ -183,8 +143,16 @@ def _void(
     return added, removed
 
 
-def _state_after(lake: Lake, batch: Batch, reports: Sequence[ChangeReport], wiped: set[int]) -> TableState:
-    collections = dict(lake.state.collections)
+def _state_after(
+    lake: Lake,
+    batch: Batch,
+    reports: Sequence[ChangeReport],
+    rollbacks: Mapping[int, int],
+    wiped: set[int],
+    as_of_s: float | None,
+) -> TableState:
+    before = lake.state
+    collections = dict(before.collections)
     names: dict[int, tuple[str | None, str | None]] = {}
     for report in reports:
         for id_, parts in report.names.items():
@@ -192,12 +160,23 @@ def _state_after(lake: Lake, batch: Batch, reports: Sequence[ChangeReport], wipe
                 names[id_] = parts
     for id_, (scope, collection) in sorted(names.items()):
         collections.setdefault(id_, table_name(scope, collection, id_))
-    reached = {**lake.state.offsets.offsets, **batch.end.offsets}
-    offsets = {vbucket: at for vbucket, at in reached.items() if vbucket not in wiped}
-    return TableState(
-        offsets=Offsets(lake.facts.bucket_uuid, offsets),
+    places = dict(before.offsets.offsets)
+    for report in reports:
+        places |= report.reached
+    totals = before.totals
+    if totals is not None:
+        rows = totals.rows + sum(report.rows for report in reports)
+        totals = Totals(rows=rows, rollbacks=totals.rollbacks + len(rollbacks))
+    return replace(
+        before,
+        offsets=Offsets(
+            lake.facts.bucket_uuid, {vbucket: at for vbucket, at in places.items() if vbucket not in wiped}
+        ),
+        batch=batch.number,
+        as_of_s=None if wiped else as_of_s,
         collections=collections,
-        ended_query=batch.query_id if wiped else None,
+        rollbacks=rollbacks,
+        totals=totals,
     )
 
 

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from headwater.client.batches import OPS
 from headwater.errors import LakeOutOfStep
 from headwater.protocol.kernels.memory import Column
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.lake.data_files import ROW_GROUP_ROWS, DataFile, FileWriter, numbers
 from headwater.spark.lake.layout import LakeFacts, TablePlace
 from headwater.spark.lake.schemas import CHANGE_RANGES, changes_schema, to_change_columns
@@ -54,6 +56,8 @@ class ChangeReport:
     """(collection id, group) → how many changes of documents."""
     collections_gone: set[tuple[int, int]] = field(default_factory=set)
     """(collection id, group), where all that a collection held may have to go."""
+    reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
+    """The places that were read to, of every vbucket that was. The writer knows rows only: its caller fills this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +159,7 @@ class _Run:
             vbucket, seqno = int(vbuckets[old[0]]), int(seqnos[old[0]])
             raise LakeOutOfStep(
                 f"seqno {seqno} of vbucket {vbucket} comes again: the tables hold all up to {self._floors[vbucket]}",
-                hint="Start with a new checkpoint: it goes on where the tables end",
+                hint="Start again: the next run goes on where the tables end",
             )
 
     def _roll_back(self, vbucket: int, kept: int, *, upto_row: int) -> None:

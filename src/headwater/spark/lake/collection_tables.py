@@ -1,8 +1,9 @@
 """The tables of one collection's name: its documents, and beside them its history and its rejects.
 
-How far a group of a table has been merged is an application transaction of the table, one a group, whose number is the
-batch. A merge commits the rejects first, then the history, then the documents: what says that the documents are merged
-says so of the rejects, too. The history has numbers of its own, since it may be asked for later than the documents.
+How far a table has been merged is an application transaction, one for each group of vbuckets, whose number is the
+batch. A merge commits all groups at once, so the numbers of a table are the same; earlier versions merged groups one by
+one. The rejects are committed first, then the history, then the documents: what says that the documents are merged says
+so of the rejects, too. The history has numbers of its own, since it may be asked for later than the documents.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class MergedTable:
         found = {group: self.log.transaction(_merged_transaction(group)) for group in range(self._facts.groups)}
         self.merged: dict[int, int] = {group: NOT_MERGED if at is None else at for group, at in found.items()}
         """By group: the last batch that is merged."""
-        self.offsets = self.log.state().offsets
+        self.state = self.log.state()
         self._seen_version = self.log.version
 
     def refresh(self) -> None:
-        """Look again if the log has gone on without us: somebody has tidied the table up, or a commit of ours was
+        """Look again if the log has gone on without us: another tool has tidied the table up, or a commit of ours was
         done though it seemed to fail."""
         self.log.refresh()
         if self.log.version != self._seen_version:
@@ -75,29 +76,29 @@ class MergedTable:
         *,
         add: Sequence[DataFile] = (),
         remove: Sequence[DataFile] = (),
-        merged: Mapping[int, int],
-        held: Offsets,
-        is_rearrangement: bool = False,
+        held: TableState | None = None,
     ) -> None:
-        """Commit what a merge came to. `merged` tells the groups that are merged now, and `held` what `changes`
-        holds: of the vbuckets in those groups, the table holds that now, too."""
-        reached = {vbucket: at for vbucket, at in held.offsets.items() if self._facts.group_of(vbucket) in merged}
-        others = {
-            vbucket: at for vbucket, at in self.offsets.offsets.items() if self._facts.group_of(vbucket) not in merged
-        }
-        offsets = Offsets(self._facts.bucket_uuid, {**others, **reached})
+        """Commit what a merge came to. `held` is what `changes` holds: all groups of the table hold that now, too, so
+        that it is one cut of the bucket. Without it the same rows only lie in other files."""
+        merged = {} if held is None else dict.fromkeys(range(self._facts.groups), held.batch)
+        state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
         self.log.commit(
             Commit(
                 add=add,
                 remove=remove,
                 transactions={_merged_transaction(group): batch for group, batch in merged.items()},
-                state=TableState(offsets=offsets),
-                is_rearrangement=is_rearrangement,
+                state=state,
+                is_rearrangement=held is None,
             )
         )
         self.merged.update(merged)
-        self.offsets = offsets
+        self.state = state
         self._seen_version = self.log.version
+
+    @property
+    def offsets(self) -> Offsets:
+        """The places that the table holds."""
+        return self.state.offsets
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class CollectionTables:
     """Every collection that has or had this name."""
 
     def open(self, asked: TypedColumns | None) -> None:
-        """Open what is there. `asked` are the typed columns that somebody wants, if any."""
+        """Open what is there. `asked` are the typed columns that are wanted, if any."""
         self.documents = self._opened(TableKind.DOCUMENTS)
         self.history = self._opened(TableKind.HISTORY)
         self.rejects = self._opened(TableKind.REJECTS)

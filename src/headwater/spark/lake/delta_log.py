@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Self
 from zlib import compress, decompress
 
@@ -33,7 +34,6 @@ from headwater.spark.lake.data_files import DataFile
 from headwater.spark.lake.layout import TablePlace, open_filesystem
 
 _STATE = "headwater.state"
-_HISTORY_STEP = 64
 LOG_RETENTION_DAYS = 30
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
@@ -42,32 +42,93 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What was landed since the tables were made."""
+
+    rows: int = 0
+    rollbacks: int = 0
+    """Of vbuckets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What of a bucket is landed: everything, or these scopes and collections."""
+
+    scopes: tuple[str, ...] = ()
+    collections: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, scopes: Iterable[str], collections: Iterable[object]) -> Self:
+        return cls(scopes=tuple(sorted(scopes)), collections=tuple(sorted(map(str, collections))))
+
+    def __str__(self) -> str:
+        parts = [
+            f"the {what} {', '.join(names)}"
+            for what, names in (("scopes", self.scopes), ("collections", self.collections))
+            if names
+        ]
+        return " and ".join(parts) or "all collections"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
     """What a table holds, as its newest commit says."""
 
     offsets: Offsets
-    """Of every vbucket, where the rows of the table end."""
+    """Of every vbucket, the place where the rows of the table end: the end of a snapshot, on its branch."""
+    batch: int = -1
+    """The last batch that the table holds."""
+    as_of_s: float | None = None
+    """Everything that was written to the bucket before this time is in the table; None where that is not known."""
     collections: Mapping[int, str] = field(default_factory=dict)
     """Of `changes`: collection id → the name of its tables. An id keeps its tables for ever."""
-    ended_query: str | None = None
-    """Of `changes`: a query that must not go on, because some vbucket has to be read again from 0."""
+    rollbacks: Mapping[int, int] | None = None
+    """Of `changes`: by vbucket, the last seqno that the rollbacks of the newest batch have kept. None in commits of
+    versions that did not note it."""
+    totals: Totals | None = None
+    """Of `changes`, since it was made; None where an earlier version has begun it and did not count."""
+    selection: Selection | None = None
+    """Of `changes`: what of the bucket is landed; None where an earlier version has begun it."""
+    tidied_s: float = 0.0
+    """Of `changes`: when old files were last deleted."""
 
     def encode(self) -> str:
         members = {
             "offsets": self.offsets.to_json(),
-            "collections": {str(id_): name for id_, name in self.collections.items()},
-            "ended_query": self.ended_query,
+            "batch": self.batch,
+            "as_of_s": self.as_of_s,
+            "collections": _text_keys(self.collections),
+            "rollbacks": None if self.rollbacks is None else _text_keys(self.rollbacks),
+            "totals": None if self.totals is None else asdict(self.totals),
+            "selection": None if self.selection is None else asdict(self.selection),
+            "tidied_s": self.tidied_s,
+            # Earlier versions look for it.
+            "ended_query": None,
         }
         return b64encode(compress(json.dumps(members).encode(), 1)).decode()
 
     @classmethod
     def decode(cls, text: str) -> Self:
         members = json.loads(decompress(b64decode(text)))
+        rollbacks, totals, selection = (members.get(name) for name in ("rollbacks", "totals", "selection"))
         return cls(
             offsets=Offsets.from_json(members["offsets"]),
-            collections={int(id_): name for id_, name in members["collections"].items()},
-            ended_query=members["ended_query"],
+            batch=members.get("batch", -1),
+            as_of_s=members.get("as_of_s"),
+            collections=_int_keys(members["collections"]),
+            rollbacks=None if rollbacks is None else _int_keys(rollbacks),
+            totals=None if totals is None else Totals(**totals),
+            selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
+            tidied_s=members.get("tidied_s", 0.0),
         )
+
+
+def _text_keys(mapping: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in mapping.items()}
+
+
+def _int_keys(mapping: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(key): value for key, value in mapping.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,19 +231,29 @@ class DeltaLog:
 
         Commits of others, such as an OPTIMIZE, do not say it: the newest that does, counts.
         """
-        limit = 1
-        while True:
-            commits = self._table.history(limit)
-            for commit in commits:
-                if text := commit.get(_STATE):
-                    return _decode_state(text, self.place)
-            if len(commits) < limit:
-                raise LakeDamaged(
-                    f"the log of the table at {self.place.uri} no longer says which offsets the table holds",
-                    hint="The log was cleaned by another tool: bring it back from a backup, or land into another "
-                    "directory",
-                )
-            limit *= _HISTORY_STEP
+        for state in self.states():
+            return state
+        raise LakeDamaged(
+            f"the log of the table at {self.place.uri} no longer says which offsets the table holds",
+            hint="The log was cleaned by another tool: bring it back from a backup, or land into another directory",
+        )
+
+    def states(self) -> Iterator[TableState]:
+        """What the table held after each of its commits, from the version that is open back to what the log has.
+
+        The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
+        process may have made since the table was opened.
+        """
+        filesystem, folder = open_filesystem(f"{self.place.uri}/_delta_log")
+        for version in range(self.version, -1, -1):
+            try:
+                with filesystem.open_input_stream(f"{folder}/{version:020}.json") as file:
+                    entry = file.read()
+            except FileNotFoundError:
+                return
+            for line in entry.splitlines():
+                if line.startswith(b'{"commitInfo"') and (text := json.loads(line)["commitInfo"].get(_STATE)):
+                    yield _decode_state(text, self.place)
 
     # --- changing -------------------------------------------------------------------------------------------------
 
@@ -211,7 +282,7 @@ class DeltaLog:
             )
         except CommitFailedError as error:
             raise LakeInUse(
-                f"somebody else has written to the table at {self.place.uri} meanwhile ({error})",
+                f"another process has written to the table at {self.place.uri} meanwhile ({error})",
                 hint="Let only one pipeline write to a directory, then start again: nothing is lost",
             ) from error
         except DeltaError as error:
@@ -262,8 +333,12 @@ def _options(place: TablePlace) -> dict[str, str] | None:
 
 
 def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
+    told = {_STATE: state.encode(), "headwater.batch": str(state.batch)}
+    if state.as_of_s is not None:
+        told["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
     return CommitProperties(
-        custom_metadata={_STATE: state.encode()},
+        # What can be read by a person is for `DESCRIBE HISTORY`.
+        custom_metadata=told,
         max_commit_retries=0,
         app_transactions=[Transaction(name, number) for name, number in transactions.items()],
     )

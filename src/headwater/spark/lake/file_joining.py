@@ -137,7 +137,7 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYT
         if sets:
             lake.step("join documents")
             removed = [file for part in sets for file in part]
-            table.commit(add=joined, remove=removed, merged={}, held=lake.state.offsets, is_rearrangement=True)
+            table.commit(add=joined, remove=removed)
         gone += sum(len(part) for part in sets) - len(joined)
     return gone
 

@@ -2,27 +2,29 @@
 
 A batch goes this way:
 
-    batch = begin_batch(lake, query_id=…, batch_id=…, end=offsets)     # None: the tables have it already
-    reports = …                                                        # executors: batch.writer over the rows
-    commit_batch(lake, batch, reports, run)                            # now `changes` has it
-    merge(lake, run)                                                   # now the documents have it, where it is due
+    batch = begin_batch(lake)                                  # begins at `lake.held_offsets()`
+    reports = …                                                # executors: batch.writer over the rows
+    commit_batch(lake, batch, reports, run)                    # now `changes` has it
+    merge(lake, run)                                           # now the documents have it
 
-After a crash anywhere the same calls complete it: what a commit has not named was never there, and what it has named is
-found by its transaction. The first two are in `batch_commit`, the last is in `merging`.
+The tables are the only memory. After a crash anywhere the next batch begins where they end: what a commit has not named
+was never there. The first two functions are in `batch_commit`, the last is in `merging`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged, LakeDamaged, LakeOfOtherBucket
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.spark.lake.collection_tables import NOT_MERGED, CollectionTables
-from headwater.spark.lake.delta_log import Commit, DeltaLog, TableState
+from headwater.spark.lake.delta_log import Commit, DeltaLog, Selection, TableState, Totals
 from headwater.spark.lake.documents_merge import MergeTask, merged_rows
 from headwater.spark.lake.layout import GROUPS_DEFAULT, LakeFacts, LakePlace, TableKind
 from headwater.spark.lake.merge_plan import MergeRules, Planner
@@ -35,6 +37,10 @@ TRIMMED_TRANSACTION = "headwater.trimmed"
 EVERY_COLLECTION = "*"
 _OPENING_ATTEMPTS = 10
 """Tables may go on while they are opened, but hardly each time that they are."""
+_BOUNDARY_COMMITS = 64
+"""How many commits of `changes` are looked through for boundaries: a failover takes back seconds, not hours."""
+BOUNDARIES_MAX = 16
+"""Of each vbucket, how many of them are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,7 @@ class Lake:
         self.tables: dict[str, CollectionTables] = {}
         self.step = step
         self._pending: Pending | None = None
+        self._boundaries: dict[VBucketId, list[Seqno]] | None = None
         self._load()
 
     @classmethod
@@ -91,7 +98,7 @@ class Lake:
                 f"the tables in {place.root} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
                 f"{bucket_uuid!r}",
                 hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
-                "anew, it is another one",
+                "again, it is another one",
             )
         return cls(place, facts, changes, settings or LakeSettings(), step)
 
@@ -104,10 +111,11 @@ class Lake:
         vbuckets: int,
         groups: int = GROUPS_DEFAULT,
         xattrs: bool = False,
+        selection: Selection | None = None,
         settings: LakeSettings | None = None,
         step: Callable[[str], None] = lambda name: None,
     ) -> Lake:
-        """The lake in a directory; one is made where there is none."""
+        """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
         place = LakePlace(place) if isinstance(place, str) else place
         facts = LakeFacts(bucket_uuid=bucket_uuid, vbuckets=vbuckets, groups=min(groups, vbuckets), xattrs=xattrs)
         DeltaLog.create(
@@ -116,7 +124,9 @@ class Lake:
             ranges=CHANGE_RANGES,
             properties=facts.to_properties(),
             transactions={},
-            state=TableState(offsets=Offsets(bucket_uuid)),
+            state=TableState(
+                offsets=Offsets(bucket_uuid), rollbacks={}, totals=Totals(), selection=selection or Selection()
+            ),
         )
         lake = cls.open(place, bucket_uuid=bucket_uuid, settings=settings, step=step)
         assert lake is not None, "it has just been made"
@@ -137,7 +147,8 @@ class Lake:
         opened: set[str] = set()
         stale: list[str] = []
         for _ in range(_OPENING_ATTEMPTS):
-            self.state = self.changes.state()
+            # Earlier versions have the number of the batch in the transaction only.
+            self.state = replace(self.changes.state(), batch=self.last_batch)
             self._know_collections()
             stale = [table.name for table in self.tables.values() if self._is_stale(table)]
             if self.tables.keys() <= opened and not stale:
@@ -153,7 +164,7 @@ class Lake:
                 "builds it again",
             )
         self._seen_version = self.changes.version
-        self._pending = None
+        self._pending = self._boundaries = None
 
     def _is_stale(self, table: CollectionTables) -> bool:
         """Whether changes that a table still needs have been trimmed: it was merged after it was opened here."""
@@ -169,8 +180,8 @@ class Lake:
     def refresh(self) -> None:
         """Look again at everything if the log of `changes` has gone on without us.
 
-        Somebody may have tidied the table up, or a commit of ours was done though it seemed to fail. If another
-        pipeline has landed here, what comes next does not begin where the tables end, and is refused.
+        Another tool may have tidied the table up, a commit of ours was done though it seemed to fail, or another
+        pipeline has landed here: the next batch begins where the tables end now.
         """
         self.changes.refresh()
         if self.changes.version != self._seen_version:
@@ -199,6 +210,42 @@ class Lake:
         return Offsets(self.facts.bucket_uuid) if documents is None else documents.offsets
 
     @property
+    def boundaries(self) -> Mapping[VBucketId, Sequence[Seqno]]:
+        """By vbucket, seqnos at which the tables held all there was, rising: what a rollback can go back to.
+
+        They are the places of earlier commits. What a rollback has given up is none any more, so every commit says
+        which rollbacks it had. Commits of versions that did not are where the search ends.
+        """
+        if self._boundaries is None:
+            found: dict[VBucketId, list[Seqno]] = {}
+            ceilings: dict[int, int] = {}
+            for state in islice(self.changes.states(), _BOUNDARY_COMMITS):
+                if state.rollbacks is None:
+                    break
+                for vbucket, at in state.offsets.offsets.items():
+                    seqnos = found.setdefault(vbucket, [])
+                    is_lower = at.is_whole and at.seqno < (seqnos[0] if seqnos else SEQNO_MAX)
+                    if is_lower and at.seqno <= ceilings.get(vbucket, SEQNO_MAX) and len(seqnos) < BOUNDARIES_MAX:
+                        seqnos.insert(0, at.seqno)
+                for rolled, kept in state.rollbacks.items():
+                    ceilings[rolled] = min(kept, ceilings.get(rolled, kept))
+            self._boundaries = found
+        return self._boundaries
+
+    def _note_boundaries(self, state: TableState) -> None:
+        """A commit has been made: its places are boundaries, and what its rollbacks gave up are none."""
+        if self._boundaries is None or state.rollbacks is None:
+            self._boundaries = None
+            return
+        for rolled, kept in state.rollbacks.items():
+            known = self._boundaries.get(VBucketId(rolled), [])
+            self._boundaries[VBucketId(rolled)] = [seqno for seqno in known if seqno <= kept]
+        for vbucket, at in state.offsets.offsets.items():
+            known = self._boundaries.setdefault(vbucket, [])
+            if at.is_whole and (not known or at.seqno > known[-1]):
+                self._boundaries[vbucket] = [*known, at.seqno][-BOUNDARIES_MAX:]
+
+    @property
     def pending(self) -> Pending:
         """What waits to be merged."""
         if self._pending is None:
@@ -210,9 +257,26 @@ class Lake:
             self._pending.urgent |= {(name, group) for name in missing for group in range(self.facts.groups)}
         return self._pending
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is anything to merge."""
+        return bool(self.pending.names) or any(
+            self.planner().history_lags(table, group)
+            for table in self.tables.values()
+            for group in range(self.facts.groups)
+            if self.settings.merging.history
+        )
+
+    def documents_as_of_s(self, name: str) -> float | None:
+        """Everything that was written to the bucket before this time is in the table of a collection; None where that
+        is not known. For a table that has something pending."""
+        documents = self.tables[name].documents
+        of_table = None if documents is None else documents.state.as_of_s
+        return self.pending.since_s.get(name, of_table)
+
     @contextmanager
     def counting_pending(self) -> Iterator[Pending]:
-        """What waits to be merged, to be brought up to date. Should anything fail meanwhile, it is counted anew."""
+        """What waits to be merged, to be brought up to date. Should anything fail meanwhile, it is counted again."""
         pending, self._pending = self.pending, None
         yield pending
         self._pending = pending
@@ -244,6 +308,7 @@ class Lake:
     def commit_changes(self, commit: Commit) -> None:
         """A commit to `changes`. What it says of the table holds from then on."""
         self.changes.commit(commit)
+        self._note_boundaries(commit.state)
         self.state, self._seen_version = commit.state, self.changes.version
         self._know_collections()
 

@@ -1,8 +1,7 @@
-"""Which groups of which tables are merged now.
+"""The tasks of a merge: one for each group of vbuckets that has something pending, for all tables together.
 
-A group is merged when its pending changes pass a fraction of its rows. Every row that is written again is then paid for
-by a fixed number of changes, however large the table: a batch costs the same into a small table and into a large one.
-It is merged at once where a rollback or the end of a collection is pending, for then rows are there that must not be.
+When to merge is decided by the pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so a
+table is one cut of the bucket after it.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from headwater.spark.lake.history import HistoryTarget
 from headwater.spark.lake.layout import LakeFacts, LakePlace, TableKind
 from headwater.spark.lake.pending import Pending
 
-MERGE_FRACTION = 0.2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRules:
-    """When to merge, and into what."""
+    """What is merged into."""
 
-    fraction: float = MERGE_FRACTION
-    """Pending changes above this part of a group's rows are merged."""
     history: bool = False
     file_bytes: int = FILE_BYTES_DEFAULT
 
@@ -41,34 +36,15 @@ class Planner:
     change_files: Sequence[DataFile]
     upto_batch: int
 
-    def plan(self, tables: Iterable[CollectionTables], pending: Pending, *, force: bool) -> list[MergeTask]:
-        """One task for each group that has something to merge."""
+    def plan(self, tables: Iterable[CollectionTables], pending: Pending) -> list[MergeTask]:
         due: dict[int, list[CollectionTables]] = {}
         for table in tables:
-            for group in self._due_groups(table, pending, force=force):
-                due.setdefault(group, []).append(table)
+            for group in range(self.facts.groups):
+                if pending.has(table.name, group) or self.history_lags(table, group):
+                    due.setdefault(group, []).append(table)
         return [self._task(group, due[group], pending) for group in sorted(due)]
 
-    def _due_groups(self, table: CollectionTables, pending: Pending, *, force: bool) -> list[int]:
-        if not any(pending.has(table.name, g) or self._history_lags(table, g) for g in range(self.facts.groups)):
-            # Most tables, most of the time: their files are not even counted.
-            return []
-        rows = {} if table.documents is None else table.documents.rows_by_group()
-        return [
-            group
-            for group in range(self.facts.groups)
-            if (table.name, group) in pending.urgent
-            or (force and pending.rows[table.name, group] > 0)
-            or pending.rows[table.name, group] > self._threshold(group) * rows.get(group, 0)
-            or self._history_lags(table, group)
-        ]
-
-    def _threshold(self, group: int) -> float:
-        """The fraction, a little different for each group: else all would pass it with the same batch, and that one
-        would have to wait for all of them."""
-        return self.rules.fraction * (0.75 + 0.5 * (group + 0.5) / self.facts.groups)
-
-    def _history_lags(self, table: CollectionTables, group: int) -> bool:
+    def history_lags(self, table: CollectionTables, group: int) -> bool:
         if not self.rules.history or table.documents is None:
             return False
         at = NOT_MERGED if table.history is None else table.history.merged[group]

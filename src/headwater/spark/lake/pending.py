@@ -1,7 +1,7 @@
 """What of `changes` is not merged yet, counted by table and group: merges are planned by these numbers.
 
 The counts follow the commits. When a lake is opened they are taken from `changes` once, out of a few columns of the
-files that may hold something unmerged. They need not be exact: what a merge does, it decides by the rows.
+files that may hold something unmerged. They need not be exact: what a merge does is decided by the rows.
 """
 
 from __future__ import annotations
@@ -29,22 +29,35 @@ class Pending:
     """(table, group) → changes of documents."""
     urgent: set[tuple[str, int]] = field(default_factory=set)
     """(table, group) where it can't wait: documents may have to go, or to come back."""
+    since_s: dict[str, float | None] = field(default_factory=dict)
+    """By table: nothing that was written before this time is pending, as far as that is known."""
 
-    def add(self, report: ChangeReport, names: Mapping[int, str], facts: LakeFacts) -> None:
-        """Count what a batch has brought. `names` has the tables by collection id, those of the batch among them."""
+    @property
+    def names(self) -> set[str]:
+        """The tables that have something pending."""
+        return {name for name, _ in [*self.rows, *self.urgent]}
+
+    def add(self, report: ChangeReport, names: Mapping[int, str], facts: LakeFacts, *, since_s: float | None) -> None:
+        """Count what a batch has brought. `names` has the tables by collection id, those of the batch among them;
+        `since_s` is the time that the tables held everything of before the batch."""
+        before = self.names
         for (id_, group), count in report.document_rows.items():
             self.rows[names[id_], group] += count
         self.urgent |= {(names[id_], group) for id_, group in report.collections_gone}
         rolled = {int(facts.group_of(vbucket)) for vbucket in report.rollbacks}
         self.urgent |= {(name, group) for name in set(names.values()) for group in rolled}
+        for name in self.names - before:
+            self.since_s.setdefault(name, since_s)
 
     def has(self, name: str, group: int) -> bool:
         return self.rows[name, group] > 0 or (name, group) in self.urgent
 
-    def forget(self, name: str, group: int) -> None:
+    def forget(self, name: str) -> None:
         """It has been merged."""
-        self.rows.pop((name, group), None)
-        self.urgent.discard((name, group))
+        for counted in [key for key in self.rows if key[0] == name]:
+            del self.rows[counted]
+        self.urgent = {key for key in self.urgent if key[0] != name}
+        self.since_s.pop(name, None)
 
 
 def count_pending(

@@ -44,4 +44,4 @@ def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:
     for tables in lake.tables.values():
         for table in (tables.documents, tables.history, tables.rejects):
             if table is not None:
-                yield table.log, TableState(offsets=table.offsets)
+                yield table.log, table.state

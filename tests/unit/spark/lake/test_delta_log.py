@@ -95,10 +95,21 @@ def test_creating_a_table_that_is_there_leaves_it_alone(tmp_path: Path) -> None:
     assert seqnos(tmp_path) == [1]
 
 
-def test_a_commit_that_somebody_got_ahead_of_fails_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_state_is_that_of_the_version_that_is_open(tmp_path: Path) -> None:
+    """Not that of what another process has committed since: the files are not those either."""
     log, other = create(tmp_path), create(tmp_path)
     other.commit(Commit(add=[write(other, 1)], state=state(1)))
-    with pytest.raises(LakeInUse, match="somebody else"):
+    log.refresh()
+    other.commit(Commit(add=[write(other, 2)], state=state(2)))
+    assert (log.state(), len(log.files())) == (state(1), 1)
+    log.refresh()
+    assert (log.state(), len(log.files())) == (state(2), 2)
+
+
+def test_a_commit_that_another_got_ahead_of_fails_and_changes_nothing(tmp_path: Path) -> None:
+    log, other = create(tmp_path), create(tmp_path)
+    other.commit(Commit(add=[write(other, 1)], state=state(1)))
+    with pytest.raises(LakeInUse, match="another process"):
         log.commit(Commit(add=[write(log, 2)], state=state(2)))
     assert seqnos(tmp_path) == [1]
 

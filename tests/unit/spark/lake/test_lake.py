@@ -12,21 +12,22 @@ import pyarrow as pa
 import pytest
 
 from bucket_model import BUCKET_UUID, ModelBucket, batches
-from headwater.client.offsets import Offsets
 from headwater.errors import (
-    CheckpointOfOtherBucket,
     ColumnsChanged,
     LakeDamaged,
     LakeInUse,
     LakeOfOtherBucket,
     LakeOutOfStep,
 )
-from headwater.spark.lake.batch_commit import begin_batch, check_start, commit_batch
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.spark.lake.batch_commit import begin_batch, commit_batch
+from headwater.spark.lake.change_files import ChangeReport
 from headwater.spark.lake.documents_merge import MergeTask, merged_rows
 from headwater.spark.lake.lake import Lake, LakeSettings, with_columns
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.lake.merging import commit_merges, merge, plan_merges
-from headwater.spark.lake.tasks import RESULT_SCHEMA, TASK_SCHEMA, results_of, run_here, run_task_batches, task_rows
+from headwater.spark.lake.tasks import result_batch, results_of, run_here
+from headwater.spark.planning import whole_place
 from lake_checks import check_documents, check_no_duplicates, table_rows
 from small_lake import HOTEL, SmallLake, merging
 
@@ -51,24 +52,24 @@ def test_a_batch_is_landed_and_merged(tmp_path: Path) -> None:
     assert small.lake.held_offsets("inventory.hotel") == small.bucket.offsets()
 
 
-def test_a_batch_that_the_table_has_is_not_begun_again(tmp_path: Path) -> None:
+def test_the_next_batch_begins_where_the_tables_end(tmp_path: Path) -> None:
+    """The tables are the only memory: rows that they hold are refused, whoever brings them again."""
     small = SmallLake(tmp_path)
     small.write(0, "a")
+    rows = small.bucket.rows(0)
     small.land()
-    small.batch_id = 0
-    assert small.begin() is None
-    small.reopen()
-    assert small.begin() is None
-    assert small.begin(query_id="another") is not None
+    for lake in (small.lake, small.reopen()):
+        batch = begin_batch(lake)
+        assert batch.number == 1
+        with pytest.raises(LakeOutOfStep, match="seqno 1 of vbucket 0 comes again"):
+            batch.writer.write(batches(rows, 10))
 
 
 def test_an_attempt_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
     for _ in range(2):
-        batch = small.begin()
-        assert batch is not None
-        batch.writer.write(batches(small.bucket.rows(0), 10))
+        small.begin().writer.write(batches(small.bucket.rows(0), 10))
     assert small.rows("changes") == []
     small.land()
     assert keys(small.rows("changes")) == ["a"]
@@ -78,10 +79,9 @@ def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
     small.land()
-    batch = small.begin()
-    assert batch is not None
-    commit_batch(small.lake, batch, [])
-    assert small.reopen().held_offsets() == small.bucket.offsets()
+    moved = whole_place(Vbuuid(7), Seqno(5))
+    commit_batch(small.lake, small.begin(), [ChangeReport(reached={VBucketId(2): moved})])
+    assert small.reopen().held_offsets() == small.bucket.offsets().updated({VBucketId(2): moved})
     assert small.lake.last_batch == 1
 
 
@@ -94,12 +94,6 @@ def test_tables_of_another_bucket_are_refused(tmp_path: Path) -> None:
         Lake.open(str(tmp_path), bucket_uuid="other")
     with pytest.raises(LakeOfOtherBucket):
         Lake.create(str(tmp_path), bucket_uuid="other", vbuckets=4)
-
-
-def test_offsets_of_another_bucket_are_refused(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    with pytest.raises(CheckpointOfOtherBucket):
-        begin_batch(small.lake, query_id="q", batch_id=0, end=Offsets("other"))
 
 
 def test_another_number_of_vbuckets_is_refused(tmp_path: Path) -> None:
@@ -118,35 +112,17 @@ def test_where_there_is_no_lake_there_is_none(tmp_path: Path) -> None:
     assert Lake.open(str(tmp_path)) is None
 
 
-def test_a_start_that_is_not_where_the_tables_end_is_refused(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path)
-    check_start(small.lake, Offsets(BUCKET_UUID))
-    small.write(0, "a")
-    before = small.bucket.offsets()
-    small.land()
-    check_start(small.lake, small.bucket.offsets())
-    for start in (before, Offsets(BUCKET_UUID)):
-        with pytest.raises(LakeOutOfStep, match="vbucket 0"):
-            check_start(small.lake, start)
-    small.bucket.fail_over(0, 1)
-    small.bucket.mark_sent([0])
-    with pytest.raises(LakeOutOfStep, match="of branch"):
-        begin_batch(small.lake, query_id="q", batch_id=7, end=small.bucket.offsets(), start=small.bucket.offsets())
-
-
 def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
-    late = small.begin(query_id="late")
-    assert late is not None
-    report = late.writer.write(batches(small.bucket.rows(0), 10))
+    late = small.begin()
+    report = small.write_batch(late, [0])
     other = SmallLake(tmp_path, bucket=small.bucket)
     other.land()
     with pytest.raises(LakeInUse):
         commit_batch(small.lake, late, [report])
     assert keys(small.rows("changes")) == ["a"]
     # It sees what has happened, and goes on from there.
-    small.batch_id = 1
     small.write(0, "b")
     small.land()
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["a", "b"]
@@ -172,36 +148,12 @@ def test_few_changes_wait_and_are_seen_by_who_asks(tmp_path: Path) -> None:
     small.land()
     small.write(0, "new", "key-0", value=b"{}")
     small.bucket.change(1, "deletion", 0, b"key-1")
-    small.land()
+    small.land(merges=False)
     assert len(small.rows(f"documents/{DEFAULT}")) == 100
     assert keys(small.documents_now()) == sorted([f"key-{n}" for n in range(100) if n != 1] + ["new"])
     check_documents(small.documents_now(), small.bucket.sent_documents())
-    assert merge(small.lake, force=True) == 1
+    assert merge(small.lake) == 1
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
-
-
-def test_many_changes_are_merged_at_once(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path, settings=merging(fraction=0.2))
-    fill(small, 100)
-    small.land()
-    small.write(0, *(f"new-{n}" for n in range(15)))
-    small.land()
-    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
-
-
-def test_groups_pass_their_thresholds_one_after_another(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path, vbuckets=8, groups=8, settings=merging(fraction=0.2))
-    for vbucket in range(8):
-        small.write(vbucket, *(f"key-{n}" for n in range(100)))
-    small.land()
-    merges = []
-    for batch in range(10):
-        for vbucket in range(8):
-            small.write(vbucket, *(f"key-{(batch * 3 + n) % 100}" for n in range(3)))
-        small.land(merges=False)
-        merges.append(merge(small.lake))
-    assert sum(merges) == 8
-    assert max(merges) < 4
 
 
 def test_new_documents_are_appended_and_no_file_is_written_again(tmp_path: Path) -> None:
@@ -210,7 +162,7 @@ def test_new_documents_are_appended_and_no_file_is_written_again(tmp_path: Path)
     small.land()
     before = files_of(small)
     small.write(0, *(f"new-{n}" for n in range(20)))
-    small.land(force=True)
+    small.land()
     assert before < files_of(small)
 
 
@@ -218,12 +170,12 @@ def test_only_files_with_replaced_documents_are_written_again(tmp_path: Path) ->
     small = SmallLake(tmp_path, groups=1)
     for number in range(3):
         small.write(0, *(f"key-{number}-{n}" for n in range(10 * (number + 1))))
-        small.land(force=True)
+        small.land()
     documents = small.lake.tables[DEFAULT].documents
     assert documents is not None
     before = files_of(small)
     small.write(0, "key-1-3")
-    small.land(force=True)
+    small.land()
     assert len(before - files_of(small)) == 1
 
 
@@ -242,9 +194,9 @@ def test_an_idle_table_says_that_it_is_up_to_date(tmp_path: Path, monkeypatch: p
 def test_a_table_that_is_lost_is_built_again(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, settings=merging(history=True))
     fill(small, 20)
-    small.land(force=True)
+    small.land()
     small.write(0, "key-0", value=b"{}")
-    small.land(force=True)
+    small.land()
     shutil.rmtree(tmp_path / "documents" / DEFAULT)
     small.reopen()
     check_documents(small.documents_now(), small.bucket.sent_documents())
@@ -280,7 +232,7 @@ def test_a_name_that_was_told_once_is_known_from_then_on(tmp_path: Path) -> None
     small.land()
     small.bucket.names[HOTEL] = (None, None)  # type: ignore[assignment]
     small.write(0, "b", collection=HOTEL)
-    small.land(force=True)
+    small.land()
     assert keys(small.rows("documents/inventory.hotel")) == ["a", "b"]
 
 
@@ -291,14 +243,14 @@ def test_a_rollback_is_undone_everywhere(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, settings=merging(history=True))
     small.write(0, "kept", "changed", "removed")
     small.write(1, "other")
-    small.land(force=True)
+    small.land()
     small.write(0, "changed", value=b'{"n": 2}')
     small.write(0, "created")
     small.bucket.change(0, "deletion", 0, b"removed")
-    small.land(force=True)
+    small.land()
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["changed", "created", "kept", "other"]
     small.bucket.fail_over(0, 3)
-    committed = small.land(force=False)
+    committed = small.land()
     assert committed.rollbacks == {0: 3}
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["changed", "kept", "other", "removed"]
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
@@ -332,7 +284,7 @@ def test_a_rollback_into_the_middle_of_a_snapshot_is_not_trusted(tmp_path: Path)
     small.write(0, "c")
     assert small.land(careless=True).read_again == {0}
     assert small.rows(f"documents/{DEFAULT}") == []
-    assert small.lake.state.ended_query == "query"
+    assert VBucketId(0) not in small.lake.held_offsets(), "the next batch reads it from 0"
 
 
 def test_a_rollback_into_a_snapshot_of_the_same_batch_is_not_trusted(tmp_path: Path) -> None:
@@ -341,8 +293,7 @@ def test_a_rollback_into_a_snapshot_of_the_same_batch_is_not_trusted(tmp_path: P
     rows = small.bucket.rows(0, deduplicated=True)
     small.bucket.mark_sent([0])
     small.bucket.fail_over(0, 2)
-    batch = small.begin([0])
-    assert batch is not None
+    batch = small.begin()
     report = batch.writer.write(batches([*rows, *small.bucket.rows(0, careless=True)], 10))
     assert commit_batch(small.lake, batch, [report]).read_again == {0}
     merge(small.lake)
@@ -369,7 +320,7 @@ def test_documents_that_do_not_fit_are_rejected_until_they_do(tmp_path: Path) ->
     small = SmallLake(tmp_path, settings=settings)
     small.write(0, "good", value=b'{"n": 5}')
     small.write(0, "bad", value=b'{"n": "five"}')
-    small.land(force=True)
+    small.land()
     rows = small.rows(f"documents/{DEFAULT}")
     assert sorted((row["key"], row["n"]) for row in rows if row["n"] is not None) == [("good", 5)]
     assert len(rows) == 2
@@ -377,7 +328,7 @@ def test_documents_that_do_not_fit_are_rejected_until_they_do(tmp_path: Path) ->
         ("bad", "column n: INT can't hold a string like this")
     ]
     small.write(0, "bad", value=b'{"n": 6}')
-    small.land(force=True)
+    small.land()
     assert small.rows(f"rejects/{DEFAULT}") == []
 
 
@@ -390,7 +341,7 @@ def test_other_columns_than_the_table_has_are_refused(tmp_path: Path) -> None:
             Lake.open(str(tmp_path), settings=with_columns(LakeSettings(), columns))
     small.reopen(LakeSettings())
     small.write(0, "b")
-    small.land(force=True)
+    small.land()
     assert sorted(row["n"] for row in small.rows(f"documents/{DEFAULT}")) == [1, 1]
 
 
@@ -408,19 +359,18 @@ def test_columns_are_inferred_from_the_first_documents(tmp_path: Path) -> None:
 
 def run_elsewhere(tasks: Sequence[Any]) -> list[Any]:
     """As on Spark: every task goes through bytes, and comes back in any order."""
-    columns = zip(*task_rows(tasks), strict=True)
-    batch = pa.RecordBatch.from_pydict(dict(zip(TASK_SCHEMA.names, map(list, columns), strict=True)), TASK_SCHEMA)
-    answers = [row for answer in run_task_batches([batch]) for row in answer.cast(RESULT_SCHEMA).to_pylist()]
+    carried = [pickle.loads(pickle.dumps(task)) for task in tasks]
+    answers = [result_batch(task.run(), number).to_pylist()[0] for number, task in enumerate(carried)]
     return results_of((row["number"], row["result"]) for row in reversed(answers))
 
 
 def test_all_work_can_be_done_in_other_processes(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, settings=with_columns(merging(history=True), {"*": "n INT"}))
     fill(small, 20)
-    small.land(run=run_elsewhere, force=True)
+    small.land(run=run_elsewhere)
     small.bucket.fail_over(0, 2)
     small.write(0, "again")
-    small.land(run=run_elsewhere, force=True)
+    small.land(run=run_elsewhere)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
@@ -460,8 +410,7 @@ def test_xattrs_come_along(tmp_path: Path) -> None:
     bucket.change(0, "mutation", 0, b"b", b"{}")
     (batch,) = batches(bucket.rows(0), 10)
     xattrs = pa.array([[("_sync", b"{}")], None], pa.map_(pa.string(), pa.binary()))
-    begun = begin_batch(lake, query_id="q", batch_id=0, end=bucket.offsets([0]))
-    assert begun is not None
+    begun = begin_batch(lake)
     commit_batch(lake, begun, [begun.writer.write([batch.append_column("xattrs", xattrs)])])
     merge(lake)
     for table in (f"documents/{DEFAULT}", f"history/{DEFAULT}", "changes"):
@@ -483,7 +432,6 @@ def test_a_query_that_failed_half_way_is_completed_by_the_next_in_the_same_proce
     with pytest.raises(RuntimeError):
         small.land()
     small.lake.step = lambda name: None
-    assert small.begin() is None
     small.bucket.mark_sent(range(4))
     merge(small.lake)
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["a"]

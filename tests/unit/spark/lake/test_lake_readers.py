@@ -24,14 +24,14 @@ def lake(tmp_path: Path) -> Path:
     for number in range(40):
         small.write(number % 4, f"key-{number}", value=b'{"n": %d, "at": "2026-01-01T00:00:00Z"}' % number)
         if number == 19:
-            small.land(force=True)
+            small.land()
     small.write(0, "odd", value=b"\xff")
-    small.land(force=True)
+    small.land()
     small.write(0, "key-0", value=b'{"n": 1000}')
     small.bucket.change(1, "deletion", 0, b"key-1")
-    small.land(force=True)
+    small.land()
     small.bucket.fail_over(2, 5)
-    small.land(force=True)
+    small.land()
     return tmp_path
 
 

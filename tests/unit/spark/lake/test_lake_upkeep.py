@@ -14,7 +14,6 @@ from bucket_model import batches
 from headwater.errors import InvalidInput, LakeDamaged, LakeOutOfStep
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.lake import file_joining
-from headwater.spark.lake.batch_commit import commit_batch
 from headwater.spark.lake.data_files import DataFile
 from headwater.spark.lake.file_joining import files_to_join, join_files
 from headwater.spark.lake.merging import merge
@@ -74,7 +73,7 @@ def test_joined_files_hold_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mon
     small = SmallLake(tmp_path, settings=merging(history=True))
     for number in range(20):
         small.write(number % 4, f"new-{number}", f"key-{number}")
-        small.land(force=True)
+        small.land()
     before = {
         name: sorted(small.rows(name), key=str) for name in ("changes", f"documents/{DEFAULT}", f"history/{DEFAULT}")
     }
@@ -91,7 +90,7 @@ def test_joined_files_hold_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mon
     join_files(small.lake)
     small.reopen()
     check_documents(small.documents_now(), small.bucket.sent_documents())
-    merge(small.lake, force=True)
+    merge(small.lake)
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
     assert small.lake.held_offsets() == small.bucket.offsets()
 
@@ -114,10 +113,10 @@ def old_and_young(directory: Path) -> SmallLake:
         small.write(0, "a", "b", value=b'{"n": %d}' % number)
         small.write(1, "gone")
         small.bucket.change(1, "deletion", 0, b"gone")
-        small.land(landed_at=LONG_AGO, force=True)
+        small.land(landed_at=LONG_AGO)
     small.write(0, "a", value=b'{"young": 1}')
     small.write(0, "a", value=b'{"young": 2}')
-    small.land(force=True)
+    small.land()
     return small
 
 
@@ -152,17 +151,10 @@ def test_a_rollback_behind_what_was_trimmed_has_the_vbucket_read_again(tmp_path:
     assert committed.read_again == {0}
     assert small.rows(f"documents/{DEFAULT}") == []
     assert small.lake.held_offsets().get(VBucketId(0)) is None
-    with pytest.raises(LakeOutOfStep, match="this query can't go on"):
-        small.begin()
-    # The next query begins where the tables end: at 0, in this vbucket.
+    # The next batch begins where the tables end: at 0, in this vbucket.
     small.reopen()
     small.bucket.mark_unread(0)
-    batch = small.begin(query_id="next")
-    assert batch is not None
-    rows = [row for vbucket in range(4) for row in small.bucket.rows(vbucket)]
-    commit_batch(small.lake, batch, [batch.writer.write(batches(rows, 10))])
-    small.bucket.mark_sent(range(4))
-    merge(small.lake, force=True)
+    small.land()
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
     check_no_duplicates(small.rows("changes"))
 
@@ -173,14 +165,14 @@ def test_what_is_not_merged_is_not_trimmed(tmp_path: Path) -> None:
         small.write(0, "a", value=b'{"n": %d}' % number)
         small.land(landed_at=LONG_AGO, merges=False)
     assert trim_changes(small.lake, YESTERDAY) == 0
-    merge(small.lake, force=True)
+    merge(small.lake)
     assert trim_changes(small.lake, YESTERDAY) == 4
 
 
 def test_trimming_waits_until_it_pays(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a", "b", "c", "a")
-    small.land(landed_at=LONG_AGO, force=True)
+    small.land(landed_at=LONG_AGO)
     assert trim_changes(small.lake, YESTERDAY) == 0
 
 
@@ -188,18 +180,18 @@ def test_young_changes_are_not_trimmed(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     for number in range(5):
         small.write(0, "a", value=b'{"n": %d}' % number)
-        small.land(force=True)
+        small.land()
     assert trim_changes(small.lake, YESTERDAY) == 0
 
 
 def test_a_history_that_missed_what_was_trimmed_does_not_go_on(tmp_path: Path) -> None:
     small = SmallLake(tmp_path, settings=merging(history=True))
     small.write(0, "a")
-    small.land(landed_at=LONG_AGO, force=True)
+    small.land(landed_at=LONG_AGO)
     small.reopen(merging(history=False))
     for number in range(5):
         small.write(0, "a", value=b'{"n": %d}' % number)
-        small.land(landed_at=LONG_AGO, force=True)
+        small.land(landed_at=LONG_AGO)
     assert trim_changes(small.lake, YESTERDAY) > 0
     small.reopen(merging(history=True))
     with pytest.raises(LakeOutOfStep, match="history of"):
@@ -213,11 +205,11 @@ def test_a_history_that_missed_what_was_trimmed_does_not_go_on(tmp_path: Path) -
 def test_a_table_that_was_brought_back_from_long_ago_is_told(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
-    small.land(landed_at=LONG_AGO, force=True)
+    small.land(landed_at=LONG_AGO)
     shutil.copytree(tmp_path / "documents", tmp_path / "backup")
     for number in range(5):
         small.write(0, "a", value=b'{"n": %d}' % number)
-        small.land(landed_at=LONG_AGO, force=True)
+        small.land(landed_at=LONG_AGO)
     trim_changes(small.lake, YESTERDAY)
     shutil.rmtree(tmp_path / "documents")
     (tmp_path / "backup").rename(tmp_path / "documents")
@@ -241,9 +233,8 @@ def make_old(directory: Path, days: int = 30) -> None:
 def test_only_what_nobody_needs_is_deleted(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
-    small.land(force=True)
+    small.land()
     batch = small.begin()
-    assert batch is not None
     small.write(1, "never committed")
     (orphan,) = batch.writer.write(batches(small.bucket.rows(1), 10)).files
     # As young as this, it may be somebody's who has not committed it yet.
@@ -259,9 +250,9 @@ def test_only_what_nobody_needs_is_deleted(tmp_path: Path) -> None:
 def test_a_file_that_was_removed_lately_stays_for_its_readers(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
-    small.land(force=True)
+    small.land()
     small.write(0, "a", value=b"{}")
-    small.land(force=True)
+    small.land()
     make_old(tmp_path)
     assert vacuum(small.lake, retention_hours=1) == 0
 
@@ -286,7 +277,7 @@ def test_landing_goes_on_after_all_of_it(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     for number in range(10):
         small.write(0, f"key-{number}")
-        small.land(force=True)
+        small.land()
     join_files(small.lake)
     make_old(tmp_path)
     old = time.time() - 60 * 24 * 3600
@@ -295,6 +286,6 @@ def test_landing_goes_on_after_all_of_it(tmp_path: Path) -> None:
     vacuum(small.lake)
     clean_logs(small.lake)
     small.write(0, "last")
-    small.land(force=True)
+    small.land()
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
     assert small.reopen().held_offsets() == small.bucket.offsets()

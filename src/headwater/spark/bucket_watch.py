@@ -1,0 +1,135 @@
+"""A planner's connections to its bucket: high seqnos, failover logs and the manifest, asked again and again.
+
+The planner of a `dcp` stream and the driver of a landing keep one each. It blocks, and is as patient as a read: a node
+that is restarted does not end a query. What a user asked for by name, and what has become of it, is in its
+`SelectionWatch`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from headwater.client.backoff import Backoff, is_final
+from headwater.client.bucket_view import BucketView
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.kv_cluster import KvCluster
+from headwater.client.kv_connection import KvConnection
+from headwater.client.offsets import Offsets
+from headwater.client.survey import Surveyor, VBucketStatus
+from headwater.errors import HeadwaterError
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages import PlainResponse
+from headwater.protocol.messages.vbuckets import GetCollectionsManifest
+from headwater.protocol.numbers import VBucketId
+from headwater.spark.planning import Survey, VBucketRange, share_out
+from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
+from headwater.spark.source_options import SourceOptions
+
+T = TypeVar("T")
+
+
+class BucketWatch:
+    """Connects when it is first asked, and again after a failure. `sleep` is what it waits with between attempts."""
+
+    def __init__(self, options: SourceOptions, *, sleep: Callable[[float], object] = time.sleep) -> None:
+        self.options = options
+        self._sleep = sleep
+        self._surveyor: Surveyor | None = None
+        self._manifests: KvConnection | None = None
+        self._selection = SelectionWatch(options.read, options.seen)
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        return self._connected().cluster_map
+
+    @property
+    def bucket_uuid(self) -> str:
+        return self.cluster_map.uuid
+
+    @property
+    def vbuckets(self) -> int:
+        return self.cluster_map.vbuckets
+
+    def _connected(self) -> Surveyor:
+        if self._surveyor is None:
+            self._surveyor = Surveyor(self.options.settings)
+        return self._surveyor
+
+    def survey(self, places: Offsets | None = None) -> Survey:
+        """The state of all vbuckets; with `places`, one that does not contradict them if a second look can help.
+
+        A failover in the middle of a survey looks like a server that has lost its newest changes.
+        """
+        survey = self._patiently(lambda: self._connected().survey())
+        odd = [
+            vbucket for vbucket, status in survey.items() if places is not None and _is_ahead(places, vbucket, status)
+        ]
+        if odd:
+            survey = {**survey, **self._patiently(lambda: self._connected().survey(odd))}
+        self._selection.on_survey({vbucket: status.high_seqno for vbucket, status in survey.items()})
+        return survey
+
+    def shares(
+        self, ranges: list[VBucketRange], places: Offsets
+    ) -> tuple[list[tuple[VBucketRange, ...]], PlannedBucket]:
+        """The ranges by task, and the bucket as these tasks see it. `places` is where the batch starts.
+
+        The manifest is asked for after the seqnos, so it names every collection that the batch has changes of.
+        """
+        cluster_map = self.cluster_map
+        node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
+        shares = share_out(ranges, node_of=node_of, tasks_min=self.options.partitions_min)
+        return shares, self._selection.plan(self._patiently(self.look), places)
+
+    def look(self) -> BucketView:
+        """The bucket as it is now, with the map that is known."""
+        cluster_map = self.cluster_map
+        if self._manifests is None:
+            self._manifests = KvCluster(self.options.settings).connect()
+        try:
+            has_collections = self._manifests.outcome.negotiated.collections
+            manifest = _read_manifest(self._manifests) if has_collections else Manifest()
+        except BaseException:
+            # An answer that is still on its way must not be taken for that to the next question.
+            connection, self._manifests = self._manifests, None
+            connection.close()
+            raise
+        return BucketView(cluster_map=cluster_map, manifest=manifest, has_collections=has_collections)
+
+    def close(self) -> None:
+        surveyor, self._surveyor = self._surveyor, None
+        manifests, self._manifests = self._manifests, None
+        for connected in (surveyor, manifests):
+            if connected is not None:
+                connected.close()
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        options = self.options.read
+        backoff = Backoff(
+            delay_s_min=options.reconnect_delay_s_min, delay_s_max=options.reconnect_delay_s_max, random=random.random
+        )
+        give_up_s = math.inf if options.give_up_after_s is None else time.monotonic() + options.give_up_after_s
+        for failures in itertools.count(1):
+            try:
+                return ask()
+            except HeadwaterError as error:
+                if is_final(error) or time.monotonic() > give_up_s:
+                    raise
+                self._sleep(backoff.delay_s(failures))
+        raise AssertionError("counting has no end")
+
+
+def _is_ahead(places: Offsets, vbucket: VBucketId, status: VBucketStatus) -> bool:
+    place = places.get(vbucket)
+    return place is not None and place.vbuuid == status.failover_log.newest.vbuuid and place.seqno > status.high_seqno
+
+
+def _read_manifest(connection: KvConnection) -> Manifest:
+    answer = connection.request(GetCollectionsManifest())
+    assert isinstance(answer, PlainResponse)
+    return Manifest.decode(answer.value)

@@ -1,0 +1,226 @@
+"""What programs do with data frames: the documents of a lake as they are now, and changes for sinks of their own.
+
+`apply_changes` is for `foreachBatch` on a stream of `dcp`. Such a stream repeats rows after a crash, may bring in one
+batch what it takes back in the same, and has rollbacks among its rows. A sink that wants to be exact has to remember
+which places it has, `(vbucket, vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads
+the batch once, leaves out what the sink has already and what is void, and hands over the rollbacks apart, to be undone
+first.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as fs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headwater.client.offsets import Offsets
+from headwater.errors import InvalidInput
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.spark.lake.documents_merge import merged_rows
+from headwater.spark.lake.lake import Lake
+from headwater.spark.lake.layout import open_filesystem
+from headwater.spark.lake.schemas import documents_schema
+from headwater.spark.planning import whole_place
+
+_PLACES = "places.json"
+_SUMMARY_DDL = "vbucket INT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
+_SUMMARY = pa.schema(
+    [("vbucket", pa.int32()), ("vbuuid", pa.int64()), ("seqno", pa.int64()), ("rolled_back_to", pa.int64())]
+)
+_VBUCKETS_MAX = 0x10000
+
+
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
+    """The documents of a collection as of the last batch, whether they are merged yet or not, read by the executors.
+
+    `collection` is `scope.collection`. The columns are those of its table. What is landed later is not in the frame.
+    """
+    lake = Lake.open(into)
+    if lake is None:
+        raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
+    if collection not in lake.tables:
+        known = ", ".join(sorted(lake.tables)) or "none"
+        raise InvalidInput(f"there is no table of {collection!r} in {into}", hint=f"The tables there are: {known}")
+    columns = lake.tables[collection].columns
+    schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if columns is None else columns.schema)
+    tasks = tuple(pickle.dumps(task) for task in lake.read_tasks(collection))
+    frame = spark.range(0, len(tasks), 1, len(tasks))
+    return frame.mapInArrow(_ReadDocuments(tasks), from_arrow_schema(schema))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadDocuments:
+    tasks: tuple[bytes, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for rows in merged_rows(pickle.loads(self.tasks[number])):
+                    yield from rows.to_batches()
+
+
+# --- changes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """Of a vbucket, everything that the sink has above a seqno never happened."""
+
+    vbucket: int
+    seqno: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeBatch:
+    """What a sink gets beside the changes."""
+
+    batch_id: int
+    """Spark's number. It is no key: a repeated batch may hold more than the first attempt."""
+    rollbacks: tuple[Rollback, ...]
+    """To be undone before the changes are applied."""
+    places: str
+    """Where the sink is when it has applied the batch. To be stored with the data, in one transaction."""
+
+
+Apply = Callable[[DataFrame, ChangeBatch], None]
+
+
+def apply_changes(apply: Apply, *, places: str | Callable[[], str | None]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that calls `apply(changes, batch)` with no change twice and rollbacks first.
+
+    `places` returns the text that the sink has stored last (`batch.places`), or None: then the sink is exact if it
+    stores the text and the changes in one transaction. Or it is a folder in which the helper keeps the text itself,
+    after `apply` has returned: then a crash in between brings one batch again.
+    """
+    return _Applying(apply, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Applying:
+    apply: Apply
+    places: str | Callable[[], str | None]
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        # Every look at a frame of a stream would read the bucket again, and find it changed.
+        frame = frame.persist()
+        try:
+            text = _load(self.places) if isinstance(self.places, str) else self.places()
+            held = None if text is None else Offsets.from_json(text)
+            rows = frame.mapInArrow(_summarize, _SUMMARY_DDL).collect()
+            rollbacks = {row.vbucket: row.rolled_back_to for row in rows if row.rolled_back_to is not None}
+            reached = {
+                VBucketId(row.vbucket): whole_place(Vbuuid(row.vbuuid & (2**64 - 1)), Seqno(row.seqno)) for row in rows
+            }
+            floors = {} if held is None else {int(vbucket): int(at.seqno) for vbucket, at in held.offsets.items()}
+            newest = {
+                vbucket: at
+                for vbucket, at in reached.items()
+                if vbucket in rollbacks or at.seqno > floors.get(int(vbucket), -1)
+            }
+            after = (held or Offsets("")).updated(newest).to_json()
+            batch = ChangeBatch(
+                batch_id=batch_id,
+                rollbacks=tuple(Rollback(vbucket=vbucket, seqno=kept) for vbucket, kept in sorted(rollbacks.items())),
+                places=after,
+            )
+            self.apply(frame.mapInArrow(_NewRows(floors, rollbacks), frame.schema), batch)
+            if isinstance(self.places, str):
+                _save(self.places, after)
+        finally:
+            frame.unpersist()
+
+
+def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Of each vbucket of a partition: where its rows end, and how far back the rollbacks among them go."""
+    found: dict[int, dict[str, Any]] = {}
+    for batch in batches:
+        vbuckets = np.asarray(batch.column("vbucket"))
+        # Rows of a vbucket come in their order, so its last row is where it is.
+        last = {int(vbucket): row for row, vbucket in zip(*_last_of(vbuckets), strict=True)}
+        for vbucket, row in last.items():
+            found.setdefault(vbucket, {"vbucket": vbucket, "rolled_back_to": None}).update(
+                vbuuid=batch.column("vbuuid")[row].as_py(), seqno=batch.column("seqno")[row].as_py()
+            )
+        for row in _rollback_rows(batch):
+            summary, kept = found[int(vbuckets[row])], batch.column("seqno")[row].as_py()
+            before = summary["rolled_back_to"]
+            summary["rolled_back_to"] = kept if before is None else min(kept, before)
+    yield pa.RecordBatch.from_pylist([*found.values()], schema=_SUMMARY)
+
+
+def _last_of(vbuckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The last row of each vbucket, and the vbuckets."""
+    found, first_from_behind = np.unique(vbuckets[::-1], return_index=True)
+    return len(vbuckets) - 1 - first_from_behind, found
+
+
+def _rollback_rows(batch: pa.RecordBatch) -> list[int]:
+    return [row for row, op in enumerate(batch.column("op").to_pylist()) if op == "rollback"]
+
+
+@dataclass(frozen=True, slots=True)
+class _NewRows:
+    """The rows of a partition that the sink does not have, without what a rollback of the same batch took back."""
+
+    held: Mapping[int, int]
+    """By vbucket: the highest seqno that the sink has."""
+    rollbacks: Mapping[int, int]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        floors = np.full(_VBUCKETS_MAX, -1, dtype=np.int64)
+        for vbucket, seqno in self.held.items():
+            floors[vbucket] = seqno
+        # Whether a row is void is known when all rows of its vbucket are: those few are kept until the end.
+        waiting: dict[int, list[pa.RecordBatch]] = {vbucket: [] for vbucket in self.rollbacks}
+        for batch in batches:
+            vbuckets = np.asarray(batch.column("vbucket"))
+            is_rolled = np.isin(vbuckets, [*waiting])
+            for vbucket, kept in waiting.items():
+                if (mine := vbuckets == vbucket).any():
+                    kept.append(batch.filter(pa.array(mine)))
+            is_new = np.asarray(batch.column("seqno")) > floors[vbuckets]
+            yield batch.filter(pa.array(is_new & ~is_rolled))
+        for vbucket, kept in waiting.items():
+            if kept:
+                yield from _without_void(pa.Table.from_batches(kept), int(floors[vbucket])).to_batches()
+
+
+def _without_void(rows: pa.Table, held: int) -> pa.Table:
+    """Rows of one vbucket in their order, without the rollbacks and what these took back."""
+    seqnos, keep, floor = rows.column("seqno").to_numpy(), np.zeros(rows.num_rows, dtype=np.bool_), held
+    is_rollback = np.array([op == "rollback" for op in rows.column("op").to_pylist()])
+    for row in range(rows.num_rows):
+        if is_rollback[row]:
+            keep[:row] &= seqnos[:row] <= seqnos[row]
+            floor = min(floor, int(seqnos[row]))
+        else:
+            keep[row] = seqnos[row] > floor
+    return rows.filter(pa.array(keep))
+
+
+def _load(folder: str) -> str | None:
+    filesystem, path = open_filesystem(f"{folder.rstrip('/')}/{_PLACES}")
+    if filesystem.get_file_info(path).type != fs.FileType.File:
+        return None
+    with filesystem.open_input_stream(path) as file:
+        return str(file.read().decode())
+
+
+def _save(folder: str, text: str) -> None:
+    filesystem, root = open_filesystem(folder.rstrip("/"))
+    filesystem.create_dir(root)
+    unfinished = f"{root}/.{uuid.uuid4().hex}"
+    with filesystem.open_output_stream(unfinished) as file:
+        file.write(text.encode())
+    filesystem.move(unfinished, f"{root}/{_PLACES}")

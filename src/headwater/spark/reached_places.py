@@ -1,0 +1,175 @@
+"""How the tasks of a `dcp` stream report to its planner which places they have reached.
+
+Spark plans the end of a batch before it is read, and a snapshot that is being written to goes beyond that end. The rows
+behind it come with the batch, so the next one has to begin behind them, or they would come twice. Spark's API has no
+way back from a task to the planner. So the planner listens on a port, and every attempt at a task holds a connection
+while it reads: one line when it begins, one when it has read everything, which is acknowledged.
+
+Nothing depends on a report but that rows do not come twice. Where one is missing (the executor can't reach the port) or
+where two attempts differ (it is not known whose rows were used), the next batch begins at the planned end.
+
+The listener takes connections with its token only, on the address by which this machine reaches the bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.client.connection_string import Address
+from headwater.log_fields import LogEvent, fields
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+from headwater.spark.planning import whole_place
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S_MAX = 5.0
+ANSWER_S_MAX = 10.0
+LINE_BYTES_MAX = 8 * 1024 * 1024
+"""65,536 vbuckets with their numbers fit."""
+_TOKEN_BYTES = 16
+_TAKEN = b".\n"
+
+Places = dict[VBucketId, StreamOffset]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTo:
+    """Where the attempts at one task report. It travels with the task."""
+
+    host: str
+    port: int
+    token: str
+    task: int
+
+    @contextlib.contextmanager
+    def attempt(self, reached: Callable[[], Mapping[VBucketId, StreamOffset]]) -> Iterator[None]:
+        """Around the read of a task; at its end `reached` has its places. A report that can't be made is left out."""
+        connection: socket.socket | None = None
+        try:
+            connection = socket.create_connection((self.host, self.port), CONNECT_S_MAX)
+            connection.settimeout(ANSWER_S_MAX)
+            connection.sendall(_line({"token": self.token, "task": self.task}))
+        except OSError as error:
+            logger.info(
+                "the planner at %s can't be reached, so rows may come again: %s",
+                *(f"{self.host}:{self.port}", error),
+                extra=fields(event=LogEvent.PLANNER_UNREACHABLE, address=f"{self.host}:{self.port}"),
+            )
+        try:
+            yield
+            if connection is not None:
+                with contextlib.suppress(OSError):
+                    rows = [[vbucket, str(at.vbuuid), at.seqno] for vbucket, at in reached().items()]
+                    connection.sendall(_line({"reached": rows}))
+                    connection.recv(len(_TAKEN))
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+class ReachedPlaces:
+    """The planner's side: what the tasks of the last batch have reported."""
+
+    def __init__(self, bucket: Address) -> None:
+        """`bucket` is any address of the bucket."""
+        self._attempts: dict[int, list[Places | None]] = {}
+        """By task: what each attempt has reached; None while it reads, and for ever if it was cut off."""
+        self._next_task = 0
+        self._lock = threading.Lock()
+        self._token = secrets.token_hex(_TOKEN_BYTES)
+        host = _own_address(bucket)
+        self._server = _Server((host, 0), self)
+        self._address = host, self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="reached places", daemon=True).start()
+
+    def expect(self, tasks: int) -> list[ReportTo]:
+        """A batch begins, with so many tasks. What was reported before is forgotten, and is not taken any more."""
+        host, port = self._address
+        with self._lock:
+            first, self._next_task = self._next_task, self._next_task + tasks
+            self._attempts = {task: [] for task in range(first, first + tasks)}
+        return [ReportTo(host=host, port=port, token=self._token, task=task) for task in range(first, first + tasks)]
+
+    def take(self) -> Places:
+        """The places that are known for sure: all attempts at a task have come to an end, and to the same one."""
+        with self._lock:
+            attempts, self._attempts = list(self._attempts.values()), {}
+        known: Places = {}
+        for reported in attempts:
+            if reported and reported[0] is not None and all(places == reported[0] for places in reported):
+                known |= reported[0]
+        return known
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    # --- one connection -------------------------------------------------------------------------------------------
+
+    def on_begin(self, told: Any) -> tuple[int, int] | None:
+        """An attempt begins. Returns its number, or None for one that is not expected."""
+        if not isinstance(told, dict) or not secrets.compare_digest(str(told.get("token")), self._token):
+            return None
+        with self._lock:
+            attempts = self._attempts.get(told.get("task", -1))
+            if attempts is None:
+                return None
+            attempts.append(None)
+            return told["task"], len(attempts) - 1
+
+    def on_end(self, attempt: tuple[int, int], told: Any) -> None:
+        places = {
+            VBucketId(vbucket): whole_place(Vbuuid(int(vbuuid)), Seqno(seqno))
+            for vbucket, vbuuid, seqno in told["reached"]
+        }
+        with self._lock:
+            if attempt[0] in self._attempts:
+                self._attempts[attempt[0]][attempt[1]] = places
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], places: ReachedPlaces) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.places = places
+        super().__init__(address, _Attempt)
+
+
+class _Attempt(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        server = self.server
+        assert isinstance(server, _Server)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            # A stranger who says nothing is not waited for; a task may read for hours.
+            self.connection.settimeout(ANSWER_S_MAX)
+            attempt = server.places.on_begin(json.loads(self.rfile.readline(1024)))
+            if attempt is None:
+                return
+            self.connection.settimeout(None)
+            server.places.on_end(attempt, json.loads(self.rfile.readline(LINE_BYTES_MAX)))
+            self.wfile.write(_TAKEN)
+
+
+def _line(told: dict[str, Any]) -> bytes:
+    return json.dumps(told).encode() + b"\n"
+
+
+def _own_address(bucket: Address) -> str:
+    """The address by which this machine reaches the bucket: executors are likely to reach us there. Connecting a
+    datagram socket sends nothing."""
+    family = socket.AF_INET6 if ":" in bucket.host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((bucket.host, bucket.port or 1))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -1,0 +1,92 @@
+"""Everything at once: writes that never pause, failovers, dropped collections, kill -9 of all that takes part;
+and a checker that looks at the tables meanwhile.
+
+A minute of it runs with the tests, half an hour under `make soak`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from land_process import LandProcess
+from landed_bucket import check_delivery
+from live_bucket import LiveChecker, LiveWriter
+from spark_node import SourceBucket, SparkNode
+
+from headwater.spark.verification import compare
+from lake_checks import check_no_duplicates, table_rows
+
+CLUSTER = "local-cluster[2,1,1024]"
+"""Two executors, each with a Java machine of its own."""
+SOAK_S = 30 * 60.0
+LOOK_EVERY_S = 0.5
+EQUAL_S_MAX = 120.0
+SEED = 20_260
+
+Kill = Callable[[LandProcess, SparkNode, random.Random], None]
+KILLS: dict[str, Kill] = {
+    "Python worker": lambda land, node, dice: land.kill_worker(),
+    "node": lambda land, node, dice: node.kill_and_restart(),
+    "driver": lambda land, node, dice: land.kill_all(),
+    "driver's Python": lambda land, node, dice: land.kill_python(),
+    "driver's Java": lambda land, node, dice: land.kill_java(),
+}
+CLUSTER_KILLS = {**KILLS, "executor": lambda land, node, dice: land.kill_executor(dice.randrange(2))}
+GOES_ON = ("Python worker", "node", "executor")
+"""What does not end the landing."""
+
+
+def run_chaos(folder: Path, kills: list[str], *, master: str, between_s: float, seed: int = SEED) -> None:
+    dice = random.Random(seed)
+    with SparkNode(folder / "data") as node:
+        bucket = SourceBucket(node)
+        with LandProcess(bucket, folder / "lake", master) as land:
+            with LiveWriter(bucket, seed, disaster=0.001) as writer:
+                checker = LiveChecker(land.folder, writer)
+                for kill in [*kills, None]:
+                    if not land.is_running:
+                        land.start()
+                    land.wait_for_batches(len(land.batches) + 1)
+                    until_s = time.monotonic() + dice.uniform(0.5, 1) * between_s
+                    while time.monotonic() < until_s:
+                        checker.look()
+                        assert land.is_running, land.log()
+                        time.sleep(LOOK_EVERY_S)
+                    if kill is not None:
+                        process = land.process_id
+                        CLUSTER_KILLS[kill](land, node, dice)
+                        if kill in GOES_ON:
+                            land.wait_for_batches(len(land.batches) + 2)
+                            assert land.process_id == process, "the landing goes on by itself"
+                    print(
+                        f"{kill or 'at the end'}: {checker.looks} looks, {checker.compared:,} documents compared, "
+                        f"{writer.written:,} writes, {writer.failovers} failovers, {writer.drops} drops"
+                    )
+            assert writer.written > 1000
+            assert writer.failovers
+            assert writer.drops
+            give_up_s = time.monotonic() + EQUAL_S_MAX
+            while not (verdict := compare(bucket.settings, str(land.folder))).is_equal or verdict.pending:
+                assert time.monotonic() < give_up_s, verdict
+                time.sleep(LOOK_EVERY_S)
+        bucket.ids = writer.collections
+        checker.check_end(bucket)
+        changes = table_rows(land.folder / "changes")
+        check_no_duplicates(changes)
+        check_delivery(changes)
+        bucket.close()
+
+
+def test_a_minute_of_chaos(tmp_path: Path) -> None:
+    run_chaos(tmp_path, ["Python worker", "node", "driver"], master="local[2]", between_s=6)
+
+
+@pytest.mark.soak
+def test_half_an_hour_of_chaos(tmp_path: Path) -> None:
+    kills = [*CLUSTER_KILLS] * 4
+    random.Random(SEED).shuffle(kills)
+    run_chaos(tmp_path, kills, master=CLUSTER, between_s=SOAK_S / len(kills))

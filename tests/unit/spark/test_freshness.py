@@ -1,0 +1,113 @@
+"""When documents are merged, and how far the tables are behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.client.offsets import Offsets
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.spark.freshness import _LOOKS_MAX, Freshness, Lag, MergeClock
+from headwater.spark.planning import whole_place
+
+
+def clock(*, took_s: float, share: float = 0.5, wait_s_max: float = 60.0) -> MergeClock:
+    """The last merge has ended at 100."""
+    made = MergeClock(Freshness(merge_share=share, wait_s_max=wait_s_max))
+    made.on_merged(began_s=100 - took_s, ended_s=100)
+    return made
+
+
+def test_the_first_merge_is_due_at_once() -> None:
+    assert MergeClock(Freshness()).is_due(now_s=0, waited_s=0)
+
+
+@pytest.mark.parametrize(("share", "rest_s"), [(0.5, 4), (0.25, 12), (1, 0)])
+def test_merging_takes_its_share_of_the_time(share: float, rest_s: float) -> None:
+    merged = clock(took_s=4, share=share)
+    assert merged.is_due(now_s=100 + rest_s, waited_s=1)
+    assert not merged.is_due(now_s=100 + rest_s - 0.1, waited_s=1)
+
+
+def test_a_change_does_not_wait_for_longer_than_it_may() -> None:
+    """The merge itself counts: it has to end by then."""
+    merged = clock(took_s=20, wait_s_max=60)
+    assert merged.is_due(now_s=101, waited_s=40)
+    assert not merged.is_due(now_s=101, waited_s=39)
+    assert not clock(took_s=1, share=0, wait_s_max=1e9).is_due(now_s=1e6, waited_s=1e6), "both can be turned off"
+
+
+# --- the lag ------------------------------------------------------------------------------------------------------
+
+
+def places(*seqnos: int) -> Offsets:
+    return Offsets(
+        "uuid", {VBucketId(number): whole_place(Vbuuid(1), Seqno(seqno)) for number, seqno in enumerate(seqnos)}
+    )
+
+
+def look(lag: Lag, at_s: float, *seqnos: int) -> None:
+    lag.on_look({VBucketId(number): Seqno(seqno) for number, seqno in enumerate(seqnos)}, at_s=at_s)
+
+
+def test_nothing_is_known_at_first() -> None:
+    lag = Lag(places(), as_of_s=None)
+    assert (lag.seqnos, lag.seconds(100)) == (None, None)
+
+
+def test_what_the_tables_say_holds_until_more_is_known() -> None:
+    lag = Lag(places(5), as_of_s=40)
+    assert (lag.seqnos, lag.seconds(100)) == (None, 60)
+    look(lag, 100, 8)
+    assert (lag.seqnos, lag.seconds(100)) == (3, 60), "the tables lack something that was written after 40"
+    look(lag, 110, 8)
+    lag.on_places(places(8))
+    assert (lag.seqnos, lag.seconds(111)) == (0, 1)
+
+
+def test_the_lag_in_seconds_is_the_age_of_the_newest_look_that_is_held() -> None:
+    lag = Lag(places(0, 0), as_of_s=None)
+    for second in range(10):
+        look(lag, second, second * 10, 0)
+    lag.on_places(places(45, 0))
+    assert (lag.seqnos, lag.seconds(9)) == (45, 5), "what was written before 4 is in the tables"
+
+
+def test_a_branch_that_is_dead_does_not_count_for_ever() -> None:
+    lag = Lag(places(10), as_of_s=0)
+    look(lag, 1, 50)
+    look(lag, 2, 20)
+    assert lag.seqnos == 10
+    lag.on_places(places(20))
+    assert (lag.seqnos, lag.seconds(3)) == (0, 1)
+
+
+def test_a_vbucket_that_is_not_in_the_tables_counts_in_full() -> None:
+    lag = Lag(places(5), as_of_s=0)
+    look(lag, 1, 5, 7)
+    assert lag.seqnos == 7
+
+
+def test_a_bucket_that_can_not_be_asked_has_no_lag_that_is_known() -> None:
+    lag = Lag(places(5), as_of_s=0)
+    look(lag, 1, 5)
+    lag.on_unreachable()
+    assert (lag.seqnos, lag.seconds(31)) == (None, 30), "what is held is still held"
+
+
+def test_tables_that_have_lost_something_are_as_old_as_what_they_still_lack() -> None:
+    lag = Lag(places(5), as_of_s=50)
+    look(lag, 60, 9)
+    lag.on_places(places(), is_missing=True)
+    assert (lag.seqnos, lag.seconds(70)) == (9, None)
+
+
+def test_a_long_lag_is_remembered_in_few_looks() -> None:
+    lag = Lag(places(0), as_of_s=None)
+    for second in range(10 * _LOOKS_MAX):
+        look(lag, second, second)
+    assert len(lag._looks) <= _LOOKS_MAX
+    lag.on_places(places(5 * _LOOKS_MAX))
+    now_s = 10 * _LOOKS_MAX
+    found_s = lag.seconds(now_s)
+    assert found_s is not None
+    assert 5 * _LOOKS_MAX <= found_s < 6 * _LOOKS_MAX, "too old by a few looks at most, and never too young"
