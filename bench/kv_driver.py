@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import struct
+import time
 import zlib
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ from headwater.protocol.sasl import PlainLogin
 _HEADER = struct.Struct(">BBHBBHIIQ")
 _ANSWER_BYTES = 24
 _SEND_BYTES = 256 * 1024
+_TICK_S = 0.01
+_TICK_SETS_MAX = 1_000
+"""After a stall the writer catches up in pieces: answers to more than this might not fit into the socket's buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +32,16 @@ def set_requests(count: int, *, first: int, value_bytes: int, vbuckets: int) -> 
     """Plain sets of JSON documents, as an older client without collections sends them."""
     requests = bytearray()
     for number in range(first, first + count):
-        key = b"user::%010d" % number
-        value = (b'{"n":%d,"pad":"' % number).ljust(value_bytes - 2, b"x") + b'"}'
-        vbucket = (zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets
-        body_bytes = 8 + len(key) + len(value)
-        requests += _HEADER.pack(0x80, 0x01, len(key), 8, 0, vbucket, body_bytes, number & 0xFFFFFFFF, 0)
-        requests += bytes(8) + key + value
+        requests += _set_request(b"user::%010d" % number, number, value_bytes=value_bytes, vbuckets=vbuckets)
     return bytes(requests)
+
+
+def _set_request(key: bytes, number: int, *, value_bytes: int, vbuckets: int) -> bytes:
+    value = (b'{"n":%d,"pad":"' % number).ljust(value_bytes - 2, b"x") + b'"}'
+    vbucket = (zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets
+    body_bytes = 8 + len(key) + len(value)
+    header = _HEADER.pack(0x80, 0x01, len(key), 8, 0, vbucket, body_bytes, number & 0xFFFFFFFF, 0)
+    return header + bytes(8) + key + value
 
 
 def connect(port: int, login: Login | None) -> socket.socket:
@@ -71,3 +79,50 @@ def drive(port: int, requests: list[bytes], counts: list[int], login: Login | No
             if connection in connections:
                 at = connections[connection]
                 sent[at] += connection.send(views[at][sent[at] : sent[at] + _SEND_BYTES])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """Sets of random documents among those that `headwater load --generate` has made, at a steady rate."""
+
+    sets_per_s: int
+    seconds: float
+    of_documents: int
+    value_bytes: int
+    vbuckets: int
+
+
+def write_steadily(port: int, login: Login, updates: Updates) -> float:
+    """Write these updates, and wait for each answer. Returns the sets per second that the server has taken."""
+    numbers = random.Random(8)
+    written = 0
+    connection = connect(port, login)
+    connection.setblocking(True)
+    with connection:
+        start_s = time.perf_counter()
+        while (passed_s := time.perf_counter() - start_s) < updates.seconds:
+            count = min(round(passed_s * updates.sets_per_s) - written, _TICK_SETS_MAX)
+            requests = bytearray()
+            for _ in range(count):
+                number = numbers.randint(1, updates.of_documents)
+                requests += _set_request(
+                    b"doc::%d" % number, number, value_bytes=updates.value_bytes, vbuckets=updates.vbuckets
+                )
+            connection.sendall(requests)
+            _read_answers(connection, count)
+            written += count
+            time.sleep(max(0.0, _TICK_S - (time.perf_counter() - start_s - passed_s)))
+    return written / passed_s
+
+
+def _read_answers(connection: socket.socket, count: int) -> None:
+    """Read the answers to sets. Raises if one of them was refused."""
+    answers = bytearray()
+    while len(answers) < count * _ANSWER_BYTES:
+        received = connection.recv(count * _ANSWER_BYTES - len(answers))
+        if not received:
+            raise RuntimeError("the server has closed the connection")
+        answers += received
+    # An answer of success has neither extras, key nor value, so each has the length of a header.
+    if any(answers[at + 6 : at + 8] != bytes(2) for at in range(0, len(answers), _ANSWER_BYTES)):
+        raise RuntimeError("a set was refused")

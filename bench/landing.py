@@ -1,31 +1,36 @@
-"""Spark: the `dcp` source against Parquet, landing a bucket in tables, small batches into large tables, and memory.
+"""Spark: the `dcp` source against Parquet, landing a bucket in tables, small batches into large tables, how fresh the
+documents are under load, and memory.
 
 All of it is measured in one session, in a process of its own: that process is the driver whose memory is looked at.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
 import queue
 import random
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.measure import in_new_process, in_turns, load_now, scaled
+from bench.kv_driver import Updates, write_steadily
+from bench.measure import SCALE, in_new_process, in_turns, load_now, scaled
 from bench.processes import LOGIN, NodeProcess, data_folder, load, memory_bytes, node
 from bench.report import Section
-from headwater.spark.lake.merge_plan import MERGE_FRACTION
-from headwater.spark.landing import LandedBatch, Landing
+from headwater.spark.landing import LandedBatch, Landing, LandingStatus
 from headwater.spark.session import start_session
 
 CORES = 2
@@ -39,10 +44,13 @@ ROUNDS = 3
 BATCH_ROUNDS = 7
 MEMORY_BATCHES = 20
 MEMORY_BATCH_CHANGES = 1_000
-MERGED_PART = 1.25 * MERGE_FRACTION
-"""Of a table: with so many changes a merge is due."""
+WRITES_PER_S = (1_000, 10_000)
+AGE_S = max(3.0, 30.0 * SCALE)
+SETTLE_S = max(3.0, 15.0 * SCALE)
+"""The writer begins so long before ages are looked at: by then the first merges under load are through."""
+SAMPLE_EVERY_S = 0.1
 EVERY = "1 second"
-"""How often the queries of small batches look for changes."""
+"""How often the landings that go on look for changes."""
 BATCH_S_MAX = 120.0
 TRIES_MAX = 5
 SMALL, LARGE = LOGIN.bucket, "large"
@@ -72,7 +80,13 @@ def _measure() -> list[Section]:
         memory = measure_memory(bench)
         bench.load(SMALL, DOCUMENTS)
         bench.load(LARGE, LARGE_DOCUMENTS)
-        return [measure_reading(bench), measure_landing(bench), measure_batches(bench), memory]
+        return [
+            measure_reading(bench),
+            measure_landing(bench),
+            measure_batches(bench),
+            measure_ages(bench),
+            memory,
+        ]
 
 
 @contextmanager
@@ -121,15 +135,24 @@ class _Bench:
         """Land all there is, documents merged."""
         start_s = time.perf_counter()
         batches: list[LandedBatch] = []
-        landing = self.landing(bucket, name)
-        query = landing.start(self.spark, on_batch=batches.append)
+        query = self.landing(bucket, name).start(self.spark, on_batch=batches.append)
         query.awaitTermination()
-        merging_s = time.perf_counter()
-        landing.merge_all(self.spark)
-        end_s = time.perf_counter()
-        triggers_s = sum(_trigger_s(progress) for progress in query.recentProgress)
-        rows = sum(batch.rows for batch in batches)
-        return Landed(rows=rows, batches_s=triggers_s + end_s - merging_s, total_s=end_s - start_s)
+        total_s = time.perf_counter() - start_s
+        statuses = [*(batch.status for batch in batches), query.landing_status]
+        return Landed(
+            rows=sum(batch.rows for batch in batches),
+            total_s=total_s,
+            batches_s=sum(batch.took_s for batch in batches),
+            merges_s=sum(_different(status.last_merge_s for status in statuses)),
+        )
+
+    # --- writes ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, updates: Updates) -> Iterator[Future[float]]:
+        """A process that writes to the small bucket. Its future has the rate that the node has taken."""
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield pool.submit(write_steadily, self._server.port, LOGIN, updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +160,11 @@ class Landed:
     """What a landing came to."""
 
     rows: int
-    batches_s: float
-    """From the plan of a batch to the last commit."""
     total_s: float
-    """With the start of the query: it has a Python process of its own that plans."""
-
-
-def _trigger_s(progress: Any) -> float:
-    return int(progress.durationMs["triggerExecution"]) / 1000
+    """From the start of the query to its end."""
+    batches_s: float
+    """Of that, what batches took: from the plan to the commit of `changes`."""
+    merges_s: float
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -192,10 +212,10 @@ def measure_landing(bench: _Bench) -> Section:
         text=(
             f"Documents of {VALUE_BYTES} B into the tables `changes` and `documents`, as `headwater land --once` does "
             f"it, in a session that has landed something before (goal ≥ 200 k/s on {CORES} idle cores, of which the "
-            "node needs its share). A query also has to be started, which takes the same time for any bucket. "
+            "node needs its share). The seconds are those from the start of the query to its end. "
             f"{_millions(DOCUMENTS)} is the median of {ROUNDS} turns; load of the machine before: {load_before}."
         ),
-        columns=["documents", "seconds", "rate", "with the start of the query"],
+        columns=["documents", "seconds", "rate", "of it batches", "of it merges"],
         rows=[_landed_row(DOCUMENTS, small), _landed_row(LARGE_DOCUMENTS, [large])],
     )
 
@@ -208,9 +228,11 @@ def _checked_land(bench: _Bench, bucket: str, name: str, documents: int) -> Land
 
 
 def _landed_row(documents: int, landed: Sequence[Landed]) -> list[str]:
-    batches_s = statistics.median(one.batches_s for one in landed)
     total_s = statistics.median(one.total_s for one in landed)
-    return [_millions(documents), f"{batches_s:.1f} s", _rate(documents, batches_s), f"{total_s:.1f} s"]
+    batches_s = statistics.median(one.batches_s for one in landed)
+    merges_s = statistics.median(one.merges_s for one in landed)
+    seconds = [f"{count:.1f} s" for count in (batches_s, merges_s)]
+    return [_millions(documents), f"{total_s:.1f} s", _rate(documents, total_s), *seconds]
 
 
 # --- small batches ------------------------------------------------------------------------------------------------
@@ -223,7 +245,6 @@ class _Running:
         self._bench = bench
         self._bucket = bucket
         self._documents = documents
-        self._merges = 0
         self._landed: queue.Queue[LandedBatch] = queue.Queue()
         self._query = bench.landing(bucket, name).start(bench.spark, every=EVERY, on_batch=self._landed.put)
 
@@ -233,33 +254,40 @@ class _Running:
     def __exit__(self, *_: object) -> None:
         self._query.stop()
 
+    @property
+    def status(self) -> LandingStatus:
+        """How it stands. Raises if the query has ended."""
+        if not self._query.isActive:
+            raise RuntimeError(f"the query has ended: {self._query.exception()}")
+        return self._query.landing_status
+
     def feed(self, changes: int) -> list[float]:
-        """Write so many changes and wait until they are landed. Returns what each batch took, from plan to commit."""
+        """Write so many changes and wait until they are landed. Returns what each batch took, merges not counted."""
         self._bench.update(self._bucket, changes, of_documents=self._documents)
         took: list[float] = []
         rows = 0
         while rows < min(changes, self._documents):
             batch = self._next_batch()
             rows += batch.rows
-            self._merges += batch.merges
-            took.append(self._seconds_of(batch.batch_id))
+            took.append(batch.took_s)
         return took
 
-    def feed_one_batch(self, changes: int) -> float:
-        """The same, again if Spark has happened to take them as two batches."""
+    def feed_one_batch(self, changes: int) -> BatchTimes:
+        """The same, again if the changes happened to come as two batches, and with the merge that follows."""
         for _ in range(TRIES_MAX):
-            if len(took := self.feed(changes)) == 1:
-                return took[0]
+            took = self.feed(changes)
+            merge_s = self.merge()
+            if len(took) == 1:
+                return BatchTimes(batch_s=took[0], merge_s=merge_s)
         raise RuntimeError(f"{TRIES_MAX} times {changes} changes were not taken as one batch")
 
-    def merging_share_s(self) -> float:
-        """What a small batch costs more for being merged later: by so many changes that all of it is merged."""
-        changes = round(MERGED_PART * self._documents)
-        self._merges = 0
-        seconds = sum(self.feed(changes))
-        if not self._merges:
-            raise RuntimeError(f"nothing was merged after {changes} changes")
-        return seconds * BATCH_CHANGES / changes
+    def merge(self) -> float:
+        """Bring the documents up to the bucket. Returns what the last merge took."""
+        self._query.processAllAvailable()
+        merge_s = self.status.last_merge_s
+        if merge_s is None:
+            raise RuntimeError("nothing was merged")
+        return merge_s
 
     def _next_batch(self) -> LandedBatch:
         deadline_s = time.monotonic() + BATCH_S_MAX
@@ -267,55 +295,136 @@ class _Running:
             try:
                 return self._landed.get(timeout=0.2)
             except queue.Empty:
-                if not self._query.isActive:
-                    raise RuntimeError(f"the query has ended: {self._query.exception()}") from None
+                self.status  # noqa: B018  (raises if the query has ended)
         raise RuntimeError(f"no batch in {BATCH_S_MAX:.0f} s")
 
-    def _seconds_of(self, batch_id: int) -> float:
-        """What Spark says that the whole trigger took. It is told a moment after the batch."""
-        deadline_s = time.monotonic() + BATCH_S_MAX
-        while time.monotonic() < deadline_s:
-            for progress in self._query.recentProgress:
-                if progress.batchId == batch_id and "addBatch" in progress.durationMs:
-                    return _trigger_s(progress)
-            time.sleep(0.02)
-        raise RuntimeError(f"Spark does not tell of batch {batch_id}")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    batch_s: float
+    merge_s: float
+    """Of the merge that brought the batch into the documents."""
 
 
 def measure_batches(bench: _Bench) -> Section:
     load_before = load_now()
-    small_s: list[float] = []
-    large_s: list[float] = []
+    small: list[BatchTimes] = []
+    large: list[BatchTimes] = []
     with ExitStack() as running:
-        small = running.enter_context(_Running(bench, SMALL, "small-0", DOCUMENTS))
-        small.feed(BATCH_CHANGES)  # the first batch of a query starts its planner
-        large = running.enter_context(_Running(bench, LARGE, "large", LARGE_DOCUMENTS))
-        large.feed(BATCH_CHANGES)
+        into_small = running.enter_context(_Running(bench, SMALL, "small-0", DOCUMENTS))
+        into_large = running.enter_context(_Running(bench, LARGE, "large", LARGE_DOCUMENTS))
+        for query in (into_small, into_large):
+            # The first batch of a query connects, and its first merge reads what the table holds.
+            query.feed_one_batch(BATCH_CHANGES)
         for _ in range(BATCH_ROUNDS):
-            small_s.append(small.feed_one_batch(BATCH_CHANGES))
-            large_s.append(large.feed_one_batch(BATCH_CHANGES))
-        small_share_s, large_share_s = small.merging_share_s(), large.merging_share_s()
-    small_median_s, large_median_s = statistics.median(small_s), statistics.median(large_s)
+            small.append(into_small.feed_one_batch(BATCH_CHANGES))
+            large.append(into_large.feed_one_batch(BATCH_CHANGES))
+    small_batch_s, large_batch_s = (statistics.median(it.batch_s for it in times) for times in (small, large))
+    small_merge_s, large_merge_s = (statistics.median(it.merge_s for it in times) for times in (small, large))
     return Section(
         title="Small batches into large tables",
         text=(
-            f"{BATCH_CHANGES} updates of documents from anywhere in the table, as one batch of a query that goes on "
-            "(goal: within 1.5× of each other). The time is that of the whole trigger: planning, reading, writing, "
-            "committing. Such a batch is merged into the documents later, together with others: its share of that is "
-            f"what {MERGED_PART:.0%} of the table as one batch took, merges included, for as many changes. Medians of "
-            f"{BATCH_ROUNDS} turns, and one turn of the merges; load of the machine before: {load_before}."
+            f"{BATCH_CHANGES} updates of documents from anywhere in the table, as one batch of a landing that goes on "
+            "(goal: within 1.5× of each other). A batch is reading, writing and committing `changes`. The merge of "
+            "these changes into `documents` is counted apart: it writes every file again that holds one of the "
+            "documents, and landings under load merge several batches at once. Medians of "
+            f"{BATCH_ROUNDS} turns; load of the machine before: {load_before}."
         ),
-        columns=["documents", "a batch", "its share of merges", "sum, of the smaller table's"],
+        columns=["documents", "a batch", "of the smaller table's", "its merge", "of the smaller table's"],
         rows=[
-            [_millions(DOCUMENTS), f"{small_median_s:.2f} s", f"{small_share_s:.2f} s", "1"],
+            [_millions(DOCUMENTS), f"{small_batch_s:.2f} s", "1", f"{small_merge_s:.2f} s", "1"],
             [
                 _millions(LARGE_DOCUMENTS),
-                f"{large_median_s:.2f} s",
-                f"{large_share_s:.2f} s",
-                f"{(large_median_s + large_share_s) / (small_median_s + small_share_s):.2f}",
+                *(f"{large_batch_s:.2f} s", f"{large_batch_s / small_batch_s:.2f}"),
+                *(f"{large_merge_s:.2f} s", f"{large_merge_s / small_merge_s:.2f}"),
             ],
         ],
     )
+
+
+# --- freshness ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """How far tables were behind a bucket that was written to, sampled."""
+
+    written_per_s: float
+    changes_s: Sequence[float]
+    documents_s: Sequence[float]
+    batches_s: Sequence[float]
+    merges_s: Sequence[float]
+
+
+def measure_ages(bench: _Bench) -> Section:
+    load_before = load_now()
+    rows = []
+    with _Running(bench, SMALL, "small-0", DOCUMENTS) as query:
+        query.feed_one_batch(BATCH_CHANGES)
+        for writes_per_s in WRITES_PER_S:
+            rows.append(_ages_row(writes_per_s, _ages_under_load(bench, query, writes_per_s)))
+            query.merge()
+    return Section(
+        title="How old the documents are",
+        text=(
+            f"Random documents of {_millions(DOCUMENTS)} are written by a process of its own, at a steady rate, while "
+            "a landing with its defaults looks for changes every second. All that was written to the bucket longer ago "
+            "than the age of a table is in that table. Ages are looked at every "
+            f"{SAMPLE_EVERY_S} s for {AGE_S:.0f} s, when the load has lasted for {SETTLE_S:.0f} s. Node, writer and "
+            f"Spark share {CORES} cores. Batches and merges are medians; load of the machine before: {load_before}."
+        ),
+        columns=[
+            *("changes", "taken by the node"),
+            *("`changes`, p50", "p99", "`documents`, p50", "p99"),
+            *("a batch", "a merge"),
+        ],
+        rows=rows,
+    )
+
+
+def _ages_under_load(bench: _Bench, query: _Running, writes_per_s: int) -> Ages:
+    updates = Updates(
+        sets_per_s=writes_per_s,
+        seconds=SETTLE_S + AGE_S,
+        of_documents=DOCUMENTS,
+        value_bytes=VALUE_BYTES,
+        vbuckets=VBUCKETS,
+    )
+    samples: list[tuple[float, LandingStatus]] = []
+    with bench.writing(updates) as written:
+        while not written.done():
+            samples.append((time.monotonic(), query.status))
+            time.sleep(SAMPLE_EVERY_S)
+    from_s = time.monotonic() - AGE_S
+    kept = [status for at_s, status in samples if at_s >= from_s]
+    ages = [status.documents_age_s for status in kept if status.documents_age_s is not None]
+    lags = [status.lag_s for status in kept if status.lag_s is not None]
+    if len(ages) < len(kept) or len(lags) < len(kept):
+        raise RuntimeError(f"of {len(kept)} ages {len(kept) - len(ages)} were not known")
+    return Ages(
+        written_per_s=written.result(),
+        changes_s=lags,
+        documents_s=ages,
+        batches_s=_different(status.last_batch_s for status in kept),
+        merges_s=_different(status.last_merge_s for status in kept),
+    )
+
+
+def _different(times_s: Iterable[float | None]) -> list[float]:
+    """What each batch or merge took. A time stands in the status until the next one is known."""
+    return [time_s for time_s, _ in itertools.groupby(times_s) if time_s is not None]
+
+
+def _ages_row(writes_per_s: int, ages: Ages) -> list[str]:
+    percentiles = [
+        float(np.percentile(seconds, share)) for seconds in (ages.changes_s, ages.documents_s) for share in (50, 99)
+    ]
+    return [
+        f"{writes_per_s}/s",
+        f"{ages.written_per_s:.0f}/s",
+        *(f"{seconds:.1f} s" for seconds in percentiles),
+        *(f"{statistics.median(took):.2f} s, {len(took)} times" for took in (ages.batches_s, ages.merges_s)),
+    ]
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
@@ -329,8 +438,6 @@ class DriverMemory:
     """Of Java, in use after a collection."""
     java: int
     python: int
-    planner: int
-    """The process in which the source plans its batches."""
 
 
 def measure_memory(bench: _Bench) -> Section:
@@ -347,7 +454,7 @@ def measure_memory(bench: _Bench) -> Section:
             f"changes and {MEMORY_BATCHES} batches later. Java takes more from the system than it has in use, up to "
             "what `--memory` allows."
         ),
-        columns=["", "Java's heap in use", "Java", "Python", "planner"],
+        columns=["", "Java's heap in use", "Java", "Python"],
         rows=[_memory_row("first batch", before), _memory_row(f"{MEMORY_BATCHES} batches later", after)],
     )
 
@@ -357,14 +464,10 @@ def _driver_memory(spark: SparkSession) -> DriverMemory:
     jvm.System.gc()
     runtime = jvm.Runtime.getRuntime()
     java = [pid for pid in _below(os.getpid()) if _command(pid)[0].endswith("java")]
-    planners = [
-        pid for pid in _below(os.getpid()) if "pyspark.sql.streaming.python_streaming_source_runner" in _command(pid)
-    ]
     return DriverMemory(
         heap=runtime.totalMemory() - runtime.freeMemory(),
         java=sum(map(memory_bytes, java)),
         python=memory_bytes(os.getpid()),
-        planner=sum(map(memory_bytes, planners)),
     )
 
 
@@ -381,7 +484,7 @@ def _command(pid: int) -> list[str]:
 
 
 def _memory_row(name: str, memory: DriverMemory) -> list[str]:
-    return [name, *(f"{count / 1e6:.0f} MB" for count in (memory.heap, memory.java, memory.python, memory.planner))]
+    return [name, *(f"{count / 1e6:.0f} MB" for count in (memory.heap, memory.java, memory.python))]
 
 
 # --- figures ------------------------------------------------------------------------------------------------------

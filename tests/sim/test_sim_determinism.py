@@ -8,8 +8,8 @@ import subprocess
 import sys
 from functools import cache
 
-SEEDS = (3, 7, 10)
-"""With clusters, failovers and rollbacks among them."""
+SEEDS = (3, 7, 10, 17)
+"""With clusters, failovers, rollbacks and landings among them."""
 
 
 @cache

@@ -25,13 +25,14 @@ POLL_S = 0.1
 class LandProcess:
     """Lives while the `with` block lasts, with all that it has started."""
 
-    def __init__(self, bucket: SourceBucket, folder: Path, master: str) -> None:
+    def __init__(self, bucket: SourceBucket, folder: Path, master: str, *, every: str = "100ms") -> None:
         self.bucket = bucket
         self.folder = folder
         self.batches: list[dict[str, Any]] = []
         """What was told of each, since the start."""
         self._log_path = folder.with_name(f"{folder.name}.log")
         self._master = master
+        self._every = every
         self._process: subprocess.Popen[str] | None = None
         self._reading: threading.Thread | None = None
 
@@ -46,7 +47,7 @@ class LandProcess:
         self._master = master or self._master
         self.batches = []
         command = [sys.executable, "-m", "headwater", "land", self.bucket.url, "--into", str(self.folder)]
-        options = ["--every", "100ms", "--master", self._master, "--memory", "1g", "--partitions", "2", "--json"]
+        options = ["--every", self._every, "--master", self._master, "--memory", "1g", "--partitions", "2", "--json"]
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, *options],

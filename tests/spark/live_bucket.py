@@ -28,6 +28,9 @@ from deltalake import DeltaTable
 from spark_node import DEFAULT, SourceBucket
 
 from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.status import Status
 
 AWAY_S = 0.1
 CHAOS = "chaos.docs"
@@ -180,22 +183,28 @@ class LiveChecker:
     """Looks at the tables of a bucket, while it is written to and at the end. Every fault is raised at once."""
 
     folder: Path
-    writer: LiveWriter
+    writer: LiveWriter | HotLoad
     looks: int = 0
     compared: int = 0
     """Documents that had to be there."""
     ages_s: list[float] = field(default_factory=list)
     """How old `documents` was, at each look."""
 
-    def look(self) -> None:
-        """While the bucket is written to."""
+    behind_batches: int = 0
+    """How many batches `changes` had that `documents` did not, at the last look."""
+
+    def look(self, *, changes: bool = True) -> None:
+        """While the bucket is written to; without `changes` at `documents` alone."""
         self.looks += 1
-        documents, changes = _open(self.folder / "documents" / DEFAULT), _open(self.folder / "changes")
+        newest, documents = _open(self.folder / "changes"), _open(self.folder / "documents" / DEFAULT)
+        if documents is not None and newest is not None:
+            held = documents.transaction_version("headwater.merged.0")
+            self.behind_batches = (newest.transaction_version("headwater.batch") or 0) - (held or 0)
         if documents is not None and (as_of_s := _as_of_s(documents)) is not None:
             self.ages_s.append(time.time() - as_of_s)
             self._check("documents", as_of_s, _documents(documents))
-        if changes is not None and (as_of_s := _as_of_s(changes)) is not None:
-            self._check("changes", as_of_s, _folded(changes)[DEFAULT])
+        if changes and newest is not None and (as_of_s := _as_of_s(newest)) is not None:
+            self._check("changes", as_of_s, _folded(newest)[DEFAULT])
 
     def _check(self, table: str, as_of_s: float, found: dict[bytes, int]) -> None:
         wrong = []
@@ -262,3 +271,55 @@ def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
         for key, row in held.items():
             found[f"{row['scope']}.{row['collection']}"][key] = json.loads(row["value"])["n"]
     return found
+
+
+class HotLoad(threading.Thread):
+    """Rewrites some of many documents at a steady rate, with pipelined requests, while the `with` block lasts."""
+
+    TURN_S = 0.05
+
+    def __init__(self, bucket: SourceBucket, *, documents: int, hot: int, per_s: int) -> None:
+        super().__init__(name="hot load")
+        self.diary = Diary()
+        self.written = 0
+        self.cold = [b"doc-%d" % number for number in range(hot, documents)]
+        self.hot = [b"doc-%d" % number for number in range(hot)]
+        self._bucket = SourceBucket(bucket.node, bucket.name)
+        self._per_turn = int(per_s * self.TURN_S)
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+        for start in range(0, documents, 5000):
+            self._put([*self.hot, *self.cold][start : start + 5000])
+
+    def _put(self, keys: list[bytes]) -> None:
+        requests = []
+        for key in keys:
+            self.written += 1
+            self.diary.begin(key)
+            place = {"vbucket": self._bucket.vbucket_of(key), "key": key, "collection_id": DEFAULT_COLLECTION}
+            requests.append(Set(value=b'{"n":%d}' % self.written, **place).encode())
+        answers = [*self._bucket.connection.exchange(b"".join(requests), answers=len(keys))]
+        assert all(answer.specific == Status.SUCCESS for answer in answers)
+        for key, version in zip(keys, range(self.written - len(keys) + 1, self.written + 1), strict=True):
+            self.diary.note(key, version)
+
+    def run(self) -> None:
+        try:
+            at, due_s = 0, time.monotonic()
+            while not self._is_over.wait(max(0.0, due_s - time.monotonic())):
+                due_s += self.TURN_S
+                self._put([self.hot[(at + number) % len(self.hot)] for number in range(self._per_turn)])
+                at += self._per_turn
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.join()
+        self._bucket.close()
+        if self._error is not None:
+            raise AssertionError("the load has failed") from self._error

@@ -10,11 +10,12 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import quantiles
 
 import pytest
 from land_process import LandProcess
 from landed_bucket import check_delivery
-from live_bucket import LiveChecker, LiveWriter
+from live_bucket import HotLoad, LiveChecker, LiveWriter
 from spark_node import SourceBucket, SparkNode
 
 from headwater.spark.verification import compare
@@ -23,6 +24,7 @@ from lake_checks import check_no_duplicates, table_rows
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors, each with a Java machine of its own."""
 SOAK_S = 30 * 60.0
+HOT_S = 10 * 60.0
 LOOK_EVERY_S = 0.5
 EQUAL_S_MAX = 120.0
 SEED = 20_260
@@ -90,3 +92,30 @@ def test_half_an_hour_of_chaos(tmp_path: Path) -> None:
     kills = [*CLUSTER_KILLS] * 4
     random.Random(SEED).shuffle(kills)
     run_chaos(tmp_path, kills, master=CLUSTER, between_s=SOAK_S / len(kills))
+
+
+@pytest.mark.soak
+def test_ten_minutes_of_hot_writes(tmp_path: Path) -> None:
+    """5,000 sets a second on 500 of 100,000 documents: every live document is in `documents`, and none is older than
+    two batches. The last is so if the table is as of one of the last two batches, and holds what it says."""
+    with SparkNode(tmp_path / "data", vbuckets=64) as node:
+        bucket = SourceBucket(node)
+        with (
+            HotLoad(bucket, documents=100_000, hot=500, per_s=5_000) as load,
+            LandProcess(bucket, tmp_path / "lake", "local[2]", every="5s") as land,
+        ):
+            checker = LiveChecker(land.folder, load)
+            land.wait_for_batches(2)
+            began_s, written = time.monotonic(), load.written
+            while time.monotonic() < began_s + HOT_S:
+                checker.look(changes=False)
+                assert checker.behind_batches <= 2, "documents is older than two batches"
+                assert land.is_running, land.log()
+                time.sleep(1.0)
+            rate = (load.written - written) / (time.monotonic() - began_s)
+        print(
+            f"{checker.looks} looks, {rate:,.0f} sets/s, {len(land.batches)} batches, age of documents "
+            f"p50 {quantiles(checker.ages_s, n=100)[49]:.1f} s, p99 {quantiles(checker.ages_s, n=100)[98]:.1f} s"
+        )
+        assert rate > 4_500
+        bucket.close()
