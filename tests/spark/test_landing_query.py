@@ -105,6 +105,18 @@ def test_it_can_be_stopped_in_the_middle_of_a_batch(pipeline: SimulatedLanding) 
     assert table_rows(pipeline.folder / "changes") == []
 
 
+def test_it_can_be_stopped_by_what_it_calls(pipeline: SimulatedLanding) -> None:
+    made, stopped = pipeline.landing, threading.Event()
+
+    def stop(_: object) -> None:
+        query.stop()
+        stopped.set()
+
+    query = made.run(RunHere(), made.prepare(), every_s=EVERY_S, on_batch=stop)
+    assert stopped.wait(20)
+    assert query.awaitTermination(20) is True
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("5 seconds", 5), ("500 milliseconds", 0.5), ("1 minute", 60)])
 def test_intervals_are_written_as_for_spark(text: str, seconds: float) -> None:
     assert parse_interval_s(text) == seconds

@@ -298,9 +298,9 @@ class LandingQuery:
                     return
 
     def stop(self) -> None:
-        """End it. A batch that is not committed by now has not happened."""
+        """End it. A batch that is not committed by now has not happened. `on_batch` may call it."""
         self._stopping.set()
-        while self._thread.is_alive():
+        while self._thread.is_alive() and threading.current_thread() is not self._thread:
             # A job that is just being started may not be known yet to what cancels.
             self._runner.cancel()
             self._thread.join(_CANCEL_EVERY_S)

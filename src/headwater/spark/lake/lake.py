@@ -13,6 +13,7 @@ was never there. The first two functions are in `batch_commit`, the last is in `
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -125,7 +126,11 @@ class Lake:
             properties=facts.to_properties(),
             transactions={},
             state=TableState(
-                offsets=Offsets(bucket_uuid), rollbacks={}, totals=Totals(), selection=selection or Selection()
+                offsets=Offsets(bucket_uuid),
+                rollbacks={},
+                totals=Totals(),
+                selection=selection or Selection(),
+                tidied_s=time.time(),
             ),
         )
         lake = cls.open(place, bucket_uuid=bucket_uuid, settings=settings, step=step)
