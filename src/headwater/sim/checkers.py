@@ -16,14 +16,14 @@ from headwater.sim.write_log import Outcome, Write, WriteLog
 from headwater.store.bucket import Bucket
 
 
-def stored_changes(bucket: Bucket, vbucket: int) -> list[Kept]:
-    """The durable changes of a vbucket, read frame by frame. Seqnos must rise.
+def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Kept]:
+    """The durable changes of a vbucket behind a seqno, read frame by frame. Seqnos must rise.
 
     Prepares and aborts have seqnos of their own and change no document: a commit is stored as the mutation itself.
     """
     changes: list[Kept] = []
-    reached = 0
-    for run in bucket.runs(vbucket):
+    reached = after_seqno
+    for run in bucket.runs(vbucket, after_seqno=after_seqno):
         for frame in decode_frames(bytes(run)):
             message = decode_message(frame, WITH_COLLECTIONS)
             # In what is stored, the first number of an abort is its own.

@@ -6,25 +6,28 @@ a consumer should hold at any time can be made from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headwater.client.offsets import Offsets
 from headwater.sim.checkers import differences, stored_changes
-from headwater.sim.consumer_state import ConsumerState, Document, Key, documents_of
+from headwater.sim.consumer_state import Document, Key, documents_of
 
 if TYPE_CHECKING:
     from headwater.sim.node_host import NodeHost
     from headwater.sim.world import World
 
 
-def check_against_history(world: World, name: str, state: ConsumerState, offsets: Offsets) -> None:
+def check_against_history(
+    world: World, name: str, documents: Callable[[int], dict[Key, Document]], offsets: Offsets
+) -> None:
     """Complain where a consumer holds anything else than the server did, as far as that is known."""
     for vbucket, offset in offsets.offsets.items():
         host = world.active_host(vbucket)
         if host is None or not offset.is_complete or not _is_in_history(host, vbucket, offset.vbuuid, offset.seqno):
             continue
         then = documents_of(change for change in stored_changes(host.bucket, vbucket) if change[0] <= offset.seqno)
-        held = state.documents(vbucket)
+        held = documents(vbucket)
         for wrong in differences(name, _of_live_collections(host, held), _of_live_collections(host, then)):
             world.complain(f"vbucket {vbucket} at seqno {offset.seqno}: {wrong}")
 

@@ -55,6 +55,12 @@ class ConsumerState:
 def documents_of(changes: Iterable[Kept]) -> dict[Key, Document]:
     """What is there after changes, in their order."""
     documents: dict[Key, Document] = {}
+    apply_changes(documents, changes)
+    return documents
+
+
+def apply_changes(documents: dict[Key, Document], changes: Iterable[Kept]) -> None:
+    """Bring documents up to date by changes that came later, in their order."""
     for _, key, what in changes:
         if key is None:
             for gone in [other for other in documents if other[0] == what]:
@@ -64,4 +70,3 @@ def documents_of(changes: Iterable[Kept]) -> dict[Key, Document]:
         else:
             assert isinstance(what, tuple)
             documents[key] = what
-    return documents

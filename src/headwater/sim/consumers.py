@@ -2,12 +2,16 @@
 
 A consumer keeps what it holds and its offsets together, in one durable step, and begins again from there: that is how
 exactly once is done. A mutant does one thing wrong on purpose, to see that the checkers notice.
+
+`AnyConsumer` is what the director, the faults and the judges know of a consumer. `Consumer` follows the bucket without
+an end; one that lands it batch by batch is in `landing_consumer`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -21,7 +25,7 @@ from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checking import check_against_history
-from headwater.sim.consumer_state import ConsumerState, Row
+from headwater.sim.consumer_state import ConsumerState, Document, Key, Row
 from headwater.sim.kv_client import look_at_bucket
 from headwater.sim.processes import Process
 from headwater.sim.row_rules import RowRules
@@ -65,17 +69,74 @@ class _Held:
     saves: int = 0
 
 
-class Consumer:
-    """One consumer over all its lives."""
+class AnyConsumer(ABC):
+    """One consumer over all its lives: how it starts, is killed, and fails."""
 
-    def __init__(self, world: World, number: int, mutant: Mutant | None) -> None:
-        self.name = f"consumer-{number}"
-        self.host = f"10.0.2.{number}"
+    def __init__(self, world: World, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
         self.lives = 0
         self.failure: str | None = None
         self._world = world
+        self._random = world.random_of(name)
+        self._process: Process | None = None
+
+    @property
+    @abstractmethod
+    def offsets(self) -> Offsets | None:
+        """Where what it has kept ends; None before anything was kept."""
+
+    @property
+    @abstractmethod
+    def rollbacks(self) -> int:
+        """How many it has been given, as far as it has kept what came of them."""
+
+    @abstractmethod
+    def documents(self, vbucket: int) -> dict[Key, Document]:
+        """The documents that follow from what it has kept."""
+
+    @abstractmethod
+    async def _consume(self, process: Process) -> None:
+        """One life, from what was kept on."""
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.is_alive
+
+    def start(self) -> None:
+        if self.is_up:
+            return
+        self.lives += 1
+        name = f"{self.name}.{self.lives}"
+        self._process = process = self._new_process(name)
+        process.on_killed.append(lambda: self._world.network.close_of(process))
+        self._world.trace.note(name, "starts")
+        process.run(self._world.loop, self._live(process))
+
+    def _new_process(self, name: str) -> Process:
+        return Process(name, self.host, random=self._world.random_of(name))
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.is_alive:
+            self._world.trace.note(self._process.name, "is killed")
+            self._process.kill()
+
+    async def _live(self, process: Process) -> None:
+        try:
+            await self._consume(process)
+        except Exception as error:
+            # A read that may take for ever has no reason to fail.
+            self.failure = f"{process.name} failed: {error!r}"
+            self._world.complain(self.failure)
+
+
+class Consumer(AnyConsumer):
+    """Follows all vbuckets, and saves what it holds every few batches."""
+
+    def __init__(self, world: World, number: int, mutant: Mutant | None) -> None:
+        super().__init__(world, f"consumer-{number}", f"10.0.2.{number}")
         self._mutant = mutant
-        self._random = random = world.random_of(self.name)
+        random = self._random
         self._options: dict[str, Any] = {
             "snapshots": random.choice([Snapshots.COMPLETE, Snapshots.AS_THEY_COME, Snapshots.AS_THEY_COME]),
             "batch_bytes": random.choice([1, 1, 300, 1 << 20]),
@@ -92,44 +153,19 @@ class Consumer:
         self._pause_s = random.choice([0.02, 0.1, 0.3])
         self._saves_every = random.choice([1, 1, 3])
         self._saved = _Saved(ConsumerState(), None, RowRules())
-        self._process: Process | None = None
-
-    @property
-    def is_up(self) -> bool:
-        return self._process is not None and self._process.is_alive
-
-    @property
-    def state(self) -> ConsumerState:
-        return self._saved.state
 
     @property
     def offsets(self) -> Offsets | None:
         return self._saved.offsets
 
-    def start(self) -> None:
-        if self.is_up:
-            return
-        self.lives += 1
-        name = f"{self.name}.{self.lives}"
-        self._process = process = Process(name, self.host, random=self._world.random_of(name))
-        process.on_killed.append(lambda: self._world.network.close_of(process))
-        self._world.trace.note(name, "starts")
-        process.run(self._world.loop, self._live(process))
+    @property
+    def rollbacks(self) -> int:
+        return self._saved.state.rollbacks
 
-    def kill(self) -> None:
-        if self._process is not None and self._process.is_alive:
-            self._world.trace.note(self._process.name, "is killed")
-            self._process.kill()
+    def documents(self, vbucket: int) -> dict[Key, Document]:
+        return self._saved.state.documents(vbucket)
 
     # --- one life -------------------------------------------------------------------------------------------------
-
-    async def _live(self, process: Process) -> None:
-        try:
-            await self._consume(process)
-        except Exception as error:
-            # A read that may take for ever has no reason to fail.
-            self.failure = f"{process.name} failed: {error!r}"
-            self._world.complain(self.failure)
 
     async def _consume(self, process: Process) -> None:
         random = process.random
@@ -169,7 +205,7 @@ class Consumer:
         held.unsaved = 0
         held.saves += 1
         if held.saves <= CHECKED_SAVES or held.saves % CHECK_EVERY == 0:
-            check_against_history(self._world, self.name, held.state, reading.offsets)
+            check_against_history(self._world, self.name, held.state.documents, reading.offsets)
 
     async def _save_when_quiet(self, reading: Batches, held: _Held) -> None:
         """When nothing comes any more, nobody comes by to save the last of it."""

@@ -27,8 +27,8 @@ T = TypeVar("T")
 CALLBACK_S = 5e-6
 """What every callback takes of the simulated time."""
 START_S = 1000.0
-STEPS_MAX = 400_000
-"""How much may happen in a run: one that goes on for ever is found by that."""
+TASKS_KEPT_MIN = 10_000
+"""Tasks that are over without a fault are let go when there are so many, and then whenever they have doubled."""
 _CLOSINGS_MAX = 20
 
 
@@ -59,7 +59,8 @@ class _Timer(asyncio.TimerHandle):
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. The network's part of a loop is done by `network`."""
 
-    def __init__(self, network: Network, *, steps_max: int = STEPS_MAX) -> None:
+    def __init__(self, network: Network, *, steps_max: int) -> None:
+        """`steps_max` is how much may happen: a run that goes on for ever is found by that."""
         self.network = network
         self.steps = 0
         self.faults: list[str] = []
@@ -70,6 +71,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, _Timer]] = []
         self._order = itertools.count()
         self._tasks: list[tuple[asyncio.Task[Any], Process | None]] = []
+        self._tasks_looked_through = TASKS_KEPT_MIN
         self._is_over = False
         self._is_stopping = False
         self._disks: dict[Any, float] = {}
@@ -179,6 +181,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context = context or copy_context()
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append((task, context.get(CURRENT)))
+        # Not at the end: `close` goes through the list, and what it closes may make tasks that have to be closed, too.
+        if len(self._tasks) > self._tasks_looked_through and not self._is_over:
+            # A long run makes millions. Those that wait are kept, also of processes that were killed: if Python let go
+            # of one, that would be the last word which a killed process must not have.
+            self._tasks = [
+                (known, process) for known, process in self._tasks if not known.done() or known._log_traceback
+            ]
+            self._tasks_looked_through = max(TASKS_KEPT_MIN, 2 * len(self._tasks))
         return task
 
     def failed_tasks(self) -> list[str]:

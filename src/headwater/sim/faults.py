@@ -14,7 +14,7 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.node_host import BUCKET, NodeHost, random_name
 
 if TYPE_CHECKING:
-    from headwater.sim.consumers import Consumer
+    from headwater.sim.consumers import AnyConsumer
     from headwater.sim.world import World
 
 CALL_S_MAX = 10.0
@@ -169,7 +169,7 @@ class Faults:
         self.note(f"vbucket {vbucket} is rolled back from {high} to {to_seqno}")
         await self.call(host, host.node.roll_back(BUCKET, VBucketId(vbucket), Seqno(to_seqno)))
 
-    async def _place_to_go_back_to(self) -> tuple[int, int | None, Consumer | None]:
+    async def _place_to_go_back_to(self) -> tuple[int, int | None, AnyConsumer | None]:
         """A vbucket, and where a consumer is in it: best of all in the middle of a snapshot, if one gets there soon."""
         random, vbuckets = self._random, self._world.plan.vbuckets
         if random.random() < 0.3:
@@ -187,7 +187,7 @@ class Faults:
             return vbucket, int(offset.seqno) + random.randint(-3, 2), consumer
         return random.randrange(vbuckets), None, None
 
-    def _consumers_places(self) -> list[tuple[int, StreamOffset, Consumer]]:
+    def _consumers_places(self) -> list[tuple[int, StreamOffset, AnyConsumer]]:
         return [
             (vbucket, offset, consumer)
             for consumer in self._world.consumers

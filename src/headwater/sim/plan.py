@@ -9,6 +9,9 @@ from headwater.store.compaction import Retention
 
 BUSY_S_MIN, BUSY_S_MAX = 2.0, 6.0
 DRILLS_SHARE = 0.25
+LANDING_SHARE = 0.2
+STEPS_MAX = 400_000
+"""How much may happen in a run of the usual length: one that goes on for ever is found by that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,14 @@ class RunPlan:
     """How many there are in all, about, where nothing holds the writers up."""
     write_weights: dict[str, float] = field(hash=False)
     consumers: int
+    landings: int = 0
+    """Consumers that land the bucket batch by batch."""
+    landing_every_s: tuple[float, ...] = (0.0, 0.1, 0.5)
+    """One of these passes from batch to batch."""
+    hot_keys: int = 0
+    """Keys that are rewritten with hardly a pause, each by a lane of its own."""
+    hot_pause_s: float = 0.01
+    """Between two writes of such a key, on average."""
     fault_pause_s: float
     fault_weights: dict[str, float] = field(hash=False)
     retention: Retention
@@ -48,11 +59,36 @@ class RunPlan:
         """Between two writes of a lane, on average."""
         return self.busy_s * self.writers * self.lanes / self.writes
 
+    @property
+    def steps_max(self) -> int:
+        """How much may happen in the run. It goes with its length."""
+        return int(STEPS_MAX * max(1.0, self.busy_s / BUSY_S_MAX))
+
     @classmethod
     def draw(cls, seed: int) -> RunPlan:
         """Most seeds are a mixture of everything. Some are about one thing, which a mixture seldom meets."""
+        lands = Random(f"landing/{seed}").random() < LANDING_SHARE
+        return cls.landing(seed) if lands else cls._drawn(seed)
+
+    @classmethod
+    def _drawn(cls, seed: int) -> RunPlan:
         mixed = cls.mixture(seed)
         return mixed._about_drills() if Random(f"drills/{seed}").random() < DRILLS_SHARE else mixed
+
+    @classmethod
+    def landing(cls, seed: int) -> RunPlan:
+        """The same cluster and faults with consumers that land, most of them under writers of hot keys.
+
+        One other consumer is left: most of the time of a run is the consumers'.
+        """
+        random = Random(f"landing plan/{seed}")
+        return replace(
+            cls._drawn(seed),
+            consumers=1,
+            landings=random.choice([1, 1, 2]),
+            hot_keys=random.choice([0, 2, 4]),
+            hot_pause_s=random.choice([0.01, 0.03]),
+        )
 
     def _about_drills(self) -> RunPlan:
         """One node whose vbuckets are rolled back again and again, under consumers that are behind."""

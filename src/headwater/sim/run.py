@@ -14,9 +14,10 @@ from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import Needs, differences, index_differences, lost_writes, stored_documents, visible_seqno
 from headwater.sim.consumer_state import Document, Key
-from headwater.sim.consumers import Consumer, Mutant
+from headwater.sim.consumers import AnyConsumer, Mutant
 from headwater.sim.event_loop import SimulationFault
 from headwater.sim.faults import Faults
+from headwater.sim.landing_consumer import LandingMutant
 from headwater.sim.node_host import NodeHost
 from headwater.sim.operators import Operators, config_of
 from headwater.sim.plan import RunPlan
@@ -46,7 +47,11 @@ class Report:
 
 
 def run_seed(
-    seed: int, *, mutant: Mutant | None = None, keeps_trace: bool = False, plan: RunPlan | None = None
+    seed: int,
+    *,
+    mutant: Mutant | LandingMutant | None = None,
+    keeps_trace: bool = False,
+    plan: RunPlan | None = None,
 ) -> Report:
     """Run a seed to its end. The same seed gives the same report."""
     warm_up()
@@ -84,8 +89,11 @@ def _counts(world: World, faults: Faults) -> dict[str, int]:
     counts["writes acknowledged"] = world.writes.count(Outcome.ACKNOWLEDGED)
     counts["writes unknown"] = world.writes.count(Outcome.UNKNOWN)
     counts["rows consumed"] = world.rows
-    counts["rollbacks consumed"] = sum(consumer.state.rollbacks for consumer in world.consumers)
+    counts["rollbacks consumed"] = sum(consumer.rollbacks for consumer in world.consumers)
     counts["changes streamed"] = world.tap.changes
+    if world.landings:
+        counts["batches landed"] = sum(landing.batches for landing in world.landings)
+        counts["rows behind the plan"] = sum(landing.rows_behind_plan for landing in world.landings)
     return dict(counts)
 
 
@@ -176,7 +184,7 @@ def _has_copied(copy: NodeHost, active: NodeHost, vbucket: int) -> bool:
     )
 
 
-def _has_reached(consumer: Consumer, vbucket: int, active: NodeHost) -> bool:
+def _has_reached(consumer: AnyConsumer, vbucket: int, active: NodeHost) -> bool:
     high = int(active.bucket.vbuckets.high_seqnos[vbucket])
     if consumer.failure is not None:
         return True
@@ -208,7 +216,7 @@ def _judge(world: World) -> None:
         for wrong in index_differences(host.bucket, vbucket):
             world.complain(f"{host.name}: {wrong}")
         for consumer in world.consumers:
-            for wrong in differences(consumer.name, consumer.state.documents(vbucket), documents):
+            for wrong in differences(consumer.name, consumer.documents(vbucket), documents):
                 world.complain(f"vbucket {vbucket}: {wrong}")
         for copy in copies_of(host, world, vbucket):
             _judge_copy(world, copy, host, vbucket)

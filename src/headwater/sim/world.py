@@ -10,8 +10,10 @@ from headwater.client.kv_connection import Timeouts
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.protocol.messages.dcp_stream import VBucketState
 from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN, Mechanism
-from headwater.sim.consumers import Consumer, Mutant
+from headwater.sim.consumers import AnyConsumer, Consumer, Mutant
 from headwater.sim.event_loop import SimulatedLoop
+from headwater.sim.landing_consumer import LandingConsumer, LandingMutant
+from headwater.sim.landing_judge import BucketTruth
 from headwater.sim.network import Link, Network
 from headwater.sim.node_host import BUCKET, PORT, NodeHost, node_options
 from headwater.sim.plan import RunPlan
@@ -48,7 +50,9 @@ class Collections:
 class World:
     """See the module."""
 
-    def __init__(self, plan: RunPlan, *, mutant: Mutant | None = None, keeps_trace: bool = False) -> None:
+    def __init__(
+        self, plan: RunPlan, *, mutant: Mutant | LandingMutant | None = None, keeps_trace: bool = False
+    ) -> None:
         self.plan = plan
         self.users = _users()
         self.trace = Trace(keeps_lines=keeps_trace)
@@ -64,7 +68,7 @@ class World:
         """Vbuckets of which a drill may have taken anything."""
         self.network = Network(self.random_of("network"), self.trace)
         self.network.new_link = self._new_link
-        self.loop = SimulatedLoop(self.network)  # type: ignore[abstract]
+        self.loop = SimulatedLoop(self.network, steps_max=plan.steps_max)  # type: ignore[abstract]
         self.trace.now_s = self.loop.time
         self.tap = StreamTap(self.complain)
         self.network.taps.append(self.tap)
@@ -73,7 +77,15 @@ class World:
             NodeHost(self, number, node_options(f"10.0.0.{number}", world=self)) for number in range(1, plan.nodes + 1)
         ]
         self.writers = [Writer(self, number) for number in range(1, plan.writers + 1)]
-        self.consumers = [Consumer(self, number, mutant) for number in range(1, plan.consumers + 1)]
+        self.writers += [Writer(self, 1, is_hot=True)] if plan.hot_keys else []
+        following = mutant if isinstance(mutant, Mutant) else None
+        landing = mutant if isinstance(mutant, LandingMutant) else None
+        self.truth = BucketTruth(self)
+        self.landings = [LandingConsumer(self, number, landing) for number in range(1, plan.landings + 1)]
+        self.consumers: list[AnyConsumer] = [
+            *(Consumer(self, number, following) for number in range(1, plan.consumers + 1)),
+            *self.landings,
+        ]
 
     def random_of(self, name: str) -> Random:
         """Everyone's own dice, so that one who throws once more changes nobody else's luck."""

@@ -27,6 +27,10 @@ class Write:
     is_durable: bool = False
     """A majority of the copies had to have it before it was acknowledged."""
     may_expire: bool = False
+    began_s: float = 0.0
+    """When it was made: it has happened later than this, if at all."""
+    ended_s: float | None = None
+    """When its outcome was known: if it was acknowledged, it has happened before this."""
     outcome: Outcome = Outcome.UNDER_WAY
 
 

@@ -1,4 +1,8 @@
-"""Simulated writers: each has keys of its own, finds their nodes by the cluster map, and keeps what it is told."""
+"""Simulated writers: each has keys of its own, finds their nodes by the cluster map, and keeps the answers.
+
+A writer of hot keys rewrites a few documents again and again, with hardly a pause. So between any two moments of a
+consumer some of them change: DCP then sends the newest version only, and what a plan has counted on never comes.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +32,38 @@ if TYPE_CHECKING:
 RETRY_S = 0.1
 REFUSALS_MAX = 10
 EXPIRY_S = 1
+HOT_HOSTS = 100
+"""The hosts of writers of hot keys are numbered from here on."""
 DURABLE_TIMEOUT_MS = 2000
+HOT_WEIGHTS = {"set": 1.0, "delete": 0.05}
+"""Of hot keys: a document that is gone half of the time would hide that it is out of date."""
 _LEVELS = {"majority": DurabilityLevel.MAJORITY, "persist": DurabilityLevel.PERSIST_TO_MAJORITY}
 
 
 class Writer:
     """One process with several keys and, where the plan says so, several writes under way."""
 
-    def __init__(self, world: World, number: int) -> None:
-        self.name = f"writer-{number}"
+    def __init__(self, world: World, number: int, *, is_hot: bool = False) -> None:
+        self.name = f"hot-{number}" if is_hot else f"writer-{number}"
         self.is_stopped = False
         self._world = world
         self._random = world.random_of(self.name)
-        self._process = Process(self.name, f"10.0.1.{number}", random=self._random)
+        host = f"10.0.1.{HOT_HOSTS + number if is_hot else number}"
+        self._process = Process(self.name, host, random=self._random)
         self._settings: ClientSettings = world.client_settings()
         self._map: ClusterMap | None = None
         self._connections: dict[Address, PeerConnection] = {}
         self._values = count(1)
-        self._keys = [b"%s-%d" % (self.name.encode(), key) for key in range(world.plan.keys_per_writer)]
+        plan = world.plan
+        keys = plan.hot_keys if is_hot else plan.keys_per_writer
+        self._keys = [b"%s-%d" % (self.name.encode(), key) for key in range(keys)]
+        self._lanes_count = keys if is_hot else plan.lanes
+        self._pause_s = plan.hot_pause_s if is_hot else plan.write_pause_s
+        self._weights = HOT_WEIGHTS if is_hot else plan.write_weights
         self._lanes: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        lanes = self._world.plan.lanes
+        lanes = self._lanes_count
         for lane in range(lanes):
             keys = self._keys[lane::lanes]
             self._lanes.append(self._process.run(self._world.loop, self._write_on(keys), name=f"lane-{lane}"))
@@ -61,11 +75,11 @@ class Writer:
             connection.close()
 
     async def _write_on(self, keys: list[bytes]) -> None:
-        random, plan = self._random, self._world.plan
+        random = self._random
         while not self.is_stopped:
-            await asyncio.sleep(random.expovariate(1 / plan.write_pause_s))
+            await asyncio.sleep(random.expovariate(1 / self._pause_s))
             collection = self._world.collections.choose(random)
-            await self._write(random.choice(keys), collection, _choose(random, plan.write_weights))
+            await self._write(random.choice(keys), collection, _choose(random, self._weights))
 
     async def _write(self, key: bytes, collection: int, kind: str) -> None:
         place = {
@@ -81,7 +95,8 @@ class Writer:
         if kind in _LEVELS:
             infos = (durability(_LEVELS[kind], timeout_ms=DURABLE_TIMEOUT_MS),)
         expires = kind == "expire"
-        write = Write(value=value, is_durable=bool(infos), may_expire=expires)
+        began_s = self._world.loop.time()
+        write = Write(value=value, is_durable=bool(infos), may_expire=expires, began_s=began_s)
         if collection == DEFAULT_COLLECTION:
             self._world.writes.begin((collection, key), write)
         if value is None:
@@ -118,7 +133,7 @@ class Writer:
                 self._map = None
                 await asyncio.sleep(RETRY_S)
         if write is not None:
-            write.outcome = outcome
+            write.outcome, write.ended_s = outcome, self._world.loop.time()
 
     async def _connection(self, vbucket: int) -> PeerConnection:
         if self._map is None:

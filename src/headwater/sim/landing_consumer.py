@@ -1,0 +1,270 @@
+"""A simulated consumer that lands the bucket as `headwater land` does, batch by batch, into a table in memory.
+
+The production code is the planning (`spark.planning`) and the client's reader. A batch is
+
+    survey ─→ plan ─→ tasks read, each range to the end of the snapshot that holds its planned end ─→ commit
+
+and the table is the only memory: a life that is killed between any two steps leaves what was committed, and the next
+one begins where that ends. A commit takes effect somewhat before its writer hears of it, so a life may also die without
+knowing of its last batch. Between the plan and the read passes the time that Spark takes to start a task. A task may be
+lost, and is then run again with the same plan.
+
+A mutant does one thing wrong on purpose, to see that the judge notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from headwater.client.asyncio_client import Client
+from headwater.client.bucket_view import BucketView
+from headwater.client.client_settings import ClientSettings
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import ReadOptions, Snapshots
+from headwater.client.surroundings import ClientSurroundings
+from headwater.errors import HeadwaterError
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.sim.consumer_state import Document, Key, Row
+from headwater.sim.consumers import RETRY_S, AnyConsumer
+from headwater.sim.kv_client import PatientSurveyor, look_at_bucket
+from headwater.sim.landed_table import ROLLBACK, LandedTable, ReadBatch
+from headwater.sim.landing_judge import LandingJudge, Look
+from headwater.sim.processes import Process
+from headwater.sim.row_rules import RowRules
+from headwater.spark.planning import (
+    Survey,
+    VBucketRange,
+    limit_ranges,
+    plan_ranges,
+    share_out,
+    whole_place,
+)
+
+if TYPE_CHECKING:
+    from headwater.sim.world import World
+
+COMMIT_S_MAX = 0.02
+"""Until a commit takes effect, and then again until its writer hears of it."""
+PAUSE_S_MIN = 0.02
+"""From a batch to the next survey, at least: else a landing of nothing would never let time pass."""
+LOST_TASK_CHANCE = 0.05
+
+
+class LandingMutant(StrEnum):
+    """What a landing does wrong."""
+
+    DROPS_ROWS_BEHIND_PLAN = "drops-rows-behind-plan"
+    """It keeps no row behind the planned end, and goes on from there."""
+    REPEATS_ROWS_BEHIND_PLAN = "repeats-rows-behind-plan"
+    """It keeps the rows behind the planned end, and goes on from there all the same."""
+    GOES_BACK_TO_PLAN = "goes-back-to-plan"
+    """It takes planned ends for places that a rollback can go back to, whether a snapshot ended there or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is known when a batch is about to be read."""
+
+    look: Look
+    """What was stored before the survey, for the judge."""
+    chosen: list[VBucketRange]
+    postponed: frozenset[VBucketId]
+
+
+class LandingConsumer(AnyConsumer):
+    """One landing over all its lives."""
+
+    def __init__(self, world: World, number: int, mutant: LandingMutant | None) -> None:
+        super().__init__(world, f"landing-{number}", f"10.0.5.{number}")
+        random = self._random
+        self.batches = 0
+        self.rows_behind_plan = 0
+        self._mutant = mutant
+        self._every_s = random.choice(world.plan.landing_every_s)
+        self._rows_max: int | None = random.choice([None, None, 1, 20])
+        self._to_target = random.random() < 0.3
+        """It lands what there is and ends, and is started again, as `land` without `--every`."""
+        self._start_task_s = random.choice([0.001, 0.02, 0.1])
+        """What it takes to start a task, on average."""
+        self._tasks_min = random.choice([1, 2, 4])
+        self._options: dict[str, Any] = {
+            "snapshots": Snapshots.AS_THEY_COME,
+            "batch_bytes": random.choice([1, 300, 1 << 20]),
+            "buffer_bytes": random.choice([1024, 1 << 20]),
+            "noop_interval_s": random.choice([1, 2, 5]),
+            "poll_interval_s": random.choice([0.5, 2.5]),
+            "reconnect_delay_s_min": 0.05,
+            "reconnect_delay_s_max": 0.5,
+            "give_up_after_s": None,
+        }
+        self._table = LandedTable()
+        self._bucket_uuid = ""
+        self._rules = RowRules()
+        self._judge = LandingJudge(world, self.name, self._table, world.truth, is_limited=self._rows_max is not None)
+
+    @property
+    def offsets(self) -> Offsets | None:
+        return Offsets(self._bucket_uuid, self._table.places) if self._table.places else None
+
+    @property
+    def rollbacks(self) -> int:
+        return self._table.rollbacks
+
+    def documents(self, vbucket: int) -> dict[Key, Document]:
+        return self._judge.documents(vbucket)
+
+    def _new_process(self, name: str) -> Process:
+        random = self._world.random_of(name)
+        return Process(name, self.host, random=random, disk=lambda: random.uniform(0.0, COMMIT_S_MAX))
+
+    # --- one life -------------------------------------------------------------------------------------------------
+
+    async def _consume(self, process: Process) -> None:
+        self._judge.on_start()
+        surveyor = PatientSurveyor(self._world.client_settings(), process.random)
+        last_read: dict[VBucketId, int] = {}
+        look: Look | None = None
+        target: dict[VBucketId, Seqno] | None = None
+        while True:
+            if look is None or target is None:
+                look = self._world.truth.look()
+            survey = await self._survey(surveyor)
+            if self._to_target and target is None:
+                target = {vbucket: status.high_seqno for vbucket, status in survey.items()}
+            ranges = plan_ranges(self._places, survey, boundaries=self._table.boundaries, target=target)
+            if ranges:
+                chosen = limit_ranges(ranges, self._rows_max, last_read=last_read)
+                postponed = frozenset(it.vbucket for it in ranges) - {it.vbucket for it in chosen}
+                await self._land(process, surveyor, _Plan(look=look, chosen=chosen, postponed=postponed))
+                last_read |= dict.fromkeys((it.vbucket for it in chosen), self._table.batch)
+            else:
+                self._judge.on_nothing_new(look)
+                target = None
+            if not ranges or not self._to_target:
+                await asyncio.sleep(max(PAUSE_S_MIN, self._every_s))
+
+    @property
+    def _places(self) -> Offsets:
+        return Offsets(self._bucket_uuid, self._table.places)
+
+    async def _survey(self, surveyor: PatientSurveyor) -> Survey:
+        """As the driver of a landing asks: a failover in the middle looks like a server that has lost its newest
+        changes, so what contradicts the places is asked for a second time."""
+        survey = await surveyor.survey()
+        self._bucket_uuid = surveyor.cluster_map.uuid
+        odd = [
+            vbucket
+            for vbucket, status in survey.items()
+            if (place := self._table.places.get(vbucket)) is not None
+            and place.vbuuid == status.failover_log.newest.vbuuid
+            and place.seqno > status.high_seqno
+        ]
+        return {**survey, **await surveyor.survey(odd)} if odd else survey
+
+    async def _land(self, process: Process, surveyor: PatientSurveyor, plan: _Plan) -> None:
+        view = replace(await self._look_patiently(process), cluster_map=surveyor.cluster_map)
+        cluster_map = view.cluster_map
+        node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
+        shares = share_out(plan.chosen, node_of=node_of, tasks_min=self._tasks_min)
+        results = await asyncio.gather(*(self._run_task(process, view, share) for share in shares))
+        rows = [row for task_rows, _ in results for row in task_rows]
+        reached = {vbucket: place for _, places in results for vbucket, place in places.items()}
+        rules = self._rules.copy()
+        if self._mutant is None:
+            try:
+                rules.check(rows, all_versions=False)
+            except AssertionError as error:
+                self._world.complain(f"{process.name}: {error}")
+        batch = self._mutated(plan.chosen, rows, reached)
+
+        def commit() -> None:
+            committed = self._table.commit(batch, reads_torn_again=self._mutant is not LandingMutant.GOES_BACK_TO_PLAN)
+            self._rules = rules
+            self._count(plan.chosen, rows)
+            self._world.trace.note(process.name, f"batch {committed.batch} of {len(rows)} rows is in the table")
+            self._judge.on_commit(committed, plan.look, postponed=plan.postponed)
+
+        await self._world.loop.run_in_executor(self, commit)
+
+    async def _look_patiently(self, process: Process) -> BucketView:
+        while True:
+            try:
+                return await look_at_bucket(self._world.client_settings(), process.random)
+            except HeadwaterError:
+                await asyncio.sleep(RETRY_S)
+
+    # --- a task ---------------------------------------------------------------------------------------------------
+
+    async def _run_task(
+        self, process: Process, view: BucketView, ranges: tuple[VBucketRange, ...]
+    ) -> tuple[list[Row], dict[VBucketId, StreamOffset]]:
+        """One share of a batch. What a task has read that is lost counts for nothing."""
+        while True:
+            await asyncio.sleep(process.random.expovariate(1 / self._start_task_s))
+            is_lost = process.random.random() < LOST_TASK_CHANCE
+            read = await self._read(process, view, ranges, batches_max=process.random.randrange(3) if is_lost else None)
+            if read is not None:
+                return read
+
+    async def _read(
+        self, process: Process, view: BucketView, ranges: tuple[VBucketRange, ...], *, batches_max: int | None
+    ) -> tuple[list[Row], dict[VBucketId, StreamOffset]] | None:
+        """None where the task is lost, after so many batches of rows."""
+        options = ReadOptions.make(
+            name=self.name,
+            start=Offsets(self._bucket_uuid, {it.vbucket: it.start for it in ranges}),
+            end={it.vbucket: it.end_seqno for it in ranges},
+            boundaries={it.vbucket: it.boundaries for it in ranges},
+            **self._options,
+        )
+
+        async def look(_: ClientSettings) -> BucketView:
+            return view
+
+        surroundings = ClientSurroundings(
+            look=look,
+            random=process.random.random,
+            random_bytes=process.random.randbytes,
+            open_spool=io.BytesIO,
+        )
+        rows: list[Row] = []
+        async with Client(self._world.client_settings(), surroundings) as client:
+            reading = client.read(options)
+            batches = 0
+            async for batch in reading:
+                rows += batch.to_pylist()
+                batches += 1
+                if batches_max is not None and batches >= batches_max:
+                    return None
+            reached = dict(reading.offsets.offsets)
+        for vbucket, place in reached.items():
+            assert place.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {place}"
+            reached[vbucket] = whole_place(place.vbuuid, place.seqno)
+        return rows, reached
+
+    # --- what is made of it ---------------------------------------------------------------------------------------
+
+    def _mutated(
+        self, ranges: list[VBucketRange], rows: list[Row], reached: dict[VBucketId, StreamOffset]
+    ) -> ReadBatch:
+        """The batch to commit, which a mutant gets wrong."""
+        planned = {it.vbucket: Seqno(min(it.end_seqno, reached[it.vbucket].seqno)) for it in ranges}
+        boundaries = {vbucket: place.seqno for vbucket, place in reached.items()}
+        if self._mutant is LandingMutant.DROPS_ROWS_BEHIND_PLAN:
+            rows = [row for row in rows if row["op"] == ROLLBACK or row["seqno"] <= planned[row["vbucket"]]]
+        if self._mutant in (LandingMutant.DROPS_ROWS_BEHIND_PLAN, LandingMutant.REPEATS_ROWS_BEHIND_PLAN):
+            reached = {vbucket: whole_place(place.vbuuid, planned[vbucket]) for vbucket, place in reached.items()}
+        if self._mutant is not None:
+            boundaries = planned
+        return ReadBatch(rows=rows, reached=reached, boundaries=boundaries)
+
+    def _count(self, ranges: list[VBucketRange], rows: list[Row]) -> None:
+        ends = {it.vbucket: it.end_seqno for it in ranges}
+        self.batches += 1
+        self.rows_behind_plan += sum(row["seqno"] > ends[row["vbucket"]] for row in rows)
+        self._world.count_rows(len(rows))

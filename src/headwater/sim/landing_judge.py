@@ -1,0 +1,293 @@
+"""The judge of a simulated landing. It knows the rows of the table, what the nodes have stored and the writers' log,
+and none of the code that plans, reads and commits.
+
+At every commit:
+
+* No (vbucket, seqno) is alive twice: what is alive of a vbucket rises from row to row, over all batches. What is marked
+  as void is what rollbacks took back, and nothing else.
+* What the bucket held when the survey of the batch began is in the table, every document in that version or in a newer
+  one, and nothing that had been removed by then; and the table is on the branch that the vbucket was on. Where a
+  failover or a drill has taken something back since, that is another one, and the next commits are judged by it.
+* What was acknowledged to its writer before the survey of the batch before this one is there: no document is older than
+  two batches. A landing with a limit on rows reads one vbucket after the other, and has as many batches more.
+* A rollback goes to the end of a snapshot, and leaves exactly what the server held at that seqno.
+
+In the end the table is exactly the bucket: that is judged as with every other consumer, by `documents`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.client.offsets import Offsets
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.sim.checkers import stored_changes
+from headwater.sim.checking import check_against_history
+from headwater.sim.consumer_state import Document, Kept, Key, apply_changes, documents_of
+from headwater.sim.landed_table import ROLLBACK, ChangeRow, Committed, LandedTable
+from headwater.sim.write_log import Outcome, Write
+
+if TYPE_CHECKING:
+    from headwater.sim.world import World
+
+CHECKED_COMMITS = 5
+"""So many commits are compared with the server's history, which takes long, and then every so many."""
+CHECK_EVERY = 20
+_REMOVALS = frozenset({"deletion", "expiration"})
+_NO_CHANGES = frozenset({ROLLBACK, "collection_created", "collection_modified", "scope_created", "scope_dropped"})
+"""What changes no document by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVBucket:
+    """What the active node of a vbucket has stored at one moment."""
+
+    branch: int
+    seqno: int
+    """Everything up to here is durable."""
+    purge_seqno: int
+    """Removals up to here may be gone: a consumer that reads from 0 has no row of them."""
+    documents: Mapping[Key, Document]
+    collections: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The bucket at one moment. A vbucket that has no active node then, or two, is missing."""
+
+    at_s: float
+    vbuckets: Mapping[int, StoredVBucket]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """The documents of a vbucket on one node and branch, brought up to date by what is stored since."""
+
+    node: str
+    branch: int
+    seqno: int = 0
+    documents: dict[Key, Document] = field(default_factory=dict)
+
+
+class BucketTruth:
+    """What the nodes have stored, looked up again and again. One for all landings of a run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._followed: dict[int, _Followed] = {}
+        self._first_seen_s: dict[tuple[int, int], float] = {}
+
+    def look(self) -> Look:
+        """The bucket as it is now."""
+        found = {vbucket: self._look_at(vbucket) for vbucket in range(self._world.plan.vbuckets)}
+        return Look(
+            at_s=self._world.loop.time(),
+            vbuckets={vbucket: stored for vbucket, stored in found.items() if stored is not None},
+        )
+
+    def first_seen_s(self, vbucket: int, branch: int) -> float:
+        """A time at which the vbucket was on this branch already. What is written later is not lost by its begin."""
+        return self._first_seen_s[vbucket, branch]
+
+    def _look_at(self, vbucket: int) -> StoredVBucket | None:
+        host = self._world.active_host(vbucket)
+        facts = None if host is None else host.bucket.vbuckets.facts[vbucket]
+        if host is None or facts is None:
+            return None
+        branch, seqno = int(facts.failover_log.newest.vbuuid), int(host.bucket.vbuckets.durable_seqnos[vbucket])
+        self._first_seen_s.setdefault((vbucket, branch), self._world.loop.time())
+        known = self._followed.get(vbucket)
+        # A removal that was stored and purged between two looks is never seen (seed 50): then all is read again.
+        if (
+            known is None
+            or (known.node, known.branch) != (host.name, branch)
+            or not facts.purge_seqno <= known.seqno <= seqno
+        ):
+            known = self._followed[vbucket] = _Followed(host.name, branch)
+        apply_changes(known.documents, stored_changes(host.bucket, vbucket, after_seqno=known.seqno))
+        known.seqno = seqno
+        return StoredVBucket(
+            branch=branch,
+            seqno=seqno,
+            purge_seqno=int(facts.purge_seqno),
+            documents=dict(known.documents),
+            collections=frozenset(int(collection.id) for _, collection in host.bucket.manifest.collections()),
+        )
+
+
+class LandingJudge:
+    """Judges one table, over all lives of what lands into it."""
+
+    def __init__(self, world: World, name: str, table: LandedTable, truth: BucketTruth, *, is_limited: bool) -> None:
+        self._world = world
+        self._name = name
+        self._table = table
+        self._truth = truth
+        self._is_limited = is_limited
+        batches_late = world.plan.vbuckets if is_limited else 1
+        self._looks: deque[Look] = deque(maxlen=batches_late + 1)
+        """Before the surveys of the last batches that were committed."""
+        self._alive: dict[int, list[ChangeRow]] = {}
+        """By vbucket, rising: what must be alive, as the rows and rollbacks have it. The marks of the table are not."""
+        self._newest: dict[int, dict[Key, ChangeRow]] = {}
+        """By vbucket: the last of these of every key, removals included."""
+
+    def on_start(self) -> None:
+        """A life begins. Which vbuckets were read last is not remembered: they may have to wait as long again."""
+        if self._is_limited:
+            self._looks.clear()
+
+    def documents(self, vbucket: int) -> dict[Key, Document]:
+        """All that is alive in the table, from its first row on."""
+        rows = self._table.changes.get(vbucket, ())
+        return documents_of(_kept(row) for row in rows if not row.void and row.op not in _NO_CHANGES)
+
+    # --- at a commit ----------------------------------------------------------------------------------------------
+
+    def on_commit(self, committed: Committed, look: Look, *, postponed: Collection[int]) -> None:
+        """A batch is in the table. `look` was taken before its survey, and `postponed` has waited for a later one."""
+        for vbucket, rows in committed.added.items():
+            for row in rows:
+                self._take(row)
+            if vbucket in committed.rollbacks:
+                self._check_marks(vbucket)
+        self._looks.append(look)
+        now = self._truth.look()
+        self._check_held(look, now, postponed)
+        if len(self._looks) == self._looks.maxlen:
+            self._check_age(self._looks[0], now)
+        if committed.rollbacks or committed.batch < CHECKED_COMMITS or committed.batch % CHECK_EVERY == 0:
+            check_against_history(self._world, self._name, self.documents, Offsets("", self._table.places))
+
+    def on_nothing_new(self, look: Look) -> None:
+        """A survey has found nothing to read."""
+        self._check_held(look, self._truth.look(), ())
+
+    def _take(self, row: ChangeRow) -> None:
+        alive, newest = self._alive.setdefault(row.vbucket, []), self._newest.setdefault(row.vbucket, {})
+        where = f"vbucket {row.vbucket}, in batch {row.batch}"
+        if row.op == ROLLBACK:
+            dead = [alive.pop() for _ in range(len(alive) - bisect_right(alive, row.seqno, key=_seqno))]
+            if any(gone.snapshot_start < row.seqno for gone in dead):
+                self._complain(f"the rollback to seqno {row.seqno} of {where}, goes into the middle of a snapshot")
+            newest.clear()
+            newest.update((_key(left), left) for left in alive if left.key is not None)
+            return
+        if alive and row.seqno <= alive[-1].seqno:
+            self._complain(f"seqno {row.seqno} is alive after {alive[-1].seqno} in {where}")
+            return
+        alive.append(row)
+        if row.key is not None:
+            newest[_key(row)] = row
+
+    def _check_marks(self, vbucket: int) -> None:
+        """What is not void in the table is what the rollbacks have left."""
+        marked = [row.seqno for row in self._table.changes[vbucket] if not row.void and row.op != ROLLBACK]
+        if marked != [row.seqno for row in self._alive[vbucket]]:
+            self._complain(f"the marks of vbucket {vbucket} are wrong in batch {self._table.batch}")
+
+    # --- against the nodes ----------------------------------------------------------------------------------------
+
+    def _check_held(self, then: Look, now: Look, postponed: Collection[int]) -> None:
+        for vbucket, stored in then.vbuckets.items():
+            after = now.vbuckets.get(vbucket)
+            if vbucket in postponed or after is None or after.branch != stored.branch:
+                continue
+            if not self._is_on(stored.branch, vbucket):
+                self._complain(f"vbucket {vbucket} is at {self._place(vbucket)}, and its branch is {stored.branch}")
+                continue
+            live = stored.collections & after.collections
+            newest = self._newest.get(vbucket, {})
+            for key in sorted(stored.documents.keys() | newest.keys()):
+                row = newest.get(key)
+                # It may have been removed since, and the removal purged: a read from 0 has no row of either.
+                newer = after.purge_seqno if row is None else row.seqno
+                if key[0] not in live or newer > stored.seqno or _document(row) == stored.documents.get(key):
+                    continue
+                self._complain(
+                    f"vbucket {vbucket} at seqno {self._place_seqno(vbucket)} has {_document(row)} for {key}, and "
+                    f"stored was {stored.documents.get(key)} before the survey, at seqno {stored.seqno}"
+                )
+
+    def _is_on(self, branch: int, vbucket: int) -> bool:
+        """Whether what the table has of a vbucket is of this branch. At 0 there is nothing, on any branch."""
+        place = self._place(vbucket)
+        return place is None or not place.seqno or int(place.vbuuid) == branch
+
+    def _place(self, vbucket: int) -> StreamOffset | None:
+        return self._table.places.get(VBucketId(vbucket))
+
+    def _place_seqno(self, vbucket: int) -> int:
+        place = self._place(vbucket)
+        return 0 if place is None else int(place.seqno)
+
+    # --- against the writers --------------------------------------------------------------------------------------
+
+    def _check_age(self, then: Look, now: Look) -> None:
+        """What was acknowledged before the older survey, on the branch of today, is in the table."""
+        for key, writes in self._world.writes.by_key.items():
+            vbucket = vbucket_of(key[1], self._world.plan.vbuckets)
+            stored, after = then.vbuckets.get(vbucket), now.vbuckets.get(vbucket)
+            if stored is None or after is None or after.branch != stored.branch:
+                continue
+            if not self._is_on(stored.branch, vbucket):
+                continue
+            since_s = self._truth.first_seen_s(vbucket, stored.branch)
+            due = _last_acknowledged(writes, since_s=since_s, before_s=then.at_s)
+            held = _document(self._newest.get(vbucket, {}).get(key))
+            if due is not None and not _may_be_held(writes, due, None if held is None else held[2]):
+                self._complain(
+                    f"{key} is too old: it has {held} in batch {self._table.batch}, and {writes[due].value!r} was "
+                    f"acknowledged before the survey of batch {self._table.batch - len(self._looks) + 1}"
+                )
+
+    def _complain(self, what: str) -> None:
+        self._world.complain(f"{self._name}: {what}")
+
+
+def _seqno(row: ChangeRow) -> int:
+    return row.seqno
+
+
+def _key(row: ChangeRow) -> Key:
+    assert row.key is not None, f"{row} is of no document"
+    return row.collection_id or 0, row.key
+
+
+def _kept(row: ChangeRow) -> Kept:
+    if row.op == "collection_dropped":
+        return row.seqno, None, row.collection_id
+    return row.seqno, _key(row), _document(row)
+
+
+def _document(row: ChangeRow | None) -> Document | None:
+    if row is None or row.op in _REMOVALS:
+        return None
+    assert row.op == "mutation", f"{row} is no document"
+    return row.seqno, row.cas, row.value or b""
+
+
+def _last_acknowledged(writes: list[Write], *, since_s: float, before_s: float) -> int | None:
+    """The number of the last write that was acknowledged before a time, if it was begun after another."""
+    for number in reversed(range(len(writes))):
+        write = writes[number]
+        if write.outcome is Outcome.ACKNOWLEDGED and write.ended_s is not None and write.ended_s < before_s:
+            return number if write.began_s > since_s else None
+    return None
+
+
+def _may_be_held(writes: list[Write], due: int, held: bytes | None) -> bool:
+    """Whether a value, or none, can be that of a write or of one that came later."""
+    for number in reversed(range(len(writes))):
+        write = writes[number]
+        # A write of unknown outcome may come to pass late, after others that were made later.
+        counts = write.outcome is not Outcome.REFUSED if number >= due else write.outcome is Outcome.UNKNOWN
+        if counts and (write.value == held or (held is None and write.may_expire)):
+            return True
+    return False
