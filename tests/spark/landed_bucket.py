@@ -15,7 +15,7 @@ from headwater.spark.freshness import Freshness
 from headwater.spark.lake.lake import LakeSettings
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.landing import LandedBatch, Landing
-from headwater.spark.verification import Comparison, compare
+from headwater.spark.verification import Verification, compare
 from lake_checks import check_no_duplicates, table_rows
 
 GROUPS = 2
@@ -63,7 +63,7 @@ class LandedBucket:
 
     # --- what is there --------------------------------------------------------------------------------------------
 
-    def compare(self) -> Comparison:
+    def compare(self) -> Verification:
         return compare(self.bucket.settings, str(self.folder))
 
     def rows(self, kind: str, collection: str | None = None) -> list[dict[str, Any]]:
@@ -88,8 +88,9 @@ class LandedBucket:
 
     def check_equal(self) -> None:
         """The tables are the bucket, by the digests and by what `changes` says."""
-        comparison = self.compare()
-        assert comparison.is_equal, [one for one in comparison.vbuckets if one.verdict != "equal"]
+        found = self.compare()
+        assert found.is_equal, [one.sentence for one in found.findings]
+        assert found.pending == 0
         changes = self.rows("changes")
         check_no_duplicates(changes)
         check_delivery(changes)

@@ -99,8 +99,9 @@ class SimulatedLanding:
         return table_rows(self.folder / "changes")
 
     def check_equal(self) -> None:
-        comparison = compare(self.bucket.settings, str(self.folder))
-        assert comparison.is_equal, comparison
+        found = compare(self.bucket.settings, str(self.folder))
+        assert found.is_equal, [one.sentence for one in found.findings]
+        assert found.pending == 0
         changes = self.changes()
         check_no_duplicates(changes)
         check_delivery(changes)

@@ -90,8 +90,8 @@ def connect_client(bucket: SourceBucket, folder: Path, *, ui_port: int) -> Itera
 
 
 def check_equal(bucket: SourceBucket, lake: Path) -> list[dict[str, Any]]:
-    comparison = compare(bucket.settings, str(lake))
-    assert comparison.is_equal, [one for one in comparison.vbuckets if one.verdict != "equal"]
+    found = compare(bucket.settings, str(lake))
+    assert found.is_equal, [one.sentence for one in found.findings]
     changes: list[dict[str, Any]] = table_rows(lake / "changes")
     check_no_duplicates(changes)
     check_delivery(changes)

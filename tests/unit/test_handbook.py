@@ -52,15 +52,15 @@ def test_every_option_of_the_source_means_something() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+\.) \|$", MADE["source options"](), re.M)
     assert tuple(name for name, _, _ in rows) == OPTION_NAMES
     defaults = {name: default for name, default, _ in rows}
-    assert [defaults[name] for name in ("url", "bufferBytes", "xattrs", "value", "tlsCa", "progressDir")] == [
-        "needed", "`16777216`", "`false`", "`binary`", "the system's", "none"
+    assert [defaults[name] for name in ("url", "bufferBytes", "xattrs", "value", "tlsCa", "minPartitions")] == [
+        "needed", "`16777216`", "`false`", "`binary`", "the system's", "`1`"
     ]  # fmt: skip
 
 
 def test_metrics_are_told_with_their_labels() -> None:
     assert "| `headwater_client_stream_ends_total` | counter | `reason` | " in MADE["client metrics"]()
     assert "| `headwater_node_dcp_connection_window_bytes` | gauge | `bucket`, `connection` |" in MADE["node metrics"]()
-    assert "| `headwater_land_rows_total` | counter | Rows landed" in MADE["landing metrics"]()
+    assert "| `headwater_land_rows_total` | counter | Rows that were ever landed" in MADE["landing metrics"]()
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headwater.counted import counted
 from headwater.sim.consumers import Mutant
+from headwater.sim.landing_consumer import LandingMutant
 from headwater.sim.run import Report, run_seed
 
 _SHOWN_COMPLAINTS = 10
+
+
+_MUTANTS: dict[str, Mutant | LandingMutant] = {str(mutant): mutant for mutant in (*Mutant, *LandingMutant)}
 
 
 @click.command()
@@ -29,9 +33,9 @@ _SHOWN_COMPLAINTS = 10
 @click.option("--trace", is_flag=True, help="Print what happened, line by line. For one seed.")
 @click.option(
     "--mutant",
-    type=click.Choice([mutant.value for mutant in Mutant]),
+    type=click.Choice([*_MUTANTS]),
     metavar="NAME",
-    help=f"Let the consumers do one thing wrong, to see that it is found out: {', '.join(Mutant)}.",
+    help=f"Let the consumers do one thing wrong, to see that it is found out: {', '.join(_MUTANTS)}.",
 )
 @click.option("--jobs", type=click.IntRange(1), metavar="J", help="Processes to run in. As many as there are cores.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each seed.")
@@ -51,7 +55,7 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
     """
     if trace and seeds > 1:
         raise click.UsageError("--trace is for one seed: leave --seeds out")
-    chosen = None if mutant is None else Mutant(mutant)
+    chosen = None if mutant is None else _MUTANTS[mutant]
     numbers = range(seed, seed + seeds)
     failed: list[Report] = []
     for report in _shown(_reports(numbers, chosen, jobs, trace), total=seeds, is_shown=seeds > 1 and not as_json):
@@ -68,7 +72,7 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
     sys.exit(1 if failed else 0)
 
 
-def _reports(numbers: range, mutant: Mutant | None, jobs: int | None, trace: bool) -> Iterator[Report]:
+def _reports(numbers: range, mutant: Mutant | LandingMutant | None, jobs: int | None, trace: bool) -> Iterator[Report]:
     if len(numbers) == 1 or jobs == 1:
         for number in numbers:
             yield run_seed(number, mutant=mutant, keeps_trace=trace)

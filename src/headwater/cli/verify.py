@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import rich_click as click
 from rich.table import Table
 
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
 from headwater.cli.consoles import output_console
+from headwater.cli.escaping import printable
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
-from headwater.counted import counted
-from headwater.spark.verification import Comparison, VBucketComparison, Verdict, compare
-
-ROWS_SHOWN = 20
-_STYLES = {Verdict.EQUAL: "green", Verdict.DIFFERS: "bold red", Verdict.BEHIND: "yellow"}
+from headwater.spark.lake.tasks import Runner, run_here
+from headwater.spark.verification import Verification, compare, spark_runner
 
 
 @click.command()
 @click.argument("url")
 @click.argument("directory")
-@click.option("--collection", "collections", multiple=True, metavar="SCOPE.COLLECTION", help="What was landed only.")
-@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="What was landed only.")
-@click.option("--all", "show_all", is_flag=True, help="Show every vbucket, not just those that are not equal.")
+@click.option(
+    "--collection", "collections", multiple=True, metavar="SCOPE.COLLECTION", help="Only this; repeat for more."
+)
+@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
+@click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
 @errors_told
@@ -35,7 +38,7 @@ def verify(
     directory: str,
     collections: tuple[str, ...],
     scopes: tuple[str, ...],
-    show_all: bool,
+    master: str | None,
     as_json: bool,
     user: str | None,
     password: str | None,
@@ -44,69 +47,103 @@ def verify(
 ) -> None:
     """Compare a bucket with the tables that it was landed in.
 
-    Of every vbucket of URL and of the tables in DIRECTORY a digest is made, at the same place in its history, over
-    every document: collection, key, value, flags, expiry, CAS, revision and seqno.
+    Every document of URL that the tables in DIRECTORY have reached must be in them as it is in the bucket: collection,
+    key, value, flags, expiry, CAS, revision, seqno and, where they were landed, extended attributes. What is newer is
+    pending, and no fault: the bucket may be written to meanwhile. `documents`, `changes`, `history`, `rejects` and
+    typed columns are judged each by itself, and every file of them is read completely.
 
-    The exit code is 0 only if all are equal, and 1 otherwise. A vbucket whose tables are behind the bucket can't be
-    compared: land what is missing first, with no writes going on.
+    The exit code is 0 only if nothing differs, and 1 otherwise. Then each fault is named: the document or the file, and
+    its table.
 
     \b
     Examples:
       headwater verify couchbase://localhost/default /data/lake
-      headwater verify couchbase://localhost/default /data/lake --all
+      headwater verify couchbase://localhost/default /data/lake --json
+      headwater verify couchbase://localhost/default /data/lake \\
+        --master 'local[*]'
     """
     where = ConnectionString.parse(url)
     settings = ClientSettings.of(
         where, credentials(where, user, password), tls=tls_settings(tls_ca, tls_skip_verify), agent="headwater-verify"
     )
-    comparison = compare(settings, directory, scopes=scopes, collections=collections)
+    with _runner(master) as run:
+        found = compare(settings, directory, scopes=scopes, collections=collections, run=run)
     if as_json:
-        click.echo(json.dumps(_as_object(comparison, show_all)))
+        click.echo(json.dumps(_as_object(found)))
     else:
-        _print(comparison, show_all)
-    sys.exit(0 if comparison.is_equal else EXIT_FAILED)
+        _print(found)
+    sys.exit(0 if found.is_equal else EXIT_FAILED)
 
 
-def _shown(comparison: Comparison, show_all: bool) -> list[VBucketComparison]:
-    return [one for one in comparison.vbuckets if show_all or one.verdict is not Verdict.EQUAL]
+@contextlib.contextmanager
+def _runner(master: str | None) -> Iterator[Runner]:
+    """Where the work is done. Spark takes seconds to start, and is not loaded unless it is asked for."""
+    if master is None:
+        yield run_here
+        return
+    from pyspark.errors import PySparkException
+
+    from headwater.spark.query_errors import told_error
+    from headwater.spark.session import start_session
+
+    with TemporaryDirectory(prefix="headwater-spark-") as folder:
+        spark = start_session(master=master, log_folder=Path(folder))
+        try:
+            yield spark_runner(spark)
+        except PySparkException as error:
+            raise told_error(error) from error
+        finally:
+            spark.stop()
 
 
-def _as_object(comparison: Comparison, show_all: bool) -> dict[str, object]:
+def _as_object(found: Verification) -> dict[str, Any]:
     return {
-        "equal": comparison.is_equal,
-        "documents": comparison.documents,
-        "collections": comparison.collections,
-        "vbuckets": {str(verdict): comparison.count(verdict) for verdict in Verdict},
-        "shown": [asdict(one) for one in _shown(comparison, show_all)],
+        "equal": found.is_equal,
+        "landed": found.landed,
+        "pending": found.pending,
+        "differing": found.differing,
+        "collections": {
+            one.name: {"landed": one.landed, "pending": one.pending, "differing": one.differing}
+            for one in found.collections
+        },
+        "counts": [{"kind": kind, "table": table, "count": count} for (kind, table), count in found.counts.items()],
+        "findings": [
+            {
+                "kind": one.kind,
+                "table": one.table,
+                "what": one.what,
+                "vbucket": one.vbucket,
+                "seqno": one.seqno,
+                "file": one.file,
+                "sentence": one.sentence,
+            }
+            for one in found.findings
+        ],
+        "rolled_back": found.rolled_back,
+        "sentence": found.sentence,
     }
 
 
-def _print(comparison: Comparison, show_all: bool) -> None:
+def _print(found: Verification) -> None:
     console = output_console()
-    rows = _shown(comparison, show_all)
-    if rows:
-        console.print(_table(rows if show_all else rows[:ROWS_SHOWN]))
-    if len(rows) > ROWS_SHOWN and not show_all:
-        console.print(f"and {len(rows) - ROWS_SHOWN:,} more; --all shows them")
-    counts = ", ".join(
-        f"[{_STYLES[verdict]}]{count:,} {verdict}[/]" for verdict in Verdict if (count := comparison.count(verdict))
-    )
-    total = f"{counted(len(comparison.vbuckets), 'vbucket')}: {counts}"
-    tables = counted(len(comparison.collections), "collection")
-    console.print(f"{total}; {counted(comparison.documents, 'document')} in {tables}", soft_wrap=True)
+    console.print(_table(found))
+    shown: dict[tuple[str, str], int] = {}
+    for one in found.findings:
+        # A key may hold anything, and a terminal obeys none of it.
+        console.print(printable(one.sentence), soft_wrap=True, markup=False)
+        shown[one.kind, one.table] = shown.get((one.kind, one.table), 0) + 1
+    for (kind, table), count in found.counts.items():
+        if count > (seen := shown.get((kind, table), 0)):
+            console.print(f"{table}: {count - seen:,} more of the kind '{kind}'", soft_wrap=True, markup=False)
+    console.print(f"[{'green' if found.is_equal else 'bold red'}]{found.sentence}[/]", soft_wrap=True)
 
 
-def _table(rows: list[VBucketComparison]) -> Table:
-    table = Table("vbucket", "", "seqno", "seqno in tables", "documents", "in tables", "digest", "of tables")
-    for one in rows:
-        table.add_row(
-            str(one.vbucket),
-            f"[{_STYLES[one.verdict]}]{one.verdict}[/]",
-            str(one.bucket_seqno),
-            str(one.table_seqno),
-            str(one.bucket_documents),
-            str(one.table_documents),
-            one.bucket_digest[:12],
-            one.table_digest[:12],
-        )
+def _table(found: Verification) -> Table:
+    table = Table("collection", show_footer=len(found.collections) > 1)
+    table.columns[0].footer = "total"
+    for header, total in (("landed", found.landed), ("pending", found.pending), ("differing", found.differing)):
+        table.add_column(header, justify="right", footer=f"{total:,}")
+    for one in found.collections:
+        style = "bold red" if one.differing else None
+        table.add_row(one.name, f"{one.landed:,}", f"{one.pending:,}", f"{one.differing:,}", style=style)
     return table

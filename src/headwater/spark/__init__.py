@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from headwater.spark.frames import Apply
     from headwater.spark.landing import LandingQuery
+    from headwater.spark.verification import Verification
 
-__all__ = ["apply_changes", "documents", "land", "register"]
+__all__ = ["apply_changes", "documents", "land", "register", "verify"]
 
 
 def register(spark: SparkSession) -> None:
@@ -43,6 +44,16 @@ def land(spark: SparkSession, url: str, into: str, **options: Any) -> LandingQue
     from headwater.spark import landing
 
     return landing.land(spark, url, into, **options)
+
+
+def verify(spark: SparkSession, url: str, into: str, **options: Any) -> Verification:
+    """Compare a bucket with the tables in a directory, on the executors of a session.
+
+    The options are those of `headwater.spark.verification.verify`: `user`, `password`, `tls`, `scopes`, `collections`.
+    """
+    from headwater.spark import verification
+
+    return verification.verify(spark, url, into, **options)
 
 
 def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:

@@ -14,8 +14,6 @@ from headwater.spark.lake.delta_log import Selection
 from headwater.spark.lake.lake import Lake
 from headwater.spark.lake.layout import open_filesystem
 
-__all__ = ["OWN_FOLDER", "OwnFolder", "Selection", "landed_selection", "names_in"]
-
 OWN_FOLDER = "_headwater"
 _SELECTION = "selection.json"
 
@@ -47,14 +45,3 @@ def names_in(directory: str) -> list[str]:
             f"{directory} can't be used: {error}", hint="Give a directory that can be written"
         ) from error
     return sorted(entry.base_name for entry in found)
-
-
-class OwnFolder:
-    """Kept for `verify` until it takes `landed_selection`."""
-
-    def __init__(self, into: str) -> None:
-        self._into = into
-
-    def read_selection(self) -> Selection | None:
-        lake = Lake.open(self._into)
-        return None if lake is None else landed_selection(lake)

@@ -1,161 +1,450 @@
-"""Is the table the bucket? Digests of every vbucket of both, at the same place in its history. No Spark is needed."""
+"""Is the lake the bucket? Every document that the tables have reached is compared; what is newer is pending.
+
+The tables are opened once, each at its newest version. Then the bucket is read, so all that was written since lies
+behind the places that the tables are at, and is counted and not judged. The work is one task a group of vbuckets
+(`lake.group_check`), which any process can do: this one, or the executors of Spark.
+
+A failover may come at any time. Whether a table's place is still in the bucket's history is asked before the bucket is
+read and after it; where the answer has changed, the group is judged again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import chain
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
 
 from headwater.client.blocking_client import Client
 from headwater.client.bucket_view import look_at_bucket
 from headwater.client.client_settings import ClientSettings
 from headwater.client.collection_names import CollectionNames
-from headwater.client.offsets import Offsets
-from headwater.client.read_options import End, ReadOptions
-from headwater.client.survey import Surveyor
+from headwater.client.read_options import MIB, End, ReadOptions, Snapshots
+from headwater.client.survey import Surveyor, VBucketStatus
+from headwater.client.tls_settings import TlsSettings
+from headwater.counted import counted
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.lake.digests import ChangeDigester, VBucketDigests, digest_documents
+from headwater.spark.lake.check_plan import UNREADABLE_LOG, GroupCheck, LakeChecks, damaged_logs
+from headwater.spark.lake.collection_tables import CollectionTables
+from headwater.spark.lake.delta_log import Selection
+from headwater.spark.lake.digests import int64s
+from headwater.spark.lake.findings import NOT_NAMED, Finding, FindingKind, Findings
+from headwater.spark.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
+from headwater.spark.lake.judging import SEQNO_BITS, BucketReading, RolledBack
 from headwater.spark.lake.lake import Lake
-from headwater.spark.own_folder import OwnFolder, Selection
+from headwater.spark.lake.schemas import split_keys
+from headwater.spark.lake.tasks import Runner, run_here
+from headwater.spark.own_folder import landed_selection
 
-_NOWHERE = StreamOffset()
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
+ATTEMPTS_MAX = 5
+"""How often a group is judged, where the bucket loses a part of its history or a collection meanwhile."""
+_NAME = "headwater-verify"
+_BUFFER_BYTES = 4 * MIB
+"""What the server may send ahead. Hashing keeps up with it."""
 
-class Verdict(StrEnum):
-    EQUAL = "equal"
-    DIFFERS = "differs"
-    BEHIND = "behind"
-    """The two are at different seqnos, so nothing can be said. Land what is missing, and compare again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VBucketComparison:
-    vbucket: int
-    verdict: Verdict
-    bucket_seqno: int
-    table_seqno: int
-    bucket_documents: int
-    table_documents: int
-    bucket_digest: str
-    table_digest: str
+T = TypeVar("T")
+Statuses = Mapping[VBucketId, VBucketStatus]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A bucket and its tables, vbucket by vbucket."""
+class CollectionVerdict:
+    name: str
+    landed: int
+    """Documents that are in the table of documents as they are in the bucket."""
+    pending: int
+    """Changes in the bucket that are newer than what the table of documents holds."""
+    differing: int
+    """Documents of which some table is wrong."""
 
-    vbuckets: tuple[VBucketComparison, ...]
-    collections: tuple[str, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A bucket and its tables, by collection, and all that is wrong."""
+
+    collections: tuple[CollectionVerdict, ...]
+    findings: tuple[Finding, ...] = ()
+    """The first of each kind and table."""
+    counts: Mapping[tuple[FindingKind, str], int] = field(default_factory=dict)
+    """How many there are of each kind and table."""
+    rolled_back: tuple[int, ...] = ()
+    """The vbuckets of which some table holds what a failover took back."""
 
     @property
     def is_equal(self) -> bool:
-        return all(one.verdict is Verdict.EQUAL for one in self.vbuckets)
-
-    def count(self, verdict: Verdict) -> int:
-        return sum(one.verdict is verdict for one in self.vbuckets)
+        """All that the tables have reached is as it is in the bucket."""
+        return not self.counts
 
     @property
-    def documents(self) -> int:
-        return sum(one.bucket_documents for one in self.vbuckets)
+    def landed(self) -> int:
+        return sum(one.landed for one in self.collections)
+
+    @property
+    def pending(self) -> int:
+        return sum(one.pending for one in self.collections)
+
+    @property
+    def differing(self) -> int:
+        return sum(one.differing for one in self.collections)
+
+    def count(self, *kinds: FindingKind) -> int:
+        return sum(count for (kind, _), count in self.counts.items() if kind in kinds)
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one sentence."""
+        pending = f"; {_are(self.pending, 'newer change', 'pending')}" if self.pending else ""
+        if self.is_equal:
+            where = counted(len(self.collections), "collection")
+            return f"Equal: {counted(self.landed, 'document')} in {where}{pending}."
+        faults = [f"{counted(self.differing, 'document')} {'differs' if self.differing == 1 else 'differ'}"]
+        faults = faults if self.differing else []
+        for kind in _OF_FILES:
+            if count := self.count(kind):
+                state, _, noun = kind.partition(" ")
+                faults.append(_are(count, noun, state))
+        if self.rolled_back:
+            where = counted(len(self.rolled_back), "vbucket")
+            faults.append(f"a failover took back changes of {where} that the tables hold: land again")
+        return f"Not equal: {', '.join(faults) or counted(sum(self.counts.values()), 'fault')}{pending}."
+
+
+_OF_FILES = (
+    FindingKind.DAMAGED_FILE,
+    FindingKind.MISSING_FILE,
+    FindingKind.MISSING_TABLE,
+    FindingKind.DAMAGED_LOG,
+)
+
+
+def _are(count: int, noun: str, state: str) -> str:
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'} {state}"
+
+
+# --- on the driver --------------------------------------------------------------------------------------------------
 
 
 def compare(
-    settings: ClientSettings, into: str, *, scopes: Iterable[str] = (), collections: Iterable[str] = ()
-) -> Comparison:
-    """Read the bucket and the tables in a directory, and compare them.
+    settings: ClientSettings,
+    into: str,
+    *,
+    scopes: Iterable[str] = (),
+    collections: Iterable[str] = (),
+    run: Runner = run_here,
+) -> Verification:
+    """Compare a bucket with the tables in a directory.
 
-    `scopes` and `collections` are those that were landed; where none are given, the directory tells.
+    `scopes` and `collections` are what is looked at; where none are given, all that was landed.
     """
     with Surveyor(settings) as surveyor:
-        lake = Lake.open(into, bucket_uuid=surveyor.cluster_map.uuid)
+        try:
+            lake = Lake.open(into, bucket_uuid=surveyor.cluster_map.uuid)
+        except UNREADABLE_LOG:
+            findings = damaged_logs(into)
+            if not findings.counts:
+                raise
+            return Verification(collections=(), findings=findings.first(), counts=dict(findings.counts))
         if lake is None:
             raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
         selection = Selection(scopes=tuple(scopes), collections=tuple(collections))
-        landed = OwnFolder(into).read_selection()
-        if selection == Selection():
-            selection = landed or selection
-        left = _what_is_left(settings, selection, landed)
-        digester = ChangeDigester(lake.facts.vbuckets)
-        if left is None:
-            # Of what was dropped there is nothing in the bucket. The seqnos still have to be the same.
-            bucket_seqnos = {vbucket: status.high_seqno for vbucket, status in surveyor.survey().items()}
-        else:
-            bucket_seqnos = _digest_bucket(settings, left, digester)
-    names = sorted(lake.tables)
-    of_tables = digest_documents(
-        chain.from_iterable(lake.documents_now(name) for name in names), vbuckets=lake.facts.vbuckets
-    )
-    of_bucket = digester.finish()
-    return Comparison(
-        vbuckets=tuple(
-            _compare_vbucket(VBucketId(vbucket), of_bucket, of_tables, bucket_seqnos, lake.held_offsets())
-            for vbucket in range(lake.facts.vbuckets)
-        ),
-        collections=tuple(names),
+        driver = _Driver(settings, lake, selection, landed_selection(lake) or Selection())
+        reports: dict[int, GroupReport] = {}
+        statuses = surveyor.survey()
+        for attempt in range(ATTEMPTS_MAX):
+            groups = [group for group in range(lake.facts.groups) if group not in reports]
+            plan = driver.plan(groups, statuses, is_last=attempt == ATTEMPTS_MAX - 1)
+            found = zip(groups, run(plan), strict=True)
+            reports |= {group: report for group, report in found if report is not None}
+            before, statuses = statuses, surveyor.survey()
+            for group in driver.groups_rolled_back(before, statuses) if attempt < ATTEMPTS_MAX - 1 else ():
+                reports.pop(group, None)
+            if len(reports) == lake.facts.groups:
+                break
+        return driver.verdict(reports.values(), statuses)
+
+
+def verify(
+    spark: SparkSession,
+    url: str,
+    into: str,
+    *,
+    user: str | None = None,
+    password: str | None = None,
+    tls: TlsSettings | None = None,
+    scopes: Iterable[str] = (),
+    collections: Iterable[str] = (),
+) -> Verification:
+    """Compare a bucket with the tables in a directory, on the executors of a session."""
+    settings = ClientSettings.make(url, user=user, password=password, tls=tls, agent=_NAME)
+    return compare(settings, into, scopes=scopes, collections=collections, run=spark_runner(spark))
+
+
+def spark_runner(spark: SparkSession) -> Runner:
+    """Runs the tasks on the executors of a session. Where there is no session, PySpark is not loaded."""
+    from headwater.spark.shipped_kernels import ship_kernels
+    from headwater.spark.spark_runner import SparkRunner
+
+    ship_kernels(spark)
+    runner = SparkRunner(spark, _NAME)
+    return lambda tasks: runner([_OnExecutor(task) for task in tasks])
+
+
+class _Driver:
+    """What tasks are made from: one version of every table."""
+
+    def __init__(self, settings: ClientSettings, lake: Lake, asked: Selection, landed: Selection) -> None:
+        self._settings, self._lake = settings, lake
+        self._selection = landed if asked == Selection() else asked
+        # What has a table was there, and may have been dropped since.
+        self._known = Selection(
+            scopes=(*landed.scopes, *(name.partition(".")[0] for name in lake.tables)),
+            collections=(*landed.collections, *lake.tables),
+        )
+        self._checks = LakeChecks(lake)
+
+    def plan(self, groups: Iterable[int], statuses: Statuses, *, is_last: bool) -> list[VerifyTask]:
+        """One task for each group, of the bucket's collections as they are now."""
+        manifest = look_at_bucket(self._settings).manifest
+        left = _what_is_left(manifest, self._selection, self._known)
+        self._checks = LakeChecks(self._lake, self._chosen_tables(manifest, left))
+        live_ids = frozenset(int(collection.id) for _, collection in manifest.collections())
+        return [
+            VerifyTask(
+                check=self._checks.of_group(
+                    group,
+                    lambda vbucket, place: _is_rolled_back(place, statuses[vbucket]),
+                    live_ids=live_ids,
+                    is_selection=self._selection != Selection(),
+                ),
+                settings=self._settings,
+                left=left,
+                is_last=is_last,
+            )
+            for group in groups
+        ]
+
+    def _chosen_tables(self, manifest: Manifest, left: Selection | None) -> list[CollectionTables]:
+        tables = [table for _, table in sorted(self._lake.tables.items())]
+        if self._selection == Selection():
+            return tables
+        names = CollectionNames(manifest)
+        chosen = left or Selection()
+        # A collection may be given by its id, and one that was dropped only by the name that it had.
+        ids = {int(id_) for id_ in names.ids_in(names.select(scopes=chosen.scopes, collections=chosen.collections))}
+        return [
+            table
+            for table in tables
+            if table.name in self._selection.collections
+            or table.name.partition(".")[0] in self._selection.scopes
+            or not ids.isdisjoint(table.ids)
+        ]
+
+    def _rolled_back(self, statuses: Statuses) -> Iterator[tuple[str, VBucketId, StreamOffset]]:
+        """The places of tables that a failover took back, by table and vbucket."""
+        for label, offsets in self._checks.held().items():
+            for vbucket, place in sorted(offsets.offsets.items()):
+                if _is_rolled_back(place, statuses[vbucket]):
+                    yield label, vbucket, place
+
+    def groups_rolled_back(self, before: Statuses, now: Statuses) -> set[int]:
+        """The groups in which a failover has taken back what some table holds."""
+        changed = {vbucket for vbucket, status in now.items() if status.failover_log != before[vbucket].failover_log}
+        if not changed:
+            return set()
+        return {
+            int(self._lake.facts.group_of(vbucket)) for _, vbucket, _ in self._rolled_back(now) if vbucket in changed
+        }
+
+    def verdict(self, reports: Iterable[GroupReport], statuses: Statuses) -> Verification:
+        counts: dict[str, Counts] = {}
+        findings = self._checks.lost_commits()
+        for report in reports:
+            findings.merge(report.findings)
+            for name, part in report.counts.items():
+                counts.setdefault(name, Counts()).add(part)
+        rolled_back = {vbucket for report in reports for vbucket in report.rolled_back}
+        for label, vbucket, place in self._rolled_back(statuses):
+            findings.add(_rollback_pending(label, vbucket, place, statuses[vbucket]))
+            rolled_back.add(vbucket)
+        return Verification(
+            collections=tuple(
+                CollectionVerdict(name=name, landed=it.landed, pending=it.pending, differing=it.differing)
+                for name, it in sorted(counts.items())
+            ),
+            findings=findings.first(),
+            counts={place: count for place, count in findings.counts.items() if count},
+            rolled_back=tuple(sorted(rolled_back)),
+        )
+
+
+def _shared_seqno(place: StreamOffset, status: VBucketStatus) -> Seqno | None:
+    """How far the bucket still has the history that a table holds; None where it no longer knows that branch."""
+    return status.failover_log.branch_end(place.vbuuid, high_seqno=status.high_seqno)
+
+
+def _is_rolled_back(place: StreamOffset, status: VBucketStatus) -> bool:
+    shared = _shared_seqno(place, status)
+    return place.seqno > 0 and (shared is None or shared < place.seqno)
+
+
+def _rollback_pending(label: str, vbucket: VBucketId, place: StreamOffset, status: VBucketStatus) -> Finding:
+    shared = _shared_seqno(place, status)
+    lost = "a history that the bucket no longer knows" if shared is None else f"changes above seqno {shared}"
+    return Finding(
+        kind=FindingKind.ROLLBACK_PENDING,
+        table=label,
+        what=f"vbucket {vbucket}",
+        says=f"was taken back by a failover: the table is at seqno {place.seqno}, with {lost}; land again",
     )
 
 
-def _what_is_left(settings: ClientSettings, selection: Selection, landed: Selection | None) -> Selection | None:
-    """What there is still in the bucket of a selection; None for nothing. What was never there raises."""
+def _what_is_left(manifest: Manifest, selection: Selection, known: Selection) -> Selection | None:
+    """What the bucket still has of a selection; None for nothing. What was never there raises."""
     if selection == Selection():
         return selection
-    names = CollectionNames(look_at_bucket(settings).manifest)
-    was_there = landed or Selection()
+    now = CollectionNames(manifest)
 
-    def find(look: Callable[[str], object], name: str, known: tuple[str, ...]) -> bool:
+    def is_there(look: Callable[[str], object], name: str, names: tuple[str, ...]) -> bool:
         try:
             look(name)
         except (UnknownScope, UnknownCollection):
-            if name not in known:
+            if name not in names:
                 raise
             return False
         return True
 
     left = Selection(
-        scopes=tuple(name for name in selection.scopes if find(names.find_scope, name, was_there.scopes)),
+        scopes=tuple(name for name in selection.scopes if is_there(now.find_scope, name, known.scopes)),
         collections=tuple(
-            name for name in selection.collections if find(names.find_collection, name, was_there.collections)
+            name for name in selection.collections if is_there(now.find_collection, name, known.collections)
         ),
     )
     return None if left == Selection() else left
 
 
-def _digest_bucket(settings: ClientSettings, selection: Selection, digester: ChangeDigester) -> dict[VBucketId, Seqno]:
-    """Returns the seqnos that were read to."""
-    options = ReadOptions.make(
-        end=End.NOW, name="headwater-verify", scopes=selection.scopes, collections=selection.collections
-    )
-    with Client(settings) as client:
-        batches = client.read(options)
-        for batch in batches:
-            digester.add(batch)
-        return {vbucket: offset.seqno for vbucket, offset in batches.offsets.offsets.items()}
+# --- in a task --------------------------------------------------------------------------------------------------------
 
 
-def _compare_vbucket(
-    vbucket: VBucketId,
-    of_bucket: VBucketDigests,
-    of_tables: VBucketDigests,
-    bucket_seqnos: Mapping[VBucketId, Seqno],
-    tables: Offsets,
-) -> VBucketComparison:
-    bucket_seqno = bucket_seqnos.get(vbucket, Seqno(0))
-    table_seqno = (tables.get(vbucket) or _NOWHERE).seqno
-    digests = of_bucket.text(vbucket), of_tables.text(vbucket)
-    counts = int(of_bucket.counts[vbucket]), int(of_tables.counts[vbucket])
-    verdict = Verdict.BEHIND
-    if bucket_seqno == table_seqno:
-        verdict = Verdict.EQUAL if digests[0] == digests[1] and counts[0] == counts[1] else Verdict.DIFFERS
-    return VBucketComparison(
-        vbucket=vbucket,
-        verdict=verdict,
-        bucket_seqno=bucket_seqno,
-        table_seqno=table_seqno,
-        bucket_documents=counts[0],
-        table_documents=counts[1],
-        bucket_digest=digests[0],
-        table_digest=digests[1],
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyTask:
+    """Read a group of vbuckets from the bucket, and judge the tables by it."""
+
+    check: GroupCheck
+    settings: ClientSettings
+    left: Selection | None
+    """What of the bucket is read; None for nothing, where all that was landed has been dropped."""
+    is_last: bool = False
+    """It is not tried again."""
+
+    def run(self) -> GroupReport | None:
+        """None where a collection was dropped since the task was made: it has to be made again."""
+        try:
+            # The bucket's stream is mostly waited for, so the files are read in the meantime.
+            changes = _Meanwhile(lambda: ScannedChanges.read(self.check))
+            check, reading = self._read()
+            report = judge_group(check, reading, changes.result())
+            self._name_missing(report.findings)
+            return report
+        except (UnknownCollection, UnknownScope):
+            # The server takes no filter on it any more.
+            if self.is_last:
+                raise
+            return None
+
+    def _read(self) -> tuple[GroupCheck, BucketReading]:
+        """The bucket, read until no failover comes in between. Vbuckets that do not come to rest are left out."""
+        unsettled: frozenset[int] = frozenset()
+        for attempt in itertools.count(1):
+            reading = self.check.reading()
+            try:
+                self._read_into(reading, frozenset(map(VBucketId, self.check.vbuckets)) - unsettled)
+                break
+            except RolledBack as error:
+                if attempt >= ATTEMPTS_MAX:
+                    unsettled |= error.vbuckets
+        return self.check.leaving_out(unsettled), reading
+
+    def _read_into(self, reading: BucketReading, vbuckets: frozenset[VBucketId]) -> None:
+        if self.left is None or not vbuckets:
+            return
+        options = self._options(vbuckets=vbuckets, end=End.NOW, xattrs=self.check.facts.xattrs)
+        with Client(self.settings) as client:
+            for batch in client.read(options):
+                reading.add(batch)
+
+    def _options(self, **options: Any) -> ReadOptions:
+        assert self.left is not None, "there is nothing to read"
+        return ReadOptions.make(
+            name=_NAME,
+            # All is read to its end, so nothing has to be held back until a snapshot is complete.
+            snapshots=Snapshots.AS_THEY_COME,
+            buffer_bytes=_BUFFER_BYTES,
+            batch_bytes=_BUFFER_BYTES // 2,
+            scopes=self.left.scopes,
+            collections=self.left.collections,
+            **options,
+        )
+
+    def _name_missing(self, findings: Findings) -> None:
+        """Look up the keys of documents that a table lacks. A change that is no longer the newest has no name."""
+        kept = [one for found in findings.kept.values() for one in found if one.what == NOT_NAMED]
+        places = {(VBucketId(one.vbucket), Seqno(one.seqno)) for one in kept if one.vbucket is not None and one.seqno}
+        if not places or self.left is None:
+            return
+        ends = {vbucket: max(seqno for at, seqno in places if at == vbucket) for vbucket, _ in places}
+        wanted = np.array([vbucket << SEQNO_BITS | seqno for vbucket, seqno in places], dtype=np.int64)
+        keys: dict[tuple[int, int], str] = {}
+        with Client(self.settings) as client:
+            for batch in client.read(self._options(vbuckets=frozenset(ends), end=ends, no_value=True)):
+                vbuckets, seqnos = int64s(batch, "vbucket"), int64s(batch, "seqno")
+                chosen = np.flatnonzero(np.isin(vbuckets << SEQNO_BITS | seqnos, wanted))
+                shown, _ = split_keys(batch.column("key").take(pa.array(chosen)))
+                found = zip(vbuckets[chosen].tolist(), seqnos[chosen].tolist(), strict=True)
+                keys |= {place: key for place, key in zip(found, shown.to_pylist(), strict=True) if key is not None}
+        findings.name(keys)
+
+
+class _Meanwhile(threading.Thread, Generic[T]):
+    """Calls a function in another thread. A program that is ended does not wait for it."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(name=_NAME, daemon=True)
+        self._function = function
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> T:
+        self.join()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+@dataclass(frozen=True, slots=True)
+class _OnExecutor:
+    """Judge a group of vbuckets, in a process that may have no compiled kernels."""
+
+    task: VerifyTask
+
+    def run(self) -> GroupReport | None:
+        from headwater.spark.shipped_kernels import use_shipped_kernels
+
+        use_shipped_kernels()
+        return self.task.run()

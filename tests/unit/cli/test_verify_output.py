@@ -1,49 +1,150 @@
-"""What `headwater verify` prints of a comparison."""
+"""What `headwater verify` prints of a verification, and how it exits."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from typing import Any
+
 import pytest
+from click.testing import CliRunner, Result
 
-from headwater.cli.verify import _print
-from headwater.spark.verification import Comparison, VBucketComparison, Verdict
+from headwater.cli import verify as command
+from headwater.spark.lake.findings import Finding, FindingKind
+from headwater.spark.verification import CollectionVerdict, Verification
 
-DIGEST = "0123456789abcdef" * 4
+ORDERS = CollectionVerdict(name="shop.orders", landed=98_765, pending=300, differing=0)
+ITEMS = CollectionVerdict(name="shop.items", landed=1_235, pending=12, differing=0)
+EQUAL = Verification(collections=(ITEMS, ORDERS))
 
 
-def compared(*verdicts: Verdict) -> Comparison:
-    return Comparison(
-        vbuckets=tuple(
-            VBucketComparison(
-                vbucket=number,
-                verdict=verdict,
-                bucket_seqno=12,
-                table_seqno=12,
-                bucket_documents=3,
-                table_documents=2,
-                bucket_digest=DIGEST,
-                table_digest=DIGEST[::-1],
-            )
-            for number, verdict in enumerate(verdicts)
-        ),
-        collections=("_default._default",),
+def finding(kind: FindingKind = FindingKind.DIFFERS, what: str = "order-1", table: str = "changes") -> Finding:
+    return Finding(kind=kind, table=table, what=what, says="is wrong", vbucket=3, seqno=17)
+
+
+def unequal(*findings: Finding, differing: int = 0, rolled_back: tuple[int, ...] = (), more: int = 0) -> Verification:
+    counts: dict[tuple[FindingKind, str], int] = {}
+    for one in findings:
+        counts[one.kind, one.table] = counts.get((one.kind, one.table), more) + 1
+    collection = CollectionVerdict(name="shop.orders", landed=5, pending=0, differing=differing)
+    return Verification(collections=(collection,), findings=findings, counts=counts, rolled_back=rolled_back)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, found: Verification, *options: str) -> Result:
+    asked: dict[str, Any] = {}
+
+    def compare(settings: object, directory: str, **options: Any) -> Verification:
+        asked.update(options, directory=directory)
+        return found
+
+    monkeypatch.setattr(command, "compare", compare)
+    result = CliRunner().invoke(command.verify, ["couchbase://localhost/shop", "lake", *options])
+    assert asked["directory"] == "lake"
+    return result
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+
+
+def test_a_table_with_a_row_for_each_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, EQUAL)
+    lines = result.output.splitlines()
+    assert cells(lines[1]) == ["collection", "landed", "pending", "differing"]
+    assert [cells(line) for line in lines if line.startswith("│")] == [
+        ["shop.items", "1,235", "12", "0"],
+        ["shop.orders", "98,765", "300", "0"],
+        ["total", "100,000", "312", "0"],
+    ]
+    assert lines[-1] == "Equal: 100,000 documents in 2 collections; 312 newer changes are pending."
+    assert result.exit_code == 0
+
+
+def test_findings_are_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = unequal(
+        finding(),
+        finding(FindingKind.DAMAGED_FILE, "part-1.parquet"),
+        finding(what="[bold]\x1b[31m"),
+        differing=3,
+        more=5,
     )
+    result = run(monkeypatch, found)
+    lines = result.output.splitlines()
+    assert "changes: order-1 is wrong (vbucket 3, seqno 17)" in lines
+    assert "changes: [bold]?[31m is wrong (vbucket 3, seqno 17)" in lines, "a terminal obeys no key"
+    assert "changes: 5 more of the kind 'differs'" in lines
+    assert lines[-1] == "Not equal: 3 documents differ, 6 files are damaged."
+    assert result.exit_code == 1
 
 
-def printed(capsys: pytest.CaptureFixture[str], *verdicts: Verdict) -> list[str]:
-    _print(compared(*verdicts), show_all=False)
-    return capsys.readouterr().out.splitlines()
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (Verification(collections=()), "Equal: 0 documents in 0 collections."),
+        (
+            Verification(collections=(CollectionVerdict(name="a.b", landed=1, pending=1, differing=0),)),
+            "Equal: 1 document in 1 collection; 1 newer change is pending.",
+        ),
+        (unequal(finding(), differing=1), "Not equal: 1 document differs."),
+        (unequal(finding()), "Not equal: 1 fault."),
+        (unequal(finding(FindingKind.MISSING_FILE)), "Not equal: 1 file is missing."),
+        (unequal(finding(FindingKind.MISSING_TABLE)), "Not equal: 1 table is missing."),
+        (
+            unequal(finding(FindingKind.ROLLBACK_PENDING), rolled_back=(3, 4)),
+            "Not equal: a failover took back changes of 2 vbuckets that the tables hold: land again.",
+        ),
+    ],
+)
+def test_all_of_it_in_one_sentence(found: Verification, sentence: str) -> None:
+    assert found.sentence == sentence
 
 
-def test_all_numbers_are_written_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    equal = printed(capsys, *[Verdict.EQUAL] * 1024)
-    assert equal == ["1,024 vbuckets: 1,024 equal; 3,072 documents in 1 collection"]
-    *_, more, total = printed(capsys, *[Verdict.DIFFERS] * 1024)
-    assert more == "and 1,004 more; --all shows them"
-    assert total.startswith("1,024 vbuckets: 1,024 differs")
+def test_json_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = json.loads(run(monkeypatch, EQUAL, "--json").stdout)
+    assert found == {
+        "equal": True,
+        "landed": 100_000,
+        "pending": 312,
+        "differing": 0,
+        "collections": {
+            "shop.items": {"landed": 1_235, "pending": 12, "differing": 0},
+            "shop.orders": {"landed": 98_765, "pending": 300, "differing": 0},
+        },
+        "counts": [],
+        "findings": [],
+        "rolled_back": [],
+        "sentence": "Equal: 100,000 documents in 2 collections; 312 newer changes are pending.",
+    }
 
 
-def test_the_table_is_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = printed(capsys, Verdict.EQUAL, Verdict.DIFFERS)
-    cells = [cell.strip() for cell in lines[3].strip("│").split("│")]
-    assert cells == ["1", "differs", "12", "12", "3", "2", DIGEST[:12], DIGEST[::-1][:12]]
+def test_json_has_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, unequal(finding(), differing=1, more=7), "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert found["counts"] == [{"kind": "differs", "table": "changes", "count": 8}]
+    assert found["findings"] == [
+        {
+            "kind": "differs",
+            "table": "changes",
+            "what": "order-1",
+            "vbucket": 3,
+            "seqno": 17,
+            "file": None,
+            "sentence": "changes: order-1 is wrong (vbucket 3, seqno 17)",
+        }
+    ]
+
+
+def test_the_table_is_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    name = "a-scope-with-a-long-name.a-collection-with-a-long-name"
+    found = Verification(collections=(CollectionVerdict(name=name, landed=10**9, pending=0, differing=0),))
+    assert name in run(monkeypatch, found).output
+    assert "1,000,000,000" in run(monkeypatch, found).output
+
+
+def test_no_spark_is_loaded_unless_it_is_asked_for() -> None:
+    """Loading it takes as long as comparing a million documents."""
+    program = "import sys, headwater.cli.verify; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -49,5 +49,9 @@ The rooms
 `new_tables` makes those that are missing. Work for executors: `change_files` (a batch to files), `void_rows`
 (marking), `documents_merge` with `fold` and `history` (merging), `file_joining` and `trimming` (upkeep); `tasks`
 carries it there. `delta_log` is the only one that commits, `data_files` the only one that knows Parquet. `pending`
-counts and `merge_plan` plans. `digests` proves.
+counts and `merge_plan` plans.
+
+`headwater verify` proves it: `check_plan` says what is judged, `table_scan` reads every file, `digests` makes hashes of
+rows, `judging` compares them with those of the bucket, `history_check` and `typed_check` look at what one has, and
+`group_check` is the task that does all of it for a group. `findings` are what comes out.
 """

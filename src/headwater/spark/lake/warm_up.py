@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headwater.spark.lake.digests import ChangeDigester, digest_documents
+from headwater.spark.lake.digests import HashIndex, hash_changes, hash_documents, hash_texts
 from headwater.spark.lake.key_index import KeyIndex
 from headwater.spark.lake.schemas import changes_schema, documents_schema
 from headwater.spark.lake.typed_columns import TypedColumns
@@ -16,15 +16,12 @@ def warm_up() -> None:
     index = KeyIndex(pa.array([b"a", b"b", b"a"]), np.array([1, 2, 3]))
     index.find(pa.array([b"a", b"c"]))
     TypedColumns.from_ddl("n INT, s STRING").parse(pa.array(['{"n": 1, "s": "a"}', None]))
-    for schema in (documents_schema(xattrs=False), changes_schema(xattrs=False)):
+    for schema in (documents_schema(xattrs=True), changes_schema(xattrs=True)):
         row = {field.name: _value(field) for field in schema}
         table = pa.Table.from_pylist([row], schema)
-        if "void" in schema.names:
-            digester = ChangeDigester(1)
-            digester.add(table)
-            digester.finish()
-        else:
-            digest_documents([table], vbuckets=1)
+        hashed = (hash_changes if "void" in schema.names else hash_documents)(table, xattrs=True)
+        HashIndex(hashed.keys, hashed.seqnos).find(hashed.keys)
+    hash_texts(pa.array(["a"]))
 
 
 def _value(field: pa.Field) -> object:

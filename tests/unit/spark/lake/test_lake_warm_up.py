@@ -6,12 +6,11 @@ from pathlib import Path
 
 from numba.core.dispatcher import Dispatcher
 
-from bucket_model import batches
 from headwater.spark.lake import digests, json_fields, key_index
-from headwater.spark.lake.digests import ChangeDigester, digest_documents
 from headwater.spark.lake.lake import LakeSettings, with_columns
 from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.lake.warm_up import warm_up
+from model_verification import verify_model
 from small_lake import SmallLake
 
 
@@ -41,10 +40,5 @@ def test_all_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None
     small.land()
     small.bucket.fail_over(0, 1)
     small.land()
-    digest_documents(small.lake.documents_now("_default._default"), vbuckets=4)
-    digester = ChangeDigester(4)
-    small.bucket.mark_unread(0)
-    for batch in batches(small.bucket.rows(0), 1):
-        digester.add(batch)
-    digester.finish()
+    assert not verify_model(small.reopen(), small.bucket).findings.counts
     assert signatures() == warm

@@ -1,0 +1,116 @@
+"""Files of the tables: any byte that changes is found, and files of other engines are read as ours are."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headwater._version import __version__
+from headwater.errors import LakeDamaged
+from headwater.spark.lake.data_files import DataFile, FileReader, FileWriter
+from headwater.spark.lake.layout import TablePlace
+
+SCHEMA = pa.schema([pa.field("vbucket", pa.int32()), pa.field("op", pa.string()), pa.field("value", pa.binary())])
+
+
+def rows(count: int, start: int = 0) -> pa.Table:
+    numbers = range(start, start + count)
+    ops = pa.array(["mutation"] * count).dictionary_encode()
+    return pa.table(
+        [pa.array(numbers, pa.int32()), ops, pa.array([b"%d" % number for number in numbers])], SCHEMA.names
+    )
+
+
+def write(folder: Path) -> DataFile:
+    writer = FileWriter(TablePlace(str(folder)), SCHEMA, ranges=("vbucket",))
+    for start in (0, 30):
+        part = rows(30, start)
+        writer.write_row_group(part.set_column(1, "op", part.column("op").cast(pa.dictionary(pa.int32(), pa.string()))))
+    return writer.close()
+
+
+def read(folder: Path, path: str) -> list[bytes]:
+    with FileReader(TablePlace(str(folder)), path, checks=True) as reader:
+        return [
+            value
+            for row_group in reader.row_groups
+            for part in reader.batches(row_group)
+            for value in part.column("value").to_pylist()
+        ]
+
+
+def test_any_reader_reads_a_sealed_file(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    path = tmp_path / file.path
+    assert path.stat().st_size == file.size_bytes
+    assert pq.read_table(path).column("value").to_pylist() == [b"%d" % number for number in range(60)]
+    metadata = pq.read_metadata(path)
+    assert metadata.metadata[b"headwater"] == __version__.encode()
+    assert metadata.num_row_groups == 2
+    with FileReader(TablePlace(str(tmp_path)), file.path, checks=True) as reader:
+        assert reader.is_sealed
+        assert reader.range_of(1, "vbucket") == (30, 59, False)
+
+
+def test_every_byte_of_a_file_is_checked(tmp_path: Path) -> None:
+    """Also those that Arrow aborts the process for, or reads over."""
+    path = write(tmp_path).path
+    sound = (tmp_path / path).read_bytes()
+    unseen = []
+    for at in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[at] ^= 1 << at % 8
+        (tmp_path / path).write_bytes(damaged)
+        with contextlib.suppress(LakeDamaged):
+            read(tmp_path, path)
+            unseen.append(at)
+    assert unseen == []
+
+
+@pytest.mark.parametrize("length", [0, 3, 11, 12, 100, -1, -100])
+def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, length: int) -> None:
+    path = write(tmp_path).path
+    (tmp_path / path).write_bytes((tmp_path / path).read_bytes()[:length])
+    with pytest.raises(LakeDamaged, match="can't be read"):
+        read(tmp_path, path)
+
+
+def test_a_footer_may_be_longer_than_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.spark.lake.data_files._TAIL_BYTES", 64)
+    assert len(read(tmp_path, write(tmp_path).path)) == 60
+
+
+def test_files_of_other_engines_have_the_types_of_ours(tmp_path: Path) -> None:
+    """As delta-rs writes them: it has Arrow read texts as views."""
+    views = {
+        "text": pa.string_view(), "bytes": pa.binary_view(), "large": pa.large_string(),
+        "list": pa.list_(pa.string_view()), "struct": pa.struct([pa.field("a", pa.string_view())]),
+    }  # fmt: skip
+    values = {"text": "a", "bytes": b"b", "large": "c", "list": ["d"], "struct": {"a": "e"}}
+    table = pa.table({name: pa.array([values[name], None], type_) for name, type_ in views.items()})
+    pairs = pa.array([[("k", b"v")], None], pa.map_(pa.string(), pa.binary()))
+    table = table.append_column("map", pairs.cast(pa.map_(pa.string_view(), pa.binary_view())))
+    table = table.append_column("vbucket", pa.array([1, 2], pa.int32()))
+    pq.write_table(table, tmp_path / "other")
+    with FileReader(TablePlace(str(tmp_path)), "other", checks=True) as reader:
+        assert not reader.is_sealed
+        assert reader.range_of(0, "vbucket") == (1, 2, True)
+        (part,) = reader.batches(0)
+        assert part.equals(reader.read(0))
+        assert reader.schema.types == part.schema.types
+    plain = {"text": pa.string(), "bytes": pa.binary(), "large": pa.string(), "list": pa.list_(pa.string())}
+    assert {name: part.schema.field(name).type for name in plain} == plain
+    assert part.column("map").type == pairs.type
+    assert part.to_pylist() == table.to_pylist()
+
+
+def test_large_row_groups_come_in_parts(tmp_path: Path) -> None:
+    pq.write_table(rows(1000), tmp_path / "large")
+    with FileReader(TablePlace(str(tmp_path)), "large") as reader:
+        parts = [*reader.batches(0, bytes_max=reader.uncompressed_bytes(0) // 3)]
+    assert [part.num_rows for part in parts] == [250, 250, 250, 250]
+    assert pa.concat_tables(parts).column("value").to_pylist() == [b"%d" % number for number in range(1000)]
