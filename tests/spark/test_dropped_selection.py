@@ -115,6 +115,50 @@ def test_one_is_dropped_while_the_query_goes_on(shop: SourceBucket, tmp_path: Pa
     check_equal(landing, ORDERS, ITEMS)
 
 
+@pytest.mark.parametrize("moment", ["plan tasks", "run task", "commit changes"])
+@pytest.mark.parametrize("names", [f"{ORDERS},{ITEMS}", ORDERS])
+def test_one_is_dropped_and_made_again_while_a_batch_is_read(
+    shop: SourceBucket, tmp_path: Path, moment: str, names: str
+) -> None:
+    """The batch reads to the end of its snapshot, which holds changes of the new one; its filter does not know it."""
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"collections": names})
+    landing.land()
+    put(shop, ORDERS, "b")
+    before = shop.ids[ORDERS]
+
+    def make_again(name: str) -> None:
+        if name == moment and shop.ids[ORDERS] == before:
+            shop.drop_collection(ORDERS)
+            shop.create_collection(ORDERS)
+            put(shop, ORDERS, "c")
+
+    landing.step = make_again
+    landing.land()
+    landing.step = lambda name: None
+    landing.land()
+    assert documents(landing)[ORDERS] == 8, "those of the new one"
+    check_equal(landing, *names.split(","))
+
+
+def test_a_failover_after_the_only_one_was_dropped(shop: SourceBucket, tmp_path: Path) -> None:
+    """There is nothing to read but the rollback, and that has to come."""
+    landing = SimulatedLanding(shop, tmp_path / "lake", options={"collections": ORDERS})
+    landing.land()
+    shop.drop_collection(ORDERS)
+    put(shop, OTHER, "b")
+    landing.land()
+    landing.land()
+    shop.fail_over(0, shop.high_seqnos()[0] - 1)
+    put(shop, OTHER, "c")
+    landing.land()
+    assert [row["vbucket"] for row in landing.changes() if row["op"] == "rollback"] == [0]
+    shop.create_collection(ORDERS)
+    put(shop, ORDERS, "d")
+    landing.land()
+    assert documents(landing) == {ORDERS: 8}
+    check_equal(landing, ORDERS)
+
+
 def test_a_scope_is_dropped_between_plan_and_read(shop: SourceBucket, tmp_path: Path) -> None:
     landing = SimulatedLanding(shop, tmp_path / "lake", options={"scopes": "shop"})
 

@@ -170,3 +170,22 @@ def test_places_in_a_folder(spark: SparkSession, bucket: SourceBucket, tmp_path:
     bucket.put([b"c"], b"{}")
     run("second")
     assert seen == [["a", "b"], ["c"]]
+
+
+def test_a_query_that_begins_again_on_another_branch(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    """It has no rollback among its rows, since it has nothing to roll back. The sink has."""
+    sink = SqliteSink(tmp_path / "sink.db")
+
+    def run(checkpoint: str) -> None:
+        frame = spark.readStream.format("dcp").options(**bucket.options).load()
+        writer = frame.writeStream.foreachBatch(headwater.spark.apply_changes(sink.apply, places=sink.places))
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    bucket.put(bucket.keys("a", 5, vbucket=VBUCKET), b'{"n":1}')
+    run("first")
+    bucket.fail_over(VBUCKET, 3)
+    bucket.put(bucket.keys("b", 2, vbucket=VBUCKET), b'{"n":2}')
+    run("second")
+    kept = [*bucket.keys("a", 3, vbucket=VBUCKET), *bucket.keys("b", 2, vbucket=VBUCKET)]
+    assert set(sink.documents()) == {key.decode() for key in kept}

@@ -14,7 +14,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkRuntimeError
 from simulated_landing import RunHere, SimulatedLanding, without_spark
-from spark_node import DEFAULT, SourceBucket
+from spark_node import DEFAULT, SourceBucket, SparkNode
 
 from headwater.errors import InvalidInput, LakeInUse, QueryFailed, ReadRolledBack
 from headwater.spark import landing
@@ -139,6 +139,58 @@ def test_a_process_that_dies_does_not_end_it(pipeline: SimulatedLanding, caplog:
     failed = [record for record in caplog.records if vars(record).get("event") == "batch_failed"]
     assert len(failed) == FAILURES_MAX
     assert "Python worker exited unexpectedly" in failed[0].getMessage()
+
+
+@dataclass
+class FailingMerges(RunHere):
+    """So many jobs that are no reads fail."""
+
+    left: int = 2
+
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]:
+        if not isinstance(tasks[0], LandShare) and self.left:
+            self.left -= 1
+            raise died()
+        return super().__call__(tasks)
+
+
+@pytest.mark.parametrize("every_s", [None, 30.0], ids=["at its end", "while it waits"])
+def test_a_process_that_dies_in_a_merge_does_not_end_it(pipeline: SimulatedLanding, every_s: float | None) -> None:
+    """Merges are made after a batch, at the end, and while the next batch is waited for."""
+    pipeline.fresh = landing.Freshness(merge_share=0, wait_s_max=0.2)
+    query = start(pipeline, FailingMerges(), every_s)
+    try:
+        give_up_s = time.monotonic() + 20
+        while len(table_rows(pipeline.folder / "documents" / DEFAULT)) < 2:
+            assert query.exception() is None
+            assert time.monotonic() < give_up_s
+            time.sleep(0.1)
+    finally:
+        query.stop()
+    pipeline.check_equal()
+
+
+def test_a_batch_that_is_landed_is_reported_whatever_fails_then(pipeline: SimulatedLanding) -> None:
+    start(pipeline, FailingMerges(left=1)).awaitTermination()
+    assert [(batch.batch_id, batch.rows) for batch in pipeline.batches] == [(0, 2)]
+
+
+def test_it_can_be_stopped_while_the_bucket_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_spark(monkeypatch)
+    with SparkNode(tmp_path / "data") as node:
+        bucket = SourceBucket(node)
+        bucket.put([b"a"], b"{}")
+        pipeline = SimulatedLanding(bucket, tmp_path / "lake")
+        query = pipeline.start(every_s=EVERY_S)
+        query.processAllAvailable()
+        bucket.close()
+        node.process.kill()
+        time.sleep(1.0)
+        began_s = time.monotonic()
+        query.stop()
+        assert time.monotonic() - began_s < 10
+        assert query.exception() is None
+        node.process.start()
 
 
 def test_it_is_given_up_after_a_bound(pipeline: SimulatedLanding) -> None:

@@ -225,7 +225,7 @@ def test_starting_at_given_offsets(bucket: SourceBucket) -> None:
         given = stream.latest(stream.initial())
     put(bucket, "b", 2)
     with DrivenStream(bucket, startingOffsets=given) as stream:
-        assert stream.initial() == given
+        assert seqnos(stream.initial()) == seqnos(given)
     assert len(read_batch(bucket, startingOffsets=given)) == 2
     assert len(read_batch(bucket, endingOffsets=given)) == 5, "to the end of the snapshot that holds the end"
     assert len(read_batch(bucket)) == 5

@@ -18,7 +18,7 @@ from headwater.cli.consoles import output_console
 from headwater.cli.escaping import printable
 from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
-from headwater.spark.lake.tasks import Runner, run_here
+from headwater.spark.lake.tasks import Runner, run_in_threads
 from headwater.spark.verification import Verification, compare, spark_runner
 
 
@@ -79,7 +79,7 @@ def verify(
 def _runner(master: str | None) -> Iterator[Runner]:
     """Where the work is done. Spark takes seconds to start, and is not loaded unless it is asked for."""
     if master is None:
-        yield run_here
+        yield run_in_threads
         return
     from pyspark.errors import PySparkException
 

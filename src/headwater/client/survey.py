@@ -69,12 +69,15 @@ class Surveyor:
         raise failure
 
     def high_seqnos(self) -> dict[VBucketId, Seqno]:
-        """How far the active vbuckets are, of all nodes that have any. Asked once: what fails is raised."""
+        """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
         found: dict[VBucketId, Seqno] = {}
         try:
             for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)}:
                 if node >= 0:
                     found |= _high_seqnos(self._connection(self.cluster_map.nodes[node]))
+            missing = set(range(self.cluster_map.vbuckets)) - found.keys()
+            if missing:
+                raise self._homeless(missing)
         except BaseException:
             self.close()
             raise

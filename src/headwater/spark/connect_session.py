@@ -1,14 +1,12 @@
 """Sessions of Spark Connect: the program is here, and Spark is a server elsewhere.
 
-The source and the pipeline work there as they do anywhere. Two things are different. What a server is asked to do, it
-shows in its pages as it came, options included. And what is called for a batch is called in a process of the server.
+The source and the pipeline work there as they do anywhere. One thing is different: what a server is asked to do, it
+shows in its pages as it came, options included.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from headwater.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,12 +28,3 @@ def hide_password(spark: SparkSession) -> None:
     pattern = spark.conf.get(_REDACTION, None) or ""
     if _PASSWORD not in pattern:
         spark.conf.set(_REDACTION, f"{pattern}|{_PASSWORD}" if pattern else _PASSWORD)
-
-
-def check_calls_back(spark: SparkSession) -> None:
-    """What a function changes in a process of the server, nobody sees."""
-    if is_remote(spark):
-        raise InvalidInput(
-            "on_batch can't be called from a Spark Connect server",
-            hint="Leave it out, and look at lastProgress of the query, or at the tables",
-        )

@@ -29,13 +29,23 @@ from headwater.spark.lake.lake import Lake
 from headwater.spark.lake.layout import open_filesystem
 from headwater.spark.lake.schemas import documents_schema
 from headwater.spark.planning import whole_place
+from headwater.spark.shipped_kernels import ship_kernels, use_shipped_kernels
 
 _PLACES = "places.json"
-_SUMMARY_DDL = "vbucket INT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
+_SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
 _SUMMARY = pa.schema(
-    [("vbucket", pa.int32()), ("vbuuid", pa.int64()), ("seqno", pa.int64()), ("rolled_back_to", pa.int64())]
+    [
+        ("vbucket", pa.int32()),
+        ("first_vbuuid", pa.int64()),
+        ("begins_at", pa.int64()),
+        ("vbuuid", pa.int64()),
+        ("seqno", pa.int64()),
+        ("rolled_back_to", pa.int64()),
+    ]
 )
 _VBUCKETS_MAX = 0x10000
+_U64 = 2**64 - 1
+"""Spark's numbers are signed."""
 
 
 # --- documents ----------------------------------------------------------------------------------------------------
@@ -44,7 +54,8 @@ _VBUCKETS_MAX = 0x10000
 def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
     """The documents of a collection as of the last batch, whether they are merged yet or not, read by the executors.
 
-    `collection` is `scope.collection`. The columns are those of its table. What is landed later is not in the frame.
+    `collection` is `scope.collection`. The columns are those of its table but for the one that it is partitioned by.
+    What is landed later is not in the frame.
     """
     lake = Lake.open(into)
     if lake is None:
@@ -55,6 +66,7 @@ def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
     columns = lake.tables[collection].columns
     schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if columns is None else columns.schema)
     tasks = tuple(pickle.dumps(task) for task in lake.read_tasks(collection))
+    ship_kernels(spark)
     frame = spark.range(0, len(tasks), 1, len(tasks))
     return frame.mapInArrow(_ReadDocuments(tasks), from_arrow_schema(schema))
 
@@ -66,6 +78,7 @@ class _ReadDocuments:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
+                use_shipped_kernels()
                 for rows in merged_rows(pickle.loads(self.tasks[number])):
                     yield from rows.to_batches()
 
@@ -119,10 +132,15 @@ class _Applying:
             held = None if text is None else Offsets.from_json(text)
             rows = frame.mapInArrow(_summarize, _SUMMARY_DDL).collect()
             rollbacks = {row.vbucket: row.rolled_back_to for row in rows if row.rolled_back_to is not None}
-            reached = {
-                VBucketId(row.vbucket): whole_place(Vbuuid(row.vbuuid & (2**64 - 1)), Seqno(row.seqno)) for row in rows
-            }
+            reached = {VBucketId(row.vbucket): whole_place(Vbuuid(row.vbuuid & _U64), Seqno(row.seqno)) for row in rows}
             floors = {} if held is None else {int(vbucket): int(at.seqno) for vbucket, at in held.offsets.items()}
+            for row in rows:
+                place = None if held is None else held.get(VBucketId(row.vbucket))
+                is_other = place is not None and place.vbuuid != row.first_vbuuid & _U64
+                if is_other and row.begins_at < floors[row.vbucket]:
+                    # A query that began again, on a branch that the sink does not have: from there on all is new.
+                    floors[row.vbucket] = row.begins_at
+                    rollbacks[row.vbucket] = min(row.begins_at, rollbacks.get(row.vbucket, row.begins_at))
             newest = {
                 vbucket: at
                 for vbucket, at in reached.items()
@@ -147,13 +165,15 @@ def _summarize(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         vbuckets = np.asarray(batch.column("vbucket"))
         # Rows of a vbucket come in their order, so its last row is where it is.
-        last = {int(vbucket): row for row, vbucket in zip(*_last_of(vbuckets), strict=True)}
-        for vbucket, row in last.items():
-            found.setdefault(vbucket, {"vbucket": vbucket, "rolled_back_to": None}).update(
-                vbuuid=batch.column("vbuuid")[row].as_py(), seqno=batch.column("seqno")[row].as_py()
-            )
+        vbuuids, seqnos, starts = (batch.column(name) for name in ("vbuuid", "seqno", "snapshot_start"))
+        for vbucket, row in zip(*np.unique(vbuckets, return_index=True), strict=True):
+            if int(vbucket) not in found:
+                begun = {"first_vbuuid": vbuuids[row].as_py(), "begins_at": starts[row].as_py()}
+                found[int(vbucket)] = {"vbucket": int(vbucket), "rolled_back_to": None, **begun}
+        for row, vbucket in zip(*_last_of(vbuckets), strict=True):
+            found[int(vbucket)] |= {"vbuuid": vbuuids[row].as_py(), "seqno": seqnos[row].as_py()}
         for row in _rollback_rows(batch):
-            summary, kept = found[int(vbuckets[row])], batch.column("seqno")[row].as_py()
+            summary, kept = found[int(vbuckets[row])], seqnos[row].as_py()
             before = summary["rolled_back_to"]
             summary["rolled_back_to"] = kept if before is None else min(kept, before)
     yield pa.RecordBatch.from_pylist([*found.values()], schema=_SUMMARY)

@@ -1,8 +1,8 @@
 """How far the tables are behind the bucket, and when the documents are merged. Pure: clocks and counts come in.
 
-Two numbers say how far `changes` is behind. The lag in seqnos is counted from what the bucket says, at any time. The
-lag in seconds is the age of the newest look at the bucket that the tables hold everything of: whatever was written
-before that look is in the tables. Both are asked independently of batches, so a batch that never ends shows.
+Two numbers say how far `changes` is behind. The lag in seqnos is counted from the high seqnos of the bucket, which are
+asked for every second, whatever the batches do. The lag in seconds is the age of the newest survey that the tables hold
+everything of: whatever was written before it is in the tables. A batch that never ends shows in both.
 
 `documents` is behind `changes` by what is not merged yet. Merging every batch would be best, and costs most where a few
 changes touch many files. So a merge waits until the machine has done something else for as long as the last one took,
@@ -15,15 +15,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from headwater.spark.planning import Survey, high_places
 
 WAIT_S_MAX = 60.0
 MERGE_SHARE = 0.5
-_LOOKS_MAX = 256
+_SURVEYS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +60,24 @@ class Lag:
     def __init__(self, places: Offsets, *, as_of_s: float | None) -> None:
         """`as_of_s` is what the tables say of themselves: when the bucket was last known to be in them."""
         self._lock = threading.Lock()
-        self._looks: list[tuple[float, NDArray[np.uint64]]] = []
-        """Times and high seqnos, oldest first, that the tables do not hold everything of."""
+        self._surveys: list[tuple[float, dict[VBucketId, StreamOffset]]] = []
+        """Times and newest places, oldest first, that the tables do not hold everything of."""
         self._apart_s = 0.0
-        self._high: NDArray[np.uint64] | None = None
+        self._high: Mapping[VBucketId, Seqno] | None = None
         self._as_of_s = as_of_s
-        self._places = np.zeros(0, dtype=np.uint64)
-        self.on_places(places)
+        self._places = places
 
     @property
     def seqnos(self) -> int | None:
-        """How many seqnos the bucket has that the tables do not; None where the bucket can't be asked."""
+        """How many seqnos the bucket has that the tables do not.
+
+        None where that is not known: the bucket can't be asked, or a failover has taken back what the tables hold.
+        """
         with self._lock:
             if self._high is None:
                 return None
-            return int(np.sum(np.maximum(self._high, self._held(len(self._high))) - self._held(len(self._high))))
+            ahead = [high - self._seqno(vbucket) for vbucket, high in self._high.items()]
+        return sum(ahead) if min(ahead, default=0) >= 0 else None
 
     @property
     def as_of_s(self) -> float | None:
@@ -87,49 +89,56 @@ class Lag:
         as_of_s = self.as_of_s
         return None if as_of_s is None else max(0.0, now_s - as_of_s)
 
-    def on_look(self, high_seqnos: Mapping[VBucketId, Seqno], *, at_s: float) -> None:
-        """The bucket was asked at this time, or a little later, how far its vbuckets are."""
-        high = np.zeros(max(high_seqnos, default=-1) + 1, dtype=np.uint64)
-        high[list(high_seqnos)] = list(high_seqnos.values())
+    def on_high_seqnos(self, high_seqnos: Mapping[VBucketId, Seqno]) -> None:
+        """The bucket was asked how far its vbuckets are."""
         with self._lock:
-            self._high = high
-            self._looks.append((at_s, high))
-            self._settle()
-            if len(self._looks) > 1 and at_s - self._looks[-2][0] < self._apart_s:
-                del self._looks[-1]
-            elif len(self._looks) > _LOOKS_MAX:
-                # The lag is long by now: looks that are twice as far apart tell it well enough.
-                self._apart_s = 2 * (at_s - self._looks[0][0]) / len(self._looks)
-                self._looks = self._looks[::2]
+            self._high = high_seqnos
 
     def on_unreachable(self) -> None:
         """The bucket can't be asked: how far it is, is not known."""
         with self._lock:
             self._high = None
 
+    def on_survey(self, survey: Survey, *, at_s: float) -> None:
+        """The bucket was asked at this time, or a little later, how far its vbuckets are and on which branch."""
+        newest = dict(high_places("", survey).offsets)
+        with self._lock:
+            self._high = {vbucket: at.seqno for vbucket, at in newest.items()}
+            self._surveys.append((at_s, newest))
+            self._settle()
+            if len(self._surveys) > 1 and at_s - self._surveys[-2][0] < self._apart_s:
+                del self._surveys[-1]
+            elif len(self._surveys) > _SURVEYS_MAX:
+                # The lag is long by now: surveys that are twice as far apart show it well enough.
+                self._apart_s = 2 * (at_s - self._surveys[0][0]) / len(self._surveys)
+                self._surveys = self._surveys[::2]
+
     def on_places(self, places: Offsets, *, is_missing: bool = False) -> None:
         """The tables hold this now; with `is_missing` they have lost something that they held."""
-        held = np.zeros(max(places.offsets, default=-1) + 1, dtype=np.uint64)
-        for vbucket, at in places.offsets.items():
-            held[vbucket] = at.seqno
         with self._lock:
-            self._places = held
+            self._places = places
             if is_missing:
                 self._as_of_s = None
             self._settle()
 
-    def _held(self, vbuckets: int) -> NDArray[np.uint64]:
-        held = np.zeros(vbuckets, dtype=np.uint64)
-        held[: min(vbuckets, len(self._places))] = self._places[:vbuckets]
-        return held
+    def _seqno(self, vbucket: VBucketId) -> int:
+        place = self._places.get(vbucket)
+        return 0 if place is None else place.seqno
 
     def _settle(self) -> None:
-        """The newest look that the tables hold all of says since when they do. Those before it tell nothing more: a
+        """The newest survey that the tables hold all of says since when they do. Those before it say nothing more: a
         failover may have left them with seqnos that will never come."""
-        for number in range(len(self._looks) - 1, -1, -1):
-            at_s, high = self._looks[number]
-            if bool(np.all(high <= self._held(len(high)))):
+        for number in range(len(self._surveys) - 1, -1, -1):
+            at_s, newest = self._surveys[number]
+            if all(self._holds(vbucket, at) for vbucket, at in newest.items()):
                 self._as_of_s = at_s if self._as_of_s is None else max(at_s, self._as_of_s)
-                del self._looks[: number + 1]
-                self._apart_s = self._apart_s if self._looks else 0.0
+                del self._surveys[: number + 1]
+                self._apart_s = self._apart_s if self._surveys else 0.0
                 return
+
+    def _holds(self, vbucket: VBucketId, newest: StreamOffset) -> bool:
+        """Whether the tables have what a vbucket had. On another branch the same seqnos are other changes."""
+        place = self._places.get(vbucket)
+        if place is None or not place.seqno:
+            return not newest.seqno
+        return place.vbuuid == newest.vbuuid and place.seqno >= newest.seqno

@@ -54,7 +54,7 @@ from headwater.spark.landing_checks import (
     seen_collections,
     selection_of,
 )
-from headwater.spark.planning import VBucketRange, high_places, limit_ranges, plan_ranges
+from headwater.spark.planning import VBucketRange, given_places, high_places, limit_ranges, plan_ranges, rows_of_bytes
 from headwater.spark.query_errors import told_error
 from headwater.spark.shipped_kernels import ship_kernels
 from headwater.spark.source_options import SourceOptions
@@ -256,6 +256,8 @@ class LandingQuery:
         self._doing = "waiting"
         self._failures = 0
         self._merge_is_asked = False
+        self._waiting_since_s: float | None = None
+        """Since when something waits to be merged; None where nothing does that this run has landed."""
         self._last_batch_s: float | None = None
         self._last_merge_s: float | None = None
         self._progress: deque[dict[str, Any]] = deque(maxlen=_PROGRESS_KEPT)
@@ -357,10 +359,9 @@ class LandingQuery:
     def _look_again_and_again(self) -> None:
         surveyor: Surveyor | None = None
         while self._thread.is_alive() and not self._stopping.is_set():
-            at_s = time.time()
             try:
                 surveyor = surveyor or Surveyor(self._options.settings)
-                self._lag.on_look(surveyor.high_seqnos(), at_s=at_s)
+                self._lag.on_high_seqnos(surveyor.high_seqnos())
             except HeadwaterError:
                 # The batches say what is wrong, and end if it does not get better.
                 self._lag.on_unreachable()
@@ -379,6 +380,11 @@ class LandingQuery:
                 try:
                     has_read = self._turn()
                     self._failures = 0
+                    if self._every_s is not None:
+                        self._wait(began_s + self._every_s)
+                    elif not has_read:
+                        self._merge()
+                        return
                 except (HeadwaterError, PySparkException, Py4JError, ConnectionError) as error:
                     if self._stopping.is_set():
                         return
@@ -395,13 +401,6 @@ class LandingQuery:
                     )
                     self._pause(delay_s)
                     self._reopen()
-                    continue
-                if self._every_s is None:
-                    if not has_read:
-                        self._merge()
-                        return
-                else:
-                    self._wait(began_s + self._every_s)
         except BaseException as error:
             if not self._stopping.is_set():
                 self._failure = error
@@ -411,19 +410,19 @@ class LandingQuery:
 
     def _check_retriable(self, error: Exception) -> None:
         """Raises unless the next attempt may do better: a worker or an executor of Spark died, or another tool has
-        rearranged a table meanwhile. Errors of our own are final: what can wait has waited in its place."""
+        rearranged a table meanwhile. Other errors of ours are final: what can wait has waited in its place."""
         if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
             raise QueryFailed(
                 "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may tell why"
             ) from error
         told = told_error(error)
+        if self._failures > FAILURES_MAX or not isinstance(told, LakeInUse | QueryFailed):
+            raise told from error
         if isinstance(told, LakeInUse):
             before = self._lake.last_batch
             self._reopen()
             if self._lake.last_batch != before:
                 raise told from error
-        elif not isinstance(told, QueryFailed) or self._failures > FAILURES_MAX:
-            raise told from error
 
     def _reopen(self) -> None:
         """After a failure nothing in memory counts: the tables do."""
@@ -449,9 +448,12 @@ class LandingQuery:
         while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
             self._pause(min(left_s, _WAKE_S))
             self._merge_if_due()
+            self._doing = "waiting"
 
     def _pause(self, seconds: float) -> None:
-        self._stopping.wait(seconds)
+        """Sleep, or end at once where it is stopped."""
+        if self._stopping.wait(seconds):
+            raise _Stopped
 
     # --- a batch --------------------------------------------------------------------------------------------------
 
@@ -459,13 +461,15 @@ class LandingQuery:
         """Land what there is, if there is anything. Returns whether there was."""
         lake = self._lake
         lake.refresh()
+        if self._iceberg is not None:
+            self._iceberg.catch_up(lake)
         self._begin_at_start(lake)
         lake.step("plan")
         looked_s = time.time()
         places = lake.held_offsets()
         survey = self._watch.survey(places)
         highs = {vbucket: status.high_seqno for vbucket, status in survey.items()}
-        self._lag.on_look(highs, at_s=looked_s)
+        self._lag.on_survey(survey, at_s=looked_s)
         if self._every_s is None and self._target is None:
             self._target = highs
         ranges = plan_ranges(places, survey, boundaries=lake.boundaries, target=self._target)
@@ -477,19 +481,27 @@ class LandingQuery:
         began_s = time.monotonic()
         self._doing = "reading"
         committed = self._land(lake, chosen, as_of_s=looked_s if is_all else self._lag.as_of_s)
+        if committed is None:
+            return True
         self._last_batch_s = time.monotonic() - began_s
         self._lag.on_places(lake.held_offsets(), is_missing=bool(committed.read_again))
         self._shown = _shown_tables(lake)
-        merges = self._merge_if_due()
-        self._keep_tidy(lake, committed.number)
-        self._report(committed, merges)
+        if lake.has_pending and self._waiting_since_s is None:
+            self._waiting_since_s = time.monotonic()
+        merges = 0
+        try:
+            if self._iceberg is not None:
+                self._iceberg.catch_up(lake)
+            merges = self._merge_if_due()
+            self._keep_tidy(lake, committed.number)
+        finally:
+            # Whatever fails now, the batch is landed.
+            self._report(committed, merges)
         return True
 
     @property
     def _rows_max(self) -> int | None:
-        bytes_max = self._options.bytes_per_trigger_max
-        from_bytes = None if bytes_max is None else max(1, bytes_max // 512)
-        return self._options.rows_per_trigger_max or from_bytes
+        return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
 
     def _begin_at_start(self, lake: Lake) -> None:
         """A landing that does not start at the beginning says so in a commit of its own, before its first batch."""
@@ -497,12 +509,13 @@ class LandingQuery:
             return
         if isinstance(self._options.start, Offsets):
             self._options.start.check_bucket(lake.facts.bucket_uuid)
-            start = self._options.start
+            start = given_places(self._options.start)
         else:
             start = high_places(lake.facts.bucket_uuid, self._watch.survey())
         lake.commit_changes(Commit(state=replace(lake.state, offsets=start)))
 
-    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> Committed:
+    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> Committed | None:
+        """None where the batch was given up and has to be planned again."""
         lake.step("plan tasks")
         batch = begin_batch(lake)
         shares, bucket = self._watch.shares(ranges, lake.held_offsets())
@@ -516,11 +529,13 @@ class LandingQuery:
             )
             for share in shares
         ]
-        committed = commit_batch(lake, batch, self._jobs(tasks), self._jobs, as_of_s=as_of_s)
+        reports = self._jobs(tasks)
+        if not self._watch.still_selects(bucket):
+            # A collection was made again under its name while the batch was read, and its filter did not know of it.
+            return None
+        committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s)
         lake.step("after the commit")
         self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
-        if self._iceberg is not None:
-            self._iceberg.catch_up(lake)
         return committed
 
     def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
@@ -534,8 +549,8 @@ class LandingQuery:
         lake = self._lake
         if not lake.has_pending:
             return 0
-        merged_s = self._shown.documents_as_of_s
-        waited_s = float("inf") if merged_s is None else time.time() - merged_s
+        # What an earlier run has left has waited for long enough.
+        waited_s = float("inf") if self._waiting_since_s is None else time.monotonic() - self._waiting_since_s
         is_due = self._clock.is_due(now_s=time.monotonic(), waited_s=waited_s)
         if is_due or lake.pending.urgent or self._merge_is_asked:
             return self._merge()
@@ -548,6 +563,7 @@ class LandingQuery:
         self._doing, began_s = "merging", time.monotonic()
         self._merge_is_asked = False
         merges = merge(self._lake, self._jobs)
+        self._waiting_since_s = None
         ended_s = time.monotonic()
         self._clock.on_merged(began_s=began_s, ended_s=ended_s)
         self._last_merge_s = ended_s - began_s

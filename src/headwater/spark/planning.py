@@ -24,6 +24,8 @@ from headwater.protocol.snapshots import StreamOffset
 
 ROWS_PER_PARTITION = 250_000
 """Beyond this a partition is worth a task of its own."""
+BYTES_PER_ROW = 512
+"""What a change is taken to have."""
 
 Survey = Mapping[VBucketId, VBucketStatus]
 Boundaries = Mapping[VBucketId, Sequence[Seqno]]
@@ -44,7 +46,7 @@ class VBucketRange:
 
     @property
     def rows(self) -> int:
-        """How many rows it has at most, as far as seqnos tell. A branch to be judged counts as one."""
+        """How many rows it has at most, by its seqnos. A branch to be judged counts as one."""
         return max(1, self.end_seqno - self.start.seqno)
 
 
@@ -54,6 +56,12 @@ class VBucketRange:
 def whole_place(vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
     """Everything up to here has been read, and nothing beyond."""
     return StreamOffset(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
+
+
+def given_places(offsets: Offsets) -> Offsets:
+    """The places of offsets that a user gives: where their snapshot is complete, how it began does not matter."""
+    whole = {vbucket: whole_place(at.vbuuid, at.seqno) for vbucket, at in offsets.offsets.items() if at.is_complete}
+    return offsets.updated(whole)
 
 
 def high_places(bucket_uuid: str, survey: Survey) -> Offsets:
@@ -107,6 +115,11 @@ def plan_ranges(
             )
         )
     return ranges
+
+
+def rows_of_bytes(bytes_max: int | None) -> int | None:
+    """A limit in bytes as one in rows: seqnos can be counted, bytes can't."""
+    return None if bytes_max is None else max(1, bytes_max // BYTES_PER_ROW)
 
 
 def limit_ranges(
@@ -247,8 +260,7 @@ def _repeated_place(began: StreamOffset, end: StreamOffset) -> StreamOffset:
 def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VBucketRange]:
     """What a read from `start` to the offsets that are wanted, or to now, has to read.
 
-    None of its rows could tell of a rollback, and no later batch would make up for one: start and end must lie on the
-    newest branch.
+    It has no row for a rollback, and no later batch would make up for one: start and end must lie on the newest branch.
     """
     for vbucket, place in start.offsets.items():
         status = survey[vbucket]

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark import TaskContext
+
 from headwater.client.connection_string import Address
 from headwater.log_fields import LogEvent, fields
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
@@ -58,7 +60,7 @@ class ReportTo:
         try:
             connection = socket.create_connection((self.host, self.port), CONNECT_S_MAX)
             connection.settimeout(ANSWER_S_MAX)
-            connection.sendall(_line({"token": self.token, "task": self.task}))
+            connection.sendall(_line({"token": self.token, "task": self.task, "attempt": _attempt_number()}))
         except OSError as error:
             logger.info(
                 "the planner at %s can't be reached, so rows may come again: %s",
@@ -101,7 +103,10 @@ class ReachedPlaces:
         return [ReportTo(host=host, port=port, token=self._token, task=task) for task in range(first, first + tasks)]
 
     def take(self) -> Places:
-        """The places that are known for sure: all attempts at a task have come to an end, and to the same one."""
+        """The places that are known for sure: all attempts at a task have come to an end, and to the same one.
+
+        An attempt that is not the first says that there was another, which may have been the one whose rows were used.
+        """
         with self._lock:
             attempts, self._attempts = list(self._attempts.values()), {}
         known: Places = {}
@@ -125,6 +130,8 @@ class ReachedPlaces:
             if attempts is None:
                 return None
             attempts.append(None)
+            if told.get("attempt") != 0:
+                return None
             return told["task"], len(attempts) - 1
 
     def on_end(self, attempt: tuple[int, int], told: Any) -> None:
@@ -163,6 +170,12 @@ class _Attempt(socketserver.StreamRequestHandler):
 
 def _line(told: dict[str, Any]) -> bytes:
     return json.dumps(told).encode() + b"\n"
+
+
+def _attempt_number() -> int:
+    """Of this attempt at a task, as Spark counts: 0 for the first."""
+    context = TaskContext.get()
+    return 0 if context is None else int(context.attemptNumber())
 
 
 def _own_address(bucket: Address) -> str:

@@ -90,6 +90,13 @@ class SelectionWatch:
         if self._gone and self._read_to is None:
             self._read_to = dict(high_seqnos)
 
+    def wanted_ids(self, view: BucketView) -> set[int]:
+        """The collections that the names mean now."""
+        names = CollectionNames(view.manifest)
+        scopes = tuple(scope for scope in self._scopes if self._is_there(names, scope=scope))
+        collections = tuple(one for one in self._collections if self._is_there(names, collection=one))
+        return {int(id_) for id_ in names.ids_in(names.select(scopes=scopes, collections=collections))}
+
     def plan(self, view: BucketView, start: Offsets) -> PlannedBucket:
         """What a batch from these offsets reads. A name that was never there raises."""
         if not self._scopes and not self._collections:

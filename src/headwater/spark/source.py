@@ -39,15 +39,21 @@ from headwater.client.read_options import Start
 from headwater.errors import InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.bucket_watch import BucketWatch
-from headwater.spark.planning import NOWHERE, StreamPlans, Survey, VBucketRange, high_places, plan_read
+from headwater.spark.planning import (
+    NOWHERE,
+    StreamPlans,
+    Survey,
+    VBucketRange,
+    given_places,
+    high_places,
+    plan_read,
+    rows_of_bytes,
+)
 from headwater.spark.reached_places import ReachedPlaces, ReportTo
 from headwater.spark.selection_watch import PlannedBucket
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.source_schema import spark_schema
 from headwater.spark.worker_heap import keep_loaded
-
-BYTES_PER_ROW = 512
-"""What a change is taken to have, where a limit is given in bytes: seqnos can be counted, bytes can't."""
 
 
 class DcpPartition(InputPartition):
@@ -117,7 +123,7 @@ class _Reader:
         offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, NOWHERE))
         if isinstance(self._options.start, Offsets):
             self._check_offsets(self._options.start)
-            return offsets.updated(self._options.start.offsets)
+            return offsets.updated(given_places(self._options.start).offsets)
         return offsets
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
@@ -136,7 +142,7 @@ class _Reader:
         if partition.report_to is None:
             yield from map(rows.convert, reading)
         else:
-            with partition.report_to.attempt(reading.reached_now):
+            with partition.report_to.attempt(lambda: reading.reached):
                 yield from map(rows.convert, reading)
         keep_loaded("read")
 
@@ -168,6 +174,8 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         self._survey: Survey | None = None
         self._reports: ReachedPlaces | None = None
         self._plans = StreamPlans()
+        self._bucket: PlannedBucket | None = None
+        """As the tasks of the newest batch saw it."""
 
     # --- planning, in one process for the whole query -------------------------------------------------------------
 
@@ -184,6 +192,9 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         began = _from_spark(start)
         began.check_bucket(self._watch.bucket_uuid)
         reached = {} if self._reports is None else self._reports.take()
+        if self._bucket is not None and not self._watch.still_selects(self._bucket):
+            # A collection was made again under its name while the batch was read: its first rows are behind the plan.
+            reached = {}
         self._survey = self._watch.survey(began)
         end = self._plans.plan(began, self._survey, reached, target=self._target, rows_max=_rows_max(limit))
         return _to_spark(end)
@@ -207,6 +218,7 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         places = began if is_repeated else self._plans.places(began)
         ranges = self._plans.ranges(began, ends, lambda: self._watch.survey(began))
         shares, bucket = self._watch.shares(ranges, places)
+        self._bucket = bucket
         if is_repeated:
             return [DcpPartition(share, bucket) for share in shares]
         if self._reports is None:
@@ -231,9 +243,7 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
 def _rows_max(limit: ReadLimit) -> int | None:
     if isinstance(limit, ReadMaxRows):
         return limit.max_rows
-    if isinstance(limit, ReadMaxBytes):
-        return max(1, limit.max_bytes // BYTES_PER_ROW)
-    return None
+    return rows_of_bytes(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else None
 
 
 def _to_spark(offsets: Offsets) -> dict[str, Any]:

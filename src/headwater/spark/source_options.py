@@ -242,7 +242,7 @@ OPTIONS = (
         Start.BEGINNING,
     ),
     SourceOption("endingOffsets", _end, "Of a batch read: `now`, or offsets as JSON.", told_default="`now`"),
-    SourceOption("maxRowsPerTrigger", _whole, "Rows of a micro-batch at most, shared evenly by the vbuckets."),
+    SourceOption("maxRowsPerTrigger", _whole, "Rows of a micro-batch, about: it takes whole vbuckets, in turn."),
     SourceOption("maxBytesPerTrigger", _whole, "The same in bytes, counted as 512 a row."),
     SourceOption("minPartitions", _whole, "Tasks of a batch, at least.", 1),
     SourceOption(

@@ -39,14 +39,27 @@ class SparkRunner:
         if not tasks:
             return []
         count = len(tasks)
-        self._spark.addTag(self._tag)
-        if not is_remote(self._spark):
-            what = (type(tasks[0]).__doc__ or "").partition("\n")[0]
-            self._spark.sparkContext.setLocalProperty(_DESCRIPTION, f"{self._name}: {what}")
-        # A range has exactly one row in each of its partitions, and needs no shuffle.
-        frame = self._spark.range(0, count, 1, count)
-        rows = frame.mapInArrow(_RunOne(tuple(pickle.dumps(task) for task in tasks)), RESULT_DDL).collect()
+        with self._marked(type(tasks[0])):
+            # A range has exactly one row in each of its partitions, and needs no shuffle.
+            frame = self._spark.range(0, count, 1, count)
+            rows = frame.mapInArrow(_RunOne(tuple(pickle.dumps(task) for task in tasks)), RESULT_DDL).collect()
         return results_of((row.number, row.result) for row in rows)
+
+    @contextlib.contextmanager
+    def _marked(self, kind: type[Task]) -> Iterator[None]:
+        """Jobs of this thread can be found and cancelled meanwhile. The caller's own marks come back."""
+        context = None if is_remote(self._spark) else self._spark.sparkContext
+        before = None if context is None else context.getLocalProperty(_DESCRIPTION)
+        self._spark.addTag(self._tag)
+        if context is not None:
+            context.setLocalProperty(_DESCRIPTION, f"{self._name}: {(kind.__doc__ or '').partition(chr(10))[0]}")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Py4JError, ConnectionError):
+                self._spark.removeTag(self._tag)
+                if context is not None:
+                    context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

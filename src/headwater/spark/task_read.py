@@ -14,7 +14,7 @@ When all is read, `reached` has the place of every vbucket, which is where the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -53,17 +53,17 @@ class ShareReading:
         if not self.ranges:
             return
         self.reached = {it.vbucket: it.start for it in self.ranges}
-        if self.bucket.filtering is Filtering.NOTHING_LEFT:
-            self.reached = {it.vbucket: whole_place(it.branch, it.end_seqno) for it in self.ranges}
-            return
         use_shipped_kernels()
-        try:
-            yield from self._read(self.bucket)
-        except (UnknownCollection, UnknownScope):
-            if self.bucket.filtering is not Filtering.BY_SERVER or not self.bucket.ids:
-                raise
-            # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
-            yield from self._read(self.bucket.filtered_by_task(self.options.read))
+        if self.bucket.filtering is Filtering.NOTHING_LEFT:
+            yield from self._pass_over()
+        else:
+            try:
+                yield from self._read(self.bucket)
+            except (UnknownCollection, UnknownScope):
+                if self.bucket.filtering is not Filtering.BY_SERVER or not self.bucket.ids:
+                    raise
+                # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
+                yield from self._read(self.bucket.filtered_by_task(self.options.read))
         for vbucket, place in self.reached.items():
             assert place.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {place}"
             self.reached[vbucket] = whole_place(place.vbuuid, place.seqno)
@@ -72,15 +72,22 @@ class ShareReading:
                 if self.reached[it.vbucket].seqno < it.end_seqno:
                     raise _rolled_back(it.vbucket)
 
-    def reached_now(self) -> Mapping[VBucketId, StreamOffset]:
-        return self.reached
+    def _pass_over(self) -> Iterator[pa.RecordBatch]:
+        """All that was asked for has been dropped, so there is nothing to read but rollbacks."""
+        parted = [it for it in self.ranges if it.start.seqno and it.branch != it.start.vbuuid]
+        for it in self.ranges:
+            if it not in parted:
+                self.reached[it.vbucket] = whole_place(it.branch, it.end_seqno)
+        if parted:
+            yield from self._read(replace(self.bucket, filtering=Filtering.BY_TASK, ids=frozenset()), parted)
 
-    def _read(self, bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
+    def _read(self, bucket: PlannedBucket, ranges: Sequence[VBucketRange] | None = None) -> Iterator[pa.RecordBatch]:
+        wanted = self.ranges if ranges is None else ranges
         options = replace(
             bucket.read_options(self.options.read),
-            start=Offsets(bucket.view.cluster_map.uuid, self.reached),
-            end={it.vbucket: it.end_seqno for it in self.ranges},
-            boundaries={it.vbucket: it.boundaries for it in self.ranges},
+            start=Offsets(bucket.view.cluster_map.uuid, {it.vbucket: self.reached[it.vbucket] for it in wanted}),
+            end={it.vbucket: it.end_seqno for it in wanted},
+            boundaries={it.vbucket: it.boundaries for it in wanted},
         )
         with PlannedClient(self.options.settings, bucket.view) as client:
             batches = client.read(options)

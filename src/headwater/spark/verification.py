@@ -11,10 +11,9 @@ read and after it; where the answer has changed, the group is judged again.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +51,6 @@ _NAME = "headwater-verify"
 _BUFFER_BYTES = 4 * MIB
 """What the server may send ahead. Hashing keeps up with it."""
 
-T = TypeVar("T")
 Statuses = Mapping[VBucketId, VBucketStatus]
 
 
@@ -348,10 +346,8 @@ class VerifyTask:
     def run(self) -> GroupReport | None:
         """None where a collection was dropped since the task was made: it has to be made again."""
         try:
-            # The bucket's stream is mostly waited for, so the files are read in the meantime.
-            changes = _Meanwhile(lambda: ScannedChanges.read(self.check))
             check, reading = self._read()
-            report = judge_group(check, reading, changes.result())
+            report = judge_group(check, reading, ScannedChanges.read(check))
             self._name_missing(report.findings)
             return report
         except (UnknownCollection, UnknownScope):
@@ -411,30 +407,6 @@ class VerifyTask:
                 found = zip(vbuckets[chosen].tolist(), seqnos[chosen].tolist(), strict=True)
                 keys |= {place: key for place, key in zip(found, shown.to_pylist(), strict=True) if key is not None}
         findings.name(keys)
-
-
-class _Meanwhile(threading.Thread, Generic[T]):
-    """Calls a function in another thread. A program that is ended does not wait for it."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        super().__init__(name=_NAME, daemon=True)
-        self._function = function
-        self._result: T | None = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> T:
-        self.join()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
 
 
 @dataclass(frozen=True, slots=True)

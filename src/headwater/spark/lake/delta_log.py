@@ -3,7 +3,7 @@
 A commit adds files and removes files, all or nothing, and says what it was by two means of Delta's own:
 
 * *Application transactions*: a name and a number each. The log keeps the newest number of every name for ever, through
-  checkpoints and cleaning. They say which batch of which query is in the table, and how far a group has been merged.
+  checkpoints and cleaning. They say which batch is in the table, and how far it has been merged.
 * *Commit metadata*: here the offsets that the table holds, and the collections that have been seen. It is lost with the
   commit when the log is cleaned. So every commit of ours carries the whole of it, and the tables forbid others to clean
   their logs by the way (`delta.enableExpiredLogCleanup`). `vacuum` cleans, after a commit that carries it on.

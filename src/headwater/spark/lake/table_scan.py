@@ -26,7 +26,7 @@ from headwater.spark.lake.schemas import split_keys
 
 OWN_LIBRARY = "parquet-cpp-arrow"
 """What Arrow calls itself in the files that it writes. Other engines have other names."""
-SCAN_BYTES = 8 * 1024 * 1024
+SCAN_BYTES = 2 * 1024 * 1024
 """What is held of a file at once, uncompressed."""
 _ROWS_BITS = 32
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, pa.ArrowException, LakeDamaged)

@@ -8,8 +8,11 @@ that runs a Spark job.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -31,6 +34,36 @@ Runner = Callable[[Sequence[Any]], list[Any]]
 def run_here(tasks: Sequence[Task]) -> list[Any]:
     """Run the tasks in this process, one after another."""
     return [task.run() for task in tasks]
+
+
+def run_in_threads(tasks: Sequence[Task], *, threads: int = 2) -> list[Any]:
+    """Run the tasks in this process, some at a time: for tasks that wait for a server between their computations.
+
+    A program that is ended does not wait for them.
+    """
+    waiting: SimpleQueue[int] = SimpleQueue()
+    for number in range(len(tasks)):
+        waiting.put(number)
+    results: dict[int, Any] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        with contextlib.suppress(Empty):
+            while not errors:
+                number = waiting.get_nowait()
+                try:
+                    results[number] = tasks[number].run()
+                except BaseException as error:
+                    errors.append(error)
+
+    workers = [threading.Thread(target=work, name="headwater-task", daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(tasks))]
 
 
 def result_batch(result: Any, number: int = 0) -> pa.RecordBatch:
