@@ -354,7 +354,7 @@ class LakeOutOfStep(LakeError):
 
 
 class LakeInUse(LakeError):
-    """Somebody else has written to the tables meanwhile."""
+    """Another process has written to the tables meanwhile."""
 
 
 class LakeDamaged(LakeError):
