@@ -75,7 +75,37 @@ class Diary:
         return found
 
 
-class LiveWriter(threading.Thread):
+class _Working(threading.Thread):
+    """Works while the `with` block lasts. What goes wrong is raised at its end."""
+
+    def __init__(self, name: str, bucket: SourceBucket) -> None:
+        super().__init__(name=name)
+        self._bucket = SourceBucket(bucket.node, bucket.name)
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self.join()
+        self._bucket.close()
+        if self._error is not None:
+            raise AssertionError(f"the {self.name} has failed") from self._error
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+    def _work(self) -> None:
+        raise AssertionError("each has work of its own")
+
+
+class LiveWriter(_Working):
     """Writes while the `with` block lasts: hot documents again and again, others now and then, and deletes. With a
     chance of `disaster` a vbucket fails over, or a collection is dropped and made again. A node that is killed does not
     stop it. What goes wrong is raised at the end."""
@@ -83,18 +113,15 @@ class LiveWriter(threading.Thread):
     def __init__(
         self, bucket: SourceBucket, seed: int = 0, *, hot: int = 20, cold: int = 200, disaster: float = 0
     ) -> None:
-        super().__init__(name="live writer")
+        super().__init__("live writer", bucket)
         self.diary = Diary()
         self.written = 0
         self.failovers = 0
         self.drops = 0
         self.hot = [b"hot-%d" % number for number in range(hot)]
         self.cold = [b"cold-%d" % number for number in range(cold)]
-        self._bucket = SourceBucket(bucket.node, bucket.name)
         self._dice = random.Random(seed)
         self._disaster = disaster
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
         if disaster:
             self._bucket.create_scope("chaos")
             self._bucket.create_collection(CHAOS)
@@ -106,30 +133,16 @@ class LiveWriter(threading.Thread):
         """Those that are there, with their ids."""
         return self._bucket.ids
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self.join()
-        self._bucket.close()
-        if self._error is not None:
-            raise AssertionError("the writer has failed") from self._error
-
-    def run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                try:
-                    self._write()
-                except (ConnectionFailed, httpx.HTTPError):
-                    # The node is away, or was a moment ago: whether the last write was done is not known.
-                    self._bucket.close()
-                    time.sleep(AWAY_S)
-                    with contextlib.suppress(ConnectionFailed):
-                        self._look_up([*self.hot, *self.cold])
-        except BaseException as error:
-            self._error = error
+    def _work(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._write()
+            except (ConnectionFailed, httpx.HTTPError):
+                # The node is away, or was a moment ago: whether the last write was done is not known.
+                self._bucket.close()
+                time.sleep(AWAY_S)
+                with contextlib.suppress(ConnectionFailed):
+                    self._look_up([*self.hot, *self.cold])
 
     def _write(self) -> None:
         chance = self._dice.random()
@@ -273,21 +286,18 @@ def _folded(table: DeltaTable) -> dict[str, dict[bytes, int]]:
     return found
 
 
-class HotLoad(threading.Thread):
+class HotLoad(_Working):
     """Rewrites some of many documents at a steady rate, with pipelined requests, while the `with` block lasts."""
 
     TURN_S = 0.05
 
     def __init__(self, bucket: SourceBucket, *, documents: int, hot: int, per_s: int) -> None:
-        super().__init__(name="hot load")
+        super().__init__("hot load", bucket)
         self.diary = Diary()
         self.written = 0
         self.cold = [b"doc-%d" % number for number in range(hot, documents)]
         self.hot = [b"doc-%d" % number for number in range(hot)]
-        self._bucket = SourceBucket(bucket.node, bucket.name)
         self._per_turn = int(per_s * self.TURN_S)
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
         for start in range(0, documents, 5000):
             self._put([*self.hot, *self.cold][start : start + 5000])
 
@@ -303,23 +313,9 @@ class HotLoad(threading.Thread):
         for key, version in zip(keys, range(self.written - len(keys) + 1, self.written + 1), strict=True):
             self.diary.note(key, version)
 
-    def run(self) -> None:
-        try:
-            at, due_s = 0, time.monotonic()
-            while not self._is_over.wait(max(0.0, due_s - time.monotonic())):
-                due_s += self.TURN_S
-                self._put([self.hot[(at + number) % len(self.hot)] for number in range(self._per_turn)])
-                at += self._per_turn
-        except BaseException as error:
-            self._error = error
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self.join()
-        self._bucket.close()
-        if self._error is not None:
-            raise AssertionError("the load has failed") from self._error
+    def _work(self) -> None:
+        at, due_s = 0, time.monotonic()
+        while not self._is_over.wait(max(0.0, due_s - time.monotonic())):
+            due_s += self.TURN_S
+            self._put([self.hot[(at + number) % len(self.hot)] for number in range(self._per_turn)])
+            at += self._per_turn

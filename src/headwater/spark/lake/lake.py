@@ -265,12 +265,10 @@ class Lake:
     @property
     def has_pending(self) -> bool:
         """Whether there is anything to merge."""
-        return bool(self.pending.names) or any(
-            self.planner().history_lags(table, group)
-            for table in self.tables.values()
-            for group in range(self.facts.groups)
-            if self.settings.merging.history
-        )
+        if self.pending.names or not self.settings.merging.history:
+            return bool(self.pending.names)
+        planner, groups = self.planner(), range(self.facts.groups)
+        return any(planner.history_lags(table, group) for table in self.tables.values() for group in groups)
 
     def documents_as_of_s(self, name: str) -> float | None:
         """Everything that was written to the bucket before this time is in the table of a collection; None where that
