@@ -170,6 +170,14 @@ def test_a_process_that_dies_in_a_merge_does_not_end_it(pipeline: SimulatedLandi
     pipeline.check_equal()
 
 
+@pytest.mark.parametrize("fresh", [landing.Freshness(), landing.Freshness(merge_share=0, wait_s_max=1e9)])
+def test_merges_that_always_fail_end_it(pipeline: SimulatedLanding, fresh: landing.Freshness) -> None:
+    """Turns without a merge in between do not make up for them."""
+    pipeline.fresh = fresh
+    with pytest.raises(QueryFailed, match="Python worker exited unexpectedly"):
+        start(pipeline, FailingMerges(left=10_000)).awaitTermination(30)
+
+
 def test_a_batch_that_is_landed_is_reported_whatever_fails_then(pipeline: SimulatedLanding) -> None:
     start(pipeline, FailingMerges(left=1)).awaitTermination()
     assert [(batch.batch_id, batch.rows) for batch in pipeline.batches] == [(0, 2)]

@@ -28,12 +28,12 @@ def look_at_bucket(settings: ClientSettings) -> BucketView:
         has_collections = connection.outcome.negotiated.collections
         return BucketView(
             cluster_map=cluster.map_of(connection),
-            manifest=_read_manifest(connection) if has_collections else Manifest(),
+            manifest=read_manifest(connection) if has_collections else Manifest(),
             has_collections=has_collections,
         )
 
 
-def _read_manifest(connection: KvConnection) -> Manifest:
+def read_manifest(connection: KvConnection) -> Manifest:
     try:
         answer = connection.request(GetCollectionsManifest())
     except StatusError as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headwater.client.backoff import Backoff, is_final
-from headwater.client.bucket_view import BucketView
+from headwater.client.bucket_view import BucketView, read_manifest
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.kv_cluster import KvCluster
 from headwater.client.kv_connection import KvConnection
@@ -23,8 +23,6 @@ from headwater.client.offsets import Offsets
 from headwater.client.survey import Surveyor, VBucketStatus
 from headwater.errors import HeadwaterError
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages import PlainResponse
-from headwater.protocol.messages.vbuckets import GetCollectionsManifest
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.planning import Survey, VBucketRange, share_out
 from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
@@ -103,7 +101,7 @@ class BucketWatch:
             self._manifests = KvCluster(self.options.settings).connect()
         try:
             has_collections = self._manifests.outcome.negotiated.collections
-            manifest = _read_manifest(self._manifests) if has_collections else Manifest()
+            manifest = read_manifest(self._manifests) if has_collections else Manifest()
         except BaseException:
             # An answer that is still on its way must not be taken for that to the next question.
             connection, self._manifests = self._manifests, None
@@ -137,9 +135,3 @@ class BucketWatch:
 def _is_ahead(places: Offsets, vbucket: VBucketId, status: VBucketStatus) -> bool:
     place = places.get(vbucket)
     return place is not None and place.vbuuid == status.failover_log.newest.vbuuid and place.seqno > status.high_seqno
-
-
-def _read_manifest(connection: KvConnection) -> Manifest:
-    answer = connection.request(GetCollectionsManifest())
-    assert isinstance(answer, PlainResponse)
-    return Manifest.decode(answer.value)

@@ -379,7 +379,9 @@ class LandingQuery:
                 began_s = time.monotonic()
                 try:
                     has_read = self._turn()
-                    self._failures = 0
+                    if not self._lake.has_pending:
+                        # A merge that fails again and again is a failure as well, whatever batches come in between.
+                        self._failures = 0
                     if self._every_s is not None:
                         self._wait(began_s + self._every_s)
                     elif not has_read:
@@ -413,16 +415,16 @@ class LandingQuery:
         rearranged a table meanwhile. Other errors of ours are final: what can wait has waited in its place."""
         if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
             raise QueryFailed(
-                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may tell why"
+                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
             ) from error
-        told = told_error(error)
-        if self._failures > FAILURES_MAX or not isinstance(told, LakeInUse | QueryFailed):
-            raise told from error
-        if isinstance(told, LakeInUse):
+        cause = told_error(error)
+        if self._failures > FAILURES_MAX or not isinstance(cause, LakeInUse | QueryFailed):
+            raise cause from error
+        if isinstance(cause, LakeInUse):
             before = self._lake.last_batch
             self._reopen()
             if self._lake.last_batch != before:
-                raise told from error
+                raise cause from error
 
     def _reopen(self) -> None:
         """After a failure nothing in memory counts: the tables do."""
@@ -566,6 +568,7 @@ class LandingQuery:
         self._waiting_since_s = None
         ended_s = time.monotonic()
         self._clock.on_merged(began_s=began_s, ended_s=ended_s)
+        self._failures = 0
         self._last_merge_s = ended_s - began_s
         self._shown = _shown_tables(self._lake)
         return merges

@@ -121,23 +121,23 @@ class ReachedPlaces:
 
     # --- one connection -------------------------------------------------------------------------------------------
 
-    def on_begin(self, told: Any) -> tuple[int, int] | None:
+    def on_begin(self, message: Any) -> tuple[int, int] | None:
         """An attempt begins. Returns its number, or None for one that is not expected."""
-        if not isinstance(told, dict) or not secrets.compare_digest(str(told.get("token")), self._token):
+        if not isinstance(message, dict) or not secrets.compare_digest(str(message.get("token")), self._token):
             return None
         with self._lock:
-            attempts = self._attempts.get(told.get("task", -1))
+            attempts = self._attempts.get(message.get("task", -1))
             if attempts is None:
                 return None
             attempts.append(None)
-            if told.get("attempt") != 0:
+            if message.get("attempt") != 0:
                 return None
-            return told["task"], len(attempts) - 1
+            return message["task"], len(attempts) - 1
 
-    def on_end(self, attempt: tuple[int, int], told: Any) -> None:
+    def on_end(self, attempt: tuple[int, int], message: Any) -> None:
         places = {
             VBucketId(vbucket): whole_place(Vbuuid(int(vbuuid)), Seqno(seqno))
-            for vbucket, vbuuid, seqno in told["reached"]
+            for vbucket, vbuuid, seqno in message["reached"]
         }
         with self._lock:
             if attempt[0] in self._attempts:
@@ -168,8 +168,8 @@ class _Attempt(socketserver.StreamRequestHandler):
             self.wfile.write(_TAKEN)
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _attempt_number() -> int:

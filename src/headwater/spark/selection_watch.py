@@ -92,19 +92,19 @@ class SelectionWatch:
 
     def wanted_ids(self, view: BucketView) -> set[int]:
         """The collections that the names mean now."""
-        names = CollectionNames(view.manifest)
+        return self._select(CollectionNames(view.manifest))[2]
+
+    def _select(self, names: CollectionNames) -> tuple[tuple[str, ...], tuple[str | int, ...], set[int]]:
+        """What there is of the scopes and collections that are asked for, and the ids of all that they mean."""
         scopes = tuple(scope for scope in self._scopes if self._is_there(names, scope=scope))
         collections = tuple(one for one in self._collections if self._is_there(names, collection=one))
-        return {int(id_) for id_ in names.ids_in(names.select(scopes=scopes, collections=collections))}
+        return scopes, collections, {*map(int, names.ids_in(names.select(scopes=scopes, collections=collections)))}
 
     def plan(self, view: BucketView, start: Offsets) -> PlannedBucket:
         """What a batch from these offsets reads. A name that was never there raises."""
         if not self._scopes and not self._collections:
             return PlannedBucket(view=view)
-        names = CollectionNames(view.manifest)
-        scopes = tuple(scope for scope in self._scopes if self._is_there(names, scope=scope))
-        collections = tuple(one for one in self._collections if self._is_there(names, collection=one))
-        live = {int(id_) for id_ in names.ids_in(names.select(scopes=scopes, collections=collections))}
+        scopes, collections, live = self._select(CollectionNames(view.manifest))
         for scope, collection in view.manifest.collections():
             if collection.id in live:
                 self._ids[int(collection.id)] = f"{scope.name}.{collection.name}"

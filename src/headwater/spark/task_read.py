@@ -118,7 +118,7 @@ class PlannedClient(blocking_client.Client):
 
 
 def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
-    """Without what was not asked for, where the server could not be told. Rollbacks are for every collection."""
+    """Without what was not asked for, where the server could not filter. Rollbacks are for every collection."""
     if bucket.filtering is not Filtering.BY_TASK:
         return batch
     ids = batch.column("collection_id")

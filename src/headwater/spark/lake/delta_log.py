@@ -333,12 +333,12 @@ def _options(place: TablePlace) -> dict[str, str] | None:
 
 
 def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
-    told = {_STATE: state.encode(), "headwater.batch": str(state.batch)}
+    metadata = {_STATE: state.encode(), "headwater.batch": str(state.batch)}
     if state.as_of_s is not None:
-        told["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
+        metadata["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
     return CommitProperties(
         # What can be read by a person is for `DESCRIBE HISTORY`.
-        custom_metadata=told,
+        custom_metadata=metadata,
         max_commit_retries=0,
         app_transactions=[Transaction(name, number) for name, number in transactions.items()],
     )
