@@ -17,7 +17,7 @@ from bench.processes import LOGIN, data_folder, load, node
 from bench.report import Section
 from headwater.client.changes import Mutation
 from headwater.client.read_options import ReadOptions
-from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.messages.dcp_streams import StreamFlags
 
 DOCUMENTS = scaled(1_000_000)
 VALUE_BYTES = 200

@@ -16,9 +16,8 @@ from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.kernels import decode_changes
 from headwater.protocol.kernels.decode import other_message_frame
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, Open
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import BufferAck, Control, Open, StreamEnd, StreamFlags, StreamRequest
 from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.sasl import PlainLogin

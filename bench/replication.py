@@ -24,11 +24,11 @@ from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.node.replication.proxy import Proxy
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, SetVBucket
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status

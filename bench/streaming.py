@@ -13,9 +13,9 @@ from bench.dcp_driver import Backfill, Drained, connect_dcp, drain, raw_sender, 
 from bench.kv_driver import connect, set_requests
 from bench.processes import LOGIN, NodeProcess, collections, data_folder, load, node
 from bench.report import Section
-from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import CollectionId
-from headwater.protocol.stream_request_value import StreamRequestValue
+from headwater.protocol.stream_requests import StreamRequestValue
 
 DOCUMENTS = 1_000_000
 KEPT_DOCUMENTS = DOCUMENTS // 100

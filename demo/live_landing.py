@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from demo.commands import PASSWORD, USER, CommandFailed
 from headwater.client.offsets import Offsets
 from headwater.spark.landing import LandedBatch, Landing
-from headwater.spark.query_errors import told_error
-from headwater.spark.session import start_session
+from headwater.spark.session import start_session, told_error
 
 EVERY = "2 seconds"
 SPARK_MEMORY = "1g"

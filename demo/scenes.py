@@ -17,7 +17,7 @@ from demo.shop import SCOPE, counts, json_lines
 from demo.telling import Step, Teller
 from demo.undone import taken_back, void_changes
 from demo.writer_process import WriterProcess, running_writer
-from headwater.spark.query_errors import told_error
+from headwater.spark.session import told_error
 
 LIVE_BATCHES = 2
 """So many batches of live changes are landed before the failover, and so many with the replicas held."""

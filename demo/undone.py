@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from demo.commands import PASSWORD, USER
-from headwater.client.client_settings import ClientSettings
 from headwater.client.offsets import Offsets
+from headwater.client.settings import ClientSettings
 from headwater.client.survey import Surveyor
 
 

@@ -7,10 +7,9 @@ the replica had not got when it took over.
 from __future__ import annotations
 
 from handbook.markdown import code, table
-from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags
+from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, decide_rollback
+from headwater.protocol.messages.dcp_changes import SnapshotFlags
 from headwater.protocol.numbers import Seqno, Vbuuid
-from headwater.protocol.rollback import ConsumerPoint, decide_rollback
 from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
 
 _WRITTEN: tuple[tuple[str, int | None], ...] = (("A", 1), ("B", 1), ("C", 1), ("A", 2), ("B", None))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from handbook.markdown import code, sentence, table
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages import base
 from headwater.protocol.messages.base import Message
-from headwater.protocol.opcodes import Opcode
 
 
 def message_tables() -> str:

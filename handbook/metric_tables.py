@@ -13,11 +13,11 @@ from prometheus_client.metrics_core import Metric
 
 from handbook.markdown import code, table
 from handbook.written_below import written_below
+from headwater.cli.land import LandingMetrics
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.prometheus import READER_LABELS, ReaderCollector
-from headwater.dashboard.metrics import NodeCollector
+from headwater.node.dashboard.metrics import NodeCollector
 from headwater.spark.landing import LandingStatus
-from headwater.spark.landing_metrics import LandingMetrics
 
 
 class _NoNode:

@@ -10,8 +10,8 @@ from typing import Any
 
 from handbook.markdown import code, table
 from handbook.written_below import written_below
-from headwater.client.client_settings import ClientSettings
 from headwater.client.read_options import ReadOptions
+from headwater.client.settings import ClientSettings
 from headwater.spark.source_options import OPTIONS, SourceOption
 
 

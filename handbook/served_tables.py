@@ -12,8 +12,8 @@ from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.handlers.connection import SERVED_FEATURES
 from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
 from headwater.node.producer.controls import CONTROLS, Controls
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import Request
-from headwater.protocol.opcodes import Opcode
 
 _RIGHTS = {
     None: "none, not even a log-in",

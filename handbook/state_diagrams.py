@@ -8,9 +8,7 @@ from enum import Enum
 from typing import Any
 
 from handbook.markdown import code, sentence, table
-from headwater.protocol.connection_state import PRODUCER_ENDPOINT
-from headwater.protocol.state_machine import Table
-from headwater.protocol.stream_state import CONSUMER_STREAM, END_REASONS, PRODUCER_STREAM
+from headwater.protocol.states import CONSUMER_STREAM, END_REASONS, PRODUCER_ENDPOINT, PRODUCER_STREAM, Table
 
 _EVENTS_SHOWN = 3
 _CHANGES = {"Mutation", "Deletion", "Expiration", "SystemEvent", "Prepare", "Commit", "Abort", "SeqnoAdvanced"}

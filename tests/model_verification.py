@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bucket_model import ModelBucket, batches
-from headwater.spark.lake.check_plan import LakeChecks
-from headwater.spark.lake.findings import Findings
-from headwater.spark.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
-from headwater.spark.lake.lake import Lake
+from headwater.lake.check_plan import LakeChecks
+from headwater.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
+from headwater.lake.judging import Findings
+from headwater.lake.lake import Lake
 
 BATCH_ROWS = 3
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bucket_model import BUCKET_UUID, ModelBucket, batches
+from headwater.lake.change_files import ChangeReport
+from headwater.lake.commits import Batch, Committed, begin_batch, commit_batch, merge
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.tasks import Runner, run_here
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.lake.batch_commit import Batch, Committed, begin_batch, commit_batch
-from headwater.spark.lake.change_files import ChangeReport
-from headwater.spark.lake.lake import Lake, LakeSettings
-from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.merging import merge
-from headwater.spark.lake.tasks import Runner, run_here
 from lake_checks import Row, table_rows
 
 HOTEL = 8

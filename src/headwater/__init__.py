@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from headwater import blocking
     from headwater.client.asyncio_client import Client, connect
     from headwater.client.offsets import Offsets
-    from headwater.client.tls_settings import TlsSettings
+    from headwater.client.settings import TlsSettings
 
 _HOMES = {
     "Client": "headwater.client.asyncio_client",
     "connect": "headwater.client.asyncio_client",
     "Offsets": "headwater.client.offsets",
-    "TlsSettings": "headwater.client.tls_settings",
+    "TlsSettings": "headwater.client.settings",
 }
 """Loaded when they are first asked for: the command line and the node can do without the client's libraries."""
 

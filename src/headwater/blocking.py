@@ -1,6 +1,5 @@
 """The client without asyncio: `with headwater.blocking.connect("couchbase://host/bucket", …) as client`."""
 
-from headwater.client.blocking_client import Client, connect
-from headwater.client.blocking_reading import Batches, Changes
+from headwater.client.blocking_client import Batches, Changes, Client, connect
 
 __all__ = ["Batches", "Changes", "Client", "connect"]

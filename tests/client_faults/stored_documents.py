@@ -12,11 +12,23 @@ from headwater.errors import KeyNotFound
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import Control, DcpNoop, Open
-from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import (
+    Deletion,
+    Expiration,
+    Mutation,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SystemEvent,
+)
+from headwater.protocol.messages.dcp_streams import (
+    Control,
+    DcpNoop,
+    Open,
+    StreamEnd,
+    StreamEndReason,
+    StreamFlags,
+    StreamRequest,
+)
 from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status

@@ -14,9 +14,9 @@ from proxied_node import ProxiedNode
 from fault_proxy import Cut, Ending, FaultSchedule, Way, no_faults
 from headwater.client.checkpoints.threaded_kv import ThreadedKv
 from headwater.client.checkpoints.xattrs import XattrCheckpoint
-from headwater.client.client_settings import ClientSettings
 from headwater.client.kv_connection import Timeouts
 from headwater.client.offsets import Offsets
+from headwater.client.settings import ClientSettings
 from headwater.errors import CheckpointFailed, CheckpointInUse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset

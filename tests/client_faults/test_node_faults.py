@@ -22,8 +22,7 @@ from stored_documents import streamed_documents
 from stream_rules import offsets_of_json
 
 from headwater.errors import ConnectionFailed
-from headwater.protocol.messages.dcp_connection import Control, Open
-from headwater.protocol.messages.dcp_stream import StreamRequest
+from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterable
 
 from headwater.client.bootstrap import bootstrap
-from headwater.client.client_settings import ClientSettings
 from headwater.client.groups import Assignment, GroupBucket, LeaseGroup, Membership, group_bucket, joined
+from headwater.client.settings import ClientSettings
 from node_process import PASSWORD, USER
 
 VBUCKETS = 64

@@ -21,7 +21,7 @@ from headwater.errors import (
     UnknownCollection,
     UnknownScope,
 )
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas

@@ -12,7 +12,7 @@ from fault_proxy import free_port
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
 from node_process import PASSWORD, USER, NodeProcess
 
 VBUCKETS = 32

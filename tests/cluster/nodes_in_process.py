@@ -13,11 +13,11 @@ from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, KeyNotFound
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node
+from headwater.node.node_folder import Surroundings
 from headwater.node.options import NodeOptions
 from headwater.node.replication.peer_connection import PeerConnection
-from headwater.node.surroundings import Surroundings
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from node_process import PASSWORD, USER

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cli import main
-from headwater.cluster.kv_port import NodePort
+from headwater.cluster.nodes import NodePort
 from node_process import PASSWORD, USER
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nodes_in_process import LOGIN, VBUCKETS, in_process
 
-from headwater.cluster.config_changes import SECRET_BYTES, new_nodes_login
-from headwater.cluster.kv_port import NodePort
+from headwater.cluster.nodes import NodePort
+from headwater.cluster.publisher import SECRET_BYTES, new_nodes_login
 from headwater.errors import StatusError
 from headwater.node.auth.users import Action
 from headwater.node.published_config import PublishedConfig

@@ -14,10 +14,10 @@ from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes
 
 from certificates import Authority, self_signed
 from headwater.cli import main
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, TlsFailed
 from headwater.node.replication.peer_connection import PeerConnection
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from node_process import PASSWORD, USER
 
 KEYS = [b"key-%d" % number for number in range(60)]

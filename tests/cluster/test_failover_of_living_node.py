@@ -12,13 +12,13 @@ import pytest
 from nodes_in_process import LOGIN, VBUCKETS, in_process
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.cluster import failing_over
-from headwater.cluster.config_changes import with_handing_over
+from headwater.cluster import failover
 from headwater.cluster.planning import Row
+from headwater.cluster.publisher import with_handing_over
 from headwater.errors import HeadwaterError
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import DurabilityLevel, durability
+from headwater.protocol.frames import DurabilityLevel, durability
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
 
@@ -44,7 +44,7 @@ async def is_written_durably(connection: PeerConnection, key: bytes) -> bool:
 
 def test_a_majority_that_comes_about_during_the_failover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies are compared, one is chosen, and only then the other one gets, and acknowledges, a write."""
-    promote = failing_over._promote
+    promote = failover._promote
     acknowledged: list[bytes] = []
 
     async def story() -> None:
@@ -66,7 +66,7 @@ def test_a_majority_that_comes_about_during_the_failover(tmp_path: Path, monkeyp
                 nodes.running[numbers[chosen]].release_replicas("default")
                 return promoted
 
-            monkeypatch.setattr(failing_over, "_promote", write_then_promote)
+            monkeypatch.setattr(failover, "_promote", write_then_promote)
             await coordinator.failover([nodes.name(0)])
             connection.close()
             await nodes.stop(0)

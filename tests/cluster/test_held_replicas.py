@@ -15,7 +15,7 @@ from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 from headwater.cli import main
 from headwater.client.cluster_map import vbucket_of
 from headwater.cluster.coordinator import Coordinator
-from headwater.node.consumer.settings import ConsumerSettings
+from headwater.node.consumer.connection import ConsumerSettings
 from headwater.node.replication import replicator
 from headwater.node.replication.peer_connection import PeerConnection
 from node_process import PASSWORD, USER

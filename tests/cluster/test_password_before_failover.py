@@ -13,8 +13,8 @@ from cluster_processes import ClusterProcesses
 from headwater.cli import main
 from headwater.client.handshake import Credentials
 from headwater.cluster.coordinator import Coordinator
-from headwater.cluster.kv_port import NodePort
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.cluster.nodes import NodePort
+from headwater.protocol.messages.dcp_streams import VBucketState
 from node_process import PASSWORD, USER
 
 NEW_PASSWORD = "another secret for tests"

@@ -16,7 +16,7 @@ from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cli import main
 from headwater.node.replication.peer_connection import PeerConnection
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
 from node_process import PASSWORD, USER

@@ -11,8 +11,8 @@ from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import SyncWriteAmbiguous
 from headwater.node.replication.proxy import Proxy
 from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import DurabilityLevel, durability
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.frames import DurabilityLevel, durability
+from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId

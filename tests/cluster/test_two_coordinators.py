@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
-from headwater.cluster.config_changes import with_handing_over
 from headwater.cluster.coordinator import Coordinator
-from headwater.cluster.kv_port import NodePort
+from headwater.cluster.nodes import NodePort
+from headwater.cluster.publisher import with_handing_over
 from headwater.errors import HeadwaterError, NotMyVBucket, Overtaken
 from headwater.node.replication.proxy import Proxy
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.numbers import VBucketId
 
 KEYS = [b"key-%d" % number for number in range(60)]

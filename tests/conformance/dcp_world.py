@@ -15,29 +15,40 @@ from typing import Any
 from kv_harness import FEATURES, WITH_COLLECTIONS, Client, Node
 
 from headwater.node.kv.context import CloseConnection
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.features import Feature, Negotiated
-from headwater.protocol.frame_info import stream_id
-from headwater.protocol.frames import Frame, decode_frames
+from headwater.protocol.features import Feature, Negotiated, Opcode
+from headwater.protocol.frames import Frame, decode_frames, stream_id
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, Message, Request, Response
-from headwater.protocol.messages.dcp_changes import Abort, Commit, Deletion, Expiration, Mutation, Prepare
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop, Open, OpenFlags
-from headwater.protocol.messages.dcp_snapshot import OsoSnapshot, SeqnoAdvanced, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_changes import (
+    Abort,
+    Commit,
+    Deletion,
+    Expiration,
+    Mutation,
+    OsoSnapshot,
+    Prepare,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SystemEvent,
+)
+from headwater.protocol.messages.dcp_streams import (
+    BufferAck,
     CloseStream,
+    Control,
+    DcpNoop,
+    Open,
+    OpenFlags,
     SetVBucketState,
     StreamEnd,
     StreamRequest,
     StreamRequestResponse,
     VBucketState,
 )
-from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.settling import settle_now

@@ -15,14 +15,20 @@ from headwater.errors import RemoteProtocolError
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.kv.context import CloseConnection
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.features import WITH_COLLECTIONS, Feature
+from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message, Request, Response
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import AddStream, AddStreamResponse, CloseStream, StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import (
+    AddStream,
+    AddStreamResponse,
+    CloseStream,
+    Open,
+    OpenFlags,
+    StreamFlags,
+    VBucketState,
+)
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 

@@ -9,11 +9,10 @@ from dcp_world import COLLECTIONS, VBUCKET, Consumer, World
 from kv_harness import Client
 
 from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import DurabilityLevel, durability
+from headwater.protocol.frames import DurabilityLevel, durability
 from headwater.protocol.messages.base import Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId

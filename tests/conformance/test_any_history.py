@@ -10,14 +10,19 @@ from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, PURGE_ALL, VBUCKET, Cons
 
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import Message
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamRequestResponse
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import (
+    Deletion,
+    Expiration,
+    Mutation,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SystemEvent,
+)
+from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamRequestResponse
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionDropped, decode_event
-from headwater.store.rewinding import roll_back
+from headwater.store.settling import roll_back
 
 STEPS = 300
 KEYS = 25

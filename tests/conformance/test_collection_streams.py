@@ -7,9 +7,7 @@ from dcp_world import COLLECTIONS, Consumer, World, changes, of_type, stream_req
 
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker, SystemEvent
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import (
     FLATBUFFERS_VERSION,

@@ -10,13 +10,16 @@ from replication_world import Link, Receiver, change_log, documents
 
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.messages.base import ErrorResponse, Message, Response
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_streams import (
     AddStream,
     AddStreamResponse,
+    BufferAck,
     CloseStream,
+    Control,
     GetFailoverLog,
     GetFailoverLogResponse,
+    Open,
+    OpenFlags,
     StreamFlags,
     StreamRequest,
     StreamRequestResponse,

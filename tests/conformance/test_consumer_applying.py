@@ -11,24 +11,27 @@ from dcp_world import PURGE_ALL, VBUCKET, World, brief
 from replication_world import Link, Receiver, change_log, documents
 
 from headwater.errors import UnexpectedMessage
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.frame_info import stream_id
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import stream_id
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse, Message, PlainResponse, Request, Response
-from headwater.protocol.messages.dcp_changes import DcpFlush, Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import BufferAck, DcpNoop
-from headwater.protocol.messages.dcp_snapshot import (
+from headwater.protocol.messages.dcp_changes import (
     CacheTransferEnd,
+    DcpFlush,
+    Deletion,
+    Expiration,
+    Mutation,
     OsoFlags,
     OsoSnapshot,
     SeqnoAdvanced,
     SnapshotFlags,
     SnapshotMarker,
 )
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_streams import (
     AddStream,
+    BufferAck,
+    DcpNoop,
     SetVBucketState,
     StreamEnd,
     StreamRequest,
@@ -36,9 +39,8 @@ from headwater.protocol.messages.dcp_stream import (
     VBucketState,
 )
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 
 LOG = (FailoverEntry(vbuuid=Vbuuid(0xFEED), seqno=Seqno(0)),)
 HISTORY = SnapshotFlags.MEMORY | SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES

@@ -15,14 +15,13 @@ from dcp_world import KEEP_NOTHING, VBUCKET, World
 from replication_world import Link, change_log, documents, make_replica
 
 from headwater.node.failover_drill import roll_back_vbucket
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
 
 KEYS = 12
 STEPS = 120

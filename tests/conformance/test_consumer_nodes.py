@@ -12,17 +12,15 @@ from replication_world import PRODUCER_FLAGS
 
 from headwater.node.node import Node
 from headwater.node.options import NodeOptions
-from headwater.protocol.features import WITH_COLLECTIONS, Feature
+from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message, Request, Response
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import AddStream, StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import AddStream, Open, OpenFlags, StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from dcp_world import COLLECTIONS, VBUCKET, World, brief
 from replication_world import Link, change_log, documents
 
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Seqno
-from headwater.store.vbucket_manifest import vbucket_manifest
+from headwater.protocol.values import Datatype
+from headwater.store.vbuckets import vbucket_manifest
 
 
 def _facts(world: World):  # type: ignore[no-untyped-def]

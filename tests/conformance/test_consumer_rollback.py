@@ -13,7 +13,7 @@ from headwater.errors import StoreError
 from headwater.node.failover_drill import roll_back_vbucket
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.messages.base import ErrorResponse, Message
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_streams import (
     AddStream,
     AddStreamResponse,
     StreamRequest,

@@ -7,8 +7,8 @@ from dcp_world import VBUCKET, World
 from kv_harness import Client
 from replication_world import Link
 
-from headwater.node.consumer import consumer_views as module
-from headwater.node.consumer.consumer_views import ConsumerView, consumer_views
+from headwater.node.consumer import views as module
+from headwater.node.consumer.views import ConsumerView, consumer_views
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import Stat
 

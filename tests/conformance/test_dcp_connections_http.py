@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.protocol.messages.dcp_connection import Control, Open
-from headwater.protocol.messages.dcp_stream import StreamRequest
+from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.numbers import Seqno, VBucketId
 from node_process import PASSWORD, USER, NodeProcess, StartNode
 

@@ -6,9 +6,9 @@ import pytest
 from dcp_world import Consumer, World, brief, of_type
 
 from headwater.errors import UnexpectedMessage
+from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame
-from headwater.protocol.messages.dcp_connection import Control, DcpNoop
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.messages.dcp_streams import Control, DcpNoop
 from headwater.protocol.status import Status
 
 FRAME_BYTES_MAX = 24 + 31 + 4 + 20

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
-from headwater.protocol.messages.dcp_connection import Control, DcpNoop, Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import AddStream, GetFailoverLog
+from headwater.protocol.messages.dcp_streams import AddStream, Control, DcpNoop, GetFailoverLog, Open, OpenFlags
 from headwater.protocol.status import Status
 
 

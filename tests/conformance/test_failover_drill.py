@@ -20,10 +20,9 @@ from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import Open
-from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import (
+    Open,
     StreamEnd,
     StreamEndReason,
     StreamFlags,

@@ -8,8 +8,8 @@ from replication_world import Link
 
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.published_config import PublishedConfig
-from headwater.node.replication.takeover_rules import end_takeovers
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.node.replication.vbucket_states import end_takeovers
+from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.status import Status
 
 SOURCE, TARGET = 0, 1

@@ -37,15 +37,14 @@ from typing import Any
 import pytest
 
 from headwater.client.connection_string import Address
+from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_connection import Open
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import Open, VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.session import SaslAuth, SelectBucket
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
 from node_process import NodeProcess

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dcp_world import PURGE_ALL, VBUCKET, World, resume, stream_request
 
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamFlags, StreamRequestResponse
+from headwater.protocol.messages.dcp_changes import SnapshotMarker
+from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequestResponse
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.status import Status
-from headwater.store.rewinding import roll_back
+from headwater.store.settling import roll_back
 
 OLD, NEW = Vbuuid(0xAAAA), Vbuuid(0xBBBB)
 

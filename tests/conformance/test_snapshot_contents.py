@@ -7,8 +7,7 @@ from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, World, brief, changes, o
 
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
 
 BOTH = pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
 

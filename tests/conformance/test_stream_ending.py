@@ -7,12 +7,12 @@ from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, c
 
 from headwater.errors import StoreError
 from headwater.protocol.features import Feature
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Flush
 from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
-from headwater.store.rewinding import roll_back
+from headwater.store.settling import roll_back
 
 # --- closed by the consumer ---------------------------------------------------------------------------------------
 

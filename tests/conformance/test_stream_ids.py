@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 from dcp_world import COLLECTIONS, Consumer, World, of_type, stream_request
 
-from headwater.protocol.limits import STREAMS_PER_VBUCKET_MAX
+from headwater.protocol.features import Magic
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd
-from headwater.protocol.opcodes import Magic
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamEnd
+from headwater.protocol.numbers import STREAMS_PER_VBUCKET_MAX
 from headwater.protocol.status import Status
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from dcp_world import COLLECTIONS, OPAQUE, World, changes, of_type, resume, stream_request
 
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags, VBucketState
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.status import Status
 

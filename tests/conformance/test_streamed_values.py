@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from dcp_world import COLLECTIONS, PLAIN, World, of_type
 
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
+from headwater.protocol.messages.dcp_streams import OpenFlags
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, decompress, encode_xattrs
 
 PRODUCER = OpenFlags.PRODUCER
 XATTRS = PRODUCER | OpenFlags.INCLUDE_XATTRS

@@ -13,15 +13,22 @@ from kv_harness import Client
 from replication_world import Link, change_log, documents
 from sync_world import ACTIVE, REPLICA, answers, durable_set, plain, set_topology, statuses, tick, value_of, writer
 
-from headwater.protocol.frame_info import DurabilityLevel, durability
+from headwater.protocol.frames import DurabilityLevel, durability
 from headwater.protocol.messages.base import Response
-from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare, SeqnoAcknowledged
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_changes import (
+    Abort,
+    Commit,
+    Mutation,
+    Prepare,
+    SeqnoAcknowledged,
+    SnapshotFlags,
+    SnapshotMarker,
+)
+from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
-from headwater.store.rewinding import roll_back
+from headwater.store.settling import roll_back
 
 NAMED = json.dumps({"consumer_name": REPLICA}).encode()
 SHORT = durability(DurabilityLevel.MAJORITY, timeout_ms=1000)

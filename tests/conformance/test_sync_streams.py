@@ -8,13 +8,12 @@ import pytest
 from dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
 from sync_world import REPLICA_FLAGS, PlayedReplica
 
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES
-from headwater.protocol.frame_info import DurabilityLevel
-from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
+from headwater.protocol.frames import DurabilityLevel
+from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import OpenFlags
 from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.values import Datatype
 from headwater.store.prepares import PendingPrepare, abort_prepare, commit_prepare, put_prepare
 
 

@@ -23,11 +23,11 @@ from sync_world import (
 )
 
 from headwater.errors import StoreError
-from headwater.node.kv import outgoing
-from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import DurabilityLevel, FrameInfo, RequestInfo, durability
+from headwater.node.kv import session
+from headwater.protocol.features import Feature, Opcode
+from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_stream import StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import (
     Add,
     Append,
@@ -46,7 +46,6 @@ from headwater.protocol.messages.session import Flush, Noop
 from headwater.protocol.messages.subdocument import SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 
 
@@ -229,7 +228,7 @@ def test_an_outcome_that_a_client_without_extended_errors_could_not_read_ends_it
     consumer.send(Set(vbucket=VBUCKET, key=b"k", value=b"1", frame_infos=(info,)))
     tick(chained, 1)
     (answer,) = consumer.session.outgoing
-    assert isinstance(answer, outgoing.DeferredAnswer)
+    assert isinstance(answer, session.DeferredAnswer)
     assert answer.may_be_sent
     assert answer.ends_connection
 
@@ -463,7 +462,7 @@ def test_a_barrier_waits_for_all_before_it(chained: World) -> None:
 
 
 def test_a_connection_has_so_many_durable_writes_at_a_time(chained: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "DEFERRED_MAX", 2)
+    monkeypatch.setattr(session, "DEFERRED_MAX", 2)
     replica, client = PlayedReplica(chained), writer(chained)
     replica.open()
     client.send(*(durable_set(key, opaque=at) for at, key in enumerate("abc")))
@@ -550,7 +549,7 @@ def _fail_next_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(changes: Any) -> None:
         raise StoreError("no room")
 
-    from headwater.store.rewinding import abandon
+    from headwater.store.settling import abandon
 
     with monkeypatch.context() as patched:
         patched.setattr(world.bucket.engine, "write", fail)

@@ -6,9 +6,9 @@ import pytest
 from dcp_world import Consumer, World, brief, changes, of_type, stream_request
 
 from headwater.errors import StoreError
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import Message
-from headwater.protocol.messages.dcp_stream import SetVBucketState, StreamFlags, VBucketState
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamFlags, VBucketState
 from headwater.protocol.status import Status
 
 

@@ -17,8 +17,7 @@ from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import Control, Open
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_streams import Control, Open, StreamEnd, StreamFlags, StreamRequest
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
 from node_process import PASSWORD, USER, NodeProcess, StartNode

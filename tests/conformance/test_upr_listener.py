@@ -20,8 +20,13 @@ from headwater.client.kv_connection import KvConnection
 from headwater.errors import LocalProtocolError, TemporaryFailure
 from headwater.node.options import NodeOptions
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import GetFailoverLog, GetFailoverLogResponse, VBucketState
+from headwater.protocol.messages.dcp_streams import (
+    GetFailoverLog,
+    GetFailoverLogResponse,
+    Open,
+    OpenFlags,
+    VBucketState,
+)
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.session import Flush
 from headwater.protocol.messages.vbuckets import SetVBucket

@@ -12,14 +12,14 @@ from typing import Any
 
 import httpx
 
-from headwater.dashboard.dashboard import Dashboard, DashboardSettings
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
-from headwater.node.inspection import Inspection
+from headwater.node.dashboard.routes import Dashboard, DashboardSettings
+from headwater.node.dashboard.source import Inspection
 from headwater.node.node import Node
 from headwater.node.options import NodeOptions
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 
 ADMIN, READER = ("ann", "pencil"), ("rob", "quill")

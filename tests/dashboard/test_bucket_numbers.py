@@ -12,17 +12,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.dashboard.events import VBucketWatch
-from headwater.dashboard.live_counts import LiveCounts
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.node.dashboard.samples import LiveCounts, VBucketWatch
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
-from headwater.store.rewinding import roll_back
+from headwater.store.settling import roll_back
 from node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 8

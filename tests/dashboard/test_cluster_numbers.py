@@ -9,15 +9,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from headwater.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers
-from headwater.dashboard.source import Counts, NodeSource
-from headwater.dashboard.vbucket_numbers import VBucketNumbers
 from headwater.errors import HeadwaterError, MalformedMessage, NoAnswer
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.node.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, VBucketNumbers
+from headwater.node.dashboard.source import Counts, NodeSource
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Vbuuid
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 
 A, R, P, D = VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING, VBucketState.DEAD

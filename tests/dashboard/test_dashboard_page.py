@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from node_process import PASSWORD, USER, NodeProcess, StartNode

@@ -11,11 +11,10 @@ import pytest
 from dashboard_world import OWN, READER, VBUCKETS, World, in_world
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.dashboard import live_feed
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.node.dashboard import live_feed
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
 from headwater.store.settling import settle_now
 
 OF_BUCKET = ("live", "changes", "documents", "document?key=a", "vbuckets/0", "branches", "streams?connection=a")
@@ -92,15 +91,15 @@ def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
 
 
 def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.dashboard import change_search
+    from headwater.node.dashboard import browsing
 
     async def scenario(world: World) -> None:
         await world.log_in()
         await world.write("old")
         for number in range(20):
             await world.write(f"new-{number}")
-        wanted = change_search.Wanted(rows=10, key_part=b"old", bytes_max=200)
-        found = change_search.search_changes(change_search.Stored.of(world.beer), wanted)
+        wanted = browsing.Wanted(rows=10, key_part=b"old", bytes_max=200)
+        found = browsing.search_changes(browsing.Stored.of(world.beer), wanted)
         assert found.frames == []
         assert not found.is_complete
 

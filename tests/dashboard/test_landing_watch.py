@@ -12,12 +12,12 @@ import pytest
 from dashboard_world import World, in_world
 from prometheus_client import CollectorRegistry, generate_latest
 
-from headwater.dashboard import landing
-from headwater.dashboard.dashboard import DashboardSettings
-from headwater.dashboard.landing import Landings, fetch_landing
+from headwater.cli.land import LandingMetrics
 from headwater.errors import InvalidInput
+from headwater.node.dashboard import landing
+from headwater.node.dashboard.landing import Landings, fetch_landing
+from headwater.node.dashboard.routes import DashboardSettings
 from headwater.spark.landing import LandingStatus
-from headwater.spark.landing_metrics import LandingMetrics
 from node_process import run_serve
 
 

@@ -11,12 +11,12 @@ import httpx
 from dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
 from prometheus_client.parser import text_string_to_metric_families
 
+from headwater.cli.land import LandingMetrics
 from headwater.client.prometheus import ReaderCollector
-from headwater.dashboard.dashboard import DashboardSettings
-from headwater.dashboard.metrics import KINDS, PREFIX
+from headwater.node.dashboard.metrics import KINDS, PREFIX
+from headwater.node.dashboard.routes import DashboardSettings
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.landing import LandingStatus
-from headwater.spark.landing_metrics import LandingMetrics
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "docs" / "reference" / "grafana" / "headwater.json"

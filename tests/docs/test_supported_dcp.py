@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from doc_blocks import ROOT
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.features import Opcode
 
 PAGE = (ROOT / "docs" / "supported-dcp.md").read_text(encoding="utf-8")
 

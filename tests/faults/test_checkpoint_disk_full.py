@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from forked import forked
 
-from headwater.client.checkpoints.file import FileCheckpoint
+from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.client.checkpoints.sqlite import SqliteCheckpoint
-from headwater.client.checkpoints.store import CheckpointStore
 from headwater.client.offsets import Offsets
 from headwater.errors import CheckpointFailed
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid

@@ -22,9 +22,8 @@ from forked import FAILED, forked
 
 from headwater.client.checkpoints import file as file_module
 from headwater.client.checkpoints import sqlite as sqlite_module
-from headwater.client.checkpoints.file import FileCheckpoint
+from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.client.checkpoints.sqlite import SqliteCheckpoint
-from headwater.client.checkpoints.store import CheckpointStore
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset

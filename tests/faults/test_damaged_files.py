@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import StoreError
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine

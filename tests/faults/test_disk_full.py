@@ -17,22 +17,20 @@ import pytest
 from forked import forked
 
 from headwater.errors import StoreFull
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store import settling
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.data_format import BucketFacts
-from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.lmdb_pages import check_pages
+from headwater.store.lmdb_engine import LmdbEngine, check_pages
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
-from headwater.store.rewinding import abandon, flush, roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import abandon, flush, roll_back, settle_now
 
 VBUCKETS = 4
 OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(secrets.randbits(63) + 1))

@@ -15,12 +15,11 @@ from acknowledged_writes import exchange, statistics
 from certificates import self_signed
 from headwater.client.kv_connection import KvConnection
 from headwater.errors import HeadwaterError
+from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import HEADER
-from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
 from headwater.protocol.messages.documents import Get, GetResponse, Set
 from headwater.protocol.messages.session import Hello, Noop, SaslAuth, SaslListMechanisms
-from headwater.protocol.numbers import DEFAULT_COLLECTION
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.numbers import DEFAULT_COLLECTION, FRAME_BODY_BYTES_MAX
 from headwater.protocol.sasl import PlainLogin
 from node_process import PASSWORD, USER, NodeProcess, StartNode
 

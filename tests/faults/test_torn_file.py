@@ -23,10 +23,10 @@ import pytest
 from forked import FAILED, forked
 
 from headwater.errors import StoreError
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store import settling
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction

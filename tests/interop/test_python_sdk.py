@@ -32,7 +32,7 @@ from couchbase.options import (
 )
 from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder
 
-from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 SOON = timedelta(seconds=1)
 LATER = timedelta(hours=1)

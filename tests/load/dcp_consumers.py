@@ -26,8 +26,14 @@ from checked_streams import (
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, KvConnection, Login
 from headwater.protocol.features import Feature
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, Open
-from headwater.protocol.messages.dcp_stream import StreamEndReason, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_streams import (
+    BufferAck,
+    Control,
+    Open,
+    StreamEndReason,
+    StreamFlags,
+    StreamRequest,
+)
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from node_process import PASSWORD, USER, NodeProcess
 

@@ -17,7 +17,7 @@ from checked_streams import CAS, PASSED, SEQNO, VERSION, CheckedStreams, key_of,
 from dcp_consumers import Consumer, Manner, Selection
 from document_writer import DocumentWriter
 
-from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.messages.dcp_streams import StreamFlags
 from node_process import NodeProcess, StartNode
 
 SEED = 4

@@ -84,7 +84,7 @@ NODE_TESTS = """
         headwater_node.write({"fox": 1})
         headwater_node.pause()
         with pytest.raises(HeadwaterError):
-            from headwater.client.client_settings import Timeouts
+            from headwater.client.settings import Timeouts
             with headwater_node.connect(timeouts=Timeouts(connect_s=0.3, answer_s=0.3)):
                 pass
         headwater_node.resume()

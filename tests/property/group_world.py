@@ -21,8 +21,7 @@ from enum import Enum
 from functools import partial
 
 from headwater.client.groups.group_document import GroupDocument
-from headwater.client.groups.lease_member import LeaseMember, MemberState
-from headwater.client.groups.lease_terms import LeaseTerms
+from headwater.client.groups.lease_member import LeaseMember, LeaseTerms, MemberState
 from headwater.client.groups.membership import Assignment
 from headwater.protocol.numbers import VBucketId
 

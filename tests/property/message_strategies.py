@@ -14,11 +14,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import FrameInfo, encode_frame_infos, stream_id
-from headwater.protocol.limits import KEY_BYTES_MAX
+from headwater.protocol.features import Feature, Magic, Opcode
+from headwater.protocol.frames import FrameInfo, encode_frame_infos, stream_id
 from headwater.protocol.messages import (
     REQUESTS,
     RESPONSES,
@@ -29,14 +27,10 @@ from headwater.protocol.messages import (
     Request,
     Response,
 )
-from headwater.protocol.messages.dcp_snapshot import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import (
-    GetFailoverLogResponse,
-    StreamRequestResponse,
-    VBucketState,
-)
+from headwater.protocol.messages.base import Field
+from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
 from headwater.protocol.messages.documents import CounterResponse, GetResponse
-from headwater.protocol.messages.layout import Field
 from headwater.protocol.messages.session import GetErrorMap, Hello, HelloResponse
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,
@@ -59,8 +53,9 @@ from headwater.protocol.messages.vbuckets import (
     SetVBucket,
     VBucketSeqno,
 )
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
+from headwater.protocol.values import Datatype
 
 OPAQUE_RESPONSES: list[type[Response]] = [PlainResponse, ErrorResponse]
 MESSAGE_CLASSES: list[type[Message]] = sorted(

@@ -21,8 +21,7 @@ from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 

@@ -14,16 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headwater.client.connection_string import Address
-from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.features import WITH_COLLECTIONS, Feature
+from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, decide_rollback
+from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.flow_control import counted_bytes
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
-from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_changes import Deletion, Mutation, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import (
+    BufferAck,
     CloseStream,
+    Control,
+    DcpNoop,
     GetFailoverLog,
     GetFailoverLogResponse,
     StreamEnd,
@@ -34,8 +35,6 @@ from headwater.protocol.messages.dcp_stream import (
 from headwater.protocol.messages.session import GetClusterConfig, Hello, HelloResponse
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, VBucketSeqno
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Opcode
-from headwater.protocol.rollback import ConsumerPoint, decide_rollback
 from headwater.protocol.status import Status
 
 KEYS = [f"key{number}".encode() for number in range(6)]

@@ -24,7 +24,7 @@ from headwater.protocol.capture import (
     read_capture,
     read_frames,
 )
-from headwater.protocol.capture.tcp_streams import Endpoint, Segment, reassemble
+from headwater.protocol.capture.events import Endpoint, Segment, reassemble
 from headwater.protocol.messages.dcp_changes import Mutation
 
 CLIENT = Endpoint(b"\x0a\x00\x00\x02", 50000)

@@ -14,15 +14,13 @@ from headwater.client.changes import DocumentChange, Rollback, changes_of
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, RollbackPiece
 from headwater.errors import RemoteProtocolError
-from headwater.protocol import frame_info, system_events
-from headwater.protocol.compression import compress, decompress
-from headwater.protocol.datatype import Datatype
+from headwater.protocol import frames, system_events
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, decode_xattrs, decompress, encode_xattrs
 
 MANIFEST = Manifest().with_scope("garden").with_collection("garden", "fruit").with_collection("_default", "tools")
 MANIFEST_NAMES = {0: ("_default", "_default"), 9: ("garden", "fruit"), 10: ("_default", "tools")}
@@ -64,7 +62,7 @@ def messages(draw, *, vbucket, collections):
         vbucket=vbucket,
         cas=draw(st.one_of(st.just(0), st.just(0xFFFF), u64)),
         datatype=datatype,
-        frame_infos=() if sid is None else (frame_info.stream_id(sid),),
+        frame_infos=() if sid is None else (frames.stream_id(sid),),
         seqno=draw(u64),
         rev_seqno=draw(u64),
         collection_id=draw(collection_ids) if collections else None,

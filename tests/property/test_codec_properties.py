@@ -22,8 +22,7 @@ from headwater.errors import (
     MalformedSystemEvent,
     MalformedXattrs,
 )
-from headwater.protocol.compression import compress, decompress, decompressed_bytes
-from headwater.protocol.frame_info import (
+from headwater.protocol.frames import (
     DurabilityLevel,
     FrameInfo,
     ResponseInfo,
@@ -36,9 +35,9 @@ from headwater.protocol.frame_info import (
     server_duration,
     stream_id,
 )
-from headwater.protocol.leb128 import decode_collection_id, encode_collection_id
-from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
-from headwater.protocol.stream_request_value import CacheTransferOptions, StreamRequestValue
+from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
+from headwater.protocol.numbers import decode_collection_id, encode_collection_id
+from headwater.protocol.stream_requests import CacheTransferOptions, StreamRequestValue
 from headwater.protocol.system_events import (
     FLATBUFFERS_VERSION,
     CollectionCreated,
@@ -51,7 +50,15 @@ from headwater.protocol.system_events import (
     decode_event,
     encode_event,
 )
-from headwater.protocol.xattrs import ValueParts, body_offset, decode_xattrs, encode_xattrs
+from headwater.protocol.values import (
+    ValueParts,
+    body_offset,
+    compress,
+    decode_xattrs,
+    decompress,
+    decompressed_bytes,
+    encode_xattrs,
+)
 
 # --- frame infos --------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import LocalProtocolError, RemoteProtocolError, TruncatedFrame, UnexpectedMessage
-from headwater.protocol import frame_info
+from headwater.protocol import frames
+from headwater.protocol.kernels import decode as module
 from headwater.protocol.kernels import decode_changes
-from headwater.protocol.kernels import decode_runs as module
-from headwater.protocol.kernels.decode_runs import decode_runs
+from headwater.protocol.kernels.decode import decode_runs
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop
+from headwater.protocol.messages.dcp_streams import DcpNoop
 
 u32, u64 = (st.integers(0, 2**bits - 1) for bits in (32, 64))
 common = {
@@ -21,7 +21,7 @@ common = {
     "cas": u64,
     "seqno": u64,
     "rev_seqno": u64,
-    "frame_infos": st.sampled_from([(), (frame_info.stream_id(7),)]),
+    "frame_infos": st.sampled_from([(), (frames.stream_id(7),)]),
     "key": st.binary(min_size=2, max_size=20).map(lambda key: b"\x08" + key),
     "value": st.binary(max_size=50),
 }
@@ -83,7 +83,7 @@ GOOD = Mutation(seqno=1, rev_seqno=1, key=b"\x08k").encode()
         (GOOD + GOOD[:20], TruncatedFrame, r"ends inside a frame \(at byte 57\)"),
         (GOOD + DcpNoop().encode(), UnexpectedMessage, r"among changes that is none \(at byte 57\)"),
         (
-            GOOD + Mutation(seqno=1, rev_seqno=1, key=b"k", frame_infos=(frame_info.preserve_ttl(),)).encode(),
+            GOOD + Mutation(seqno=1, rev_seqno=1, key=b"k", frame_infos=(frames.preserve_ttl(),)).encode(),
             UnexpectedMessage,
             r"among changes that is none \(at byte 57\)",
         ),

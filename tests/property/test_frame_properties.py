@@ -14,19 +14,25 @@ from hypothesis import strategies as st
 from message_strategies import any_message, frame_infos, u8, u16, u32, u64
 
 from headwater.errors import FrameTooLarge, RemoteProtocolError, TruncatedFrame
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Negotiated
-from headwater.protocol.frame_info import decode_durability, decode_server_duration, encode_frame_infos
-from headwater.protocol.frames import HEADER, HEADER_BYTES, Frame, FrameBuffer, decode_frame, decode_frames
-from headwater.protocol.limits import FRAME_BODY_BYTES_MAX, VALUE_BYTES_MAX
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Negotiated
+from headwater.protocol.frames import (
+    HEADER,
+    HEADER_BYTES,
+    Frame,
+    FrameBuffer,
+    decode_durability,
+    decode_frame,
+    decode_frames,
+    decode_server_duration,
+    encode_frame_infos,
+)
 from headwater.protocol.messages import REQUESTS, ErrorResponse, Message, Request, decode_message
-from headwater.protocol.messages.dcp_stream import StreamRequest
-from headwater.protocol.messages.dcp_system_event import SystemEvent
-from headwater.protocol.opcodes import Magic
-from headwater.protocol.stream_request_value import StreamRequestValue
+from headwater.protocol.messages.dcp_changes import SystemEvent
+from headwater.protocol.messages.dcp_streams import StreamRequest
+from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, VALUE_BYTES_MAX
+from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.protocol.system_events import decode_event
-from headwater.protocol.xattrs import decode_xattrs
+from headwater.protocol.values import Datatype, decode_xattrs, decompress
 
 
 @st.composite

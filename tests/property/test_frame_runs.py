@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch
-from headwater.protocol.frame_info import stream_id
-from headwater.protocol.frames import decode_frames
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import decode_frames, stream_id
 from headwater.protocol.kernels.frame_runs import cut_runs
 from headwater.protocol.messages import PlainResponse, Request
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop
-from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SeqnoAdvanced
+from headwater.protocol.messages.dcp_streams import DcpNoop
 from headwater.protocol.numbers import CollectionId, Seqno
-from headwater.protocol.opcodes import Opcode
 
 _changes = st.builds(
     lambda kind, opaque, seqno, value, infos: kind(

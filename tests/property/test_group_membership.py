@@ -15,9 +15,8 @@ from group_world import Action, GroupChecker, RuleBroken, Script, World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.groups.assignment_plan import plan_targets
 from headwater.client.groups.group_document import GroupDocument
-from headwater.client.groups.lease_member import LeaseMember, ReaderReleased, VBucketState
+from headwater.client.groups.lease_member import LeaseMember, ReaderReleased, VBucketState, plan_targets
 
 FAULTS = ("join", "replace", "restart", "kill", "leave", "stall", "pause", "cut")
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from headwater.client.handshake import ClientHandshake, Credentials, HandshakeState
 from headwater.errors import RemoteProtocolError, StatusError, TlsFailed
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages import PlainResponse
 from headwater.protocol.messages.session import ClustermapChangeNotification, HelloResponse
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import encode_nonce
 
 NONCE = encode_nonce(b"client" * 3)

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import MalformedMessage, MalformedSnappy, RemoteProtocolError
-from headwater.protocol import frame_info
-from headwater.protocol.compression import compress, decompress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol import frames
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import FrameBuffer, decode_frame
 from headwater.protocol.kernels import (
     CHANGES_SCHEMA,
@@ -21,12 +19,17 @@ from headwater.protocol.kernels import (
 )
 from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
 from headwater.protocol.messages import PlainResponse, decode_message
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd
-from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.messages.dcp_changes import (
+    Deletion,
+    Expiration,
+    Mutation,
+    SnapshotFlags,
+    SnapshotMarker,
+    SystemEvent,
+    SystemEventId,
+)
+from headwater.protocol.messages.dcp_streams import DcpNoop, StreamEnd
+from headwater.protocol.values import Datatype, compress, decompress
 
 settings.register_profile("kernels", max_examples=100, deadline=None)
 settings.load_profile("kernels")
@@ -47,7 +50,7 @@ def changes(draw, *, collections=True, stream_id=stream_ids):
         "opaque": draw(u32),
         "cas": draw(u64),
         "datatype": Datatype(draw(st.integers(0, 7))),
-        "frame_infos": () if sid is None else (frame_info.stream_id(sid),),
+        "frame_infos": () if sid is None else (frames.stream_id(sid),),
         "seqno": draw(u64),
         "rev_seqno": draw(u64),
         # A flexible frame has eight bits for the length of the key, prefix included.
@@ -72,7 +75,7 @@ def other_frames():
         st.builds(PlainResponse, opcode=st.just(Opcode.DCP_MUTATION), value=values),
         # Framing extras other than a lone stream id are the typed codec's business.
         st.builds(
-            Mutation, seqno=u64, rev_seqno=u64, key=st.just(b"\x01k"), frame_infos=st.just((frame_info.preserve_ttl(),))
+            Mutation, seqno=u64, rev_seqno=u64, key=st.just(b"\x01k"), frame_infos=st.just((frames.preserve_ttl(),))
         ),
     )
 
@@ -112,7 +115,7 @@ def _fits(message):
 
 
 def is_row(message):
-    lone_sid = len(message.frame_infos) == 1 and message.frame_infos[0].id == frame_info.RequestInfo.STREAM_ID
+    lone_sid = len(message.frame_infos) == 1 and message.frame_infos[0].id == frames.RequestInfo.STREAM_ID
     return isinstance(message, CHANGES) and (not message.frame_infos or lone_sid)
 
 

@@ -27,8 +27,7 @@ from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
 from headwater.protocol.messages.documents import (
     COUNTER_MUST_EXIST,
     Add,
@@ -51,8 +50,7 @@ from headwater.protocol.messages.subdocument import DocFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
-from headwater.store.expiring import expire_documents
+from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.settling import settle_now
 
 VBUCKETS = 2

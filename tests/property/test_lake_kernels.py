@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.spark.lake.json_fields import Form, Kind, find_fields, integers
-from headwater.spark.lake.key_index import KeyIndex
-from headwater.spark.lake.typed_columns import TypedColumns
+from headwater.lake.json_fields import Form, Kind, find_fields, integers
+from headwater.lake.key_index import KeyIndex
+from headwater.lake.typed_columns import TypedColumns
 
 rows = st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 20), st.integers(0, 2)), max_size=60)
 

@@ -25,15 +25,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
 from headwater.client.offsets import Offsets
+from headwater.lake import change_files, change_rows, data_files, upkeep
+from headwater.lake.commits import begin_batch, commit_batch, merge
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.upkeep import join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
-from headwater.spark.lake import change_files, change_rows, data_files, file_joining, trimming
-from headwater.spark.lake.batch_commit import begin_batch, commit_batch
-from headwater.spark.lake.file_joining import join_files
-from headwater.spark.lake.lake import Lake, LakeSettings
-from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.merging import merge
-from headwater.spark.lake.trimming import trim_changes
-from headwater.spark.lake.typed_columns import TypedColumns
 from lake_checks import (
     Place,
     Row,
@@ -105,9 +103,9 @@ class LakeMachine(RuleBasedStateMachine):
             (change_files, "ROW_GROUP_ROWS", row_group_rows),
             (change_files, "_GROUP_ROWS_MIN", row_group_rows),
             (data_files, "ROW_GROUP_ROWS", row_group_rows),
-            (file_joining, "JOIN_FILES_MIN", 2),
-            (file_joining, "JOIN_BYTES_A_TIME", 2000),
-            (trimming, "TRIM_ROWS_PER_DOCUMENT", 0),
+            (upkeep, "JOIN_FILES_MIN", 2),
+            (upkeep, "JOIN_BYTES_A_TIME", 2000),
+            (upkeep, "TRIM_ROWS_PER_DOCUMENT", 0),
         ):
             self.patches.enter_context(patch.object(module, name, value))
         columns = {"*": TypedColumns.from_ddl("n BIGINT")} if is_typed else {}

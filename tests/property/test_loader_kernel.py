@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.json_lines import JsonLines
-from headwater.client.key_hashing import vbuckets_of
-from headwater.client.key_template import KeyTemplate
-from headwater.client.set_frames import Documents, encode_sets, scan_answers, set_opaques, split_frames
-from headwater.client.write_lane import WriteLane
 from headwater.errors import InvalidDocument, RemoteProtocolError
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import ErrorResponse, decode_message
 from headwater.protocol.messages.documents import Set, StoreResponse
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.transfer.json_lines import JsonLines
+from headwater.transfer.key_template import KeyTemplate
+from headwater.transfer.loader import WriteLane
+from headwater.transfer.set_frames import Documents, encode_sets, scan_answers, set_opaques, split_frames, vbuckets_of
 
 u32 = st.integers(0, 2**32 - 1)
 keys = st.binary(min_size=1, max_size=250)

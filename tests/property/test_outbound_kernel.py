@@ -9,18 +9,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.node.producer.outbound import Stop, shape_run
-from headwater.node.producer.output import Output
-from headwater.node.producer.shape import Shape, Values
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
+from headwater.node.producer.controls import Shape, Values
+from headwater.node.producer.outbound import Output, Stop, shape_run
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
-from headwater.protocol.frame_info import stream_id
-from headwater.protocol.frames import decode_frames
+from headwater.protocol.frames import decode_frames, stream_id
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Deletion, Expiration, Mutation, Prepare
-from headwater.protocol.xattrs import ValueParts, body_offset, encode_xattrs, keep_system_xattrs
+from headwater.protocol.values import Datatype, ValueParts, body_offset, decompress, encode_xattrs, keep_system_xattrs
 
 COLLECTIONS = st.sampled_from([0, 8, 9, 127, 128, 2**32 - 1])
 FOR_ALL = 2**62

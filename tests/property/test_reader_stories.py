@@ -13,8 +13,8 @@ from headwater.client.link_pool import CloseConnection, OpenConnection
 from headwater.client.read_options import End, Snapshots
 from headwater.errors import AuthenticationFailed, BucketReplaced, UnexpectedMessage
 from headwater.protocol.messages import Response
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEndReason, StreamRequest, StreamRequestResponse
+from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamRequest, StreamRequestResponse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status

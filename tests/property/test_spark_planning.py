@@ -19,11 +19,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.client.offsets import Offsets
-from headwater.client.resume_point import resume_point
 from headwater.client.survey import VBucketStatus
-from headwater.protocol.failover_log import FailoverLog
+from headwater.client.vbucket_stream import resume_point
+from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, decide_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.rollback import ConsumerPoint, decide_rollback
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.planning import NOWHERE, StreamPlans, VBucketRange, plan_ranges, whole_place
 

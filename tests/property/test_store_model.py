@@ -21,27 +21,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headwater.errors import StoreFull
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
-from headwater.protocol.limits import FAILOVER_LOG_ENTRIES_MAX
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, FAILOVER_LOG_ENTRIES_MAX, Seqno, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store import compaction, settling
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.commits import Commit
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
-from headwater.store.data_format import BucketFacts, VBucketFacts
-from headwater.store.documents import Document
-from headwater.store.engine import Change, Engine, View
-from headwater.store.expiring import expire_documents
+from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
+from headwater.store.data_format import BucketFacts, Document, VBucketFacts
+from headwater.store.engine import Change, Engine, MemoryEngine, View
 from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.memory_engine import MemoryEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
-from headwater.store.rewinding import abandon, flush, roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import abandon, flush, roll_back, settle_now
 
 VBUCKETS = 2
 KEYS = [b"a", b"b", b"c", b"d"]

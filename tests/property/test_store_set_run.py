@@ -15,24 +15,30 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError
-from headwater.node.kv.expiry import expiry_time
+from headwater.node.kv.documents import expiry_time, join_value
 from headwater.node.kv.service import BucketService
 from headwater.node.kv.set_run import SetRun, apply_set_run
-from headwater.node.kv.values import join_value
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, decode_frame, decode_frames
-from headwater.protocol.limits import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Add, Get, Set, SetQuiet, StoreResponse
-from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.numbers import (
+    DEFAULT_COLLECTION,
+    KEY_BYTES_MAX,
+    RELATIVE_EXPIRY_S_MAX,
+    VALUE_BYTES_MAX,
+    Cas,
+    CollectionId,
+    VBucketId,
+    Vbuuid,
+)
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 
 NOW_NS = 1_800_000_000_123_456_789

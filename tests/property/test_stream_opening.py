@@ -10,7 +10,7 @@ from reader_run import VBUCKETS, Run
 from reader_steps import arrive, connect, run_of_one_node
 
 from headwater.client.read_options import End
-from headwater.protocol.messages.dcp_stream import GetFailoverLog, StreamRequest
+from headwater.protocol.messages.dcp_streams import GetFailoverLog, StreamRequest
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset

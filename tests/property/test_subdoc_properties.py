@@ -11,14 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.node.kv.subdocument import Document, LookedUp, Mutated, PathFailed, Refused, lookup_in, mutate_in
-from headwater.node.kv.subdocument.commands import COMMANDS
-from headwater.node.kv.subdocument.crc32c import crc32c
 from headwater.node.kv.subdocument.json_text import compact, is_json
-from headwater.protocol.datatype import Datatype
+from headwater.node.kv.subdocument.requests import COMMANDS
+from headwater.node.kv.subdocument.virtual_xattrs import crc32c
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import DocFlags, LookupSpec, MutationSpec, PathFlags
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
-from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
 
 names = st.sampled_from(["a", "b", "c", "a.b", "x[0]", "`", 'q"', "é", "\\", " ", "\n"])
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

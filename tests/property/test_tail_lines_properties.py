@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "cli"))
 
 from change_batches import batch_of, document, event, rollback
 
-from headwater.cli.tailing.json_lines import JsonLines
 from headwater.client.changes import changes_of
+from headwater.transfer.change_lines import JsonLines
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 

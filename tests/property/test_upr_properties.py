@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from headwater.errors import RemoteProtocolError
 from headwater.protocol import upr
 from headwater.protocol.failover_log import FailoverEntry
+from headwater.protocol.features import Magic
 from headwater.protocol.frames import HEADER, Frame, FrameBuffer, decode_frames
-from headwater.protocol.limits import KEY_BYTES_MAX
-from headwater.protocol.opcodes import Magic
+from headwater.protocol.numbers import KEY_BYTES_MAX
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 

@@ -11,10 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.errors import MalformedXattrs
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.kernels.xattr_split import XATTRS_TYPE, split_xattrs
-from headwater.protocol.limits import XATTR_SECTION_BYTES_MAX
-from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
+from headwater.protocol.numbers import XATTR_SECTION_BYTES_MAX
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
 
 XATTR = int(Datatype.XATTR)
 

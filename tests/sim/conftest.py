@@ -10,8 +10,7 @@ import pytest
 
 from headwater.sim.event_loop import SimulatedLoop
 from headwater.sim.network import Network
-from headwater.sim.processes import Process
-from headwater.sim.trace import Trace
+from headwater.sim.processes import Process, Trace
 
 
 class SmallWorld:

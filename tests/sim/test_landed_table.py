@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.sim.consumer_state import Row
-from headwater.sim.landed_table import BOUNDARIES_MAX, LandedTable, ReadBatch
+from headwater.sim.checkers import Row
+from headwater.sim.landing_judge import BOUNDARIES_MAX, LandedTable, ReadBatch
 from headwater.spark.planning import whole_place
 
 VBUCKET = VBucketId(3)

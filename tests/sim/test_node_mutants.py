@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
+from headwater.node import durability
 from headwater.node.consumer import connection
-from headwater.node.durability import topology
 from headwater.sim.plan import RunPlan
 from headwater.sim.run import run_seed
 
@@ -30,7 +30,7 @@ def is_found_out(candidates: Iterator[RunPlan]) -> bool:
 
 
 def test_a_write_that_is_committed_before_a_majority_has_it(monkeypatch):
-    monkeypatch.setattr(topology, "majority", lambda chain: 1)
+    monkeypatch.setattr(durability, "majority", lambda chain: 1)
     candidates = (plan for plan in plans(writes="majority", fault="fail over") if not plan.fault_weights["roll back"])
     assert is_found_out(candidates)
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput
-from headwater.spark.query_errors import told_error
+from headwater.spark.session import told_error
 
 
 def tell(**step: object) -> None:

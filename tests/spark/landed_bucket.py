@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from spark_node import SourceBucket
 
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings
 from headwater.spark.freshness import Freshness
-from headwater.spark.lake.lake import LakeSettings
-from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.landing import LandedBatch, Landing
 from headwater.spark.verification import Verification, compare
 from lake_checks import check_no_duplicates, table_rows

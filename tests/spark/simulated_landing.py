@@ -12,10 +12,10 @@ import pytest
 from landed_bucket import ALWAYS_FRESH, GROUPS, check_delivery
 from spark_node import SourceBucket
 
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings, with_columns
 from headwater.spark import task_read
 from headwater.spark.freshness import Freshness
-from headwater.spark.lake.lake import LakeSettings, with_columns
-from headwater.spark.lake.merge_plan import MergeRules
 from headwater.spark.landing import LandedBatch, Landing, LandingQuery
 from headwater.spark.verification import compare
 from lake_checks import check_no_duplicates, table_rows

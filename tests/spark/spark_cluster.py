@@ -14,15 +14,15 @@ import httpx
 from spark_node import MANAGEMENT_S_MAX, SourceBucket, log_in_quickly
 
 from fault_proxy import HOST, free_port
-from headwater.client.client_settings import ClientSettings
+from headwater.client.bootstrap import KvCluster
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
-from headwater.client.kv_cluster import KvCluster
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.client.settings import ClientSettings
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import ConnectionFailed, NotMyVBucket, TemporaryFailure
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
 from headwater.protocol.messages.base import Request, Response
 from node_process import PASSWORD, USER, NodeProcess
 

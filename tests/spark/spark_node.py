@@ -12,11 +12,11 @@ from typing import Any, Self
 import httpx
 
 from fault_proxy import HOST, free_port
-from headwater.client.client_settings import ClientSettings
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.client.settings import ClientSettings
 from headwater.errors import KeyNotFound
 from headwater.node.auth.user_file import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_node import SourceBucket
 
 from headwater import spark as headwater_spark
-from headwater.spark.lag import LagListener, progress_lag
+from headwater.spark.freshness import LagListener, progress_lag
 from node_process import PASSWORD
 
 TOLD_S_MAX = 60.0

@@ -11,7 +11,7 @@ from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket
 
 from headwater.errors import InvalidInput
-from headwater.spark.lake.iceberg_changes import IcebergSettings, load_catalog_of
+from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.spark.landing import Landing
 
 pytest.importorskip("pyiceberg")

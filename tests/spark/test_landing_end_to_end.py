@@ -23,11 +23,11 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from spark_node import DEFAULT, SourceBucket
 
-from headwater.spark import landing, spark_runner
-from headwater.spark.lake.change_files import ChangeReport
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.lake.change_files import ChangeReport
+from headwater.lake.documents_merge import MergeRules
+from headwater.spark import executors, landing
+from headwater.spark.executors import SparkRunner
 from headwater.spark.planning import whole_place
-from headwater.spark.spark_runner import SparkRunner
 from headwater.spark.task_read import LandShare
 from node_process import PASSWORD, USER
 
@@ -197,7 +197,7 @@ def test_without_the_handling_of_rollbacks_the_tables_differ(
     """With it, the same steps end well: it is the handling of rollbacks that makes the difference, and nothing else."""
     monkeypatch.setattr(landing, "SparkRunner", runner)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(spark_runner, "pickle", cloudpickle)
+    monkeypatch.setattr(executors, "pickle", cloudpickle)
     try:
         landed = LandedBucket(bucket, spark, tmp_path / "lake")
         keys = bucket.keys("key", 3, vbucket=VBUCKET)

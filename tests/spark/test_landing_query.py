@@ -17,8 +17,8 @@ from simulated_landing import RunHere, SimulatedLanding, without_spark
 from spark_node import DEFAULT, SourceBucket, SparkNode
 
 from headwater.errors import InvalidInput, LakeInUse, QueryFailed, ReadRolledBack
+from headwater.lake.lake import Lake
 from headwater.spark import landing
-from headwater.spark.lake.lake import Lake
 from headwater.spark.landing import FAILURES_MAX, parse_interval_s
 from headwater.spark.task_read import LandShare
 from lake_checks import table_rows

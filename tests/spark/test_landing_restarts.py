@@ -12,10 +12,10 @@ from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket
 
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
-from headwater.spark.lake.lake import Lake
-from headwater.spark.lake.merging import merge
-from headwater.spark.lake.tasks import run_here
-from headwater.spark.lake.trimming import trim_changes
+from headwater.lake.commits import merge
+from headwater.lake.lake import Lake
+from headwater.lake.tasks import run_here
+from headwater.lake.upkeep import trim_changes
 
 KEYS = 3
 

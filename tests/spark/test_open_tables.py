@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket
 
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.lake.documents_merge import MergeRules
 
 VBUCKET = 1
 KEYS = 6

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 from pyspark.sql import SparkSession
 
-from headwater.spark.spark_runner import SparkRunner
-from headwater.spark.worker_heap import keep_loaded
+from headwater.spark.executors import SparkRunner, keep_loaded
 
 TASKS = 8
 

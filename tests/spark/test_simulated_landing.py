@@ -16,7 +16,7 @@ from landed_bucket import ALWAYS_FRESH, NEVER_FRESH
 from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket, SparkNode
 
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.lake.documents_merge import MergeRules
 
 SEEDS = 4
 SOAK_SEEDS = range(1000, 1400)

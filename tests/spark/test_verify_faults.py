@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 from simulated_landing import SimulatedLanding, without_spark
 from spark_node import SourceBucket
 
-from headwater.spark.lake.findings import FindingKind
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.judging import FindingKind
 from headwater.spark.verification import Verification, compare
 
 VBUCKETS = 4

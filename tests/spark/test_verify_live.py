@@ -21,12 +21,11 @@ from spark_node import DEFAULT, SourceBucket
 
 from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput, UnknownCollection
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.judging import BucketReading, FindingKind, RolledBack
+from headwater.lake.tasks import Runner, run_here
 from headwater.protocol.numbers import VBucketId
 from headwater.spark import verification
-from headwater.spark.lake.findings import FindingKind
-from headwater.spark.lake.judging import BucketReading, RolledBack
-from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.tasks import Runner, run_here
 from headwater.spark.verification import Verification, VerifyTask, compare
 from node_process import PASSWORD, USER
 

@@ -148,15 +148,11 @@ EXPECTED_STATUS_ERRORS = {
 }
 
 NODE = Path(errors.__file__).parent / "node"
-NEVER_SENT = {"error_map.py"}
-"""It says of every status there is how a client should take it."""
 
 
 def statuses_named_by_the_node() -> set[Status]:
     named = set()
     for path in NODE.rglob("*.py"):
-        if path.name in NEVER_SENT:
-            continue
         for part in ast.walk(ast.parse(path.read_text())):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "Status":
                 named.add(Status[part.attr])

@@ -12,7 +12,7 @@ from handbook.error_tree import message_table, operators_messages
 from handbook.pages import MADE, ROOT, filled, pages, places
 from handbook.state_diagrams import consumer_diagram, producer_diagram
 
-from headwater.protocol.stream_state import CONSUMER_STREAM, PRODUCER_STREAM
+from headwater.protocol.states import CONSUMER_STREAM, PRODUCER_STREAM
 from headwater.spark.source_options import OPTION_NAMES
 
 WITH_PLACES = [page for page in pages() if places(page.read_text())]

@@ -10,7 +10,7 @@ from handbook.error_tree import statuses_of
 
 import headwater.cli  # noqa: F401  (so that every error is there to be seen)
 from headwater import errors
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.features import Opcode
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

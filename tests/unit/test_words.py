@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.counted import counted
-from headwater.installation import install_command
+from headwater.phrases import counted, install_command
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ import pytest
 
 from headwater.errors import MalformedMessage
 from headwater.protocol import upr
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, decide_rollback
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frame, decode_frames
-from headwater.protocol.messages import dcp_stream, decode_message
+from headwater.protocol.messages import dcp_streams, decode_message
 from headwater.protocol.numbers import Seqno, Vbuuid
-from headwater.protocol.rollback import ConsumerPoint, decide_rollback
-from headwater.protocol.stream_request_value import StreamRequestValue
+from headwater.protocol.stream_requests import StreamRequestValue
 
 SEEDS = Path(__file__).parent / "seeds"
 ERRATA = (SEEDS / "ERRATA.md").read_text()
@@ -143,7 +142,7 @@ def decode(vector: Vector, frame: Frame) -> Any:
 
 def expected(vector: Vector) -> Any:
     """The message made from the vector's table alone."""
-    cls = getattr(upr if vector.protocol == "upr" else dcp_stream, vector.packet)
+    cls = getattr(upr if vector.protocol == "upr" else dcp_streams, vector.packet)
     attributes: dict[str, Any] = {}
     log: list[int] = []
     has_log = "failover_log" in {known.name for known in fields(cls)}
@@ -266,7 +265,7 @@ def test_a_json_example_decodes_and_encodes(vector: Vector) -> None:
 
 @every("json")
 def test_a_json_example_rides_in_a_stream_request(vector: Vector) -> None:
-    request = dcp_stream.StreamRequest(value=vector.data)
+    request = dcp_streams.StreamRequest(value=vector.data)
     data = request.encode()
     assert [decode_message(frame) for frame in decode_frames(data)] == [request]
     buffer = FrameBuffer()
@@ -320,6 +319,6 @@ def test_the_other_reading_is_a_sound_request_too() -> None:
     drawn = vector.data[: correction.start] + correction.drawn + vector.data[end:]
     [frame] = decode_frames(drawn)
     request = decode_message(frame)
-    assert isinstance(request, dcp_stream.StreamRequest)
+    assert isinstance(request, dcp_streams.StreamRequest)
     assert request.snapshot_start_seqno == request.start_seqno == 0xFFEEDD
     assert request.encode() == drawn

@@ -11,10 +11,9 @@ from typing import Any
 import rich_click as click
 
 from headwater import __version__
-from headwater.cli.completion import completion_option
-from headwater.cli.lazy_command import LazyCommand
-from headwater.cli.telling import did_you_mean, errors_in_one_sentence
-from headwater.first_compile import COMPILING, tell_first_compile
+from headwater.cli.lazy_command import LazyCommand, completion_option
+from headwater.cli.output import did_you_mean, errors_in_one_sentence
+from headwater.phrases import COMPILING, tell_first_compile
 
 COMMANDS = (
     "cluster",

@@ -24,17 +24,23 @@ from headwater.cli.connection_options import (
     needed_credentials,
     tls_context,
 )
-from headwater.cli.consoles import output_console
-from headwater.client.connection_string import KV_PORT, KV_TLS_PORT, Address, ConnectionString, parse_address
+from headwater.cli.output import output_console
+from headwater.client.connection_string import (
+    KV_PORT,
+    KV_TLS_PORT,
+    Address,
+    ConnectionString,
+    find_hosts,
+    parse_address,
+)
 from headwater.client.kv_connection import Login
-from headwater.client.srv_lookup import find_hosts
-from headwater.cluster.cluster_status import ClusterStatus
 from headwater.cluster.coordinator import Coordinator
+from headwater.cluster.nodes import ClusterStatus
 from headwater.cluster.planning import REPLICAS_MAX
-from headwater.cluster.rebalancing import Progress, Rebalanced, Report
-from headwater.counted import counted
+from headwater.cluster.rebalance import Progress, Rebalanced, Report
 from headwater.errors import InvalidInput
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
+from headwater.phrases import counted
 
 _REBALANCE = "run `headwater cluster rebalance`"
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import rich_click as click
 
-from headwater.cli.bucket_scopes import BucketScopes, scopes_of
 from headwater.cli.connection_options import errors_told
-from headwater.cli.escaping import printable
-from headwater.cli.management_options import Access, management_options
+from headwater.cli.management import Access, BucketScopes, management_options, scopes_of
 from headwater.errors import HeadwaterError
+from headwater.phrases import printable
 
 MAX_TTL_S_MAX = 2**31 - 1
 _BUCKETS_OWN_TTL, _NO_TTL = 0, -1

@@ -12,10 +12,10 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 import rich_click as click
 from click.core import ParameterSource
 
-from headwater.cli.escaping import printable
 from headwater.client.handshake import Credentials
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidInput
+from headwater.phrases import printable
 
 USER_VARIABLE = "HEADWATER_USER"
 PASSWORD_VARIABLE = "HEADWATER_PASSWORD"

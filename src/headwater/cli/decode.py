@@ -11,7 +11,6 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from headwater.cli.escaping import printable
 from headwater.cli.frame_view import (
     ERROR_STYLE,
     FrameView,
@@ -20,8 +19,9 @@ from headwater.cli.frame_view import (
     view_dcp_frame,
     view_upr_frame,
 )
-from headwater.cli.frame_view.annotated import Line
+from headwater.cli.frame_view.printing import Line
 from headwater.errors import BadMagic, CaptureError, LengthMismatch
+from headwater.phrases import printable
 from headwater.protocol.capture import (
     CapturedFrame,
     CaptureFormat,

@@ -9,10 +9,9 @@ from typing import Any
 import rich_click as click
 
 from headwater.cli.connection_options import errors_told
-from headwater.cli.management_api import Answer, ManagementUrl
-from headwater.cli.management_options import Access, management_options
-from headwater.counted import counted
+from headwater.cli.management import Access, Answer, ManagementUrl, management_options
 from headwater.errors import HeadwaterError
+from headwater.phrases import counted
 
 _VBUCKET_MAX = 0xFFFF
 _ROLLBACK = ("vbucket", "rolled_back_to", "vbuuid", "high_seqno_before")

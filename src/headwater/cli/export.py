@@ -20,20 +20,15 @@ from rich.text import Text
 
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
-from headwater.cli.escaping import printable
-from headwater.cli.exporting.json_lines_file import JsonLinesFile
-from headwater.cli.exporting.left_out import LeftOut
-from headwater.cli.exporting.output_files import OutputFiles
-from headwater.cli.exporting.spool import Spool
-from headwater.cli.exporting.table_file import TableFile, survey
-from headwater.cli.rates import documents_in
-from headwater.cli.telling import EXIT_INTERRUPTED
+from headwater.cli.output import EXIT_INTERRUPTED, documents_in
 from headwater.client.blocking_client import Client
-from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
-from headwater.client.exported_form import KEY_MEMBER
-from headwater.counted import counted
+from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
+from headwater.phrases import counted, printable
+from headwater.transfer.export_files import JsonLinesFile, LeftOut, OutputFiles, TableFile, survey
+from headwater.transfer.json_lines import KEY_MEMBER
+from headwater.transfer.spool import Spool
 
 _NAMES_SHOWN = 10
 

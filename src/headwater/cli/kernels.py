@@ -8,14 +8,13 @@ from importlib import import_module
 
 import rich_click as click
 
-from headwater.first_compile import tell_first_compile
-from headwater.installation import missing_library
+from headwater.phrases import missing_library, tell_first_compile
 from headwater.protocol.kernels.machine_code import code_folder
 
 _PARTS = {
-    "client": ("headwater.client.warm_up", "headwater.client.loader_warm_up", "headwater.cli.tailing.warm_up"),
-    "node": ("headwater.node.warm_up", "headwater.dashboard.kernels"),
-    "landing": ("headwater.spark.lake.warm_up",),
+    "client": ("headwater.client.warm_up", "headwater.transfer.warm_up", "headwater.cli.tailing.warm_up"),
+    "node": ("headwater.node.warm_up", "headwater.node.dashboard.kernels"),
+    "landing": ("headwater.lake.warm_up",),
 }
 """The modules whose `warm_up` calls all kernels of a part once."""
 

@@ -9,13 +9,16 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import rich_click as click
 from prometheus_client import REGISTRY, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from rich.console import Console
@@ -23,21 +26,69 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater.cli.connection_options import connection_options, credentials, errors_told, tls_settings
-from headwater.cli.log_format import FORMATS, set_up_logging
-from headwater.cli.telling import EXIT_INTERRUPTED
-from headwater.client.client_settings import ClientSettings
+from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.client.connection_string import ConnectionString
-from headwater.counted import counted
+from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
+from headwater.lake.lake import LakeSettings
+from headwater.lake.typed_columns import TypedColumns
 from headwater.log_fields import LogEvent, fields
+from headwater.phrases import counted
 from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
-from headwater.spark.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
-from headwater.spark.lake.lake import LakeSettings
-from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.typed_columns import TypedColumns
 from headwater.spark.landing import LandedBatch, Landing, LandingQuery, LandingStatus, Upkeep
-from headwater.spark.landing_metrics import LandingMetrics
 from headwater.spark.session import start_session
+
+# A landing's numbers for Prometheus: what `LandingStatus` says at the moment that they are asked for.
+
+
+COUNTERS: tuple[tuple[str, str, Callable[[LandingStatus], int | None]], ...] = (
+    ("rows", "Rows that were ever landed in changes.", lambda status: status.rows),
+    ("batches", "Batches that were ever landed.", lambda status: status.batch + 1),
+    ("rollbacks", "Rollbacks of vbuckets that were ever landed.", lambda status: status.rollbacks),
+)
+GAUGES: tuple[tuple[str, str, Callable[[LandingStatus], float | None]], ...] = (
+    ("active", "1 while the landing runs.", lambda status: int(status.is_active)),
+    ("tables", "Collections that have a table.", lambda status: status.tables),
+    ("documents", "Rows of all tables of documents.", lambda status: status.documents),
+    ("lag_seqnos", "Seqnos that the bucket has and changes does not.", lambda status: status.lag_seqnos),
+    ("lag_seconds", "What was written longer ago than this is in changes.", lambda status: status.lag_s),
+    (
+        "documents_age_seconds",
+        "What was written longer ago than this is in documents.",
+        lambda status: status.documents_age_s,
+    ),
+    ("last_batch_seconds", "What the last batch took, without merging.", lambda status: status.last_batch_s),
+    ("last_merge_seconds", "What the last merge of documents took.", lambda status: status.last_merge_s),
+    ("failures", "Batches that have failed in a row.", lambda status: status.failures),
+)
+
+
+@dataclass(slots=True, eq=False)
+class LandingMetrics:
+    """A Prometheus collector. What is not known is left out."""
+
+    bucket: str
+    status: Callable[[], LandingStatus | None]
+    """None while there is no landing yet."""
+
+    def collect(self) -> Iterator[Metric]:
+        """For `prometheus_client.REGISTRY.register`."""
+        status = self.status()
+        if status is None:
+            return
+        for name, what, count in COUNTERS:
+            if (value := count(status)) is not None:
+                counter = CounterMetricFamily(f"headwater_land_{name}", what, labels=["bucket"])
+                counter.add_metric([self.bucket], value)
+                yield counter
+        for name, what, measure in GAUGES:
+            if (number := measure(status)) is not None:
+                gauge = GaugeMetricFamily(f"headwater_land_{name}", what, labels=["bucket"])
+                gauge.add_metric([self.bucket], number)
+                yield gauge
+
 
 POLL_S = 0.2
 

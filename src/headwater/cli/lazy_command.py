@@ -13,9 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click import types
+from click.shell_completion import get_completion_class
+from rich_click import rich_click as layout
 
-from headwater.cli.help_layout import name_numbers
-from headwater.installation import install_command, missing_library
+from headwater.phrases import install_command, missing_library
+
+# How --help looks: an option and what it takes in one column, so that nothing is cut on a terminal of 60 columns.
+
+
+layout.OPTIONS_TABLE_COLUMN_TYPES = ["opt_all_metavar", "help"]
+layout.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
+layout.OPTIONS_TABLE_HELP_SECTIONS = ["help", "range", "required", "default", "envvar", "deprecated"]
+
+NUMBER = "N"
+_NUMBERS = (types.IntParamType, types.FloatParamType)
+
+
+def name_numbers(command: click.Command) -> click.Command:
+    """Call numbers N, where a command has no better name for them: "INTEGER RANGE" says less, in more room."""
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            name_numbers(below)
+    for parameter in command.params:
+        if parameter.metavar is None and isinstance(parameter.type, _NUMBERS):
+            parameter.metavar = NUMBER
+    return command
 
 
 class LazyCommand(click.RichCommand):
@@ -67,3 +90,32 @@ def _not_installed(command: str, module: str) -> click.Command:
     # Whatever it is given: what is missing is to be told first.
     takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(command, help=advice, callback=refuse, context_settings=takes_anything)
+
+
+# `headwater --completion SHELL`: the script that lets a shell complete commands, options and choices.
+
+
+SHELLS = ("bash", "zsh", "fish")
+PROGRAM = "headwater"
+VARIABLE = f"_{PROGRAM.upper()}_COMPLETE"
+"""By which a shell's script asks the program; the name is click's."""
+
+
+def _print_script(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    if shell is None or context.resilient_parsing:
+        return
+    completion = get_completion_class(shell)
+    assert completion is not None
+    script = completion(context.command, {}, PROGRAM, VARIABLE)
+    click.echo(script.source_template % script.source_vars())
+    context.exit()
+
+
+completion_option = click.option(
+    "--completion",
+    type=click.Choice(SHELLS),
+    expose_value=False,
+    is_eager=True,
+    callback=_print_script,
+    help="Print the script for completion in a shell.",
+)

@@ -3,29 +3,146 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import rich_click as click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headwater import __version__
-from headwater.cli.bucket_scopes import scopes_of
-from headwater.cli.connection_options import connection_options, credentials, tls_settings
-from headwater.cli.loading.bar import progress_bar
-from headwater.cli.loading.inputs import FileOrFolder, LoadedFile, files_in, opened
-from headwater.cli.loading.report import Report
-from headwater.cli.loading.sources import KEY_TEMPLATE, FileFormat, FileSource, open_source
-from headwater.cli.management_options import Access
-from headwater.cli.telling import EXIT_INTERRUPTED
-from headwater.client.client_settings import ClientSettings
+from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, tls_settings
+from headwater.cli.management import Access, scopes_of
+from headwater.cli.output import EXIT_INTERRUPTED, documents_in
+from headwater.client.bootstrap import KvCluster
 from headwater.client.connection_string import ConnectionString
-from headwater.client.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments
-from headwater.client.key_template import KeyTemplate
-from headwater.client.kv_cluster import KvCluster
-from headwater.client.kv_loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
+from headwater.client.settings import ClientSettings
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
-from headwater.protocol.limits import RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
+from headwater.phrases import counted, printable
+from headwater.protocol.numbers import RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
+from headwater.transfer.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN, GeneratedDocuments
+from headwater.transfer.inputs import (
+    KEY_TEMPLATE,
+    FileFormat,
+    FileOrFolder,
+    FileSource,
+    LoadedFile,
+    files_in,
+    open_source,
+    opened,
+)
+from headwater.transfer.key_template import KeyTemplate
+from headwater.transfer.loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
+
+# What `headwater load` tells at its end: how much it has written, and how fast.
+
+
+@dataclass(slots=True)
+class Report:
+    """Sums over all files."""
+
+    as_json: bool
+    loaders: list[KvLoader] = field(default_factory=list)
+
+    @property
+    def documents(self) -> int:
+        return sum(loader.written for loader in self.loaders)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(loader.written_bytes for loader in self.loaders)
+
+    @property
+    def seconds(self) -> float:
+        return sum(loader.elapsed_s for loader in self.loaders)
+
+    def per_second(self, amount: float) -> float:
+        return amount / self.seconds if self.seconds > 0 else 0.0
+
+    def tell(self) -> None:
+        if self.as_json:
+            self._tell_json(None)
+            return
+        megabytes = f", {self.per_second(self.written_bytes) / 1e6:,.1f} MB/s"
+        click.echo(documents_in(self.documents, self.seconds, and_rate=megabytes))
+
+    def tell_failure(self, reason: str, *, exit_code: int = EXIT_FAILED) -> None:
+        """Say what happened and how far it came, and leave."""
+        click.echo(f"Error: {printable(reason)}", err=True)
+        verb = "was" if self.documents == 1 else "were"
+        click.echo(f"{counted(self.documents, 'document')} {verb} written", err=True)
+        if self.as_json:
+            self._tell_json(reason)
+        sys.exit(exit_code)
+
+    def _tell_json(self, error: str | None) -> None:
+        result = {
+            "documents": self.documents,
+            "seconds": round(self.seconds, 6),
+            "documents_per_s": round(self.per_second(self.documents), 1),
+            "bytes": self.written_bytes,
+            "mb_per_s": round(self.per_second(self.written_bytes) / 1e6, 3),
+            "retries": sum(loader.retried for loader in self.loaders),
+            "error": error,
+        }
+        click.echo(json.dumps(result))
+
+
+# The bar that `headwater load` shows on a terminal.
+
+
+SHOW_EVERY_S = 0.1
+
+
+def progress_bar(
+    report: Report, done: Callable[[], int], *, total: int | None, shown: bool
+) -> AbstractContextManager[Callable[[], None]]:
+    """What is to be called as the load goes on: it moves the bar, if there is a terminal to show it on.
+
+    `done` tells how much of `total` is: bytes of a file that were read, or generated documents that were written.
+    """
+    if not shown or not sys.stderr.isatty():
+        return nullcontext(lambda: None)
+    return _Bar(report, done, total=total)
+
+
+class _Bar(AbstractContextManager[Callable[[], None]]):
+    def __init__(self, report: Report, done: Callable[[], int], *, total: int | None) -> None:
+        self._report = report
+        self._done = done
+        self._shown_s = 0.0
+        self._progress = Progress(
+            TextColumn("loading"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[documents]} documents, {task.fields[rate]}/s"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=total, documents="0", rate="0")
+
+    def __enter__(self) -> Callable[[], None]:
+        self._progress.start()
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _show(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._shown_s < SHOW_EVERY_S:
+            return
+        self._shown_s = now_s
+        written = self._report.documents
+        rate = self._report.per_second(written)
+        self._progress.update(self._task, completed=self._done(), documents=f"{written:,}", rate=f"{rate:,.0f}")
+
 
 EXPIRY_S_MAX = 50 * 365 * 24 * 60 * 60
 

@@ -15,12 +15,12 @@ from headwater.cli.connection_options import connection_options, errors_told, ne
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.kv_connection import Login
-from headwater.counted import counted
 from headwater.errors import HeadwaterError, InvalidInput, StatusError
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.node.replication.proxy import Proxy
-from headwater.protocol.messages.dcp_stream import StreamEndReason, StreamFlags
+from headwater.phrases import counted
+from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
 

@@ -14,16 +14,15 @@ import rich_click as click
 import uvloop
 
 from headwater.cli.connection_options import EXIT_FAILED
-from headwater.cli.log_format import FORMATS, LEVELS, set_up_logging
+from headwater.cli.output import FORMATS, LEVELS, set_up_logging
 from headwater.cli.serving_nodes import NODES_MAX, ClusterOptions, names_first_user_only, run_nodes
-from headwater.dashboard.dashboard import Dashboard, DashboardSettings
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.heap import keep_freed_memory
-from headwater.node.inspection import Inspection
-from headwater.node.limits import ServerLimits
+from headwater.node.dashboard.routes import Dashboard, DashboardSettings
+from headwater.node.dashboard.source import Inspection
 from headwater.node.node import Node, Started
-from headwater.node.options import VBUCKETS, NodeOptions
+from headwater.node.node_folder import keep_freed_memory
+from headwater.node.options import VBUCKETS, NodeOptions, ServerLimits
 from headwater.store.compaction import Retention
 
 logger = logging.getLogger(__name__)

@@ -25,11 +25,11 @@ from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
-from headwater.counted import counted
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.membership import PEER_FEATURES
+from headwater.phrases import counted
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headwater.counted import counted
+from headwater.phrases import counted
 from headwater.sim.consumers import Mutant
 from headwater.sim.landing_consumer import LandingMutant
 from headwater.sim.run import Report, run_seed

@@ -14,20 +14,17 @@ from click.core import ParameterSource
 
 from headwater import __version__
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, fail, tls_settings
-from headwater.cli.escaping import printable
-from headwater.cli.tailing.events_once import EventsOnce
+from headwater.cli.interruptions import Interrupted
 from headwater.cli.tailing.formats import Encoder, Format, encoder
-from headwater.cli.tailing.interruptions import Interrupted
-from headwater.cli.tailing.key_pattern import KeyPattern
-from headwater.cli.tailing.places import read_start, resume_command
+from headwater.cli.tailing.places import EventsOnce, KeyPattern, read_start, resume_command
 from headwater.cli.tailing.tailer import Tailer, WantedRows
 from headwater.client.blocking_client import Client
-from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import ConnectionString
 from headwater.client.offsets import VBUCKETS_MAX
 from headwater.client.read_options import MIB, ReadOptions, Snapshots
-from headwater.counted import counted
+from headwater.client.settings import ClientSettings
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput
+from headwater.phrases import counted, printable
 
 _SIZE = re.compile(r"(?P<number>[0-9]{1,12})(?P<unit>[kKmMgG]?)(?:i?[bB])?")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}

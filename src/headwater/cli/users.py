@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 
 import rich_click as click
 
-from headwater.cli.cluster_nodes import nodes_of_cluster
 from headwater.cli.connection_options import errors_told, fail
-from headwater.cli.escaping import printable
-from headwater.cli.management_api import Answer, Management, ManagementUrl
-from headwater.cli.management_options import Access, management_options
+from headwater.cli.management import Access, Answer, Management, ManagementUrl, management_options, nodes_of_cluster
 from headwater.errors import HeadwaterError, InvalidInput
+from headwater.phrases import printable
 
 NEW_PASSWORD_VARIABLE = "HEADWATER_NEW_PASSWORD"
 _USERS = ("settings", "rbac", "users", "local")

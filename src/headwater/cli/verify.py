@@ -14,11 +14,11 @@ import rich_click as click
 from rich.table import Table
 
 from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
-from headwater.cli.consoles import output_console
-from headwater.cli.escaping import printable
-from headwater.client.client_settings import ClientSettings
+from headwater.cli.output import output_console
 from headwater.client.connection_string import ConnectionString
-from headwater.spark.lake.tasks import Runner, run_in_threads
+from headwater.client.settings import ClientSettings
+from headwater.lake.tasks import Runner, run_in_threads
+from headwater.phrases import printable
 from headwater.spark.verification import Verification, compare, spark_runner
 
 
@@ -83,8 +83,7 @@ def _runner(master: str | None) -> Iterator[Runner]:
         return
     from pyspark.errors import PySparkException
 
-    from headwater.spark.query_errors import told_error
-    from headwater.spark.session import start_session
+    from headwater.spark.session import start_session, told_error
 
     with TemporaryDirectory(prefix="headwater-spark-") as folder:
         spark = start_session(master=master, log_folder=Path(folder))

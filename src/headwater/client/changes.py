@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import LocalProtocolError
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.values import Datatype
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -12,13 +12,19 @@ This is only the reading of the string; `srv_lookup` is what asks DNS.
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import AddressValueError, IPv6Address, ip_address
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote
 
 from headwater.errors import InvalidConnectionString
+
+if TYPE_CHECKING:
+    from dns.resolver import Resolver
 
 KV_PORT = 11210
 KV_TLS_PORT = 11207
@@ -279,3 +285,81 @@ def _unquote(text: str, what: str) -> str:
         return unquote(text, errors="strict")
     except UnicodeDecodeError as error:
         raise _invalid(f"the {what} {text!r} is not UTF-8") from error
+
+
+# The hosts of a connection string, where DNS may list them: SRV records, as for Couchbase Capella and on Kubernetes.
+#
+# The rule is that of Couchbase's SDKs. The records of `_couchbase._tcp.NAME`, or `_couchbases._tcp.NAME` with TLS, name
+# hosts and ports, and these take the place of NAME. Where there are none, or DNS does not answer in time, NAME is a
+# host as any other. TLS then checks certificates against the names that DNS has given: clusters have theirs for these.
+#
+# The records are asked for every time the hosts are needed, and nothing is kept: whoever asks has lost all that it
+# knew. This is an edge: it blocks. The DNS library is imported with the first lookup, for most processes never need
+# one.
+
+
+logger = logging.getLogger(__name__)
+
+LOOKUP_S_MAX = 2.5
+"""For all questions together, to all servers and with all search domains."""
+SERVER_S_MAX = 1.0
+"""For one server to answer one question, so that there is time for another one."""
+
+
+def find_hosts(where: ConnectionString) -> tuple[Address, ...]:
+    """The hosts to ask for the cluster map, in this order: those that DNS lists, or those of the string."""
+    if where.srv_name is None:
+        return where.addresses
+    return _listed(where.srv_name, where) or where.addresses
+
+
+def _listed(name: str, where: ConnectionString) -> tuple[Address, ...]:
+    """What DNS lists under a name; nothing where it does not say."""
+    import dns.exception
+    import dns.rdtypes.IN.SRV
+
+    try:
+        # Names on Kubernetes are short, and whole only with one of the search domains.
+        answer = _resolver(where).resolve(name, "SRV", search=where.nameserver is None, lifetime=LOOKUP_S_MAX)
+    except (dns.exception.DNSException, OSError) as error:
+        logger.debug("no SRV records at %s, so the host is used as it is: %s", name, error)
+        return ()
+    found: dict[Address, None] = {}
+    # Couchbase wants priorities and weights to be 0. Then the order is any; and where they are not, it is theirs.
+    for record in answer.rrset.processing_order() if answer.rrset is not None else ():
+        assert isinstance(record, dns.rdtypes.IN.SRV.SRV)
+        host = record.target.to_text(omit_final_dot=True)
+        if is_host_name(host) and record.port:
+            found[Address(host, record.port)] = None
+    logger.debug("hosts at %s: %s", name, ", ".join(map(str, found)) or "none that can be used")
+    return tuple(found)[:HOSTS_MAX]
+
+
+def _resolver(where: ConnectionString) -> Resolver:
+    from dns.resolver import Resolver
+
+    resolver = Resolver(configure=where.nameserver is None)
+    if where.nameserver is not None:
+        resolver.nameservers = [where.nameserver]
+    resolver.port = where.dns_port
+    resolver.timeout = SERVER_S_MAX
+    return resolver
+
+
+# The hosts that a read asks for the cluster map when no node of the map that it has can be reached.
+#
+# They are those of the connection string. Where DNS lists them they may be others by then, so whoever runs the read
+# looks them up anew while it is cut off.
+
+
+class Seeds:
+    """What is iterated over is what is known at that moment."""
+
+    def __init__(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = addresses
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._addresses)
+
+    def replace(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = addresses

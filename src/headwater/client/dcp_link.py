@@ -19,15 +19,15 @@ import numpy as np
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
 from headwater.client.metrics import ReaderMetrics
 from headwater.errors import ConnectionFailed, NotSupported, UnexpectedMessage, UnknownOpcode, status_error
+from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.flow_control import ReceiveWindow, counted_bytes
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
 from headwater.protocol.kernels.frame_runs import FrameRun, cut_runs
-from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop, Open, OpenFlags
+from headwater.protocol.messages.dcp_streams import BufferAck, Control, DcpNoop, Open, OpenFlags
 from headwater.protocol.messages.session import ClustermapChangeNotification
-from headwater.protocol.opcodes import Magic, Opcode
-from headwater.protocol.state_machine import Table, transition
+from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
+from headwater.protocol.states import Table, transition
 from headwater.protocol.status import Status
 
 RECEIVE_BUFFER_BYTES = 1024 * 1024

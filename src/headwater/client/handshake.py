@@ -40,9 +40,7 @@ from headwater.errors import (
     WrongProtocol,
     status_error,
 )
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Negotiated
+from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Magic, Negotiated, Opcode
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
 from headwater.protocol.messages.session import (
@@ -54,10 +52,10 @@ from headwater.protocol.messages.session import (
     SaslStep,
     SelectBucket,
 )
-from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramClient, best_mechanism
-from headwater.protocol.state_machine import Table, transition
+from headwater.protocol.states import Table, transition
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype, decompress
 
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """The largest answer is the config; that of a hundred nodes is far below a megabyte."""

@@ -25,7 +25,7 @@ from headwater.client.connection_string import Address
 from headwater.client.pieces import RollbackPiece
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
-from headwater.protocol.messages.dcp_stream import StreamEndReason
+from headwater.protocol.messages.dcp_streams import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId
 
 logger = logging.getLogger(__name__)

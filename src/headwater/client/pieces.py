@@ -6,8 +6,11 @@ done per change before the bulk kernels see them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import BinaryIO
 
+from headwater.errors import StoreFull
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.system_events import Event
 
@@ -51,3 +54,74 @@ class RollbackPiece:
 
 
 Piece = ChangeRun | EventPiece | RollbackPiece
+
+
+# Room on disk for snapshots that are too large to be held in memory until they are complete.
+
+
+OpenSpool = Callable[[], BinaryIO]
+"""Opens a new temporary file that is gone when it is closed."""
+
+
+class Spool:
+    """Runs in a file, which goes with the last of them that is read or dropped."""
+
+    def __init__(self, open_file: OpenSpool) -> None:
+        try:
+            self._file = open_file()
+        except OSError as error:
+            raise _no_room(error) from error
+        self._left = 0
+
+    def put(self, run: ChangeRun) -> SpooledRun:
+        try:
+            start = self._file.seek(0, 2)
+            self._file.write(run.data)
+            self._file.flush()
+        except OSError as error:
+            raise _no_room(error) from error
+        self._left += 1
+        return SpooledRun(run=replace(run, data=b""), data_bytes=len(run.data), start=start, spool=self)
+
+    def get(self, spooled: SpooledRun) -> ChangeRun:
+        self._file.seek(spooled.start)
+        run = replace(spooled.run, data=self._file.read(spooled.data_bytes))
+        self.drop_one()
+        return run
+
+    def drop_one(self) -> None:
+        """One of the runs is not needed any more."""
+        self._left -= 1
+        if not self._left:
+            self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpooledRun:
+    """A run whose bytes are on disk."""
+
+    run: ChangeRun
+    data_bytes: int
+    start: int
+    spool: Spool
+
+    def load(self) -> ChangeRun:
+        """Read it back, once."""
+        return self.spool.get(self)
+
+    def drop(self) -> None:
+        self.spool.drop_one()
+
+
+def _no_room(error: OSError) -> StoreFull:
+    return StoreFull(
+        f"a snapshot too large for memory can't be put on disk: {error.strerror or error}",
+        hint="Make room in the folder for temporary files (TMPDIR), raise held_bytes_max, or read as-they-come",
+    )

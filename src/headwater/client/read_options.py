@@ -9,8 +9,7 @@ from typing import Any
 
 from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput
-from headwater.protocol.limits import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX
-from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX, Seqno, VBucketId
 
 MIB = 1024 * 1024
 NAME_BYTES_MAX = CONNECTION_NAME_BYTES_MAX - 64

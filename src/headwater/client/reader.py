@@ -18,33 +18,29 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from headwater.client.backoff import Backoff
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.dcp_link import Answered, ConfigPushed, LinkEvent, LinkReady, StreamMessage, StreamRun
-from headwater.client.giving_up import GivingUp
-from headwater.client.hand_out import HandOut
-from headwater.client.link_pool import SCOUT, Command, LinkPool, NewLink, Slot
-from headwater.client.map_watch import MapWatch, active_address
+from headwater.client.delivery import HandOut, PersistenceHold
+from headwater.client.kv_connection import Backoff, Tolerance, is_final
+from headwater.client.link_pool import SCOUT, Command, LinkPool, MapWatch, NewLink, Slot, VBucketWaits, active_address
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.persistence_gate import PersistenceGate
-from headwater.client.persistence_hold import PersistenceHold
-from headwater.client.pieces import Piece
+from headwater.client.pieces import OpenSpool, Piece
 from headwater.client.read_options import ReadOptions, Snapshots
-from headwater.client.spool import OpenSpool
-from headwater.client.stream_ends import AfterEnd, after_end
-from headwater.client.stream_opening import Outcomes, StreamOpening, refusal
+from headwater.client.stream_opening import AfterEnd, Outcomes, StreamOpening, after_end, refusal
 from headwater.client.vbucket_stream import Passed, VBucketStream
-from headwater.client.vbucket_waits import VBucketWaits
 from headwater.errors import (
     AccessDenied,
     BucketReplaced,
+    ConnectionFailed,
     HeadwaterError,
+    RemoteProtocolError,
     StatusError,
 )
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response
-from headwater.protocol.messages.dcp_snapshot import SnapshotMarker
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_changes import SnapshotMarker
+from headwater.protocol.messages.dcp_streams import (
     CloseStream,
     GetFailoverLog,
     StreamEnd,
@@ -57,6 +53,59 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosR
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
+
+# When a read fails: at once for what can't get better by waiting, and for the rest when it has waited too long.
+
+
+REFUSALS_MAX = 3
+"""How often in a row a node may refuse to have us before we believe it."""
+
+
+class GivingUp:
+    """The patience of one read."""
+
+    def __init__(self, after_s: float | None, *, pool: LinkPool, waits: VBucketWaits) -> None:
+        """None is for ever patient."""
+        self._after_s = after_s
+        self._pool = pool
+        self._waits = waits
+        self._tolerance = Tolerance(within_s=after_s)
+
+    def is_hopeless(self, slot: Slot, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
+        """A link was lost: whether it makes no sense to try again."""
+        if slot.is_ready:
+            breaks_protocol = isinstance(error, RemoteProtocolError)
+            return is_final(error) or (breaks_protocol and self._tolerance.ends_with(slot.address, now_s))
+        # A node that has just left the cluster may refuse us, and the others know better: their map comes soon.
+        is_insisting = self._pool.failures_in_a_row(slot.address) >= REFUSALS_MAX
+        return is_final(error) and is_insisting and slot.address in cluster_map.nodes
+
+    def overdue(self, cluster_map: ClusterMap, gate: PersistenceGate | None, now_s: float) -> HeadwaterError | None:
+        """What the read fails with, where something has been waited for too long."""
+        if self._after_s is None:
+            return None
+        if gate is not None and (stalled := gate.stalled(now_s, after_s=self._after_s)) is not None:
+            return ConnectionFailed(
+                f"vbucket {stalled} has not been persisted by all copies for {self._after_s:g} seconds: "
+                f"{gate.why_held(stalled)}",
+                hint="Look at the nodes that are named; where replicas are missing, set missing_replicas_hold to False",
+            )
+        overdue = self._waits.overdue(now_s, after_s=self._after_s)
+        if overdue is None:
+            return None
+        vbucket, last = overdue
+        address = active_address(cluster_map, vbucket)
+        # A node that can't be connected to is the newest of what stands in the way: a connection ends its failures.
+        last = (None if address is None else self._pool.last_failure(address)) or last
+        silence = "no node has it" if address is None else f"{address} has not answered"
+        why = silence if last is None else last.reason
+        plain = ConnectionFailed(
+            f"vbucket {vbucket} has been out of reach for {self._after_s:g} seconds: {why}",
+            hint="Look whether its node is up, or raise give_up_after_s",
+        )
+        # The kind of what stands in the way, and what to do about that, are worth more than ours.
+        return plain if last is None else last.retold(plain.reason)
+
 
 DecodeMap = Callable[[bytes, Address], ClusterMap]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.batches import build_batch
 from headwater.client.changes import Change, Rollback, changes_of
-from headwater.client.checkpoints.store import CheckpointStore
+from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.offsets import Offsets

@@ -16,18 +16,17 @@ from types import TracebackType
 from typing import Self
 
 from headwater.client.bootstrap import bootstrap
-from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection
-from headwater.counted import counted
+from headwater.client.settings import ClientSettings
 from headwater.errors import BucketReplaced, ConnectionFailed, HeadwaterError, NotMyVBucket, status_error
+from headwater.phrases import counted
 from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import HEADER
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import GetFailoverLog, VBucketState, decode_failover_log
+from headwater.protocol.messages.dcp_streams import GetFailoverLog, Open, OpenFlags, VBucketState, decode_failover_log
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.status import Status
 
 SURVEY_NAME = "headwater-survey"

@@ -8,12 +8,10 @@ import pyarrow as pa
 from headwater.client.batches import build_batch
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.kernels.frame_runs import cut_runs
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 
 
 def warm_up() -> None:

@@ -18,14 +18,12 @@ import numpy as np
 from headwater.errors import StoreError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.kv.service import BucketService
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.engine import Change
-from headwater.store.expiring import expire_documents
-from headwater.store.rewinding import abandon
-from headwater.store.settling import YOUNG_BYTES_MAX, Settling, is_due
+from headwater.store.settling import YOUNG_BYTES_MAX, Settling, abandon, is_due
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

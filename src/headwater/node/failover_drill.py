@@ -11,17 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headwater.errors import InvalidInput
-from headwater.node.kv.locks import forget_vbuckets
+from headwater.node.kv.documents import forget_vbuckets
 from headwater.node.kv.service import BucketService
-from headwater.protocol.features import WITH_COLLECTIONS
+from headwater.protocol.features import WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import HEADER_BYTES, decode_frame
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Opcode
 from headwater.store.bucket import Bucket
-from headwater.store.rewinding import roll_back
+from headwater.store.settling import roll_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

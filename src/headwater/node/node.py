@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import socket
 import ssl
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
@@ -14,8 +16,7 @@ from typing import Unpack
 from headwater import __version__
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, LogEvent, fields
-from headwater.node.auth.accounts import ADMIN, Accounts, Change
-from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.accounts import ADMIN, Accounts, Change, LoginThrottle
 from headwater.node.auth.users import Users
 from headwater.node.cluster_config import (
     BucketMap,
@@ -26,32 +27,66 @@ from headwater.node.cluster_config import (
     node_config,
 )
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.consumer.consumer_views import ConsumerView, consumer_views
+from headwater.node.consumer.views import ConsumerView, consumer_views
 from headwater.node.failover_drill import RolledBack, roll_back_vbucket
-from headwater.node.http.changes import Changes
-from headwater.node.http.extension import Extension
-from headwater.node.http.logins import Logins
-from headwater.node.http.node_view import BucketUsage, BucketView
+from headwater.node.http.call import BucketUsage, BucketView, Changes
+from headwater.node.http.logins import Extension, Logins
 from headwater.node.http.server import HttpServer
 from headwater.node.kv.service import BucketService, ConfigVersion, Service
 from headwater.node.kv_listener import KvListener
-from headwater.node.listening import bound_socket, usual_or_free
-from headwater.node.membership import MemberSettings, Membership, is_member
-from headwater.node.memberships import Memberships, peer_login
-from headwater.node.options import HTTP_PORT, HTTP_TLS_PORT, KV_PORT, KV_TLS_PORT, LOOPBACK_HOSTS, NodeOptions
+from headwater.node.membership import MemberSettings, Membership, Memberships, is_member, peer_login
+from headwater.node.node_folder import Surroundings
+from headwater.node.options import (
+    HTTP_PORT,
+    HTTP_TLS_PORT,
+    KV_PORT,
+    KV_TLS_PORT,
+    LOOPBACK_HOSTS,
+    NodeOptions,
+    server_context,
+)
 from headwater.node.producer.connection import ProducerConnection
-from headwater.node.surroundings import Surroundings
-from headwater.node.tls_contexts import server_context
 from headwater.node.upr_listener import UprListener
 from headwater.node.warm_up import warm_up
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import Engine
 from headwater.store.index import CAPACITY, SLOT_WORDS
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
+
+# Finding the port to listen on: the one that was asked for, the usual one, or a free one.
+
+
+async def usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
+    """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
+    try:
+        return await listen(usual if asked is None else asked)
+    except OSError as error:
+        if asked is not None or error.errno != errno.EADDRINUSE:
+            raise LocalProtocolError(
+                f"can't listen on port {usual if asked is None else asked} of {host}: {error.strerror or error}",
+                hint="Choose another port, or 0 for a free one, and an address of this machine",
+            ) from error
+        return await listen(0)
+
+
+async def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that connections wait at, before anybody serves it."""
+    loop = asyncio.get_running_loop()
+    family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    bound = socket.socket(family, kind)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,20 @@ What a node keeps it keeps through this one door, so that a simulation can put a
 
 from __future__ import annotations
 
+import ctypes
 import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from headwater.errors import StoreError
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import Users
+from headwater.protocol.numbers import Vbuuid
 from headwater.store.engine import Engine
 from headwater.store.lmdb_engine import LmdbEngine
 
@@ -130,3 +137,57 @@ class NodeFolder:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+# What a node takes from the machine it runs on: clocks, randomness, a folder, and what becomes of it when it fails.
+#
+# The defaults are a real machine. The simulation gives a node others, and it can't tell the difference.
+
+
+_VBUUID_BYTES = 6
+"""Real servers use 48 bits, too."""
+
+
+def _end_process() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    now_ns: Callable[[], int] = time.time_ns
+    """The time of day."""
+    now_s: Callable[[], float] = time.monotonic
+    """A clock that never goes back."""
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    open_folder: Callable[[Path], Folder] = NodeFolder
+    end_process: Callable[[], None] = _end_process
+    """Called when the node can't go on, to have it stopped."""
+    serves_http: bool = True
+
+    def random_number(self, *, bits: int) -> int:
+        return int.from_bytes(self.random_bytes(bits // 8))
+
+    def new_vbuuid(self) -> Vbuuid:
+        return Vbuuid(int.from_bytes(self.random_bytes(_VBUUID_BYTES)) | 1)
+
+
+# Keep freed memory: the node makes and drops buffers of some hundred kilobytes all the time.
+#
+# By default glibc takes such buffers from the system and gives them back at once, and every page of every buffer is
+# then faulted in anew, which costs more than filling it.
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+MMAP_FROM_BYTES = 32 * 1024 * 1024
+"""glibc's own upper bound for it."""
+KEEP_BYTES = 128 * 1024 * 1024
+
+
+def keep_freed_memory() -> None:
+    """Tell the allocator, where it is glibc's."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)

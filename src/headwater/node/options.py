@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwater.errors import LocalProtocolError
-from headwater.node.limits import ServerLimits
+from headwater.errors import HeadwaterError, LocalProtocolError
 from headwater.store.compaction import Retention
+
+# The limits of the server side, each of them an option of `headwater serve`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    connections_max: int = 10_000
+    auth_s: float = 30.0
+    """How long a connection may take to log in."""
+    idle_s: float = 3600.0
+    """How long a connection may go without a whole request."""
+    unsent_bytes_max: int = 16 * 1024 * 1024
+    """Answers that wait, for a commit or for the peer to read them, before no more requests are taken."""
+    stalled_s: float = 120.0
+    """How long a peer may leave its answers unread."""
+
 
 KV_PORT = 11210
 KV_TLS_PORT = 11207
@@ -93,3 +111,36 @@ class NodeOptions:
                 f"the UPR port has no log-in, so that on {self.host} anyone could read the bucket",
                 hint="Listen on 127.0.0.1, or give --insecure where the network is your own",
             )
+
+
+# TLS of a node: towards those who connect to it, and towards the other nodes of its cluster.
+
+
+def server_context(options: NodeOptions) -> ssl.SSLContext | None:
+    """None where the node speaks no TLS."""
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with _files_that_can_be_used():
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    return context
+
+
+def peer_context(options: NodeOptions) -> ssl.SSLContext | None:
+    """The nodes of a cluster speak TLS if one does, and may all have the same certificate: it is trusted, too."""
+    if options.tls_cert is None:
+        return None
+    context = ssl.create_default_context()
+    with _files_that_can_be_used():
+        context.load_verify_locations(options.tls_cert)
+    return context
+
+
+@contextmanager
+def _files_that_can_be_used() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # those of TLS are some
+        raise HeadwaterError(
+            f"the TLS certificate or key can't be used: {error}", hint="Give PEM files that belong together"
+        ) from error

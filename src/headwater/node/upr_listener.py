@@ -12,7 +12,7 @@ from typing import cast
 from headwater.errors import RemoteProtocolError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.kv.service import BucketService
-from headwater.node.limits import ServerLimits
+from headwater.node.options import ServerLimits
 from headwater.node.upr_session import UprSession
 
 logger = logging.getLogger(__name__)

@@ -28,20 +28,23 @@ from headwater.node.kv.service import BucketService
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import Controls
 from headwater.protocol import upr
-from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.failover_log import FailoverLog, Rollback
 from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import FrameBuffer, decode_frames
-from headwater.protocol.limits import KEY_BYTES_MAX
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_changes import DcpFlush, Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamRequest
-from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.rollback import Rollback
+from headwater.protocol.messages.dcp_changes import (
+    DcpFlush,
+    Deletion,
+    Expiration,
+    Mutation,
+    SeqnoAdvanced,
+    SnapshotMarker,
+)
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamEnd, StreamEndReason, StreamRequest
+from headwater.protocol.numbers import KEY_BYTES_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
-from headwater.protocol.stream_admission import Refused
+from headwater.protocol.stream_requests import Refused
 
 _REQUEST_BODY_BYTES_MAX = upr.StreamRequest.extras_layout.size_bytes + KEY_BYTES_MAX
 """The longest request there is. A packet that announces more is refused on its header."""

@@ -11,30 +11,26 @@ from functools import cache
 
 import numpy as np
 
-from headwater.node.consumer.inbound import ChangeRun, Inbound
+from headwater.node.consumer.stream import ChangeRun, Inbound
 from headwater.node.kv.collection_seqnos import collection_high_seqnos
 from headwater.node.kv.service import BucketService
 from headwater.node.kv.set_run import apply_set_run
 from headwater.node.producer.connection import ProducerConnection
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import DurabilityLevel
+from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import OpenFlags
-from headwater.protocol.messages.dcp_stream import StreamRequest, VBucketState
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamRequest, VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
-from headwater.protocol.stream_admission import Accepted
+from headwater.protocol.stream_requests import Accepted
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, Outside
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.data_format import BucketFacts
-from headwater.store.engine import Engine
-from headwater.store.expiring import expire_documents
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import Engine, MemoryEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
 from headwater.store.prepares import abort_prepare, commit_prepare, decide_by_changes, put_prepare
 from headwater.store.receiving import receive_run
-from headwater.store.rewinding import roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import roll_back, settle_now
 
 _NOW_NS = 1_700_000_000_000_000_000
 _OUTSIDE = Outside(now_ns=lambda: _NOW_NS, new_vbuuid=lambda: Vbuuid(1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.features import Opcode
 
 COUNTED = frozenset(
     {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headwater.errors import StatusError, status_error
-from headwater.protocol.limits import KEY_BYTES_MAX
 from headwater.protocol.messages import ErrorResponse, Request
+from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import Status
 
 

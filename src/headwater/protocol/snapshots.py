@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headwater.errors import LocalProtocolError, SnapshotViolation
-from headwater.protocol.messages.dcp_snapshot import OsoFlags, SnapshotFlags
+from headwater.protocol.messages.dcp_changes import OsoFlags, SnapshotFlags
 from headwater.protocol.numbers import Seqno, Vbuuid
 
 

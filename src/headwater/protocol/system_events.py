@@ -15,8 +15,8 @@ from flatbuffers import number_types
 from flatbuffers.table import Table
 
 from headwater.errors import LocalProtocolError, MalformedSystemEvent
-from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
-from headwater.protocol.messages.layout import Layout, u32, u64
+from headwater.protocol.messages.base import Layout, u32, u64
+from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId
 
 FLATBUFFERS_VERSION = 2

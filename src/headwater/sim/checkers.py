@@ -2,18 +2,204 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
 
+from headwater.client.offsets import Offsets
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 from headwater.protocol.system_events import CollectionDropped, decode_event
-from headwater.sim.consumer_state import Document, Kept, Key, documents_of
-from headwater.sim.write_log import Outcome, Write, WriteLog
 from headwater.store.bucket import Bucket
+
+if TYPE_CHECKING:
+    from headwater.sim.node_host import NodeHost
+    from headwater.sim.world import World
+
+# What a simulated consumer holds: the changes it has seen, vbucket by vbucket, from which its documents follow.
+#
+# It does as the rows tell it and knows nothing of the client. A rollback takes back what lies above its seqno.
+
+
+Row = Mapping[str, Any]
+Key = tuple[int, bytes]
+Document = tuple[int, int, bytes]
+"""Seqno, CAS and value."""
+Kept = tuple[int, Key | None, Document | int | None]
+"""Seqno, key and what became of it: a document, None where it was removed; or, with no key, a dropped collection."""
+
+_REMOVALS = frozenset({"deletion", "expiration"})
+_OTHER_EVENTS = frozenset({"collection_created", "collection_modified", "scope_created", "scope_dropped"})
+
+
+@dataclass(slots=True)
+class ConsumerState:
+    """Changes by vbucket, in order."""
+
+    kept: dict[int, list[Kept]] = field(default_factory=dict)
+    rollbacks: int = 0
+
+    def copy(self) -> ConsumerState:
+        return ConsumerState({vbucket: list(kept) for vbucket, kept in self.kept.items()}, self.rollbacks)
+
+    def apply(self, rows: Iterable[Row], *, ignores_rollbacks: bool = False) -> None:
+        for row in rows:
+            kept = self.kept.setdefault(row["vbucket"], [])
+            op, seqno = row["op"], row["seqno"]
+            if op == "rollback":
+                self.rollbacks += 1
+                if not ignores_rollbacks:
+                    while kept and kept[-1][0] > seqno:
+                        kept.pop()
+            elif op == "mutation":
+                kept.append((seqno, (row["collection_id"], row["key"]), (seqno, row["cas"], row["value"])))
+            elif op in _REMOVALS:
+                kept.append((seqno, (row["collection_id"], row["key"]), None))
+            elif op == "collection_dropped":
+                kept.append((seqno, None, row["collection_id"]))
+            else:
+                assert op in _OTHER_EVENTS, f"nobody knows what {op!r} is"
+
+    def documents(self, vbucket: int) -> dict[Key, Document]:
+        return documents_of(self.kept.get(vbucket, ()))
+
+
+def documents_of(changes: Iterable[Kept]) -> dict[Key, Document]:
+    """What is there after changes, in their order."""
+    documents: dict[Key, Document] = {}
+    apply_changes(documents, changes)
+    return documents
+
+
+def apply_changes(documents: dict[Key, Document], changes: Iterable[Kept]) -> None:
+    """Bring documents up to date by changes that came later, in their order."""
+    for _, key, what in changes:
+        if key is None:
+            for gone in [other for other in documents if other[0] == what]:
+                del documents[gone]
+        elif what is None:
+            documents.pop(key, None)
+        else:
+            assert isinstance(what, tuple)
+            documents[key] = what
+
+
+# The rules that the rows of one consumer keep, over all its lives. They share no code with the client.
+#
+# * Seqnos of a vbucket rise, unless a rollback takes it back; and that one takes something back.
+# * A change lies in its snapshot, and a snapshot has a key once, unless all versions were asked for.
+# * Nothing is read on a branch that another one has taken the place of.
+
+
+@dataclass(slots=True)
+class _VBucket:
+    seqno: int = 0
+    vbuuid: int = 0
+    past_vbuuids: tuple[int, ...] = ()
+    snapshot: tuple[int, int] = (0, 0)
+    keys: frozenset[tuple[int, bytes]] = frozenset()
+
+
+@dataclass(slots=True)
+class RowRules:
+    vbuckets: dict[int, _VBucket] = field(default_factory=dict)
+
+    def copy(self) -> RowRules:
+        """For a checkpoint: what follows it may come again."""
+        return RowRules(
+            {
+                number: _VBucket(one.seqno, one.vbuuid, one.past_vbuuids, one.snapshot, one.keys)
+                for number, one in self.vbuckets.items()
+            }
+        )
+
+    def check(self, rows: Iterable[Row], *, all_versions: bool) -> None:
+        for row in rows:
+            vbucket = self.vbuckets.setdefault(row["vbucket"], _VBucket())
+            if row["op"] == "rollback":
+                _check_rollback(vbucket, row)
+            else:
+                _check_change(vbucket, row, all_versions=all_versions)
+
+
+def _check_change(vbucket: _VBucket, row: Row, *, all_versions: bool) -> None:
+    seqno, snapshot = row["seqno"], (row["snapshot_start"], row["snapshot_end"])
+    assert seqno > vbucket.seqno, f"seqno {seqno} after {vbucket.seqno}: {row}"
+    assert snapshot[0] <= seqno <= snapshot[1], f"a change outside its snapshot: {row}"
+    _check_branch(vbucket, row)
+    if snapshot != vbucket.snapshot:
+        vbucket.snapshot, vbucket.keys = snapshot, frozenset()
+    if row["key"] is not None and not all_versions:
+        key = (row["collection_id"], row["key"])
+        assert key not in vbucket.keys, f"a key is twice in a snapshot: {row}"
+        vbucket.keys |= {key}
+    vbucket.seqno = seqno
+
+
+def _check_rollback(vbucket: _VBucket, row: Row) -> None:
+    told = json.loads(row["value"])
+    assert row["seqno"] < told["from_seqno"], f"a rollback that takes nothing back: {row}"
+    assert told["from_seqno"] >= vbucket.seqno, f"a rollback from before {vbucket.seqno}: {row}"
+    _check_branch(vbucket, row)
+    vbucket.seqno = row["seqno"]
+    vbucket.snapshot, vbucket.keys = (row["seqno"], row["seqno"]), frozenset()
+
+
+def _check_branch(vbucket: _VBucket, row: Row) -> None:
+    vbuuid = row["vbuuid"]
+    assert vbuuid not in vbucket.past_vbuuids, f"a branch that has ended: {row}"
+    if vbuuid != vbucket.vbuuid:
+        if vbucket.vbuuid:
+            vbucket.past_vbuuids += (vbucket.vbuuid,)
+        vbucket.vbuuid = vbuuid
+
+
+# What was written, by whom, and what was answered: all that a judge needs to say what must be there in the end.
+
+
+"""Collection and key."""
+
+
+class Outcome(Enum):
+    UNDER_WAY = auto()
+    ACKNOWLEDGED = auto()
+    REFUSED = auto()
+    """It has not happened."""
+    UNKNOWN = auto()
+    """It may have happened, or may still do."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Write:
+    """One write. Values are never written twice, so that a value tells its write."""
+
+    value: bytes | None
+    """None where the document was to be deleted."""
+    is_durable: bool = False
+    """A majority of the copies had to have it before it was acknowledged."""
+    may_expire: bool = False
+    began_s: float = 0.0
+    """When it was made: it has happened later than this, if at all."""
+    ended_s: float | None = None
+    """When its outcome was known: if it was acknowledged, it has happened before this."""
+    outcome: Outcome = Outcome.UNDER_WAY
+
+
+@dataclass(slots=True)
+class WriteLog:
+    by_key: dict[Key, list[Write]] = field(default_factory=dict)
+    """In the order in which they were made: there is one writer a key, with one write under way at a time."""
+
+    def begin(self, key: Key, write: Write) -> Write:
+        self.by_key.setdefault(key, []).append(write)
+        return write
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(write.outcome is outcome for writes in self.by_key.values() for write in writes)
 
 
 def stored_changes(bucket: Bucket, vbucket: int, *, after_seqno: int = 0) -> list[Kept]:
@@ -115,3 +301,36 @@ def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
 
 def _is_kept(write: Write, needs: Needs) -> bool:
     return needs is Needs.ACKNOWLEDGEMENT or (needs is Needs.MAJORITY and write.is_durable)
+
+
+# What is checked while a run goes on: a consumer between two snapshots holds what the server held at that seqno.
+#
+# At the end of a run much that went wrong has been written over. The server's history window has all versions, so what
+# a consumer should hold at any time can be made from it.
+
+
+def check_against_history(
+    world: World, name: str, documents: Callable[[int], dict[Key, Document]], offsets: Offsets
+) -> None:
+    """Complain where a consumer holds anything else than the server did, as far as that is known."""
+    for vbucket, offset in offsets.offsets.items():
+        host = world.active_host(vbucket)
+        if host is None or not offset.is_complete or not _is_in_history(host, vbucket, offset.vbuuid, offset.seqno):
+            continue
+        then = documents_of(change for change in stored_changes(host.bucket, vbucket) if change[0] <= offset.seqno)
+        held = documents(vbucket)
+        for wrong in differences(name, _of_live_collections(host, held), _of_live_collections(host, then)):
+            world.complain(f"vbucket {vbucket} at seqno {offset.seqno}: {wrong}")
+
+
+def _is_in_history(host: NodeHost, vbucket: int, vbuuid: int, seqno: int) -> bool:
+    facts = host.bucket.vbuckets.facts[vbucket]
+    if facts is None or facts.failover_log.newest.vbuuid != vbuuid:
+        return False
+    return facts.history_start_seqno <= seqno <= int(host.bucket.vbuckets.durable_seqnos[vbucket])
+
+
+def _of_live_collections(host: NodeHost, documents: dict[Key, Document]) -> dict[Key, Document]:
+    """What a dropped collection held may go at any time."""
+    live = {int(collection.id) for _, collection in host.bucket.manifest.collections()}
+    return {key: document for key, document in documents.items() if key[0] in live}

@@ -24,11 +24,9 @@ from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.sim.checking import check_against_history
-from headwater.sim.consumer_state import ConsumerState, Document, Key, Row
-from headwater.sim.kv_client import look_at_bucket
+from headwater.sim.checkers import ConsumerState, Document, Key, Row, RowRules, check_against_history
 from headwater.sim.processes import Process
-from headwater.sim.row_rules import RowRules
+from headwater.sim.writers import look_at_bucket
 
 if TYPE_CHECKING:
     from headwater.sim.world import World

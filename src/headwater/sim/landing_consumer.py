@@ -21,21 +21,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from headwater.client.asyncio_client import Client
-from headwater.client.bucket_view import BucketView
-from headwater.client.client_settings import ClientSettings
+from headwater.client.bootstrap import BucketView
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots
+from headwater.client.settings import ClientSettings
 from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.sim.consumer_state import Document, Key, Row
+from headwater.sim.checkers import Document, Key, Row, RowRules
 from headwater.sim.consumers import RETRY_S, AnyConsumer
-from headwater.sim.kv_client import PatientSurveyor, look_at_bucket
-from headwater.sim.landed_table import ROLLBACK, LandedTable, ReadBatch
-from headwater.sim.landing_judge import LandingJudge, Look
+from headwater.sim.landing_judge import ROLLBACK, LandedTable, LandingJudge, Look, ReadBatch
 from headwater.sim.processes import Process
-from headwater.sim.row_rules import RowRules
+from headwater.sim.writers import PatientSurveyor, look_at_bucket
 from headwater.spark.planning import (
     Survey,
     VBucketRange,

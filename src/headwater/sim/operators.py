@@ -13,9 +13,9 @@ from headwater.client.connection_string import Address
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError
 from headwater.node.published_config import PublishedConfig
-from headwater.sim.kv_client import login_of
 from headwater.sim.node_host import BUCKET, PORT, NodeHost
 from headwater.sim.processes import Process
+from headwater.sim.writers import login_of
 
 if TYPE_CHECKING:
     from headwater.sim.faults import Faults

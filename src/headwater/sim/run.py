@@ -12,8 +12,17 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.node.warm_up import warm_up
 from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.snapshots import StreamOffset
-from headwater.sim.checkers import Needs, differences, index_differences, lost_writes, stored_documents, visible_seqno
-from headwater.sim.consumer_state import Document, Key
+from headwater.sim.checkers import (
+    Document,
+    Key,
+    Needs,
+    Outcome,
+    differences,
+    index_differences,
+    lost_writes,
+    stored_documents,
+    visible_seqno,
+)
 from headwater.sim.consumers import AnyConsumer, Mutant
 from headwater.sim.event_loop import SimulationFault
 from headwater.sim.faults import Faults
@@ -22,7 +31,6 @@ from headwater.sim.node_host import NodeHost
 from headwater.sim.operators import Operators, config_of
 from headwater.sim.plan import RunPlan
 from headwater.sim.world import World
-from headwater.sim.write_log import Outcome
 
 READY_S_MAX = 60.0
 QUIET_S_MAX = 90.0

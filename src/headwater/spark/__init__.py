@@ -27,8 +27,8 @@ def register(spark: SparkSession) -> None:
     Where the package is installed Spark finds the source by itself; an executor that is new then compiles in its first
     task, and a server of Spark Connect shows the option `password` in its pages.
     """
-    from headwater.spark.connect_session import hide_password
-    from headwater.spark.shipped_kernels import ship_kernels
+    from headwater.spark.executors import ship_kernels
+    from headwater.spark.session import hide_password
     from headwater.spark.source import DcpDataSource
 
     spark.dataSource.register(DcpDataSource)

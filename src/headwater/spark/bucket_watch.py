@@ -14,11 +14,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from headwater.client.backoff import Backoff, is_final
-from headwater.client.bucket_view import BucketView, read_manifest
+from headwater.client.bootstrap import BucketView, KvCluster, read_manifest
 from headwater.client.cluster_map import ClusterMap
-from headwater.client.kv_cluster import KvCluster
-from headwater.client.kv_connection import KvConnection
+from headwater.client.kv_connection import Backoff, KvConnection, is_final
 from headwater.client.offsets import Offsets
 from headwater.client.survey import Surveyor, VBucketStatus
 from headwater.errors import HeadwaterError

@@ -23,13 +23,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput
+from headwater.lake.documents_merge import merged_rows
+from headwater.lake.lake import Lake
+from headwater.lake.layout import documents_schema, open_filesystem
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.spark.lake.documents_merge import merged_rows
-from headwater.spark.lake.lake import Lake
-from headwater.spark.lake.layout import open_filesystem
-from headwater.spark.lake.schemas import documents_schema
+from headwater.spark.executors import ship_kernels, use_shipped_kernels
 from headwater.spark.planning import whole_place
-from headwater.spark.shipped_kernels import ship_kernels, use_shipped_kernels
 
 _PLACES = "places.json"
 _SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"

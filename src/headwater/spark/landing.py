@@ -25,26 +25,23 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.client.backoff import Backoff
+from headwater.client.kv_connection import Backoff
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.survey import Surveyor
-from headwater.counted import counted
 from headwater.errors import HeadwaterError, InvalidInput, LakeInUse, QueryFailed
+from headwater.lake.commits import Committed, begin_batch, commit_batch, merge
+from headwater.lake.delta_log import Commit
+from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
+from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.layout import GROUPS_DEFAULT
+from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
 from headwater.log_fields import LogEvent, fields
+from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.bucket_watch import BucketWatch
-from headwater.spark.connect_session import hide_password
+from headwater.spark.executors import SparkRunner, ship_kernels
 from headwater.spark.freshness import Freshness, Lag, MergeClock
-from headwater.spark.lake.batch_commit import Committed, begin_batch, commit_batch
-from headwater.spark.lake.delta_log import Commit
-from headwater.spark.lake.file_joining import join_files
-from headwater.spark.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
-from headwater.spark.lake.lake import Lake, LakeSettings
-from headwater.spark.lake.layout import GROUPS_DEFAULT
-from headwater.spark.lake.merging import merge
-from headwater.spark.lake.trimming import trim_changes
-from headwater.spark.lake.vacuum import clean_logs, vacuum
 from headwater.spark.landing_checks import (
     check_empty,
     check_options,
@@ -55,10 +52,8 @@ from headwater.spark.landing_checks import (
     selection_of,
 )
 from headwater.spark.planning import VBucketRange, given_places, high_places, limit_ranges, plan_ranges, rows_of_bytes
-from headwater.spark.query_errors import told_error
-from headwater.spark.shipped_kernels import ship_kernels
+from headwater.spark.session import hide_password, told_error
 from headwater.spark.source_options import SourceOptions
-from headwater.spark.spark_runner import SparkRunner
 from headwater.spark.task_read import LandShare
 
 JOIN_BATCHES = 64

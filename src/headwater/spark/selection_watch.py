@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from headwater.client.bucket_view import BucketView
+from headwater.client.bootstrap import BucketView
 from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from headwater.errors import InvalidInput
+from headwater import errors
+from headwater.errors import HeadwaterError, InvalidInput, QueryFailed
 
 _LOGGING = """
 rootLogger.level = error
@@ -61,3 +63,51 @@ def _check_java() -> None:
     java = shutil.which("java") if home is None else shutil.which(str(Path(home, "bin", "java")))
     if java is None:
         raise InvalidInput("Spark needs Java, and none was found", hint="Install Java 17, or set JAVA_HOME")
+
+
+# Sessions of Spark Connect: the program is here, and Spark is a server elsewhere.
+#
+# The source and the pipeline work there as they do anywhere. One thing is different: what a server is asked to do, it
+# shows in its pages as it came, options included.
+
+
+_REDACTION = "spark.sql.redaction.string.regex"
+_PASSWORD = r'(?i)key:\s*"password"\s*value:\s*"(?:[^"\\]|\\.)*"'
+"""The option in the text of a request."""
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether it is a session of Spark Connect. Its classes can't be imported where gRPC is not installed."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def hide_password(spark: SparkSession) -> None:
+    """Let a server leave the option `password` out of what it shows. Other sessions do that by themselves."""
+    if not is_remote(spark):
+        return
+    pattern = spark.conf.get(_REDACTION, None) or ""
+    if _PASSWORD not in pattern:
+        spark.conf.set(_REDACTION, f"{pattern}|{_PASSWORD}" if pattern else _PASSWORD)
+
+
+# What an error of a query means: Spark wraps ours in several layers of its own, as text.
+
+
+_OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<told>[^\n]+)")
+
+
+def told_error(error: BaseException) -> HeadwaterError:
+    """Our own error inside one of Spark's, or one that tells the first line of it."""
+    if isinstance(error, HeadwaterError):
+        return error
+    match = _OURS.search(str(error))
+    if match is None:
+        first = str(error).strip().partition("\n")[0]
+        return QueryFailed(f"the query failed: {first[:500]}", hint="Spark's log has the rest of it")
+    kind = getattr(errors, match["name"], None)
+    if not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
+        kind = HeadwaterError
+    found = kind.__new__(kind)
+    # The sentence has the hint at its end already.
+    HeadwaterError.__init__(found, match["told"])
+    return found

@@ -32,7 +32,19 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
@@ -51,9 +63,47 @@ from headwater.spark.planning import (
 )
 from headwater.spark.reached_places import ReachedPlaces, ReportTo
 from headwater.spark.selection_watch import PlannedBucket
-from headwater.spark.source_options import SourceOptions
-from headwater.spark.source_schema import spark_schema
-from headwater.spark.worker_heap import keep_loaded
+from headwater.spark.source_options import SourceOptions, ValueForm
+
+# The columns that Spark sees.
+#
+# Spark has no unsigned integers: what may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
+# its 64 bits and is read as signed.
+
+
+_VALUE_TYPES: dict[ValueForm, DataType] = {
+    ValueForm.BINARY: BinaryType(),
+    ValueForm.STRING: StringType(),
+    ValueForm.VARIANT: VariantType(),
+}
+
+
+def spark_schema(options: SourceOptions) -> StructType:
+    fields = [
+        StructField("vbucket", IntegerType(), nullable=False),
+        StructField("vbuuid", LongType(), nullable=False),
+        StructField("seqno", LongType(), nullable=False),
+        StructField("rev", LongType(), nullable=False),
+        StructField("op", StringType(), nullable=False),
+        StructField("scope", StringType()),
+        StructField("collection", StringType()),
+        StructField("collection_id", LongType()),
+        StructField("key", StringType()),
+        StructField("key_bytes", BinaryType()),
+        StructField("value", _VALUE_TYPES[options.value_form]),
+        StructField("datatype", ShortType(), nullable=False),
+        StructField("flags", LongType(), nullable=False),
+        StructField("expiry", LongType(), nullable=False),
+        StructField("cas", LongType(), nullable=False),
+        StructField("changed_at", TimestampType()),
+        StructField("snapshot_start", LongType(), nullable=False),
+        StructField("snapshot_end", LongType(), nullable=False),
+    ]
+    if options.value_form is not ValueForm.BINARY:
+        fields.append(StructField("value_bytes", BinaryType()))
+    if options.read.xattrs:
+        fields.append(StructField("xattrs", MapType(StringType(), BinaryType())))
+    return StructType(fields)
 
 
 class DcpPartition(InputPartition):
@@ -128,8 +178,8 @@ class _Reader:
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
         # Here and not above: a planner is a process of its own, which is new for every query, and reads nothing.
-        from headwater.spark.rows import SparkRows
-        from headwater.spark.task_read import ShareReading
+        from headwater.spark.executors import keep_loaded
+        from headwater.spark.task_read import ShareReading, SparkRows
 
         assert isinstance(partition, DcpPartition)
         rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))

@@ -13,10 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from headwater.client.client_settings import ClientSettings
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots, Start
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import InvalidInput
 from headwater.spark.selection_watch import SeenCollection
 

@@ -19,28 +19,26 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.client.blocking_client import Client
-from headwater.client.bucket_view import look_at_bucket
-from headwater.client.client_settings import ClientSettings
+from headwater.client.bootstrap import look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.client.read_options import MIB, End, ReadOptions, Snapshots
+from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.client.survey import Surveyor, VBucketStatus
-from headwater.client.tls_settings import TlsSettings
-from headwater.counted import counted
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
+from headwater.lake.check_plan import UNREADABLE_LOG, GroupCheck, LakeChecks, damaged_logs
+from headwater.lake.collection_tables import CollectionTables
+from headwater.lake.delta_log import Selection
+from headwater.lake.digests import int64s
+from headwater.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
+from headwater.lake.judging import NOT_NAMED, SEQNO_BITS, BucketReading, Finding, FindingKind, Findings, RolledBack
+from headwater.lake.lake import Lake
+from headwater.lake.layout import split_keys
+from headwater.lake.tasks import Runner, run_here
+from headwater.phrases import counted
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.lake.check_plan import UNREADABLE_LOG, GroupCheck, LakeChecks, damaged_logs
-from headwater.spark.lake.collection_tables import CollectionTables
-from headwater.spark.lake.delta_log import Selection
-from headwater.spark.lake.digests import int64s
-from headwater.spark.lake.findings import NOT_NAMED, Finding, FindingKind, Findings
-from headwater.spark.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
-from headwater.spark.lake.judging import SEQNO_BITS, BucketReading, RolledBack
-from headwater.spark.lake.lake import Lake
-from headwater.spark.lake.schemas import split_keys
-from headwater.spark.lake.tasks import Runner, run_here
-from headwater.spark.own_folder import landed_selection
+from headwater.spark.landing_checks import landed_selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -188,8 +186,7 @@ def verify(
 
 def spark_runner(spark: SparkSession) -> Runner:
     """Runs the tasks on the executors of a session. Where there is no session, PySpark is not loaded."""
-    from headwater.spark.shipped_kernels import ship_kernels
-    from headwater.spark.spark_runner import SparkRunner
+    from headwater.spark.executors import SparkRunner, ship_kernels
 
     ship_kernels(spark)
     runner = SparkRunner(spark, _NAME)
@@ -416,7 +413,7 @@ class _OnExecutor:
     task: VerifyTask
 
     def run(self) -> GroupReport | None:
-        from headwater.spark.shipped_kernels import use_shipped_kernels
+        from headwater.spark.executors import use_shipped_kernels
 
         use_shipped_kernels()
         return self.task.run()

@@ -17,34 +17,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headwater.errors import LocalProtocolError
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.kernels.memory import Bytes
-from headwater.protocol.leb128 import encode_collection_id
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.dcp_system_event import SystemEvent
-from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid, encode_collection_id
 from headwater.protocol.system_events import Event
+from headwater.protocol.values import Datatype
 from headwater.store.commits import Commit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
     MANIFEST,
     BucketFacts,
+    Document,
     VBucketFacts,
     block_last_seqno,
     blocks_of,
     commit_key,
+    decode_document,
     vbucket_key,
 )
-from headwater.store.documents import Document, decode_document
 from headwater.store.engine import Change, Engine, Put, Table
 from headwater.store.index import Entry, Index, index_run
 from headwater.store.prepares import Prepares
-from headwater.store.promotion import demote, promote
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
-from headwater.store.vbucket_manifest import encode_stored_event
-from headwater.store.vbuckets import VBuckets
+from headwater.store.vbuckets import VBuckets, demote, encode_stored_event, promote
 
 _COMMIT_LOW = 0xFFFFFFFF
 

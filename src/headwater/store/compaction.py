@@ -20,8 +20,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headwater.protocol.kernels.collection_prefix import collection_id
-from headwater.protocol.kernels.frame_header import ABORT, MUTATION, PREPARE, SYSTEM_EVENT, is_document_change
+from headwater.protocol.kernels.frame_header import (
+    ABORT,
+    MUTATION,
+    PREPARE,
+    SYSTEM_EVENT,
+    collection_id,
+    is_document_change,
+)
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -36,13 +42,14 @@ from headwater.protocol.kernels.memory import (
 )
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.numbers import Seqno
-from headwater.store.bucket import Bucket
+from headwater.protocol.numbers import Seqno, encode_collection_id
+from headwater.protocol.values import Datatype, keep_system_xattrs
+from headwater.store.bucket import Bucket, Written
 from headwater.store.data_format import VBucketFacts, block_last_seqno, blocks_of, vbucket_key
 from headwater.store.engine import Change, Delete, Put, Table, View
-from headwater.store.index import BASE, CAPACITY, SEQNO, probe
+from headwater.store.index import BASE, CAPACITY, SEQNO, Entry, probe
 from headwater.store.opening import stored_manifest
-from headwater.store.prepare_frames import NO_PREPARES, sync_frames
+from headwater.store.prepares import NO_PREPARES, sync_frames
 from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
 
@@ -382,3 +389,45 @@ def _filter(
             to += end - at
         at = end
     return to, gone, superseded, purge_seqno
+
+
+# Expiry: documents whose time has come become expirations, whether somebody asks for them or not.
+
+
+DOCUMENTS_MAX = 256
+"""Documents of a vbucket in one go."""
+
+
+def expire_documents(bucket: Bucket, vbucket: int) -> int:
+    """Let expired documents of a vbucket go, up to a bound. Returns how many went."""
+    went = 0
+    for entry in bucket.index.expired(vbucket, now_s=bucket.outside.now_s(), entries_max=DOCUMENTS_MAX):
+        document = bucket.read(vbucket, entry)
+        if bucket.manifest.collection_by_id(document.collection_id) is None:
+            # Its collection is gone, of which nothing may be told any more. Compaction drops it; until then it is not
+            # to be found here again.
+            key = as_run(encode_collection_id(document.collection_id) + document.key)
+            bucket.index.put(vbucket, key, replace(entry, expiry=0))
+        elif bucket.prepares.find(vbucket, document.collection_id, document.key) is None:
+            # One that a durable write is about to replace is left to that.
+            expire_document(bucket, vbucket, entry)
+            went += 1
+    return went
+
+
+def expire_document(bucket: Bucket, vbucket: int, entry: Entry) -> Written:
+    """Let a document go. The extended attributes of the system stay in its tombstone."""
+    document = bucket.read(vbucket, entry)
+    kept = keep_system_xattrs(document.value) if document.datatype & Datatype.XATTR else b""
+    return bucket.put_removal(
+        vbucket,
+        collection_id=document.collection_id,
+        key=document.key,
+        expired=True,
+        value=kept,
+        datatype=Datatype.XATTR if kept else Datatype.RAW,
+    )
+
+
+def is_expired(entry: Entry, now_s: int) -> bool:
+    return not entry.is_deleted and 0 < entry.expiry <= now_s

@@ -6,8 +6,9 @@ simulation has its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -69,3 +70,69 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+# An engine that keeps its tables in memory: for warming up, for tests, and as the ground of the simulated disk.
+
+
+Rows = dict[Table, dict[bytes, bytes]]
+Keys = dict[Table, list[bytes]]
+
+
+class MemoryEngine:
+    """Tables as sorted keys beside a dictionary. They are copied when they change while somebody looks at them."""
+
+    was_left_alone = True
+
+    def __init__(self) -> None:
+        self._rows: Rows = {table: {} for table in Table}
+        self._keys: Keys = {table: [] for table in Table}
+        self._lookers = 0
+        """Views of the tables as they are now."""
+
+    @contextmanager
+    def view(self) -> Iterator[View]:
+        rows, keys = self._rows, self._keys
+        self._lookers += 1
+        try:
+            yield _MemoryView(rows, keys)
+        finally:
+            if rows is self._rows:
+                self._lookers -= 1
+
+    def write(self, changes: Sequence[Change]) -> None:
+        if self._lookers:
+            self._rows = {table: dict(rows) for table, rows in self._rows.items()}
+            self._keys = {table: list(keys) for table, keys in self._keys.items()}
+            self._lookers = 0
+        for change in changes:
+            rows, keys = self._rows[change.table], self._keys[change.table]
+            if isinstance(change, Put):
+                if change.key not in rows:
+                    insort(keys, change.key)
+                rows[change.key] = bytes(change.value)
+            elif rows.pop(change.key, None) is not None:
+                del keys[bisect_left(keys, change.key)]
+
+    def close(self) -> None:
+        """Nothing to close: the tables stay, so that a bucket can be opened from them again."""
+
+
+class _MemoryView:
+    def __init__(self, rows: Rows, keys: Keys) -> None:
+        self._rows = rows
+        self._keys = keys
+
+    def get(self, table: Table, key: bytes) -> memoryview | None:
+        value = self._rows[table].get(key)
+        return None if value is None else memoryview(value)
+
+    def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, memoryview]]:
+        keys = self._keys[table]
+        for key in keys[bisect_left(keys, start) : bisect_left(keys, end)]:
+            yield key, memoryview(self._rows[table][key])
+
+    def last_before(self, table: Table, end: bytes) -> tuple[bytes, memoryview] | None:
+        keys = self._keys[table]
+        at = bisect_left(keys, end)
+        return (keys[at - 1], memoryview(self._rows[table][keys[at - 1]])) if at else None

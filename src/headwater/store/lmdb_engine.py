@@ -11,16 +11,284 @@ import errno
 import fcntl
 import os
 import resource
-from collections.abc import Iterator, Sequence
+import struct
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lmdb
+import numpy as np
 
 from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
 from headwater.store.engine import Change, Put, Table, View
-from headwater.store.lmdb_pages import check_pages
+
+# The pages of an LMDB file, checked before LMDB itself follows them.
+#
+# LMDB trusts its file. It maps it into memory and goes where page numbers and offsets lead, so a file that was cut or
+# overwritten does not end in an error but in SIGBUS, SIGSEGV, or other rows than were stored. The trees are small,
+# since nearly everything is in values with pages of their own, so walking them all takes little beside the reading of
+# the data that follows. The file's size alone would not do: sound files can be shorter than their meta page says, when
+# the last pages were taken and freed within one transaction.
+#
+# `lmdb.verify` has the same purpose, but version 3.0.0 takes a value that was overwritten by a shorter one within one
+# transaction for damage. What no walk can see is damage inside values; `runs.frame_end` sees some of it.
+#
+# Pages of LMDB 0.9, little-endian:
+#
+#     0   page number, 8 bytes        10  flags            12  end of the list of nodes, or, over 4 bytes,
+#     8   unused                      14  start of nodes       the number of pages that a large value takes
+#     16  the list of nodes: where in the page each one starts. On a meta page: `_META`
+#
+# A node has the length of its data in 4 bytes, flags, the length of its key, key and data. In a branch the first three
+# fields but the last are the number of the page below.
+
+
+_META = struct.Struct("<QHHI IIQQ 48s48s QQ")
+_TREE = struct.Struct("<IHHQQQQQ")
+_PAGE = struct.Struct("<QHHHH")
+_NODE = struct.Struct("<HHHH")
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH, _LEAF, _LARGE, _IS_META = 0x01, 0x02, 0x04, 0x08
+_LARGE_VALUE, _SUBTREE = 0x01, 0x02
+_FREE_FLAGS = 0x08
+"""Of the tree of free pages: its keys are integers."""
+_FREE, _MAIN = "the free list", "the list of tables"
+_NO_ROOT = 2**64 - 1
+_METAS = 2
+_PAGE_BYTES_MAX = 0x10000
+_DEPTH_MAX = 32
+_SHORT_PAGES_MAX = 2**20
+"""How many pages a sound file may lack at its end: what one transaction takes and frees again."""
+
+
+def check_pages(path: Path, tables: Collection[str]) -> None:
+    """Raise `DataDamaged` where LMDB could not read a file without harm. A file that is not there yet is sound.
+
+    `tables` are those that are to be opened: one that is missing while there is another of an unknown name has lost its
+    name, and would be made anew and empty.
+    """
+    if lmdb.version()[:2] != (0, 9) or sys.byteorder != "little" or sys.maxsize < 2**32:
+        return  # Other builds have other pages.
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        with path.open("rb") as file:
+            found = _File(file, path.stat().st_size).check()
+        if found - set(tables) and set(tables) - found:
+            raise _Damage("a table has lost its name")
+    except (_Damage, struct.error) as error:
+        raise DataDamaged(
+            f"the data in {path.parent} is damaged: {error}", hint="Restore it from a backup or a replica"
+        ) from error
+
+
+class _Damage(Exception):
+    """What is wrong, for `check_pages` to tell."""
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A tree as its record has it, and what has been found of it."""
+
+    name: str
+    flags: int
+    depth: int
+    branch_pages: int
+    leaf_pages: int
+    large_pages: int
+    entries: int
+    root: int
+    found: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("branch", "leaf", "large", "entries"), 0))
+    last_key: bytes = b""
+    floor: bytes = b""
+    """The key of the branch that leads to the next leaf: nothing there is below it."""
+
+    @classmethod
+    def decode(cls, name: str, record: bytes) -> _Tree:
+        return cls(name, *_TREE.unpack(record)[1:])
+
+    @property
+    def is_free_list(self) -> bool:
+        return self.name == _FREE
+
+    def check_branch(self, key: bytes) -> None:
+        """All that is left of a branch is below its key."""
+        self.floor = self._in_order(key)
+        if self.floor <= self.last_key:
+            raise _Damage(f"the branches of {self.name} are not in order")
+
+    def check_key(self, key: bytes) -> None:
+        """Keys rise over all leaves."""
+        ordered = self._in_order(key)
+        if ordered <= self.last_key or ordered < self.floor:
+            raise _Damage(f"the keys of {self.name} are not in order")
+        self.last_key = ordered
+
+    def _in_order(self, key: bytes) -> bytes:
+        """A key as bytes compare. Those of the free list are integers."""
+        if not key or (self.is_free_list and len(key) != 8):
+            raise _Damage(f"a key of {self.name} has {len(key)} bytes")
+        return key[::-1] if self.is_free_list else key
+
+    def check_counts(self) -> None:
+        if tuple(self.found.values()) != (self.branch_pages, self.leaf_pages, self.large_pages, self.entries):
+            raise _Damage(f"{self.name} does not hold what it should")
+
+
+class _File:
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._file = file
+        self._size_bytes = size_bytes
+        self._page_bytes = _PAGE_BYTES_MAX
+        self._last_page = 0
+        self._used = np.zeros(0, dtype=np.bool_)
+        self._free_lists: list[bytes] = []
+        self._names: set[str] = set()
+
+    def check(self) -> set[str]:
+        """The names of the tables, if all is sound."""
+        free, main = self._newest_trees()
+        self._used = np.zeros(self._last_page + 1, dtype=np.bool_)
+        for tree in (free, main):
+            self._walk(tree)
+        self._check_free_lists()
+        return self._names
+
+    # --- meta pages -----------------------------------------------------------------------------------------------
+
+    def _newest_trees(self) -> tuple[_Tree, _Tree]:
+        """The roots of the newest transaction, which is in one of the two meta pages in turn."""
+        metas = []
+        for number in range(_METAS):
+            fields = _META.unpack(self._read(number * self._page_bytes if number else 0, _META.size))
+            page, _, flags, _, magic, version, _, _, free, main, last_page, transaction = fields
+            page_bytes = _TREE.unpack(free)[0]
+            if (page, flags, magic, version) != (number, _IS_META, _MAGIC, _VERSION):
+                raise _Damage(f"meta page {number} is not one")
+            if number and page_bytes != self._page_bytes:
+                raise _Damage("the meta pages disagree about the size of pages")
+            if not 512 <= page_bytes <= _PAGE_BYTES_MAX or page_bytes & (page_bytes - 1):
+                raise _Damage(f"meta page {number} has pages of {page_bytes} bytes")
+            self._page_bytes = page_bytes
+            metas.append((transaction, last_page, _Tree.decode(_FREE, free), _Tree.decode(_MAIN, main)))
+        if any(metas[number][0] % _METAS != number for number in range(_METAS) if metas[number][0]) or (
+            abs(metas[0][0] - metas[1][0]) > 1
+        ):
+            raise _Damage("the meta pages do not follow each other")
+        _, self._last_page, free_tree, main_tree = max(metas, key=lambda meta: meta[0])
+        if not _METAS - 1 <= self._last_page <= self._size_bytes // self._page_bytes + _SHORT_PAGES_MAX:
+            raise _Damage(f"the last page is {self._last_page} in a file of {self._size_bytes} bytes")
+        return free_tree, main_tree
+
+    # --- trees ----------------------------------------------------------------------------------------------------
+
+    def _walk(self, tree: _Tree) -> None:
+        if tree.flags != (_FREE_FLAGS if tree.is_free_list else 0) or tree.depth > _DEPTH_MAX:
+            raise _Damage(f"{tree.name} is of no known kind")
+        if tree.root != _NO_ROOT:
+            self._walk_page(tree, tree.root, level=1)
+        elif tree.depth:
+            raise _Damage(f"{tree.name} has lost its root")
+        tree.check_counts()
+
+    def _walk_page(self, tree: _Tree, number: int, *, level: int) -> None:
+        self._take(number, 1)
+        page = self._read(number * self._page_bytes, self._page_bytes)
+        is_leaf = level == tree.depth
+        stored_number, _, flags, _, _ = _PAGE.unpack_from(page)
+        if stored_number != number or flags != (_LEAF if is_leaf else _BRANCH) or level > tree.depth:
+            raise _Damage(f"page {number} is not what {tree.name} expects")
+        tree.found["leaf" if is_leaf else "branch"] += 1
+        for index, (at, (low, high, node_flags, key_bytes)) in enumerate(self._nodes(page, number)):
+            key_at = at + _NODE.size
+            key = page[key_at : key_at + key_bytes]
+            if is_leaf:
+                tree.check_key(key)
+                self._check_value(tree, page[key_at + key_bytes :], low | high << 16, node_flags, key)
+                continue
+            if index:  # LMDB does not look at the key of a page's first branch.
+                tree.check_branch(key)
+            self._walk_page(tree, low | high << 16 | node_flags << 32, level=level + 1)
+
+    def _nodes(self, page: bytes, number: int) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+        list_end, nodes_start = _PAGE.unpack_from(page)[3:]
+        if not _PAGE.size < list_end <= nodes_start <= self._page_bytes or list_end % 2:
+            raise _Damage(f"page {number} has no sound list of nodes")
+        for at in struct.unpack_from(f"<{(list_end - _PAGE.size) // 2}H", page, _PAGE.size):
+            if not nodes_start <= at <= self._page_bytes - _NODE.size:
+                raise _Damage(f"a node of page {number} lies outside it")
+            node = _NODE.unpack_from(page, at)
+            if at + _NODE.size + node[3] > self._page_bytes:
+                raise _Damage(f"a key of page {number} runs beyond it")
+            yield at, node
+
+    # --- values ---------------------------------------------------------------------------------------------------
+
+    def _check_value(self, tree: _Tree, rest: bytes, value_bytes: int, flags: int, key: bytes) -> None:
+        """`rest` is the page from where the value, or its page number, stands."""
+        tree.found["entries"] += 1
+        if flags not in (0, _LARGE_VALUE, _SUBTREE) or (flags == _SUBTREE) != (tree.name == _MAIN):
+            raise _Damage(f"a row of {tree.name} is of no known kind")
+        if flags == _LARGE_VALUE:
+            first = int.from_bytes(rest[:8], "little")
+            pages = self._take_large(first, value_bytes)
+            tree.found["large"] += pages
+            value = self._read(first * self._page_bytes + _PAGE.size, value_bytes) if tree.is_free_list else b""
+        else:
+            value = rest[:value_bytes]
+            if len(value) != value_bytes:
+                raise _Damage(f"a value of {tree.name} runs beyond its page")
+        if flags == _SUBTREE:
+            name = key.decode(errors="replace")
+            self._names.add(name)
+            self._walk(_Tree.decode(f"table {name}", value))
+        if tree.is_free_list:
+            self._free_lists.append(value)
+
+    def _take_large(self, first: int, value_bytes: int) -> int:
+        """The pages of a large value. Overwritten by a shorter one it keeps more than it needs."""
+        needed = -(-(_PAGE.size + value_bytes) // self._page_bytes)
+        self._take(first, 1)
+        number, _, flags, pages_low, pages_high = _PAGE.unpack(self._read(first * self._page_bytes, _PAGE.size))
+        pages: int = pages_low | pages_high << 16
+        if number != first or flags != _LARGE or pages < needed:
+            raise _Damage(f"page {first} does not begin the value that it should")
+        self._take(first + 1, pages - 1)
+        if (first + needed) * self._page_bytes > self._size_bytes:
+            raise _Damage("the file is cut off")
+        return pages
+
+    # --- pages ----------------------------------------------------------------------------------------------------
+
+    def _take(self, first: int, count: int) -> None:
+        """Every page has one use."""
+        if not _METAS <= first <= first + count <= self._last_page + 1 or self._used[first : first + count].any():
+            raise _Damage(f"page {first} is used twice, or is beyond the last")
+        self._used[first : first + count] = True
+
+    def _check_free_lists(self) -> None:
+        """A page that is both free and in use would be overwritten some day."""
+        for encoded in self._free_lists:
+            numbers = np.frombuffer(encoded[: len(encoded) // 8 * 8], dtype="<u8")
+            if not len(numbers) or numbers[0] != len(numbers) - 1:
+                raise _Damage("a list of free pages has another length than it says")
+            pages = numbers[1:]
+            if len(pages) and (pages.min() < _METAS or pages.max() > self._last_page or self._used[pages].any()):
+                raise _Damage("a page is both free and in use")
+            if (pages[1:] >= pages[:-1]).any():
+                raise _Damage("a list of free pages is not in order")
+            self._used[pages] = True
+
+    def _read(self, at: int, size: int) -> bytes:
+        self._file.seek(at)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise _Damage("the file is cut off")
+        return data
+
 
 MAP_BYTES = 2**42
 """Address space, not disk: the file grows as it is filled."""

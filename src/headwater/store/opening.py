@@ -15,7 +15,7 @@ import numpy as np
 from headwater.errors import DataDamaged, MalformedJson
 from headwater.protocol.kernels.memory import Bytes, u64
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.commits import Commit, YoungCommits
@@ -34,7 +34,7 @@ from headwater.store.data_format import (
 from headwater.store.engine import Change, Delete, Engine, Put, Table, View
 from headwater.store.index import Index, count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
-from headwater.store.vbucket_manifest import manifest_uid_after
+from headwater.store.vbuckets import manifest_uid_after
 
 _FIRST, _LAST = b"", b"\xff" * 16
 

@@ -22,29 +22,95 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import WITH_COLLECTIONS
-from headwater.protocol.frame_info import DurabilityLevel
-from headwater.protocol.frames import decode_frame
-from headwater.protocol.kernels.memory import Bytes
-from headwater.protocol.leb128 import encode_collection_id
+from headwater.protocol.features import WITH_COLLECTIONS, Opcode
+from headwater.protocol.frames import DurabilityLevel, decode_frame
+from headwater.protocol.kernels.frame_header import ABORT, PREPARE, is_document_change
+from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Mutation, Prepare
-from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, encode_collection_id
+from headwater.protocol.values import Datatype
 from headwater.store.data_format import BUCKET_FACTS, FORMAT_VERSION
 from headwater.store.engine import Put, Table
-from headwater.store.prepare_frames import changes_of, seqnos_at, sync_frames
 from headwater.store.runs import as_run
 
 if TYPE_CHECKING:
     from headwater.store.bucket import Bucket, MakeValue, Written
 
+# What the frames of a run tell of durable writes, found by kernels. `prepares` says how these are stored.
+
+
+NO_PREPARES: Column = np.empty(0, dtype=np.uint64)
+_FRAME_BYTES_MIN = 24 + 16 + 2
+
+
+def sync_frames(run: Bytes) -> tuple[Column, Column]:
+    """Where the prepares of a run start, and the seqnos of the prepares that it commits or aborts."""
+    frames_max = len(run) // _FRAME_BYTES_MIN + 1
+    starts, completed = np.empty(frames_max, dtype=np.int64), np.empty(frames_max, dtype=np.uint64)
+    started, ended = _sync_frames(run, starts, completed)
+    return starts[:started], completed[:ended]
+
+
+def changes_of(run: Bytes, keys: list[bytes], secret: Column) -> list[int]:
+    """Where the changes start that may be of these documents. The keys have the form in which they are stored."""
+    hashes = [siphash128(as_run(key), 0, len(key), secret[0], secret[1])[0] for key in keys]
+    starts = np.empty(len(run) // _FRAME_BYTES_MIN + 1, dtype=np.int64)
+    count = _frames_of_keys(run, np.sort(np.array(hashes, dtype=np.uint64)), secret, starts)
+    return [int(start) for start in starts[:count]]
+
+
+@kernel
+def _sync_frames(run: Bytes, starts: Column, completed: Column) -> tuple[int, int]:
+    at = i64(0)
+    started = i64(0)
+    ended = i64(0)
+    while at < len(run):
+        opcode = run[at + 1]
+        if opcode == PREPARE:
+            starts[started] = at
+            started += 1
+        elif opcode == ABORT:
+            completed[ended] = load_u64(run, at + 32)
+            ended += 1
+        elif load_u32(run, at + 12) != 0:
+            completed[ended] = load_u64(run, at + 24) - u64(load_u32(run, at + 12))
+            ended += 1
+        at += 24 + i64(load_u32(run, at + 8))
+    return started, ended
+
+
+@kernel
+def seqnos_at(run: Bytes, starts: Column) -> Column:
+    """The seqnos of the frames that start there."""
+    seqnos = np.empty(len(starts), dtype=np.uint64)
+    for item in range(len(starts)):
+        seqnos[item] = load_u64(run, starts[item] + 24)
+    return seqnos
+
+
+@kernel
+def _frames_of_keys(run: Bytes, hashes: Column, secret: Column, starts: Column) -> int:
+    """Where the changes of documents start whose keys have one of these hashes. Returns how many there are."""
+    at = i64(0)
+    count = i64(0)
+    while at < len(run):
+        if is_document_change(run[at + 1]):
+            key_at = at + 24 + i64(run[at + 4])
+            high, _ = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
+            position = np.searchsorted(hashes, high)
+            if position < len(hashes) and hashes[position] == high:
+                starts[count] = at
+                count += 1
+        at += 24 + i64(load_u32(run, at + 8))
+    return int(count)
+
+
 PENDING_BYTES_MAX = 256 * 1024 * 1024
 """Of undecided prepares in a bucket: they are held in memory. Whoever takes durable writes refuses more."""
 _DISTANCE_MAX = 2**32 - 1
 _CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
-_FRAME_BYTES_MIN = 24 + 16 + 2
 """Of a change: its header, the two numbers that all changes have, and a key."""
 
 

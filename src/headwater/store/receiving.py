@@ -15,11 +15,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from headwater.errors import MalformedMessage, SnapshotViolation
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.kernels.collection_prefix import prefix_bytes
-from headwater.protocol.kernels.frame_header import EXPIRATION, MUTATION, SYSTEM_EVENT, XATTR
+from headwater.protocol.kernels.frame_header import EXPIRATION, MUTATION, SYSTEM_EVENT, XATTR, prefix_bytes
 from headwater.protocol.kernels.memory import (
     Bytes,
     copy_bytes,
@@ -33,19 +30,17 @@ from headwater.protocol.kernels.memory import (
     u64,
 )
 from headwater.protocol.kernels.xattr_split import has_sound_xattrs
-from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.dcp_system_event import SystemEvent
-from headwater.protocol.numbers import DEFAULT_COLLECTION, ManifestUid, Seqno
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, VALUE_BYTES_MAX, ManifestUid, Seqno
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.system_events import decode_event
-from headwater.protocol.xattrs import decode_xattrs
+from headwater.protocol.values import Datatype, decode_xattrs, decompress
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 from headwater.store.prepares import decide_by_changes
 from headwater.store.runs import frame_end
-from headwater.store.vbucket_manifest import encode_stored_event
+from headwater.store.vbuckets import encode_stored_event
 
 RECEIVING_STATES = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 """The states in which a vbucket takes what others have written."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.protocol.kernels.collection_prefix import prefix_bytes
 from headwater.protocol.kernels.frame_header import (
     ABORT,
     ABORT_EXTRAS_BYTES,
@@ -25,6 +24,7 @@ from headwater.protocol.kernels.frame_header import (
     SYSTEM_EVENT,
     SYSTEM_EVENT_EXTRAS_BYTES,
     TIMED_DELETION_EXTRAS_BYTES,
+    prefix_bytes,
 )
 from headwater.protocol.kernels.memory import (
     Bytes,

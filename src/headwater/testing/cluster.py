@@ -14,11 +14,11 @@ from typing import Any, Self, TypeVar
 from headwater.client import blocking_client
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
-from headwater.cluster.cluster_status import ClusterStatus
 from headwater.cluster.coordinator import Coordinator
-from headwater.counted import counted
+from headwater.cluster.nodes import ClusterStatus
 from headwater.errors import InvalidInput
-from headwater.node.memberships import PEER_FEATURES
+from headwater.node.membership import PEER_FEATURES
+from headwater.phrases import counted
 from headwater.testing.node import DEFAULT_COLLECTION, PASSWORD, USER, VBUCKETS, HeadwaterNode, check_sequences
 from headwater.testing.nursery import NodeFailed, Nursery
 

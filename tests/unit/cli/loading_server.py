@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import AuthenticationFailed
-from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Negotiated
+from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Negotiated, Opcode
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
 from headwater.protocol.messages.documents import Set, StoreResponse
@@ -27,7 +27,6 @@ from headwater.protocol.messages.session import (
     SelectBucket,
 )
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionIdResponse
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import Mechanism, ScramServer, derive_credentials, encode_nonce
 from headwater.protocol.status import Status
 

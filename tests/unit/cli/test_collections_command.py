@@ -17,16 +17,16 @@ import pytest
 from click.testing import CliRunner, Result
 from command_results import printed, sentence
 
-from headwater.cli import main, management_api
-from headwater.cli.management_api import ManagementUrl
+from headwater.cli import main, management
+from headwater.cli.management import ManagementUrl
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
-from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
-from headwater.node.http.changes import Changes
-from headwater.node.http.node_view import BucketUsage, BucketView
+from headwater.node.http.call import BucketUsage, BucketView, Changes
 from headwater.node.http.server import HttpServer
+from headwater.protocol.features import Opcode
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
@@ -39,7 +39,6 @@ from headwater.protocol.messages.session import (
     SaslListMechanisms,
     SaslStep,
 )
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import Mechanism, ScramServer
 from headwater.protocol.status import Status
 
@@ -534,7 +533,7 @@ def test_a_change_without_a_uid() -> None:
 
 
 def test_an_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management_api, "ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr(management, "ANSWER_BYTES_MAX", 10)
     with answering({"GET": (200, b"x" * 11)}) as url:
         assert "has more than 10 bytes" in failed("list", url, *LOGIN)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.cli.cluster import _show
-from headwater.cluster.cluster_status import ClusterStatus, NodeStatus
+from headwater.cluster.nodes import ClusterStatus, NodeStatus
 
 HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
 

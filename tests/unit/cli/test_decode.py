@@ -15,42 +15,36 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import main
-from headwater.cli.frame_view.values import read_value
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
+from headwater.cli.frame_view.parts import read_value
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import (
+from headwater.protocol.features import Feature, Magic, Opcode
+from headwater.protocol.frames import (
     DurabilityLevel,
+    Frame,
     FrameInfo,
     RequestInfo,
     durability,
     server_duration,
     stream_id,
 )
-from headwater.protocol.frames import Frame
 from headwater.protocol.messages import Message
-from headwater.protocol.messages.base import ErrorResponse
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.base import NO_FIELDS, ErrorResponse
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker, SystemEvent
+from headwater.protocol.messages.dcp_streams import (
+    DcpNoop,
     GetFailoverLogResponse,
     StreamEnd,
     StreamEndReason,
     StreamRequest,
     StreamRequestResponse,
 )
-from headwater.protocol.messages.dcp_system_event import SystemEvent
 from headwater.protocol.messages.documents import Set, StoreResponse
-from headwater.protocol.messages.layout import NO_FIELDS
 from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnosResponse, VBucketSeqno
-from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionCreated, ScopeCreated, encode_event
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 
 SESSION = Path(__file__).parents[2] / "vectors" / "captures" / "collections-7.0.5.txt"
 NOOP = DcpNoop(opaque=7).encode()

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.cli import management_api as api
-from headwater.cli.management_api import Answer
+from headwater.cli import management as api
+from headwater.cli.management import Answer
 
 DONE = {"vbucket": 12, "rolled_back_to": 100, "vbuuid": 77, "high_seqno_before": 120}
 ARGUMENTS = ["drill", "rollback", "http://127.0.0.1:1/default", "--user", "ann", "--password", "pencil"]

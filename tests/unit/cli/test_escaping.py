@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cli.escaping import escaped, escaped_bytes
+from headwater.phrases import escaped, escaped_bytes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from change_batches import batch_of, document, event, rollback
 
-from headwater.cli.exporting.spool import Spool
+from headwater.transfer.spool import Spool
 
 COLLECTIONS = {8: "orders", 9: "users"}
 

@@ -22,12 +22,12 @@ from click.testing import CliRunner, Result
 from loading_server import PASSWORD, USER, VBUCKETS, LoadingCluster
 
 from fault_proxy import free_port
-from headwater.cli import main, rates
-from headwater.client import kv_loader
+from headwater.cli import main, output
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.set_frames import JSON_FLAGS
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.status import Status
+from headwater.transfer import loader
+from headwater.transfer.set_frames import JSON_FLAGS
 
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
 
@@ -189,7 +189,7 @@ def test_a_vbucket_that_nobody_has(cluster: LoadingCluster) -> None:
 
 
 def test_documents_that_are_put_off_for_ever(cluster: LoadingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.client.write_lane.RETRY_S_MAX", 0.1)
+    monkeypatch.setattr("headwater.transfer.loader.RETRY_S_MAX", 0.1)
     cluster.judge = lambda message: Status.ETMPFAIL if message.key == b"doc::5" else None
     lines = failed(cluster.url(), "--generate", "10")
     assert "refused document 'doc::5'" in lines[0]
@@ -290,8 +290,8 @@ def test_a_server_that_goes_away(cluster: LoadingCluster) -> None:
 
 
 def test_a_server_that_says_nothing(cluster: LoadingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_loader, "ANSWER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(kv_loader, "_WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(loader, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(loader, "_WAIT_S_MAX", 0.05)
     silence = threading.Event()
 
     def wait(message: Set) -> Status | None:
@@ -326,7 +326,7 @@ def test_a_server_that_speaks_nonsense() -> None:
 def test_an_input_that_cannot_be_read(cluster: LoadingCluster, tmp_path: Path) -> None:
     assert run(cluster.url(), str(tmp_path / "missing")).exit_code == 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwater.client.json_lines.JsonLines.batches", broken_batches)
+        patch.setattr("headwater.transfer.json_lines.JsonLines.batches", broken_batches)
         lines = failed(cluster.url(), "-", stdin="1")
     assert lines == ["Error: the input can't be read: Input/output error", "0 documents were written"]
 
@@ -405,7 +405,7 @@ def test_tls_where_there_is_none(cluster: LoadingCluster, tmp_path: Path) -> Non
 
 
 def test_the_rate_at_the_end(cluster: LoadingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "SECONDS_MIN", 0.0)
+    monkeypatch.setattr(output, "SECONDS_MIN", 0.0)
     result = run(cluster.url(), "--generate", "1234")
     assert result.exit_code == 0
     assert result.stderr == ""

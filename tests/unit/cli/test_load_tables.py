@@ -147,8 +147,8 @@ def test_memory_is_bounded(cluster: LoadingCluster, tmp_path: Path) -> None:
     del table
     code = (
         "import resource, sys\n"
-        "from headwater.client.key_template import KeyTemplate\n"
-        "from headwater.client.table_documents import ParquetRows, TableDocuments\n"
+        "from headwater.transfer.key_template import KeyTemplate\n"
+        "from headwater.transfer.tables import ParquetRows, TableDocuments\n"
         "source = TableDocuments(ParquetRows(open(sys.argv[1], 'rb')), KeyTemplate.parse('{id}'))\n"
         "batches = source.batches(); next(batches)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

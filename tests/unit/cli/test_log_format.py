@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from headwater.cli.log_format import JsonFormatter
+from headwater.cli.output import JsonFormatter
 from node_process import StartNode
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cli.rates import documents_in
+from headwater.cli.output import documents_in
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from headwater.blocking import connect
 from headwater.cli import main
 from headwater.client.changes import Mutation
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.exported_form import MEMBERS
-from headwater.client.set_frames import JSON_FLAGS
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
+from headwater.transfer.json_lines import MEMBERS
+from headwater.transfer.set_frames import JSON_FLAGS
 from node_process import NodeProcess
 
 COLLECTIONS = {"_default._default": 0, "shop.orders": 9, "shop.users": 10}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from change_batches import batch_of, document, rollback
 
-from headwater.cli.tailing.cut_batch import offsets_behind
+from headwater.cli.tailing.tailer import offsets_behind
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset

@@ -6,8 +6,8 @@ from typing import Any
 
 from change_batches import batch_of, document, event, rollback
 
-from headwater.cli.tailing import events_once
-from headwater.cli.tailing.events_once import EventsOnce
+from headwater.cli.tailing import places
+from headwater.cli.tailing.places import EventsOnce
 
 
 def created(vbucket: int, collection: str = "orders", op: str = "collection_created") -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_what_a_vbucket_tells_again_is_new_and_told_once() -> None:
 
 
 def test_events_of_long_ago_are_forgotten(monkeypatch: Any) -> None:
-    monkeypatch.setattr(events_once, "EVENTS_MAX", 2)
+    monkeypatch.setattr(places, "EVENTS_MAX", 2)
     once = EventsOnce()
     assert shown(once, created(0, "a"), created(0, "b"), created(1, "a"), created(0, "c"), created(2, "a")) == [0, 1, 3]
     assert shown(once, created(1, "b")) == [0]

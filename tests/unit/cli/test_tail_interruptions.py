@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.tailing import interruptions as module
-from headwater.cli.tailing.interruptions import Interrupted, Interruptions
+from headwater.cli import interruptions as module
+from headwater.cli.interruptions import Interrupted, Interruptions
 
 WAIT_S = 30.0
 """For what comes at once."""

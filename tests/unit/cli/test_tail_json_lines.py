@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from change_batches import batch_of, document, event, rollback
 
-from headwater.cli.tailing.json_lines import JsonLines
 from headwater.client.changes import changes_of
+from headwater.transfer.change_lines import JsonLines
 
 
 def lines_of(batch: pa.RecordBatch, **options: Any) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from change_batches import batch_of, document, event, rollback
 
-from headwater.cli.tailing.key_pattern import KeyPattern
+from headwater.cli.tailing.places import KeyPattern
 
 KEYS = [b"user::1", "user::é".encode(), b"userX", b"a.b", b"", b"line\nbreak", b"\xff\xfe", b"user::(x)", b"a b"]
 

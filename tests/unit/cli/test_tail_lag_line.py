@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headwater.cli.tailing import lag_line
-from headwater.cli.tailing.lag_line import LagLine, Progress, describe
+from headwater.cli.tailing import tailer
+from headwater.cli.tailing.tailer import LagLine, Progress, describe
 
 NOTHING = Progress(changes=0, lag=None, rollbacks=0, reconnects=0)
 
@@ -50,7 +50,7 @@ def test_it_never_takes_a_second_row() -> None:
 
 
 def test_it_is_drawn_again_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lag_line, "REDRAW_EVERY_S", 0.001)
+    monkeypatch.setattr(tailer, "REDRAW_EVERY_S", 0.001)
     looks = threading.Semaphore(0)
 
     def look() -> Progress:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from change_batches import CAS, batch_of, document, event, rollback
 
-from headwater.cli.tailing.pretty_lines import PrettyLines, _second
+from headwater.cli.tailing.formats import PrettyLines, _second
 
 
 @pytest.fixture(autouse=True)

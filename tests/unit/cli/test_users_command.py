@@ -12,7 +12,7 @@ from command_results import printed, sentence
 
 from headwater.cli import main
 from headwater.cli import users as users_module
-from headwater.cli.management_api import Answer, Management
+from headwater.cli.management import Answer, Management
 
 URL = "http://127.0.0.1:1"
 LOGIN = ("--user", "ann", "--password", "pencil")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import verify as command
-from headwater.spark.lake.findings import Finding, FindingKind
+from headwater.lake.judging import Finding, FindingKind
 from headwater.spark.verification import CollectionVerdict, Verification
 
 ORDERS = CollectionVerdict(name="shop.orders", landed=98_765, pending=300, differing=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import AuthenticationFailed
-from headwater.protocol.features import Feature
+from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
 from headwater.protocol.messages.session import (
@@ -18,7 +18,6 @@ from headwater.protocol.messages.session import (
     SaslStep,
     SelectBucket,
 )
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, derive_credentials, encode_nonce
 from headwater.protocol.status import Status
 

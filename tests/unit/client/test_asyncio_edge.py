@@ -20,7 +20,7 @@ from headwater.client.kv_connection import Timeouts
 from headwater.client.read_options import ReadOptions
 from headwater.client.reader import Outside, Reader
 from headwater.errors import HostUnreachable
-from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.backoff import PROTOCOL_FAULTS_MAX, Backoff, Tolerance, is_final
 from headwater.client.connection_string import Address
+from headwater.client.kv_connection import PROTOCOL_FAULTS_MAX, Backoff, Tolerance, is_final
 from headwater.errors import (
     AuthenticationFailed,
     ConnectionFailed,

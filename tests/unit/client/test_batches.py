@@ -14,15 +14,13 @@ from headwater.client.batches import CHANGE_SCHEMA, OPS, build_batch, change_sch
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.errors import MalformedSnappy, MalformedXattrs, TruncatedFrame, UnexpectedMessage
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import preserve_ttl
+from headwater.protocol.frames import preserve_ttl
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop
+from headwater.protocol.messages.dcp_streams import DcpNoop
 from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, ScopeId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.system_events import CollectionCreated, CollectionDropped, Event, ScopeCreated
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 
 GARDEN = Manifest().with_scope("garden").with_collection("garden", "fruit")  # 8 and 9
 APPLE = Mutation(

@@ -13,10 +13,10 @@ from handshake_peer import PASSWORD, USER, Peer, refused
 from peer_server import Talk, answering, answering_http, down, hanging_up, http_answer, saying, serving, silent
 
 from headwater.client.bootstrap import Bootstrap, bootstrap
-from headwater.client.client_settings import ClientSettings
 from headwater.client.cluster_map import Network
 from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.kv_connection import Timeouts
+from headwater.client.settings import ClientSettings
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,

@@ -30,10 +30,10 @@ from headwater.client.collection_names import CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.errors import LocalProtocolError
 from headwater.protocol import system_events
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import dcp_changes
 from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, ScopeId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.values import Datatype
 
 GARDEN = Manifest().with_scope("garden").with_collection("garden", "fruit")  # 8 and 9
 PLACE: dict[str, Any] = {"vbucket": VBucketId(7), "vbuuid": Vbuuid(0xAB)}

@@ -18,7 +18,7 @@ from headwater.client.metrics import LAST_ROLLBACKS_MAX, Lag, ReaderMetrics
 from headwater.client.pieces import ChangeRun, RollbackPiece
 from headwater.errors import ConnectionClosed, HostUnreachable
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_stream import StreamEndReason
+from headwater.protocol.messages.dcp_streams import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 
 VB, OTHER = VBucketId(3), VBucketId(4)

@@ -19,7 +19,7 @@ from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import RollbackPiece
 from headwater.client.prometheus import ReaderCollector, register, unregister
 from headwater.errors import ConnectionClosed, InvalidInput
-from headwater.protocol.messages.dcp_stream import StreamEndReason
+from headwater.protocol.messages.dcp_streams import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 
 

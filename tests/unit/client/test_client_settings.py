@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from certificates import self_signed
-from headwater.client.client_settings import AGENT_CHARS_MAX, ClientSettings
 from headwater.client.cluster_map import Network
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, Timeouts
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import AGENT_CHARS_MAX, ClientSettings, TlsSettings
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import Mechanism

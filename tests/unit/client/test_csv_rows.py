@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headwater.client import csv_rows
-from headwater.client.csv_rows import CsvRows
 from headwater.errors import HeadwaterError, InvalidDocument, InvalidInput
+from headwater.transfer import tables
+from headwater.transfer.tables import CsvRows
 
 
 def objects_of(text: str | bytes, **options: Any) -> list[Any]:
@@ -84,7 +84,7 @@ def test_rows_that_can_t_be_read(text: str | bytes, said: str) -> None:
 
 
 def test_a_cell_that_does_not_fit_is_named_after_the_rows_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_rows, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 100)
     lines = "".join(f"{number},{number}\n" for number in range(1, 51))
     rows = CsvRows(io.BytesIO(f"a,b\n{lines}51,x\n".encode()))
     given: list[int] = []
@@ -95,6 +95,6 @@ def test_a_cell_that_does_not_fit_is_named_after_the_rows_before_it(monkeypatch:
 
 
 def test_a_row_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_rows, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 1000)
     with pytest.raises(InvalidDocument, match=r"more than 1000 bytes.*quotes"):
         objects_of("a\n1\n" + '"' + "x" * 5000)

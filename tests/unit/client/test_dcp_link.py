@@ -26,16 +26,14 @@ from headwater.client.dcp_link import (
 )
 from headwater.client.handshake import ClientHandshake
 from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
-from headwater.protocol.features import WITH_COLLECTIONS, Feature
+from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import ErrorResponse, Message, PlainResponse, Request, decode_message
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import BufferAck, DcpNoop, Open, OpenFlags
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import BufferAck, DcpNoop, Open, OpenFlags
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Hello, HelloResponse
 from headwater.protocol.numbers import CollectionId, Seqno
-from headwater.protocol.opcodes import Opcode
-from headwater.protocol.state_machine import all_events, transition
+from headwater.protocol.states import all_events, transition
 from headwater.protocol.status import Status
 
 BUFFER_BYTES = 1000

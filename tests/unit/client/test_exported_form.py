@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.exported_form import NUMBERED, ExportedDocuments, KeptDocuments, begins_an_export
-from headwater.client.json_lines import JsonLines
-from headwater.client.set_frames import JSON_FLAGS, encode_sets
 from headwater.errors import InvalidDocument
 from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.documents import Set
+from headwater.transfer.json_lines import NUMBERED, ExportedDocuments, JsonLines, KeptDocuments, begins_an_export
+from headwater.transfer.set_frames import JSON_FLAGS, encode_sets
 
 
 def documents_in(text: str, **options: Any) -> list[tuple[bytes, bytes, int, int]]:

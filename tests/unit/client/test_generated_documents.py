@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headwater.client import generated_documents
-from headwater.client.generated_documents import VALUE_BYTES_MIN, GeneratedDocuments
-from headwater.client.key_template import KeyTemplate
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
+from headwater.transfer import generated_documents
+from headwater.transfer.generated_documents import VALUE_BYTES_MIN, GeneratedDocuments
+from headwater.transfer.key_template import KeyTemplate
 
 
 def generate(count: int, template: str = "{#}", **options: Any) -> dict[str, bytes]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.client.backoff import Backoff
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.giving_up import GivingUp
-from headwater.client.link_pool import LinkPool, Slot
-from headwater.client.vbucket_waits import VBucketWaits
+from headwater.client.kv_connection import Backoff
+from headwater.client.link_pool import LinkPool, Slot, VBucketWaits
+from headwater.client.reader import GivingUp
 from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError, HostUnreachable, TemporaryFailure
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status

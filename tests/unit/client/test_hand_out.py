@@ -8,12 +8,12 @@ from typing import BinaryIO
 import pytest
 
 from headwater.client.dcp_link import StreamRun
-from headwater.client.hand_out import HandOut
+from headwater.client.delivery import HandOut
 from headwater.client.pieces import ChangeRun
 from headwater.client.vbucket_stream import VBucketStream
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamFlags
+from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 

@@ -34,9 +34,7 @@ from headwater.errors import (
     UnknownBucket,
     WrongProtocol,
 )
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import Feature
+from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.messages import Request, Response, decode_message
 from headwater.protocol.messages.session import (
     ClustermapChangeNotification,
@@ -49,10 +47,10 @@ from headwater.protocol.messages.session import (
     SaslStep,
     SelectBucket,
 )
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.sasl import Mechanism, encode_nonce
-from headwater.protocol.state_machine import all_events, transition
+from headwater.protocol.states import all_events, transition
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype, compress
 
 
 def handshake(*, password: str = PASSWORD, bucket: str | None = "travel", **options: Any) -> ClientHandshake:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from headwater.client.connection_string import Address
-from headwater.client.host_failures import HostFailures
+from headwater.client.kv_connection import HostFailures
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,

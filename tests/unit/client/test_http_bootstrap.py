@@ -15,13 +15,12 @@ import pytest
 from peer_server import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 
 from certificates import self_signed
-from headwater.client import http_bootstrap
-from headwater.client.client_settings import ClientSettings
+from headwater.client import bootstrap
+from headwater.client.bootstrap import fetch_map_over_http
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.connection_string import Address
-from headwater.client.http_bootstrap import fetch_map_over_http
 from headwater.client.kv_connection import KvConnection, Timeouts
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -200,8 +199,8 @@ def test_the_network_is_told_by_the_port_of_the_manager(
 ) -> None:
     """The names lead nowhere, so whoever asks them is led to a server here."""
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
-        real = http_bootstrap.open_socket
-        monkeypatch.setattr(http_bootstrap, "open_socket", lambda _, *rest: real(address, *rest))
+        real = bootstrap.open_socket
+        monkeypatch.setattr(bootstrap, "open_socket", lambda _, *rest: real(address, *rest))
         assert fetch(asked, query=query).nodes[0] == first
 
 
@@ -215,7 +214,7 @@ def test_a_network_that_is_not_there() -> None:
 
 
 def test_a_password_is_not_sent_in_clear_where_others_can_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bootstrap, "is_loopback", lambda _: False)
+    monkeypatch.setattr(bootstrap, "is_loopback", lambda _: False)
     requests: list[str] = []
     with serving(answering_http({TERSE: http_answer(BODY)}, requests)) as address:
         error = failure(address)
@@ -353,12 +352,12 @@ def test_an_answer_that_drips_has_its_time_and_no_more() -> None:
 
 
 def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bootstrap, "ANSWER_BYTES_MAX", len(BODY) - 1)
+    monkeypatch.setattr(bootstrap, "ANSWER_BYTES_MAX", len(BODY) - 1)
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
         error = failure(address)
     assert type(error) is RemoteProtocolError
     assert f"more than {len(BODY) - 1} bytes" in error.reason
-    monkeypatch.setattr(http_bootstrap, "ANSWER_BYTES_MAX", len(BODY))
+    monkeypatch.setattr(bootstrap, "ANSWER_BYTES_MAX", len(BODY))
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
         fetch(address)
 

@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from headwater.client import json_lines
-from headwater.client.json_lines import BATCH_DOCUMENTS_MAX, JsonLines
-from headwater.client.key_template import KeyTemplate
 from headwater.errors import InvalidDocument
+from headwater.transfer import json_lines
+from headwater.transfer.json_lines import BATCH_DOCUMENTS_MAX, JsonLines
+from headwater.transfer.key_template import KeyTemplate
 
 
 def read(data: bytes, template: str = "{#}") -> list[tuple[str, str]]:

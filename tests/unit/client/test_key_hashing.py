@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.key_hashing import vbuckets_of
+from headwater.transfer.set_frames import vbuckets_of
 
 
 def test_the_kernel_hashes_as_the_function_does() -> None:

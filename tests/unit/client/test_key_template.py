@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headwater.client.key_template import Field, KeyTemplate, Literal, Number
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
+from headwater.transfer.key_template import Field, KeyTemplate, Literal, Number
 
 
 def build(template: str, *documents: str, first: int = 1) -> tuple[list[str], InvalidDocument | None]:

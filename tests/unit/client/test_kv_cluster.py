@@ -10,8 +10,8 @@ import pytest
 from handshake_peer import PASSWORD, USER, Peer
 from peer_server import answering, answering_http, down, http_answer, serving
 
-from headwater.client.client_settings import ClientSettings
-from headwater.client.kv_cluster import KvCluster
+from headwater.client.bootstrap import KvCluster
+from headwater.client.settings import ClientSettings
 from headwater.errors import HostUnreachable, UnexpectedMessage
 from headwater.protocol.messages.session import GetClusterConfig, Noop
 from node_process import PASSWORD as NODE_PASSWORD

@@ -19,10 +19,9 @@ from handshake_peer import CONFIG, PASSWORD, USER, Peer, ok, refused
 from peer_server import answering, down, dripping, hanging_up, saying, serving, silent
 
 from certificates import self_signed
-from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection, Timeouts, is_loopback
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.client.backoff import Backoff
 from headwater.client.connection_string import Address
 from headwater.client.dcp_link import DcpLink
 from headwater.client.handshake import ClientHandshake
+from headwater.client.kv_connection import Backoff
 from headwater.client.link_pool import SCOUT, CloseConnection, LinkPool, OpenConnection, Slot
 from headwater.errors import ConnectionFailed
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.client.loop_thread import LoopThread
+from headwater.client.blocking_client import LoopThread
 from headwater.errors import LocalProtocolError
 
 

@@ -16,8 +16,7 @@ from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection
 from headwater.client.persistence_gate import REFUSED_PAUSE_S_MAX, Copies, PersistenceGate, persisted_on_branch
 from headwater.errors import AccessDenied, KeyNotFound, NotMyVBucket, StatusError, TemporaryFailure, UnexpectedMessage
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import GetFailoverLog, GetFailoverLogResponse
+from headwater.protocol.messages.dcp_streams import GetFailoverLog, GetFailoverLogResponse, Open, OpenFlags
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid

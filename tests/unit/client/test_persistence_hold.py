@@ -8,9 +8,8 @@ import pytest
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.hand_out import HandOut
+from headwater.client.delivery import HandOut, PersistenceHold
 from headwater.client.persistence_gate import PersistenceGate
-from headwater.client.persistence_hold import PersistenceHold
 from headwater.client.pieces import ChangeRun, Piece, RollbackPiece
 from headwater.client.vbucket_stream import Passed
 from headwater.protocol.messages.vbuckets import ObserveSeqnoResponse

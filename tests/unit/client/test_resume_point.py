@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.resume_point import BOUNDARIES_MAX, Boundaries, resume_point
+from headwater.client.vbucket_stream import BOUNDARIES_MAX, Boundaries, resume_point
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.snapshots import StreamOffset

@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from headwater.client.pieces import ChangeRun
-from headwater.client.spool import Spool
+from headwater.client.pieces import ChangeRun, Spool
 from headwater.errors import StoreFull
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 

@@ -18,10 +18,9 @@ from dns_server import DnsServer, Record
 from headwater.cli import main
 from headwater.client.bootstrap import bootstrap
 from headwater.client.changes import Mutation
-from headwater.client.client_settings import ClientSettings
 from headwater.client.connection_string import Address
+from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.client.survey import Surveyor
-from headwater.client.tls_settings import TlsSettings
 from headwater.errors import HostUnreachable, TlsFailed
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId

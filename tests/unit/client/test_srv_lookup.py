@@ -15,9 +15,8 @@ import dns.resolver
 import pytest
 
 from dns_server import DnsServer, Manner
-from headwater.client import srv_lookup
-from headwater.client.connection_string import HOSTS_MAX, Address, ConnectionString
-from headwater.client.srv_lookup import find_hosts
+from headwater.client import connection_string
+from headwater.client.connection_string import HOSTS_MAX, Address, ConnectionString, find_hosts
 
 NAME = "cb.example.com"
 ITSELF = (Address(NAME, 11210),)
@@ -134,9 +133,9 @@ def truncating(question: bytes) -> bytes:
 def test_a_server_that_does_not_help_is_no_obstacle(
     dns_server: DnsServer, manner: Manner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(srv_lookup, "LOOKUP_S_MAX", 0.4)
+    monkeypatch.setattr(connection_string, "LOOKUP_S_MAX", 0.4)
     dns_server.manner = manner
-    with caplog.at_level(logging.DEBUG, logger=srv_lookup.__name__):
+    with caplog.at_level(logging.DEBUG, logger=connection_string.__name__):
         assert hosts(dns_server) == ITSELF
     assert dns_server.questions
     [line] = caplog.records
@@ -148,7 +147,7 @@ def test_a_server_that_does_not_help_is_no_obstacle(
 def test_without_records_the_name_is_a_host(
     records: dict[str, list[tuple[int, int, int, str]]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with DnsServer(records) as server, caplog.at_level(logging.DEBUG, logger=srv_lookup.__name__):
+    with DnsServer(records) as server, caplog.at_level(logging.DEBUG, logger=connection_string.__name__):
         assert hosts(server) == ITSELF
         assert len(server.questions) == len(caplog.records) == 1
 
@@ -197,7 +196,7 @@ def test_the_library_is_imported_only_for_a_lookup() -> None:
     program = (
         "import sys, headwater, headwater.client.bootstrap\n"
         "from headwater.client.connection_string import ConnectionString\n"
-        "from headwater.client.srv_lookup import find_hosts\n"
+        "from headwater.client.connection_string import find_hosts\n"
         "find_hosts(ConnectionString.parse('couchbase://127.0.0.1/b'))\n"
         "sys.exit('dns' in sys.modules)"
     )

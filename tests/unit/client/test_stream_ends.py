@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.stream_ends import AFTER_END, AfterEnd, after_end
-from headwater.protocol.messages.dcp_stream import StreamEndReason
+from headwater.client.stream_opening import AFTER_END, AfterEnd, after_end
+from headwater.protocol.messages.dcp_streams import StreamEndReason
 
 
 def test_every_known_reason_has_its_row() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.client.client_settings import ClientSettings
+from headwater.client.settings import ClientSettings
 from headwater.client.survey import Surveyor
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set

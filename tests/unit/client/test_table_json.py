@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.table_json import objects, objects_of
 from headwater.errors import InvalidInput
+from headwater.transfer.table_json import objects, objects_of
 
 
 def rows_of(values: list[Any], type_: pa.DataType) -> list[Any]:

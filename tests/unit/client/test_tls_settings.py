@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from certificates import self_signed
-from headwater.client.tls_settings import TlsSettings
+from headwater.client.settings import TlsSettings
 from headwater.errors import InvalidInput
 
 
@@ -68,7 +68,7 @@ def test_nobody_is_asked_for_a_password_on_the_terminal(tmp_path: Path) -> None:
     certificate, encrypted = encrypted_key(tmp_path)
     code = (
         "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-        "from headwater.client.tls_settings import TlsSettings\n"
+        "from headwater.client.settings import TlsSettings\n"
         f"TlsSettings(certificate_file={str(certificate)!r}, key_file={str(encrypted)!r}).context()"
     )
     ours, theirs = os.openpty()

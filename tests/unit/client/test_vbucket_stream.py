@@ -9,9 +9,8 @@ from headwater.client.pieces import ChangeRun, RollbackPiece
 from headwater.client.vbucket_stream import Passed, VBucketStream
 from headwater.errors import SnapshotViolation, UnexpectedMessage
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotFlags, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
+from headwater.protocol.messages.dcp_changes import Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
 from headwater.protocol.numbers import SEQNO_MAX, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 

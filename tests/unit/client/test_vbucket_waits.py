@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.client.backoff import Backoff
-from headwater.client.vbucket_waits import VBucketWaits
+from headwater.client.kv_connection import Backoff
+from headwater.client.link_pool import VBucketWaits
 from headwater.errors import ConnectionFailed
 from headwater.protocol.numbers import VBucketId
 

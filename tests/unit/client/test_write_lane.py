@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headwater.client.set_frames import Documents, SetFrames, encode_sets
-from headwater.client.write_lane import RETRY_PAUSE_S, RETRY_PAUSE_S_MAX, RETRY_S_MAX, WriteLane, retry_pause_s
 from headwater.errors import (
     BadMagic,
     FrameTooLarge,
@@ -16,12 +14,13 @@ from headwater.errors import (
     TemporaryFailure,
     UnexpectedMessage,
 )
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
+from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import ErrorResponse, decode_message
 from headwater.protocol.messages.documents import Set, StoreResponse
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.transfer.loader import RETRY_PAUSE_S, RETRY_PAUSE_S_MAX, RETRY_S_MAX, WriteLane, retry_pause_s
+from headwater.transfer.set_frames import Documents, SetFrames, encode_sets
 
 
 def sets(*keys: str, collections: bool = True) -> SetFrames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cluster.finding import FoundCluster, in_force
+from headwater.cluster.coordinator import FoundCluster, in_force
 from headwater.errors import InvalidInput
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.published_config import PublishedConfig

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.cluster.handing_over import Takeovers, told_together
-from headwater.cluster.kv_port import NodePort
+from headwater.cluster.nodes import NodePort
 from headwater.cluster.planning import Move
+from headwater.cluster.rebalance import Takeovers, told_together
 from headwater.errors import HostUnreachable, NoAnswer, Overtaken
 from headwater.node.published_config import PublishedConfig
 from headwater.protocol.numbers import VBucketId

@@ -17,8 +17,7 @@ from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.service import BucketService
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention
-from headwater.store.engine import Change
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import Change, MemoryEngine
 from headwater.store.settling import settle_now
 
 

@@ -14,19 +14,17 @@ from headwater.node.failover_drill import roll_back_vbucket
 from headwater.node.kv.service import BucketService
 from headwater.node.upr_session import UprSession
 from headwater.protocol import upr
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import DurabilityLevel
-from headwater.protocol.frames import decode_frames
+from headwater.protocol.frames import DurabilityLevel, decode_frames
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, SEQNO_MAX, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
 from headwater.store.prepares import abort_prepare, commit_prepare, put_prepare
-from headwater.store.rewinding import flush
+from headwater.store.settling import flush
 
 VBUCKET = VBucketId(3)
 START, END, OK = upr.SnapshotStart, upr.SnapshotEnd, upr.StreamEndReason.OK

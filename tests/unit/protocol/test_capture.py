@@ -27,16 +27,11 @@ from headwater.protocol.capture import (
     read_capture,
     read_frames,
 )
-from headwater.protocol.capture.frame_search import find_frame
-from headwater.protocol.capture.tcp_streams import (
-    WAITING_BYTES_MAX,
-    Endpoint,
-    Segment,
-    reassemble,
-)
+from headwater.protocol.capture.captured_frames import find_frame
+from headwater.protocol.capture.events import WAITING_BYTES_MAX, Endpoint, Segment, reassemble
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop, Open
+from headwater.protocol.messages.dcp_streams import DcpNoop, Open
 from headwater.protocol.messages.session import Hello, HelloResponse
 
 NOOP = DcpNoop(opaque=7).encode()

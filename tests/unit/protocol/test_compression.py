@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from headwater.errors import MalformedSnappy
-from headwater.protocol.compression import compress, decompress, decompressed_bytes
-from headwater.protocol.limits import VALUE_BYTES_MAX
+from headwater.protocol.numbers import VALUE_BYTES_MAX
+from headwater.protocol.values import compress, decompress, decompressed_bytes
 
 # Length 11, then one literal of 11 bytes (tag (11 - 1) << 2): the block format written by hand.
 HELLO = b"\x0b\x28hello world"

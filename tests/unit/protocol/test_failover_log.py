@@ -6,7 +6,7 @@ import pytest
 
 from headwater.errors import LocalProtocolError, MalformedMessage
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.limits import FAILOVER_LOG_ENTRIES_MAX
+from headwater.protocol.numbers import FAILOVER_LOG_ENTRIES_MAX
 
 
 def log(*entries: tuple[int, int]) -> FailoverLog:

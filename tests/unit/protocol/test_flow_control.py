@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import COUNTED, ReceiveWindow, SendWindow, counted_bytes
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
 
 # --- what counts --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedFrameInfo
-from headwater.protocol.frame_info import (
+from headwater.protocol.frames import (
     DurabilityLevel,
     FrameInfo,
     RequestInfo,

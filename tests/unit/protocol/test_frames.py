@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, LocalProtocolError, TruncatedFrame
+from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import (
     HEADER_BYTES,
     Frame,
@@ -14,8 +15,7 @@ from headwater.protocol.frames import (
     encode_header,
     opcode_name,
 )
-from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
 
 CLASSIC = Frame(
     magic=Magic.REQUEST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedLeb128
-from headwater.protocol.leb128 import decode_collection_id, encode_collection_id
+from headwater.protocol.numbers import decode_collection_id, encode_collection_id
 
 GOLDEN = [
     (0x00, "00"),

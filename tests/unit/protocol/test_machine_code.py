@@ -14,7 +14,7 @@ import headwater
 
 CALL = """
 import numpy as np
-from headwater.client.set_frames import set_opaques
+from headwater.transfer.set_frames import set_opaques
 
 set_opaques(np.zeros(24, dtype=np.uint8), np.zeros(1, dtype=np.int64), 7)
 print(sum(set_opaques.stats.cache_hits.values()), sum(set_opaques.stats.cache_misses.values()))
@@ -41,7 +41,7 @@ def test_code_that_was_compiled_in_one_place_serves_in_another(tmp_path: Path) -
 def test_no_code_serves_after_a_kernel_has_changed(tmp_path: Path) -> None:
     kept, source = tmp_path / "kept", copied_to(tmp_path / "here")
     assert hits_and_misses(source, kept) == [0, 1]
-    with (source / "headwater/dashboard/kernels.py").open("a") as file:
+    with (source / "headwater/node/dashboard/kernels.py").open("a") as file:
         file.write("# another one might call this one\n")
     assert hits_and_misses(source, kept) == [0, 1]
 
@@ -111,7 +111,7 @@ def test_a_folder_that_was_removed_comes_back_private(tmp_path: Path) -> None:
 
 
 def test_the_first_compilation_is_told_once_and_loading_is_not(tmp_path: Path) -> None:
-    tell = "from headwater.first_compile import tell_first_compile\ntell_first_compile(lambda: print('compiling'))\n"
+    tell = "from headwater.phrases import tell_first_compile\ntell_first_compile(lambda: print('compiling'))\n"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
 
     def told() -> list[str]:

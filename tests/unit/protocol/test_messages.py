@@ -14,10 +14,16 @@ from headwater.errors import (
     MalformedMessage,
     UnknownOpcode,
 )
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Feature, Negotiated
-from headwater.protocol.frame_info import FrameInfo, stream_id
-from headwater.protocol.frames import Frame, decode_frames
+from headwater.protocol.features import (
+    NOTHING_NEGOTIATED,
+    WITH_COLLECTIONS,
+    Feature,
+    Magic,
+    Negotiated,
+    Opcode,
+    ServerOpcode,
+)
+from headwater.protocol.frames import Frame, FrameInfo, decode_frames, stream_id
 from headwater.protocol.messages import (
     REQUESTS,
     RESPONSES,
@@ -28,18 +34,25 @@ from headwater.protocol.messages import (
     Request,
     decode_message,
 )
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, Prepare
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop, Open, OpenFlags
-from headwater.protocol.messages.dcp_snapshot import (
+from headwater.protocol.messages.dcp_changes import (
     CacheItem,
     CacheTransfer,
+    Deletion,
+    Expiration,
+    Mutation,
     OsoFlags,
     OsoSnapshot,
+    Prepare,
     SnapshotFlags,
     SnapshotMarker,
 )
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_streams import (
     AddStream,
+    BufferAck,
+    Control,
+    DcpNoop,
+    Open,
+    OpenFlags,
     StreamEnd,
     StreamEndReason,
     StreamFlags,
@@ -63,8 +76,8 @@ from headwater.protocol.messages.subdocument import (
     SubdocGet,
 )
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, ObserveSeqnoResponse, SetVBucket
-from headwater.protocol.opcodes import Magic, Opcode, ServerOpcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 
 def request(opcode: int, *, extras: str = "", key: bytes = b"", value: bytes = b"", magic: int = 0x80) -> Frame:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import InvalidArguments, KeyNotFound, NotMyVBucket, StatusError
-from headwater.protocol.limits import KEY_BYTES_MAX
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages import ErrorResponse
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import Noop
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.refusals import refused, refused_request
 from headwater.protocol.status import Status
 

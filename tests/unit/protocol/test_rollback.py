@@ -21,8 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.rollback import ConsumerPoint, Rollback, decide_rollback
+from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, Rollback, decide_rollback
 
 OLD, MIDDLE, NEW, STRANGER = 0xA, 0xB, 0xC, 0xD
 """Three branches: OLD from 0 to 10, MIDDLE from 10 to 20, NEW from 20 on. The high seqno is 30."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import LocalProtocolError, SnapshotViolation
-from headwater.protocol.messages.dcp_snapshot import OsoFlags, SnapshotFlags
+from headwater.protocol.messages.dcp_changes import OsoFlags, SnapshotFlags
 from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
 
 MEMORY = SnapshotFlags.MEMORY

@@ -7,31 +7,31 @@ from collections import deque
 import pytest
 
 from headwater.errors import UnexpectedMessage
-from headwater.protocol.connection_state import (
+from headwater.protocol.messages import REQUESTS
+from headwater.protocol.messages.dcp_changes import Mutation, SeqnoAdvanced, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import (
+    AddStream,
+    CloseStream,
+    Open,
+    StreamEnd,
+    StreamEndReason,
+    StreamRequest,
+)
+from headwater.protocol.states import (
     CONSUMER_ENDPOINT,
+    CONSUMER_STREAM,
+    END_REASONS,
     PRODUCER_ENDPOINT,
+    PRODUCER_STREAM,
     TO_A_CONSUMER,
     TO_A_PRODUCER,
     TO_BOTH,
-    ConnectionLost,
-    EndpointState,
-    consumer_endpoint_after,
-    producer_endpoint_after,
-)
-from headwater.protocol.messages import REQUESTS
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import Open
-from headwater.protocol.messages.dcp_snapshot import SeqnoAdvanced, SnapshotMarker
-from headwater.protocol.messages.dcp_stream import AddStream, CloseStream, StreamEnd, StreamEndReason, StreamRequest
-from headwater.protocol.state_machine import all_events, transition
-from headwater.protocol.stream_state import (
-    CONSUMER_STREAM,
-    END_REASONS,
-    PRODUCER_STREAM,
     BackfillDone,
     BackfillStarted,
     CloseAnswered,
+    ConnectionLost,
     ConsumerStream,
+    EndpointState,
     HandOverAcknowledged,
     PendingSent,
     ProducerStream,
@@ -40,8 +40,12 @@ from headwater.protocol.stream_state import (
     SnapshotCompleted,
     StreamAccepted,
     TakeoverStarted,
+    all_events,
+    consumer_endpoint_after,
     consumer_stream_after,
+    producer_endpoint_after,
     producer_stream_after,
+    transition,
 )
 
 MACHINES = {

@@ -15,23 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from headwater.errors import MalformedMessage
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog, Rollback
+from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import Frame, decode_frames
-from headwater.protocol.limits import STREAMS_PER_VBUCKET_MAX
 from headwater.protocol.messages import ErrorResponse, decode_message
-from headwater.protocol.messages.dcp_stream import StreamFlags, StreamRequest, StreamRequestResponse, VBucketState
-from headwater.protocol.numbers import SEQNO_MAX
-from headwater.protocol.opcodes import Magic, Opcode
-from headwater.protocol.rollback import Rollback
+from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, StreamRequestResponse, VBucketState
+from headwater.protocol.numbers import SEQNO_MAX, STREAMS_PER_VBUCKET_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.stream_admission import (
-    Accepted,
-    Admission,
-    ConnectionFacts,
-    Refused,
-    VBucketFacts,
-    admit_stream,
-)
+from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, Refused, VBucketFacts, admit_stream
 
 OLD, NEW, STRANGER = 0xA, 0xB, 0xC
 LOG = FailoverLog((FailoverEntry(vbuuid=NEW, seqno=20), FailoverEntry(vbuuid=OLD, seqno=0)))

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedJson
-from headwater.protocol.limits import STREAM_REQUEST_VALUE_BYTES_MAX
-from headwater.protocol.stream_request_value import CacheTransferOptions, StreamRequestValue
+from headwater.protocol.numbers import STREAM_REQUEST_VALUE_BYTES_MAX
+from headwater.protocol.stream_requests import CacheTransferOptions, StreamRequestValue
 
 EXAMPLES = {
     '{"uid" : "b4"}': StreamRequestValue(uid=0xB4),

@@ -8,7 +8,7 @@ import flatbuffers
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedSystemEvent
-from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
+from headwater.protocol.messages.dcp_changes import SystemEvent, SystemEventId
 from headwater.protocol.system_events import (
     FLATBUFFERS_VERSION,
     CollectionCreated,

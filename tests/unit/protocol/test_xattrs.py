@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import LocalProtocolError, MalformedXattrs
-from headwater.protocol.limits import XATTR_SECTION_BYTES_MAX
-from headwater.protocol.xattrs import ValueParts, body_offset, decode_xattrs, encode_xattrs
+from headwater.protocol.numbers import XATTR_SECTION_BYTES_MAX
+from headwater.protocol.values import ValueParts, body_offset, decode_xattrs, encode_xattrs
 
 GOLDEN = {
     "none": (ValueParts({}, b"body"), b"\0\0\0\0" + b"body"),

@@ -11,7 +11,7 @@ import pytest
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.lag import LagListener, lag_seqnos, progress_lag
+from headwater.spark.freshness import LagListener, lag_seqnos, progress_lag
 
 
 def offsets(*seqnos: int) -> str:

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from headwater.cli.land import COUNTERS, GAUGES, LandingMetrics
 from headwater.spark.landing import LandingStatus
-from headwater.spark.landing_metrics import COUNTERS, GAUGES, LandingMetrics
 
 STATUS = LandingStatus(
     is_active=True, doing="waiting", batch=11, rows=1200, rollbacks=3, documents=900, tables=2, lag_seqnos=17,

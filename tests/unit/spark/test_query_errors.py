@@ -8,7 +8,7 @@ import pytest
 
 from headwater import errors
 from headwater.errors import AuthenticationFailed, HeadwaterError, LakeOutOfStep, QueryFailed
-from headwater.spark.query_errors import told_error
+from headwater.spark.session import told_error
 
 SENTENCE = "something is wrong: 'this'. Do that"
 WRAPPED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Traceback (most recent call last):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.client.bucket_view import BucketView
+from headwater.client.bootstrap import BucketView
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions

@@ -9,21 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from headwater.errors import StoreFull
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, Outside, Written
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
-from headwater.store.data_format import BucketFacts, VBucketFacts
-from headwater.store.documents import Document
-from headwater.store.engine import Change, Engine, View
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.data_format import BucketFacts, Document, VBucketFacts
+from headwater.store.engine import Change, Engine, MemoryEngine, View
 from headwater.store.opening import create_bucket, open_bucket
 
 START_S = 1_800_000_000

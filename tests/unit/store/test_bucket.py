@@ -19,12 +19,12 @@ from store_harness import (
 )
 
 from headwater.errors import LocalProtocolError
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId
 from headwater.protocol.system_events import CollectionCreated, CollectionDropped, ScopeCreated, decode_event
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.settling import settle_now
 

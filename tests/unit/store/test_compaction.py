@@ -30,15 +30,14 @@ from store_harness import (
 
 from headwater.errors import StoreFull
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store import compaction, settling
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.receiving import begin_snapshot
-from headwater.store.rewinding import abandon, roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import abandon, roll_back, settle_now
 
 LONG = 10**9
 

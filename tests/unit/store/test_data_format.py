@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import DataDamaged, DataTooNew
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.store.data_format import (
     FORMAT_VERSION,

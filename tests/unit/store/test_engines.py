@@ -16,9 +16,8 @@ import pytest
 
 from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
 from headwater.store import lmdb_engine
-from headwater.store.engine import Delete, Engine, Put, Table
+from headwater.store.engine import Delete, Engine, MemoryEngine, Put, Table
 from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.memory_engine import MemoryEngine
 
 TABLE = Table.BLOCKS
 

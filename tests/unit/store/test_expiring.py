@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from store_harness import Clock, changes_of, check_counts, compact, get, new_bucket, put, remove, reopened, value_of
 
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
-from headwater.store import expiring
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
+from headwater.store import compaction
 from headwater.store.bucket import Bucket
-from headwater.store.expiring import expire_document, expire_documents, is_expired
+from headwater.store.compaction import expire_document, expire_documents, is_expired
 from headwater.store.settling import settle_now
 
 
@@ -95,7 +94,7 @@ def test_a_document_that_was_written_again_lives_on(bucket: Bucket, clock: Clock
 
 
 def test_one_go_is_bounded(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiring, "DOCUMENTS_MAX", 10)
+    monkeypatch.setattr(compaction, "DOCUMENTS_MAX", 10)
     for number in range(25):
         put(bucket, 0, b"k%d" % number, expiry=1)
     assert [expire_documents(bucket, 0) for _ in range(4)] == [10, 10, 5, 0]
@@ -120,7 +119,7 @@ def test_attributes_of_the_system_outlive_the_document(bucket: Bucket) -> None:
 
 
 def test_nothing_is_told_of_a_collection_that_was_dropped(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiring, "DOCUMENTS_MAX", 4)
+    monkeypatch.setattr(compaction, "DOCUMENTS_MAX", 4)
     fruit = Manifest().with_collection("_default", "fruit")
     bucket.set_manifest(fruit)
     for number in range(6):

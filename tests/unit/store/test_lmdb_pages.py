@@ -13,8 +13,8 @@ import lmdb
 import pytest
 
 from headwater.errors import DataDamaged
-from headwater.store import lmdb_pages
-from headwater.store.lmdb_pages import check_pages
+from headwater.store import lmdb_engine
+from headwater.store.lmdb_engine import check_pages
 
 PAGE = 4096
 TABLES = ["one", "two", "three"]
@@ -256,5 +256,5 @@ def test_other_builds_of_lmdb_are_left_alone(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "data.mdb").write_bytes(b"something else")
     with pytest.raises(DataDamaged):
         check_pages(tmp_path / "data.mdb", TABLES)
-    monkeypatch.setattr(lmdb_pages.lmdb, "version", lambda: (1, 0, 0))
+    monkeypatch.setattr(lmdb_engine.lmdb, "version", lambda: (1, 0, 0))
     check_pages(tmp_path / "data.mdb", TABLES)

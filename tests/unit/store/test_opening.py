@@ -30,10 +30,10 @@ from store_harness import (
 )
 
 from headwater.errors import DataDamaged, DataTooNew, StoreFull
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.limits import FAILOVER_LOG_ENTRIES_MAX
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import FAILOVER_LOG_ENTRIES_MAX
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import (
     BUCKET_FACTS,
@@ -45,12 +45,10 @@ from headwater.store.data_format import (
     commit_key,
     vbucket_key,
 )
-from headwater.store.engine import Delete, Engine, Put, Table
+from headwater.store.engine import Delete, Engine, MemoryEngine, Put, Table
 from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.memory_engine import MemoryEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
-from headwater.store.rewinding import flush, remove_vbucket, roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import flush, remove_vbucket, roll_back, settle_now
 
 
 def opened(engine: Engine) -> Bucket:

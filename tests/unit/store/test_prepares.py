@@ -23,18 +23,17 @@ from store_harness import (
 )
 
 from headwater.errors import StoreFull
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import DurabilityLevel
-from headwater.protocol.frames import decode_frames
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import DurabilityLevel, decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
+from headwater.store.compaction import expire_documents
 from headwater.store.data_format import FORMAT_VERSION
-from headwater.store.expiring import expire_documents
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket, stored_facts
 from headwater.store.prepares import (
     PendingPrepare,
@@ -44,8 +43,7 @@ from headwater.store.prepares import (
     decode_prepare,
     put_prepare,
 )
-from headwater.store.rewinding import abandon, flush, remove_vbucket, remove_vbuckets, roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import abandon, flush, remove_vbucket, remove_vbuckets, roll_back, settle_now
 
 VB = VBucketId(1)
 LEVEL = DurabilityLevel.MAJORITY

@@ -9,20 +9,26 @@ import pytest
 from store_harness import Clock
 
 from headwater.errors import MalformedMessage, SnapshotViolation
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.frame_info import stream_id
-from headwater.protocol.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.dcp_system_event import SystemEvent
-from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, ScopeId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.frames import stream_id
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import (
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Cas,
+    CollectionId,
+    ManifestUid,
+    ScopeId,
+    Seqno,
+    VBucketId,
+    Vbuuid,
+)
 from headwater.protocol.system_events import CollectionCreated, encode_event
-from headwater.protocol.xattrs import ValueParts, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import BucketFacts, VBucketFacts
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket, open_bucket
 from headwater.store.receiving import (
     Received,
@@ -34,8 +40,8 @@ from headwater.store.receiving import (
     resume_offset,
     take_failover_log,
 )
-from headwater.store.rewinding import abandon, roll_back
 from headwater.store.runs import as_run
+from headwater.store.settling import abandon, roll_back
 
 VBUCKET = 1
 END = Seqno(100)

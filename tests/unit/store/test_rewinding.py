@@ -27,15 +27,14 @@ from store_harness import (
 
 from headwater.errors import StoreFull
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store import compaction, settling
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention
+from headwater.store.engine import MemoryEngine
 from headwater.store.lmdb_engine import LmdbEngine
-from headwater.store.memory_engine import MemoryEngine
-from headwater.store.rewinding import abandon, flush, remove_vbucket, roll_back
-from headwater.store.settling import settle_now
+from headwater.store.settling import abandon, flush, remove_vbucket, roll_back, settle_now
 
 
 def branches(bucket: Bucket, vbucket: int = 0) -> list[tuple[int, int]]:

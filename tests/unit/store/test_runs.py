@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
-from headwater.protocol.messages.dcp_system_event import SystemEvent, SystemEventId
+from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent, SystemEventId
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.store.runs import (

@@ -22,8 +22,7 @@ from headwater.errors import StoreFull
 from headwater.store import settling
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import block_last_seqno, blocks_of
-from headwater.store.engine import Put, Table
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine, Put, Table
 from headwater.store.settling import Settling, is_due, settle_now
 
 TARGET = 1000

@@ -3,11 +3,9 @@
 `view_dcp_frame` and `view_upr_frame` make a `FrameView` of a frame; `annotate` and `json_line` print one.
 """
 
-from headwater.cli.frame_view.annotated import ERROR_STYLE, annotate
-from headwater.cli.frame_view.dcp_frames import view_dcp_frame
-from headwater.cli.frame_view.json_line import json_line
+from headwater.cli.frame_view.frames import view_dcp_frame, view_upr_frame
 from headwater.cli.frame_view.parts import FrameView
-from headwater.cli.frame_view.upr_frames import view_upr_frame
+from headwater.cli.frame_view.printing import ERROR_STYLE, annotate, json_line
 
 __all__ = [
     "ERROR_STYLE",

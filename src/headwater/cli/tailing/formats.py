@@ -2,18 +2,187 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cache, lru_cache
 from typing import Protocol
 
 import pyarrow as pa
+from rich.cells import cell_len, set_cell_size
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
 
-from headwater.cli.tailing.arrow_stream import ArrowStream
-from headwater.cli.tailing.json_lines import JsonLines
-from headwater.cli.tailing.pretty_lines import PrettyLines
 from headwater.client.batches import change_schema
+from headwater.client.changes import Change, CollectionEvent, DocumentChange, Rollback, changes_of
+from headwater.phrases import escaped, escaped_bytes
+from headwater.transfer.change_lines import JsonLines
+
+# Changes as an Arrow IPC stream, for `pyarrow.ipc.open_stream` and everything else that reads Arrow.
+
+
+class ArrowStream:
+    """Makes the bytes of the stream, batch by batch. They start with the schema, and with `end` they are whole."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._made = io.BytesIO()
+        self._writer = pa.ipc.new_stream(self._made, schema)
+
+    def encode(self, batch: pa.RecordBatch) -> bytes:
+        self._writer.write_batch(batch)
+        return self._take()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._take()
+
+    def _take(self) -> bytes:
+        taken = self._made.getvalue()
+        self._made.seek(0)
+        self._made.truncate()
+        return taken
+
+
+# Changes for people: one line a change, in colours where there is a terminal.
+
+
+_OP_CHARS = len("collection modified")
+_PLACE_CHARS = 12
+_VALUE_CHARS_MIN = 12
+"""Of a value this much is shown, also where the terminal is too narrow for it."""
+_BINARY_BYTES_SHOWN = 64
+_NO_TIME = "-".ljust(len("2026-01-31 09:05:00.000"))
+_MORE = "…"
+
+_OP_STYLES = {"mutation": "green", "deletion": "red", "expiration": "yellow"}
+_EVENT_STYLE = "bold blue"
+_ROLLBACK_STYLE = "bold white on red"
+_TIME_STYLE = "bright_black"
+_COLLECTION_STYLE = "cyan"
+_KEY_STYLE = "bold"
+
+
+class PrettyLines:
+    """Makes lines of batches. A value is cut where its line would be wider than the terminal."""
+
+    def __init__(self, *, coloured: bool, width: Callable[[], int | None]) -> None:
+        """`width` tells how wide a line may be at present, or None where nothing is to be cut."""
+        self._coloured = coloured
+        self._width = width
+
+    def encode(self, batch: pa.RecordBatch) -> bytes:
+        width = self._width()
+        lines = (self._line(change, width) for change in changes_of(batch))
+        return "".join(lines).encode(errors="backslashreplace")
+
+    def end(self) -> bytes:
+        return b""
+
+    def _line(self, change: Change, width: int | None) -> str:
+        match change:
+            case DocumentChange():
+                return self._document_line(change, width)
+            case Rollback():
+                return f"{self._styled(_rollback_words(change), _ROLLBACK_STYLE)}\n"
+            case _:
+                place = f"{change.vbucket}:{change.seqno}"
+                words = self._styled(change.op.replace("_", " ").ljust(_OP_CHARS), _EVENT_STYLE)
+                name = change.scope if change.scope is not None else "?"
+                if isinstance(change, CollectionEvent):
+                    name = _collection(change.scope, change.collection, change.collection_id)
+                time = self._styled(_NO_TIME, _TIME_STYLE)
+                return f"{time}  {place:<{_PLACE_CHARS}}  {words}  {self._styled(name, _COLLECTION_STYLE)}\n"
+
+    def _document_line(self, change: DocumentChange, width: int | None) -> str:
+        time = _time(change.cas)
+        place = f"{change.vbucket}:{change.seqno}"
+        collection = _collection(change.scope, change.collection, change.collection_id)
+        key = escaped(change.key)
+        room = None
+        if width is not None:
+            taken = len(time) + max(len(place), _PLACE_CHARS) + _OP_CHARS + _cells(collection) + _cells(key) + 5 * 2
+            room = max(width - taken, _VALUE_CHARS_MIN)
+        value = _value_words(change.value or b"", room)
+        return (
+            f"{self._styled(time, _TIME_STYLE)}  {place:<{_PLACE_CHARS}}  "
+            f"{self._styled(f'{change.op:<{_OP_CHARS}}', _OP_STYLES[change.op])}  "
+            f"{self._styled(collection, _COLLECTION_STYLE)}  {self._styled(key, _KEY_STYLE)}"
+            f"{'  ' if value else ''}{value}\n"
+        )
+
+    def _styled(self, text: str, style: str) -> str:
+        if not self._coloured:
+            return text
+        start, end = _codes(style)
+        return f"{start}{text}{end}"
+
+
+def _rollback_words(change: Rollback) -> str:
+    return (
+        f"ROLLBACK of vbucket {change.vbucket} from seqno {change.from_seqno} to {change.seqno}: "
+        "what was shown of it above that has not happened"
+    )
+
+
+def _time(cas: int) -> str:
+    """The time of a change, where the user is."""
+    if not cas:
+        return _NO_TIME
+    milliseconds = cas // 1_000_000
+    return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03}"
+
+
+@lru_cache(maxsize=1024)
+def _second(second: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+@lru_cache(maxsize=1024)
+def _collection(scope: str | None, collection: str | None, collection_id: int) -> str:
+    if collection is None:
+        return f"(collection 0x{collection_id:x})"
+    return escaped(f"{'?' if scope is None else scope}.{collection}")
+
+
+def _value_words(value: bytes, room: int | None) -> str:
+    """As much of a value as there is room for."""
+    # A character has up to four bytes. One that is cut in two is beyond what there is room for.
+    shown = value if room is None else value[: 4 * room + 4]
+    try:
+        text = shown.decode()
+    except UnicodeDecodeError as error:
+        is_cut = len(shown) < len(value) and error.start > len(shown) - 4
+        text = shown[: error.start].decode() if is_cut else _binary_words(value)
+    # Line breaks in JSON are white space.
+    text = escaped(text.replace("\n", " ").replace("\r", " "))
+    return text if room is None else _cut(text, room)
+
+
+def _binary_words(value: bytes) -> str:
+    """Its size and its beginning: nobody reads more of it, also where there is room."""
+    more = _MORE if len(value) > _BINARY_BYTES_SHOWN else ""
+    return f"({len(value):,} bytes) {escaped_bytes(value[:_BINARY_BYTES_SHOWN])}{more}"
+
+
+def _cells(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _cut(text: str, cells: int) -> str:
+    if _cells(text) <= cells:
+        return text
+    return f"{text[: cells - 1] if text.isascii() else set_cell_size(text, cells - 1)}{_MORE}"
+
+
+@cache
+def _codes(style: str) -> tuple[str, str]:
+    """What a terminal is told before and after text in that style. The sixteen colours suit the user's own scheme."""
+    start, _, end = Style.parse(style).render("|", color_system=ColorSystem.STANDARD).partition("|")
+    return start, end
 
 
 class Format(StrEnum):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import rich_click as click
 from click.core import ParameterSource
+from numpy.typing import NDArray
 
+from headwater.client.batches import OPS
 from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
 from headwater.client.read_options import Start
 from headwater.errors import InvalidInput, InvalidOffsets
@@ -116,3 +124,85 @@ def _repeated(context: click.Context) -> list[str]:
             for one in value if parameter.multiple else [value]:
                 words += [parameter.opts[0], str(one)]
     return words
+
+
+# Which keys are wanted, as `--key` tells it: `*` stands for any characters and `?` for one.
+
+
+_ONE_CHARACTER = r"(?:[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
+"""Of UTF-8, for an expression that is matched byte by byte; of other bytes, one."""
+
+
+class KeyPattern:
+    """Keys that fit one of the patterns. Rollbacks always do: what they void may have been shown before."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        alternatives = "|".join(_expression(pattern) for pattern in patterns)
+        # Binary columns are matched byte by byte. An argument that is not UTF-8 stands for the bytes that it has.
+        self._expression = rf"(?s)\A(?:{alternatives})\z".encode(errors="surrogateescape")
+
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The numbers of the rows that fit, rising."""
+        fits = pc.match_substring_regex(batch.column("key"), pattern=self._expression)
+        is_rollback = pc.equal(batch.column("op").cast(pa.string()), "rollback")
+        wanted = pc.or_(pc.fill_null(fits, False), is_rollback)
+        found: NDArray[np.int64] = np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
+        return found
+
+
+def _expression(pattern: str) -> str:
+    signs = {"*": r".*", "?": _ONE_CHARACTER}
+    return "".join(signs.get(sign) or re.escape(sign) for sign in pattern)
+
+
+# Which rows people are shown: every vbucket tells of a collection that comes or goes, and they are told once.
+
+
+EVENTS_MAX = 1024
+"""Kept in mind. One that is forgotten would be shown once more."""
+
+_EVENT_OPS = frozenset(op for op in OPS if op.startswith(("collection_", "scope_")))
+
+_COLUMNS = ["op", "scope", "collection", "collection_id", "vbucket"]
+
+_Event = tuple[object, ...]
+
+
+class EventsOnce:
+    """All rows but events that another vbucket has told already.
+
+    The rows have no manifest uid, and a collection can be changed twice. But a vbucket tells of each change once: one
+    that says the same again, as after a flush or a rollback, tells of something new, and the others will follow.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[_Event, _Told] = {}
+
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The numbers of the rows to be shown, rising."""
+        ops = batch.column("op")
+        are_events = np.array([op in _EVENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
+        shown = ~are_events
+        if are_events.any():
+            events = batch.select(_COLUMNS).filter(pa.array(are_events))
+            told = zip(*(column.to_pylist() for column in events.columns), strict=True)
+            shown[are_events] = [self._is_new(event, vbucket) for *event, vbucket in told]
+        return np.flatnonzero(shown)
+
+    def _is_new(self, event: list[object], vbucket: int) -> bool:
+        # The last that was heard of is the last to be forgotten.
+        told = self._told[tuple(event)] = self._told.pop(tuple(event), _Told())
+        if len(self._told) > EVENTS_MAX:
+            del self._told[next(iter(self._told))]
+        told.by_vbucket[vbucket] += 1
+        is_new = told.by_vbucket[vbucket] > told.shown
+        told.shown += is_new
+        return is_new
+
+
+@dataclass(slots=True)
+class _Told:
+    """How often an event has been told, and shown."""
+
+    shown: int = 0
+    by_vbucket: Counter[int] = field(default_factory=Counter)

@@ -3,30 +3,203 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import select
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
 
-from headwater.cli.tailing.cut_batch import offsets_behind
+from headwater.cli.interruptions import Interrupted, Interruptions
 from headwater.cli.tailing.formats import Encoder
-from headwater.cli.tailing.interruptions import Interrupted, Interruptions
-from headwater.cli.tailing.lag_line import LagLine, Progress
 from headwater.cli.tailing.places import check_writable, write_offsets
-from headwater.cli.tailing.standard_output import StandardOutput
-from headwater.client.blocking_client import Client
-from headwater.client.blocking_reading import Batches
+from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints.file import FileCheckpoint
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import End, Start
 from headwater.errors import HeadwaterError
+from headwater.phrases import counted
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.snapshots import StreamOffset
+
+# The offsets of a consumer that has taken a part of a batch only.
+
+
+def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: Offsets) -> Offsets:
+    """Where a consumer is that has taken the first `rows` of a batch, with the offsets before and after all of it.
+
+    A vbucket of which nothing is left in the batch is where it is after it, which may be behind its last row.
+    """
+    vbuckets = batch.column("vbucket").to_numpy()
+    taken = {int(vbucket): row for row, vbucket in enumerate(vbuckets[:rows])}
+    offsets = dict(after.offsets)
+    for vbucket in map(VBucketId, np.unique(vbuckets[rows:]).tolist()):
+        if vbucket in taken:
+            offsets[vbucket] = _offset_of(batch, taken[vbucket])
+        elif vbucket in before.offsets:
+            offsets[vbucket] = before.offsets[vbucket]
+        else:
+            del offsets[vbucket]
+    return replace(after, offsets=offsets)
+
+
+def _offset_of(batch: pa.RecordBatch, row: int) -> StreamOffset:
+    vbuuid, seqno, start, end = (
+        batch.column(name)[row].as_py() for name in ("vbuuid", "seqno", "snapshot_start", "snapshot_end")
+    )
+    return StreamOffset(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end))
+
+
+# The line at the bottom of the terminal: how fast changes come, how many came, and how far behind the reader is.
+
+
+REDRAW_EVERY_S = 0.25
+RATE_OVER_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the line tells."""
+
+    changes: int
+    lag: int | None
+    """Changes that the server has and the reader has not; None before it is known."""
+    rollbacks: int
+    reconnects: int
+
+
+class LagLine:
+    """Redraws itself until it is left. Where standard output is the same terminal, `above` makes way for a while."""
+
+    def __init__(self, console: Console, look: Callable[[], Progress]) -> None:
+        self._console = console
+        self._look = look
+        self._history: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._redraw_often, name="headwater-lag-line", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._erase()
+
+    @contextmanager
+    def above(self) -> Iterator[None]:
+        """What is written meanwhile stands above the line."""
+        with self._lock:
+            self._erase()
+            yield
+            self._draw()
+
+    def _redraw_often(self) -> None:
+        while not self._is_over.wait(REDRAW_EVERY_S):
+            with self._lock:
+                self._erase()
+                self._draw()
+
+    def _erase(self) -> None:
+        self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+
+    def _draw(self) -> None:
+        progress = self._look()
+        text = describe(progress, self.rate(progress.changes, time.monotonic()))
+        # The last column stays free: a terminal may go to the next line by itself when it is written to.
+        text.truncate(self._console.width - 1, overflow="ellipsis")
+        self._console.print(text, end="", soft_wrap=True)
+
+    def rate(self, changes: int, now_s: float) -> float:
+        """Changes a second, over the last seconds."""
+        self._history.append((now_s, changes))
+        while now_s - self._history[0][0] > RATE_OVER_S:
+            self._history.popleft()
+        then_s, before = self._history[0]
+        return (changes - before) / (now_s - then_s) if now_s > then_s else 0.0
+
+
+def describe(progress: Progress, changes_per_s: float) -> Text:
+    text = Text(f"{counted(progress.changes, 'change')}, {changes_per_s:,.0f}/s", no_wrap=True)
+    text.append("  lag ")
+    if progress.lag is None:
+        text.append("?", style="dim")
+    else:
+        text.append(f"{progress.lag:,}", style="green" if progress.lag == 0 else "yellow")
+    for name, count in (("rollbacks", progress.rollbacks), ("reconnects", progress.reconnects)):
+        text.append(f"  {name} ", style="" if count else "dim")
+        text.append(f"{count:,}", style="bold red" if count else "dim")
+    return text
+
+
+# Standard output as bytes, past the interpreter's buffers: what was written is out, and nothing is left for later.
+
+
+_WRITE_BYTES = 256 * 1024
+
+
+class StandardOutput:
+    """Writes all it is given before it returns. A closed pipe shows as `BrokenPipeError`."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        buffered: Any = sys.stdout.buffer
+        self._raw = getattr(buffered, "raw", buffered)
+
+    @property
+    def is_terminal(self) -> bool:
+        return sys.stdout.isatty()
+
+    @property
+    def file(self) -> int | None:
+        """The number of the file, where it is one of the system's."""
+        try:
+            return sys.stdout.fileno()
+        except (OSError, io.UnsupportedOperation):
+            return None
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                written = self._raw.write(rest[:_WRITE_BYTES])
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise HeadwaterError(
+                    f"standard output can't be written to: {error.strerror}",
+                    hint="Check the disk and the space on it",
+                ) from error
+            if written is None:
+                # Somebody who shares the pipe has made it non-blocking.
+                select.select([], [self._raw], [])
+                continue
+            rest = rest[written:]
+
+    def abandon(self) -> None:
+        """Nothing more is written, also not by the interpreter on its way out."""
+        if self.file is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file)
+
 
 SAVE_EVERY_S = 5.0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.cli.tailing.json_lines import JsonLines
 from headwater.client.warm_up import a_batch
+from headwater.transfer.change_lines import JsonLines
 
 
 def warm_up() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.client.checkpoints.file import FileCheckpoint
+from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.client.checkpoints.sqlite import SqliteCheckpoint
-from headwater.client.checkpoints.store import CheckpointStore
 from headwater.client.checkpoints.xattrs import XattrCheckpoint
 
 __all__ = ["CheckpointStore", "FileCheckpoint", "SqliteCheckpoint", "XattrCheckpoint"]

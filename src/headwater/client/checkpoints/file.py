@@ -1,14 +1,4 @@
-"""A checkpoint in a file of its own.
-
-A save writes a new file beside the old one, brings it to the disk, gives it the old one's name, and brings the folder
-to the disk. A rename is whole or has not happened, so whoever looks, and whenever the process is killed, finds the old
-offsets or the new ones. What a killed process leaves behind is a temporary file that nobody reads and that the next
-save replaces.
-
-Beside the checkpoint lies a file that is locked while a reader uses it. The system takes the lock away when the process
-ends, however it ends, so there is nothing to clean up. It must be a file of its own: the checkpoint itself is another
-file after every save.
-"""
+"""What a reader asks of a place to keep its offsets in."""
 
 from __future__ import annotations
 
@@ -20,10 +10,71 @@ import os
 import threading
 import weakref
 from pathlib import Path
+from typing import Protocol
 
-from headwater.client.checkpoints.damage import read_offsets
 from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
-from headwater.errors import CheckpointFailed, CheckpointInUse
+from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidOffsets, OffsetsTooNew
+
+
+class CheckpointStore(Protocol):
+    """A place to keep offsets in. To write one's own, have these three methods; there is nothing to inherit from.
+
+    * Keep what `Offsets.to_json` gives, and get it back with `Offsets.from_json`: the same offsets are the same bytes.
+    * A save is all or nothing. When it returns, the offsets are where they survive a power cut. When it raises, or the
+      process is killed in it, what was saved before is still there.
+    * Seqnos may go back: after a rollback a vbucket continues below where it was. Never keep the higher one.
+    * What is there and can't be read is an error, `CheckpointFailed`. None means that nothing was ever saved, and then
+      everything is read from the beginning.
+    * If two readers use the same place, one of them gets `CheckpointInUse`, best of all when it loads.
+    * Don't hold up the event loop: leave what blocks to `asyncio.to_thread`.
+
+    Calls come one after the other. Data and offsets that are saved by one transaction are what makes delivery exactly
+    once; `SqliteCheckpoint.save_in` is an example of it.
+    """
+
+    async def load(self) -> Offsets | None:
+        """What was saved last, or None where nothing was."""
+
+    async def save(self, offsets: Offsets) -> None:
+        """Keep these offsets for good. They are of all vbuckets that the reader has read."""
+
+    async def close(self) -> None:
+        """Let go of files and connections. What was saved stays."""
+
+
+# What is said of a checkpoint that is there and can't be read. It is never taken for one that is not there.
+
+
+def read_offsets(text: bytes, *, what: str, to_start_anew: str) -> Offsets:
+    """The offsets in a text, or `CheckpointFailed`. `what` names the checkpoint, as in "the checkpoint …"."""
+    try:
+        return Offsets.from_json(text.decode("ascii"))
+    except UnicodeDecodeError as error:
+        raise damaged(what, "it is not the text of offsets", to_start_anew=to_start_anew) from error
+    except OffsetsTooNew as error:
+        raise CheckpointFailed(f"{what} can't be read: {error.reason}", hint=error.hint) from error
+    except InvalidOffsets as error:
+        raise damaged(what, error.reason, to_start_anew=to_start_anew) from error
+
+
+def damaged(what: str, why: str, *, to_start_anew: str) -> CheckpointFailed:
+    return CheckpointFailed(
+        f"{what} is damaged: {why}",
+        hint=f"Bring it back from a backup; to read from the beginning, {to_start_anew}",
+    )
+
+
+# A checkpoint in a file of its own.
+#
+# A save writes a new file beside the old one, brings it to the disk, gives it the old one's name, and brings the folder
+# to the disk. A rename is whole or has not happened, so whoever looks, and whenever the process is killed, finds the
+# old offsets or the new ones. What a killed process leaves behind is a temporary file that nobody reads and that the
+# next save replaces.
+#
+# Beside the checkpoint lies a file that is locked while a reader uses it. The system takes the lock away when the
+# process ends, however it ends, so there is nothing to clean up. It must be a file of its own: the checkpoint itself is
+# another file after every save.
+
 
 _MODE = 0o666
 """Less what the user's umask takes away, as for any file. There is nothing secret in it."""

@@ -20,7 +20,7 @@ import secrets
 import sqlite3
 import threading
 
-from headwater.client.checkpoints.damage import read_offsets
+from headwater.client.checkpoints.file import read_offsets
 from headwater.client.offsets import Offsets
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidInput
 

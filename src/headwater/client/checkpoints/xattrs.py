@@ -25,13 +25,14 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
 
-from headwater.client.checkpoints.damage import damaged, read_offsets
-from headwater.client.checkpoints.document_keys import GROUP_BYTES_MAX, checkpoint_key
-from headwater.client.checkpoints.kv_port import KvPort
-from headwater.client.cluster_map import ClusterMap
+from headwater.client.checkpoints.file import damaged, read_offsets
+from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.offsets import Offsets
 from headwater.errors import (
     CheckpointError,
@@ -50,6 +51,87 @@ from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocD
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
+
+# The keys of checkpoint documents, each of which lies in the vbucket that it is about.
+#
+#     _headwater:checkpoint:GROUP:VBUCKET:NUMBER
+#
+# The vbucket of a key is taken from its CRC32, so NUMBER, always of five digits, is chosen for that: the lowest that
+# puts the key where it should be. To try numbers one by one takes half a second for 1,024 vbuckets. But a CRC is
+# linear: of two beginnings, the checksums with the same ending differ by the same bits, whatever the ending of that
+# length is. So the checksums of all numbers are made once, and those with a beginning differ from them by what one of
+# them does.
+
+
+KEY_PREFIX = b"_headwater:checkpoint:"
+"""Of the checkpoints of all groups. They show up in streams, and whoever does not want them can tell them by it."""
+
+GROUP_BYTES_MAX = 200
+"""With the rest, a key stays below the 250 bytes that servers allow."""
+
+_NUMBERS = 100_000
+_HASHES = 0x8000
+"""Vbuckets are made of these many values of a key's checksum: see `vbucket_of`."""
+
+
+def checkpoint_key(group: str, vbucket: VBucketId, vbuckets: int) -> bytes:
+    """The key of a vbucket's document, in a bucket of that many vbuckets."""
+    beginning = KEY_PREFIX + b"%s:%d:" % (group.encode(), vbucket)
+    difference = _hash(zlib.crc32(_ending(0), zlib.crc32(beginning))) ^ _hash(zlib.crc32(_ending(0)))
+    lowest = _lowest_numbers()
+    number = min((lowest[value ^ difference] for value in range(vbucket, _HASHES, vbuckets)), default=_NUMBERS)
+    if number == _NUMBERS:
+        raise CheckpointFailed(
+            f"there is no key for the checkpoint of vbucket {vbucket} of {vbuckets}", hint="Keep it in a file"
+        )
+    key = beginning + _ending(number)
+    assert vbucket_of(key, vbuckets) == vbucket
+    return key
+
+
+@cache
+def _lowest_numbers() -> list[int]:
+    """By the hash of their digits alone, the lowest numbers that have it; `_NUMBERS` where none has."""
+    lowest = [_NUMBERS] * _HASHES
+    for number in reversed(range(_NUMBERS)):
+        lowest[_hash(zlib.crc32(_ending(number)))] = number
+    return lowest
+
+
+def _ending(number: int) -> bytes:
+    return b"%05d" % number
+
+
+def _hash(checksum: int) -> int:
+    return checksum >> 16 & 0x7FFF
+
+
+# What a checkpoint that lives in a bucket needs of a client: key-value requests, and no more of it.
+
+
+class KvPort(Protocol):
+    """Key-value requests to one bucket, each of which goes to the node that has its vbucket."""
+
+    async def cluster_map(self) -> ClusterMap:
+        """The newest map that is known."""
+
+    async def collection_id(self, name: str | None) -> CollectionId | None:
+        """The id of a collection, given as `scope.collection`; of the default one where none is named.
+
+        None where the server knows no collections.
+        """
+
+    async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
+        """The answers, in the order of the requests; a refusal is an answer, too.
+
+        What may succeed later is tried again here, with a newer map where that is needed, and for a limited time. So a
+        request may have been carried out although its answer is a refusal: the answer to the attempt before was lost.
+        Raises `ConnectionFailed` where a node can't be reached in that time.
+        """
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+
 
 XATTR = b"headwater"
 """Not one of the system's, which start with an underscore: for those a user needs rights of their own."""

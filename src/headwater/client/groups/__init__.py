@@ -4,18 +4,20 @@
 * `LeaseGroup("name")`: by leases in a document of the bucket, so that members may come, go and die.
 """
 
-from headwater.client.groups.document_port import DocumentPort, StoredDocument
-from headwater.client.groups.kv_document import KvDocument, group_bucket
+from headwater.client.groups.group_document import KvDocument, group_bucket
 from headwater.client.groups.lease_group import LeaseGroup
 from headwater.client.groups.membership import (
     Assignment,
     AssignmentChange,
+    DocumentPort,
     GroupBucket,
     Membership,
+    StaticMember,
+    StoredDocument,
     assignments,
     joined,
+    vbuckets_of_member,
 )
-from headwater.client.groups.static_member import StaticMember, vbuckets_of_member
 
 __all__ = [
     "Assignment",

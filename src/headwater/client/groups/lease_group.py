@@ -12,15 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from headwater.client.backoff import Backoff, is_final
-from headwater.client.groups.document_port import DocumentPort
 from headwater.client.groups.group_document import KEY_PREFIX, NAME_CHARS_MAX, GroupDocument
-from headwater.client.groups.lease_member import LeaseMember, MemberState
-from headwater.client.groups.lease_terms import INTERVAL_S, LEASE_S, MARGIN_S, LeaseTerms
-from headwater.client.groups.membership import Assignment, GroupBucket
+from headwater.client.groups.lease_member import INTERVAL_S, LEASE_S, MARGIN_S, LeaseMember, LeaseTerms, MemberState
+from headwater.client.groups.membership import Assignment, DocumentPort, GroupBucket
+from headwater.client.kv_connection import Backoff, is_final
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError, MemberReplaced
-from headwater.protocol.limits import KEY_BYTES_MAX
-from headwater.protocol.numbers import VBucketId
+from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
 
 GIVE_UP_AFTER_S = 300.0
 """How long the document may be out of reach before the membership fails."""

@@ -57,18 +57,112 @@ back the newest writes to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from headwater.client.groups.assignment_plan import plan_targets
-from headwater.client.groups.group_document import SEATS_MAX, GroupDocument, Seat
-from headwater.client.groups.lease_terms import LeaseTerms
+from headwater.client.groups.group_document import LEASE_S_MAX, SEATS_MAX, GroupDocument, Seat
 from headwater.client.groups.membership import Assignment
-from headwater.errors import GroupDocumentInvalid, GroupFull
+from headwater.errors import GroupDocumentInvalid, GroupFull, InvalidInput
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.state_machine import Table, transition
+from headwater.protocol.states import Table, transition
+
+# Who is to have which vbucket: balanced within one, and with as few moves as that takes.
+#
+# Pure and deterministic: every member that makes the plan from the same document makes the same one. And the plan of a
+# plan is the plan itself, so that it can be made again at any time.
+#
+# How few moves is that? With `v` vbuckets and `m` members, everybody is to have `v // m` of them, and `v % m` members
+# one more. Those who have more than that have to give up the rest, and nobody else gives up anything. That is least
+# where those who have the most are the ones that may have one more.
+
+
+def plan_targets(current: Sequence[str | None], members: Iterable[str]) -> tuple[str | None, ...]:
+    """For every vbucket who is to have it. `current` is the plan so far; who is in it and is no member has lost all."""
+    held: dict[str, list[int]] = {member: [] for member in sorted(members)}
+    if not held:
+        return (None,) * len(current)
+    for vbucket, member in enumerate(current):
+        if member in held:
+            held[member].append(vbucket)
+    shares = _shares({member: len(vbuckets) for member, vbuckets in held.items()}, vbuckets=len(current))
+    targets = [member if member in held else None for member in current]
+    for member, vbuckets in held.items():
+        for vbucket in _spread(vbuckets, len(vbuckets) - shares[member]):
+            targets[vbucket] = None
+    _deal(targets, {member: shares[member] - len(vbuckets) for member, vbuckets in held.items()})
+    return tuple(targets)
+
+
+def _shares(counts: dict[str, int], *, vbuckets: int) -> dict[str, int]:
+    """How many each is to have."""
+    least, rest = divmod(vbuckets, len(counts))
+    by_count = sorted(counts, key=lambda member: (-counts[member], member))
+    return {member: least + (rank < rest) for rank, member in enumerate(by_count)}
+
+
+def _spread(vbuckets: list[int], count: int) -> list[int]:
+    """So many of them at even distances: neighbours mostly live on one node, and all nodes are to give alike."""
+    return [vbuckets[at * len(vbuckets) // count] for at in range(count)] if count > 0 else []
+
+
+def _deal(targets: list[str | None], missing: dict[str, int]) -> None:
+    """Give what nobody has to those who miss some, in turns."""
+    waiting = deque(member for member, count in missing.items() if count > 0)
+    for vbucket, target in enumerate(targets):
+        if target is None:
+            member = waiting.popleft()
+            targets[vbucket] = member
+            missing[member] -= 1
+            if missing[member]:
+                waiting.append(member)
+
+
+# How long a lease lasts, and how often it is renewed.
+
+
+LEASE_S = 15.0
+INTERVAL_S = 3.0
+MARGIN_S = 5.0
+
+_RENEWALS_MIN = 2
+"""How many heartbeats a lease must have room for, so that a single one that is lost does no harm."""
+_IMPATIENCE = 4
+"""How much more often a member looks at the document while vbuckets are under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTerms:
+    """The times of one member. Members of a group may differ in them: a lease says how long it is."""
+
+    lease_s: float = LEASE_S
+    """A member that has not renewed its lease for so long stops reading."""
+    interval_s: float = INTERVAL_S
+    """Between two heartbeats."""
+    margin_s: float = MARGIN_S
+    """How much longer others wait before they take what it had.
+
+    It covers what a member that has stopped may still be busy with, and clocks that don't run equally fast.
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lease_s <= LEASE_S_MAX:
+            raise InvalidInput(f"lease_s is {self.lease_s}", hint=f"Use up to {LEASE_S_MAX:.0f} seconds")
+        if not 0 < self.interval_s * _RENEWALS_MIN <= self.lease_s:
+            raise InvalidInput(
+                f"interval_s is {self.interval_s} for leases of {self.lease_s} seconds",
+                hint=f"Use at most lease_s / {_RENEWALS_MIN}, so that a heartbeat may be lost",
+            )
+        if not 0 < self.margin_s <= LEASE_S_MAX:
+            raise InvalidInput(f"margin_s is {self.margin_s}", hint=f"Use up to {LEASE_S_MAX:.0f} seconds")
+
+    @property
+    def busy_interval_s(self) -> float:
+        """Between two looks at the document while vbuckets are under way."""
+        return self.interval_s / _IMPATIENCE
+
 
 # --- the states of a member ---------------------------------------------------------------------------------------
 

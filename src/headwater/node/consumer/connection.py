@@ -12,37 +12,116 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from headwater.errors import MalformedMessage, UnexpectedMessage, UnknownOpcode
+from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage, UnknownOpcode
 from headwater.log_fields import LogEvent, fields
-from headwater.node.consumer.copies import check_addable, take_back
-from headwater.node.consumer.inbound import ChangeRun, Inbound
 from headwater.node.consumer.outbox import Outbox
-from headwater.node.consumer.settings import ConsumerSettings
-from headwater.node.consumer.stream import ReplicaStream
+from headwater.node.consumer.stream import ChangeRun, Inbound, ReplicaStream
 from headwater.node.kv.context import Refused
+from headwater.node.kv.documents import forget_vbuckets
 from headwater.node.kv.service import BucketService
-from headwater.protocol.connection_state import ConnectionLost, EndpointState, consumer_endpoint_after
-from headwater.protocol.features import WITH_COLLECTIONS, Negotiated
+from headwater.protocol.features import WITH_COLLECTIONS, Negotiated, Opcode
 from headwater.protocol.flow_control import counted_bytes
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, Request, Response
-from headwater.protocol.messages.dcp_changes import DcpFlush
-from headwater.protocol.messages.dcp_connection import Control, DcpNoop
-from headwater.protocol.messages.dcp_snapshot import CacheTransfer, CacheTransferEnd, OsoSnapshot
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_changes import CacheTransfer, CacheTransferEnd, DcpFlush, OsoSnapshot
+from headwater.protocol.messages.dcp_streams import (
     AddStream,
     AddStreamResponse,
     CloseStream,
+    Control,
+    DcpNoop,
     GetFailoverLog,
     GetFailoverLogResponse,
     StreamEnd,
+    StreamFlags,
     StreamRequestResponse,
 )
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.states import (
+    CloseAnswered,
+    ConnectionLost,
+    ConsumerStream,
+    EndpointState,
+    StreamRefused,
+    consumer_endpoint_after,
+)
 from headwater.protocol.status import Status
-from headwater.protocol.stream_state import CloseAnswered, ConsumerStream, StreamRefused
+from headwater.store.receiving import RECEIVING_STATES
+from headwater.store.settling import roll_back
+
+# What a consumer asks of its producer before the first stream.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    buffer_bytes: int = 10 * 1024 * 1024
+    """What the producer may send before it has to wait for acknowledgements."""
+    noop_interval_s: int = 20
+    consumer_name: str = ""
+    """The name under which the producer counts this copy's acknowledgements of durable writes; none without it."""
+
+    def controls(self) -> list[Control]:
+        """The control messages, in the order they are sent.
+
+        With all of them granted, changes come as they are stored. A producer may refuse any: what comes then is brought
+        into that form, and where a snapshot tells no history, rollbacks into it are not exact.
+        """
+        values = {
+            "enable_noop": "true",
+            "set_noop_interval": str(self.noop_interval_s),
+            "connection_buffer_size": str(self.buffer_bytes),
+            "enable_expiry_opcode": "true",
+            "v7_dcp_status_codes": "true",
+            "flatbuffers_system_events": "true",
+            "change_streams": "true",
+            "max_marker_version": "2.2",
+        }
+        if self.consumer_name:
+            values |= {"enable_sync_writes": "true", "consumer_name": self.consumer_name}
+        return [Control(key=key.encode(), value=value.encode()) for key, value in values.items()]
+
+
+# What a consumer may do to this bucket's copies: which may be received, and how one is taken back.
+
+
+ADD_STREAM_FLAGS = (
+    StreamFlags.TAKEOVER
+    | StreamFlags.DISK_ONLY
+    | StreamFlags.LATEST
+    | StreamFlags.ACTIVE_ONLY
+    | StreamFlags.STRICT_VBUUID
+    | StreamFlags.IGNORE_PURGED_TOMBSTONES
+)
+"""Those that make a copy. Without values, or from the latest change on, it would not be one."""
+
+
+def check_addable(service: BucketService, request: AddStream) -> None:
+    """Whether a stream may be asked for."""
+    if int(request.flags) & ~int(ADD_STREAM_FLAGS):
+        raise Refused(Status.EINVAL)
+    if StreamFlags.TAKEOVER in request.flags and not service.may_take_over(request.vbucket):
+        raise Refused(Status.NOT_MY_VBUCKET)
+    if request.vbucket in service.receivers:
+        raise Refused(Status.KEY_EEXISTS)
+    numbers = service.bucket.vbuckets
+    if not numbers.exists(request.vbucket) or numbers.state(request.vbucket) not in RECEIVING_STATES:
+        raise Refused(Status.NOT_MY_VBUCKET)
+
+
+def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Seqno:
+    """Take a copy back, and return the seqno it was taken to. The bucket must be at rest."""
+    if service.bucket.vbuckets.state(vbucket) not in RECEIVING_STATES:
+        raise Refused(Status.NOT_MY_VBUCKET)
+    try:
+        reached = roll_back(service.bucket, vbucket, to_seqno)
+    except StoreError as error:
+        raise Refused(Status.ETMPFAIL, error.reason) from error
+    forget_vbuckets(service, {vbucket})
+    for connection in service.producer_connections():
+        connection.on_rolled_back(vbucket)
+    return reached
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,14 +3,122 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
-from headwater.node.consumer.sync_writes import SyncWriteReceiver
+from headwater.errors import MalformedMessage, SnapshotViolation
+from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import ReceiveWindow
 from headwater.protocol.messages.base import ErrorResponse, Message, PlainResponse
-from headwater.protocol.messages.dcp_connection import BufferAck
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.messages.dcp_changes import Abort, Commit, Prepare, SeqnoAcknowledged
+from headwater.protocol.messages.dcp_streams import BufferAck
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
+from headwater.store.prepares import commit_prepare, enter_abort, enter_prepare
+from headwater.store.receiving import resume_offset, stored_value
+
+# Durable writes on the receiving side: prepares, commits and aborts of a stream, and what is acknowledged of them.
+#
+# A copy acknowledges a prepare when the snapshot that holds it is complete and durable here. From then on the write
+# survives the loss of the active node: this copy commits the prepare when it takes its place.
+
+
+SyncWrite = Prepare | Commit | Abort
+
+
+class SyncWriteReceiver:
+    """The durable writes of one stream."""
+
+    def __init__(self, bucket: Bucket, vbucket: VBucketId, opaque: int) -> None:
+        self._bucket = bucket
+        self._vbucket = vbucket
+        self._opaque = opaque
+        self._prepared_seqno: Seqno | None = None
+        """The last prepare of the snapshot that is being received."""
+        self._due: deque[tuple[int, Seqno]] = deque()
+        """What to acknowledge, and the commit that has to be durable first."""
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive(self, message: SyncWrite, *, end_seqno: Seqno) -> None:
+        """Take one, inside a snapshot that ends at `end_seqno`. The bucket's high seqno is then that of the message."""
+        seqno, high = _seqno_of(message), int(self._bucket.vbuckets.high_seqnos[self._vbucket])
+        if not high < seqno <= end_seqno:
+            raise SnapshotViolation(f"seqno {seqno} after {high} in a snapshot that ends at {end_seqno}")
+        if seqno >> 63:
+            raise MalformedMessage(f"no vbucket gets to seqno {seqno}", offset=24)
+        if isinstance(message, Prepare):
+            enter_prepare(self._bucket, _stored_form(message))
+            self._prepared_seqno = message.seqno
+        elif isinstance(message, Commit):
+            self._commit(message)
+        else:
+            self._abort(message)
+
+    def _commit(self, message: Commit) -> None:
+        pending = self._bucket.prepares.find(self._vbucket, _collection_of(message), message.key)
+        if pending is None or pending.seqno != message.prepared_seqno:
+            raise MalformedMessage(f"a commit of a prepare at seqno {message.prepared_seqno} that has not come")
+        commit_prepare(self._bucket, pending, seqno=message.commit_seqno)
+
+    def _abort(self, message: Abort) -> None:
+        if not message.prepared_seqno < message.abort_seqno:
+            raise MalformedMessage("an abort before its prepare", offset=24)
+        enter_abort(self._bucket, replace(message, collection_id=_collection_of(message)))
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def on_accepted(self) -> None:
+        """The stream goes on. A producer that has started anew does not know what was acknowledged before.
+
+        In the middle of a snapshot this copy is not one to be promoted, so that the rest of it has to come first.
+        """
+        undecided = self._bucket.prepares.of(self._vbucket)
+        if not undecided:
+            return
+        self._prepared_seqno = undecided[-1].seqno
+        offset = resume_offset(self._bucket, self._vbucket)
+        if offset.seqno == offset.snapshot_end:
+            self.on_snapshot_complete()
+
+    def on_snapshot_complete(self) -> None:
+        """All of a snapshot has come; it is not durable yet."""
+        if self._prepared_seqno is not None:
+            self._due.append((self._bucket.pending.number, self._prepared_seqno))
+            self._prepared_seqno = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to acknowledge as soon as it is durable."""
+        return bool(self._due)
+
+    def on_durable(self) -> bytes:
+        """The bucket has published a commit: the acknowledgements that are due."""
+        reached: Seqno | None = None
+        while self._due and self._due[0][0] <= self._bucket.durable_commit:
+            reached = self._due.popleft()[1]
+        if reached is None or reached > self._bucket.vbuckets.durable_seqno(self._vbucket):
+            # It is nothing, or was taken back again.
+            return b""
+        return SeqnoAcknowledged(opaque=self._opaque, vbucket=self._vbucket, prepared_seqno=reached).encode()
+
+
+def _seqno_of(message: SyncWrite) -> Seqno:
+    if isinstance(message, Prepare):
+        return message.seqno
+    return message.commit_seqno if isinstance(message, Commit) else message.abort_seqno
+
+
+def _collection_of(message: SyncWrite) -> CollectionId:
+    return DEFAULT_COLLECTION if message.collection_id is None else message.collection_id
+
+
+def _stored_form(prepare: Prepare) -> Prepare:
+    """The prepare as it is stored: uncompressed and with its collection."""
+    value, datatype = stored_value(prepare.value, prepare.datatype)
+    return replace(
+        prepare, value=value, datatype=datatype, lock_time=0, nru=0, collection_id=_collection_of(prepare)
+    )  # fmt: skip
 
 
 class Outbox:

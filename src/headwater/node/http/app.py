@@ -22,14 +22,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
-from headwater.node.http import collections, dcp_connections, drill, pools, users
-from headwater.node.http.answers import Json, Refusal, forbidden, no_bucket
-from headwater.node.http.call import Call, body_too_long
-from headwater.node.http.config_streams import ConfigStreams
-from headwater.node.http.extension import Extension, MakeExtension
-from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
-from headwater.node.http.logins import Logins
-from headwater.node.http.node_view import NodeView
+from headwater.node.http import collections, drill, pools, users
+from headwater.node.http import drill as dcp_connections
+from headwater.node.http.call import (
+    BODY_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    Call,
+    ConfigStreams,
+    Json,
+    NodeView,
+    Refusal,
+    body_too_long,
+    forbidden,
+    no_bucket,
+)
+from headwater.node.http.logins import Extension, Logins, MakeExtension
 
 _LOGIN_KEY_BYTES = 32
 _HEALTH = ("/health", "/healthz")

@@ -15,9 +15,7 @@ from starlette.responses import Response
 
 from headwater.errors import LocalProtocolError
 from headwater.log_fields import LogEvent
-from headwater.node.http.answers import Json, Refusal
-from headwater.node.http.call import Call
-from headwater.node.http.limits import ENSURE_S_DEFAULT, ENSURE_S_MAX
+from headwater.node.http.call import ENSURE_S_DEFAULT, ENSURE_S_MAX, Call, Json, Refusal
 from headwater.protocol.manifest import DEFAULT_NAME, Collection, Manifest, Scope
 
 MAX_TTL_S_MAX = 2**31 - 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from starlette.responses import Response
 
-from headwater.counted import counted
 from headwater.errors import InvalidInput
 from headwater.log_fields import LogEvent
-from headwater.node.http.answers import Json, Refusal
-from headwater.node.http.call import Call
+from headwater.node.http.call import Call, Json, Refusal
+from headwater.node.producer.statistics import ConnectionStatistics, connection_statistics
+from headwater.phrases import counted
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
 _VBUCKET_MAX = 0xFFFF
@@ -71,3 +74,23 @@ def _number(text: str, largest: int, *, field: str) -> int:
     if not 0 <= number <= largest:
         raise Refusal.errors(400, f"A number from 0 to {largest}", field=field)
     return number
+
+
+# The handler that tells of the connections that get changes of a bucket, and of their streams.
+
+
+async def show_connections(call: Call) -> Response:
+    """All connections, or the one that the query names."""
+    bucket = call.bucket.name
+    name = call.request.query_params.get("connection")
+    told = connection_statistics(call.node.producer_connections(bucket), now_s=call.node.now_s(), name=name)
+    return Json({"bucket": bucket, "connections": [_as_json(connection) for connection in told]})
+
+
+def _as_json(connection: ConnectionStatistics) -> dict[str, Any]:
+    members = asdict(connection)
+    for stream in members["streams"] or ():
+        if stream["end_seqno"] == SEQNO_MAX:
+            # No end. The number itself is more than a page's script can hold.
+            stream["end_seqno"] = None
+    return members

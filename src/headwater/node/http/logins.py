@@ -17,16 +17,17 @@ import hashlib
 import hmac
 import math
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.requests import Request
+from starlette.routing import BaseRoute
 
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent
 from headwater.node.auth.users import User
-from headwater.node.http.answers import Refusal
-from headwater.node.http.limits import LOGIN_KNOWN_S, LOGINS_KNOWN_MAX, LOGINS_WAITING_MAX
-from headwater.node.http.node_view import NodeView
+from headwater.node.http.call import LOGIN_KNOWN_S, LOGINS_KNOWN_MAX, LOGINS_WAITING_MAX, NodeView, Refusal
 from headwater.protocol.sasl import USER_CHARS_MAX
 
 _CHALLENGE = 'Basic realm="Headwater", charset="UTF-8"'
@@ -135,3 +136,35 @@ def _credentials(request: Request) -> tuple[str, str]:
 
 def _unauthorized(message: str) -> Refusal:
     return Refusal.message(401, message, WWW_Authenticate=_CHALLENGE)
+
+
+# What else may be served on the node's HTTP port: routes from outside, which bring their own rules for who may ask.
+#
+# The node does not know what they are. Whoever starts the node hands them in (`cli.serve` does so with the dashboard).
+
+
+class Extension(Protocol):
+    """Routes, and what has to run beside them."""
+
+    @property
+    def home(self) -> str:
+        """The path that a browser is sent to from `/`."""
+        ...
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]: ...
+
+    def prepare(self) -> None:
+        """Do beforehand what takes long. Called in a thread, before `start`."""
+        ...
+
+    def start(self) -> None:
+        """The node serves from now on. Called in its event loop."""
+        ...
+
+    def close(self) -> None:
+        """The node stops: end what would never end by itself."""
+        ...
+
+
+MakeExtension = Callable[[Logins], Extension]

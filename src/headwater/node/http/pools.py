@@ -14,9 +14,7 @@ from starlette.responses import Response
 
 from headwater.node.auth.users import Action
 from headwater.node.cluster_config import bucket_uri, join_host_port
-from headwater.node.http.answers import Json
-from headwater.node.http.call import Call
-from headwater.node.http.node_view import BucketView
+from headwater.node.http.call import BucketView, Call, Json
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
 
 _SYSTEM = f"{platform.machine()}-{sys.platform}"

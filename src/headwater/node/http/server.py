@@ -16,15 +16,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headwater.node.http.app import http_app
-from headwater.node.http.extension import MakeExtension
-from headwater.node.http.limits import (
+from headwater.node.http.call import (
     CONNECTIONS_MAX,
     HEAD_BUFFER_BYTES_MAX,
     KEEP_ALIVE_S,
     REQUEST_S_MAX,
     STOP_S_MAX,
+    NodeView,
 )
-from headwater.node.http.node_view import NodeView
+from headwater.node.http.logins import MakeExtension
 
 
 class HttpServer:

@@ -14,10 +14,20 @@ from starlette.responses import Response
 
 from headwater.errors import LocalProtocolError
 from headwater.log_fields import LogEvent
-from headwater.node.auth.couchbase_roles import KNOWN_ROLES, describe_role, parse_roles, roles_of
-from headwater.node.auth.users import ALL_BUCKETS, PASSWORD_BYTES_MAX, SALTS_BYTES, Grant, User, Users, hash_password
-from headwater.node.http.answers import Json, Refusal
-from headwater.node.http.call import Call
+from headwater.node.auth.users import (
+    ALL_BUCKETS,
+    KNOWN_ROLES,
+    PASSWORD_BYTES_MAX,
+    SALTS_BYTES,
+    Grant,
+    User,
+    Users,
+    describe_role,
+    hash_password,
+    parse_roles,
+    roles_of,
+)
+from headwater.node.http.call import Call, Json, Refusal
 from headwater.protocol.sasl import USER_CHARS_MAX
 
 PASSWORD_CHARS_MIN = 6

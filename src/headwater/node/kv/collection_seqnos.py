@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headwater.protocol.kernels.collection_prefix import collection_id as collection_of_key
 from headwater.protocol.kernels.frame_header import SYSTEM_EVENT, is_document_change
+from headwater.protocol.kernels.frame_header import collection_id as collection_of_key
 from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32, load_u64, u64
 from headwater.protocol.numbers import CollectionId
 from headwater.store.bucket import Bucket

@@ -10,13 +10,13 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwater.node.durability.sync_writes import SyncWrite
+from headwater.node.durability import SyncWrite
 from headwater.node.kv.service import BucketService, Service
-from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request, Response
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 if TYPE_CHECKING:
     from headwater.node.kv.session import KvSession

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headwater.node.auth.users import Action
-from headwater.protocol.connection_state import TO_A_CONSUMER, TO_A_PRODUCER, TO_BOTH
-from headwater.protocol.messages import dcp_connection, documents, session, subdocument, vbuckets
+from headwater.protocol.messages import dcp_streams, documents, session, subdocument, vbuckets
 from headwater.protocol.messages.base import Request
+from headwater.protocol.states import TO_A_CONSUMER, TO_A_PRODUCER, TO_BOTH
 
 NEEDS_NO_LOGIN: frozenset[type[Request]] = frozenset(
     {
@@ -65,7 +65,7 @@ def _with_subclasses(classes: tuple[type[Request], ...]) -> set[type[Request]]:
     return found
 
 
-DCP_MESSAGES: tuple[type[Request], ...] = (dcp_connection.Open, *TO_A_PRODUCER, *TO_A_CONSUMER, *TO_BOTH)
+DCP_MESSAGES: tuple[type[Request], ...] = (dcp_streams.Open, *TO_A_PRODUCER, *TO_A_CONSUMER, *TO_BOTH)
 
 NEEDED: dict[type[Request], Action] = {
     **dict.fromkeys(DCP_MESSAGES, Action.STREAM),

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import Users
-from headwater.node.durability.sync_writes import SyncWrites
-from headwater.node.traffic import Traffic
+from headwater.node.durability import SyncWrites
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.store.bucket import Bucket
@@ -22,6 +21,29 @@ if TYPE_CHECKING:
     from headwater.node.consumer.connection import ConsumerConnection
     from headwater.node.kv.session import KvSession
     from headwater.node.producer.connection import ProducerConnection
+
+# What the connections of a bucket have moved, also those that are gone.
+#
+# Every connection counts for itself. What it has counted is added here when it ends, so that sums over all connections
+# never go back, and nothing is counted twice on the way.
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """Totals since the node started."""
+
+    requests: int = 0
+    """Key-value requests, of all kinds."""
+    sent_messages: int = 0
+    """Messages of DCP streams."""
+    sent_bytes: int = 0
+    rollbacks: int = 0
+    """Stream requests that were answered with a rollback."""
+
+    def add_connection(self, connection: ProducerConnection) -> None:
+        self.sent_messages += connection.sent_messages
+        self.sent_bytes += connection.sent_bytes
+
 
 ConfigVersion = tuple[int, int]
 """Epoch and revision of a cluster config."""

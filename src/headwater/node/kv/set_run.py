@@ -15,7 +15,6 @@ import numpy as np
 
 from headwater.node.kv.service import BucketService
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.kernels.collection_prefix import collection_id, prefix_bytes
 from headwater.protocol.kernels.frame_header import (
     JSON,
     MUTATION,
@@ -25,6 +24,8 @@ from headwater.protocol.kernels.frame_header import (
     RESPONSE,
     SET,
     SETQ,
+    collection_id,
+    prefix_bytes,
 )
 from headwater.protocol.kernels.json_check import is_json
 from headwater.protocol.kernels.memory import (
@@ -46,9 +47,8 @@ from headwater.protocol.kernels.memory import (
     u64,
 )
 from headwater.protocol.kernels.siphash import siphash128
-from headwater.protocol.limits import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
 from headwater.protocol.status import Status
 from headwater.store.index import (
     BASE,

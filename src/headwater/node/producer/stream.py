@@ -10,28 +10,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.errors import StoreError
-from headwater.node.producer.controls import Controls, OsoMode
-from headwater.node.producer.outbound import Stop, shape_run
-from headwater.node.producer.output import Output
-from headwater.node.producer.shape import Shape
+from headwater.node.producer.controls import Controls, OsoMode, Shape
+from headwater.node.producer.outbound import Output, Stop, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
-from headwater.node.producer.stored_events import read_event
-from headwater.node.producer.stream_filter import StreamFilter
-from headwater.protocol.connection_state import ConnectionLost
-from headwater.protocol.frame_info import stream_id
-from headwater.protocol.frames import HEADER
+from headwater.node.producer.stream_filter import StreamFilter, read_event
+from headwater.protocol.features import Magic
+from headwater.protocol.frames import HEADER, stream_id
 from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_snapshot import OsoFlags, OsoSnapshot, SeqnoAdvanced
-from headwater.protocol.messages.dcp_stream import SetVBucketState, StreamEnd, VBucketState
+from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, SeqnoAdvanced
+from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
-from headwater.protocol.opcodes import Magic
-from headwater.protocol.stream_state import (
+from headwater.protocol.states import (
     END_REASONS,
     BackfillDone,
     BackfillFailed,
     BackfillStarted,
     CloseRequested,
+    ConnectionLost,
     ConsumerTooSlow,
     EndReached,
     FilterEmptied,

@@ -16,10 +16,10 @@ from headwater.client.connection_string import Address
 from headwater.client.handshake import ANSWER_BYTES_MAX, HandshakeOutcome
 from headwater.client.kv_connection import Login, broken, closed, tls_failed, unreachable
 from headwater.errors import ConnectionFailed, HeadwaterError, UnexpectedMessage
+from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
 from headwater.protocol.messages.session import Stat
-from headwater.protocol.opcodes import Magic
 from headwater.protocol.refusals import refused_request
 
 _OPAQUES = 0xFFFFFFFF

@@ -18,13 +18,11 @@ from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
 from headwater.node.replication.peer_connection import PeerConnection
-from headwater.protocol.features import WITH_COLLECTIONS
+from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
 from headwater.protocol.messages import ErrorResponse, decode_message
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import AddStream, StreamEnd, StreamEndReason, StreamFlags
+from headwater.protocol.messages.dcp_streams import AddStream, Open, OpenFlags, StreamEnd, StreamEndReason, StreamFlags
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.refusals import refused
 
 PRODUCER_FLAGS = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS

@@ -17,11 +17,10 @@ from headwater.protocol.capture.events import (
     Flow,
     Gap,
     Opened,
+    reassemble,
 )
-from headwater.protocol.capture.hex_text import read_hex_text
-from headwater.protocol.capture.packets import is_packet_capture, read_segments
-from headwater.protocol.capture.tcp_streams import reassemble
-from headwater.protocol.opcodes import Magic
+from headwater.protocol.capture.files import is_packet_capture, read_hex_text, read_segments
+from headwater.protocol.features import Magic
 
 __all__ = [
     "UNKNOWN_FLOW",

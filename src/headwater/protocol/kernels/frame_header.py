@@ -17,10 +17,10 @@ to be a plain number, so the members of the enumerations that they need stand he
 
 from __future__ import annotations
 
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import RequestInfo
-from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.features import Magic, Opcode
+from headwater.protocol.frames import RequestInfo
+from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32, u64
+from headwater.protocol.values import Datatype
 
 REQUEST = int(Magic.REQUEST)
 RESPONSE = int(Magic.RESPONSE)
@@ -80,3 +80,32 @@ def stated_lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
     if data[at] == FLEXIBLE_REQUEST or data[at] == FLEXIBLE_RESPONSE:
         return i64(data[at + 2]), extras_bytes, i64(data[at + 3]), body_bytes
     return i64(0), extras_bytes, i64(load_u16(data, at + 2)), body_bytes
+
+
+# The collection id at the front of a key, for kernels: unsigned LEB128, as `leb128` has it for one key at a time.
+
+
+@kernel
+def prefix_bytes(data: Bytes, at: int, end: int) -> int:
+    """The length of the collection id at `at`; 0 where it is cut off, overlong or beyond 32 bits."""
+    for index in range(5):
+        if at + index >= end:
+            return 0
+        byte = data[at + index]
+        if byte < 0x80:
+            overlong = byte == 0 and index > 0
+            too_large = index == 4 and byte > 0x0F
+            return 0 if overlong or too_large else index + 1
+    return 0
+
+
+@kernel
+def collection_id(data: Bytes, at: int) -> int:
+    """The collection id at `at`, which `prefix_bytes` has found sound."""
+    value = u64(0)
+    shift = u64(0)
+    while data[at] >= 0x80:
+        value |= u64(data[at] & 0x7F) << shift
+        shift += u64(7)
+        at += 1
+    return value | (u64(data[at]) << shift)

@@ -24,7 +24,7 @@ from headwater.protocol.kernels.frame_header import (
     stated_lengths,
 )
 from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, load_u32, load_u64, u64
-from headwater.protocol.limits import FRAME_BODY_BYTES_MAX
+from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
 
 SORTED_BELOW_ROWS = 8
 """A buffer whose runs are shorter than this on average is sorted by stream."""

@@ -23,7 +23,7 @@ from typing import Any
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
-from headwater.first_compile import is_compiling
+from headwater.phrases import is_compiling
 
 _PACKAGE = Path(__file__).parents[2]
 _FOLDERS_KEPT = 4

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import LocalProtocolError, MalformedSnappy
-from headwater.protocol.compression import decompress
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel
-from headwater.protocol.limits import VALUE_BYTES_MAX
+from headwater.protocol.numbers import VALUE_BYTES_MAX
+from headwater.protocol.values import Datatype, decompress
 
 _BATCH_BYTES_MAX = 2**31 - 1  # Arrow's binary columns count in 32 bits
 

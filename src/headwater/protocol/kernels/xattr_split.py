@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, load_u32
-from headwater.protocol.limits import XATTR_SECTION_BYTES_MAX
-from headwater.protocol.xattrs import decode_xattrs
+from headwater.protocol.numbers import XATTR_SECTION_BYTES_MAX
+from headwater.protocol.values import Datatype, decode_xattrs
 
 XATTRS_TYPE = pa.map_(pa.string(), pa.binary())
 """Name → JSON text."""

@@ -7,14 +7,11 @@ frame's bytes cannot tell by themselves, whether keys carry collection ids, come
 from __future__ import annotations
 
 from headwater.errors import UnknownOpcode
-from headwater.protocol.features import NOTHING_NEGOTIATED, Negotiated
+from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages import (  # noqa: F401  (imported to be entered in the tables)
     dcp_changes,
-    dcp_connection,
-    dcp_snapshot,
-    dcp_stream,
-    dcp_system_event,
+    dcp_streams,
     documents,
     session,
     subdocument,
@@ -30,7 +27,6 @@ from headwater.protocol.messages.base import (
     Request,
     Response,
 )
-from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.status import SUCCESSFUL, Status
 
 __all__ = [

@@ -1,34 +1,102 @@
-"""What every message shares: header fields, the shape of its parts, and the way to and from a frame.
+"""Layouts: the fixed-width, big-endian fields of an extras section (or of a structured value), by name.
 
-A message is a frozen dataclass. Its fields say what it may carry: a field `key` that has no default means the message
-must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
-`value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it
-starts with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a
-class lists all layouts and picks one in `layout()`.
+A layout reads like the tables of the specification, and serves encoding, decoding and the annotated print alike.
 """
 
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from headwater.errors import LocalProtocolError, MalformedMessage
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import NOTHING_NEGOTIATED, Negotiated
-from headwater.protocol.frame_info import (
+from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
+from headwater.protocol.frames import (
+    HEADER_BYTES,
+    Frame,
     FrameInfo,
     decode_frame_infos,
     decode_stream_id,
     encode_frame_infos,
 )
-from headwater.protocol.frames import HEADER_BYTES, Frame
-from headwater.protocol.leb128 import decode_collection_id, encode_collection_id
-from headwater.protocol.limits import KEY_BYTES_MAX
-from headwater.protocol.messages.layout import NO_FIELDS, Layout
-from headwater.protocol.numbers import Cas, VBucketId
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.numbers import KEY_BYTES_MAX, Cas, VBucketId, decode_collection_id, encode_collection_id
 from headwater.protocol.status import SUCCESSFUL, Status
+from headwater.protocol.values import Datatype
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One integer of a layout: its name, its width and the type it is given."""
+
+    name: str
+    code: str
+    convert: Callable[[int], int] = int
+
+    @property
+    def width_bytes(self) -> int:
+        return struct.Struct(">" + self.code).size
+
+
+def u8(name: str, convert: Callable[[int], int] = int) -> Field:
+    return Field(name, "B", convert)
+
+
+def u16(name: str, convert: Callable[[int], int] = int) -> Field:
+    return Field(name, "H", convert)
+
+
+def u32(name: str, convert: Callable[[int], int] = int) -> Field:
+    return Field(name, "I", convert)
+
+
+def u64(name: str, convert: Callable[[int], int] = int) -> Field:
+    return Field(name, "Q", convert)
+
+
+class Layout:
+    """A sequence of fields."""
+
+    __slots__ = ("_converted", "_names", "_struct", "fields", "size_bytes")
+
+    def __init__(self, *fields: Field) -> None:
+        self.fields = fields
+        self._struct = struct.Struct(">" + "".join(field.code for field in fields))
+        self.size_bytes = self._struct.size
+        self._names = tuple(field.name for field in fields)
+        self._converted = tuple((field.name, field.convert) for field in fields if field.convert is not int)
+
+    def pack(self, message: object) -> bytes:
+        """The message's attributes of these names, in this order."""
+        try:
+            return self._struct.pack(*[getattr(message, field.name) for field in self.fields])
+        except struct.error as error:
+            names = ", ".join(field.name for field in self.fields)
+            raise LocalProtocolError(f"{type(message).__name__}: {error} (fields: {names})") from error
+
+    def unpack(self, data: bytes, offset: int = 0) -> dict[str, int]:
+        unpacked = dict(zip(self._names, self._struct.unpack_from(data, offset), strict=True))
+        for name, convert in self._converted:
+            unpacked[name] = convert(unpacked[name])
+        return unpacked
+
+    def repeat(self, data: bytes) -> Iterator[tuple[int, ...]]:
+        """The layout over and over, as plain numbers; the caller has checked that the length is a multiple."""
+        return self._struct.iter_unpack(data)
+
+
+NO_FIELDS = Layout()
+
+
+# What every message shares: header fields, the shape of its parts, and the way to and from a frame.
+#
+# A message is a frozen dataclass. Its fields say what it may carry: a field `key` that has no default means the message
+# must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
+# `value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it starts
+# with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a class
+# lists all layouts and picks one in `layout()`.
+
 
 REQUESTS: dict[int, type[Request]] = {}
 RESPONSES: dict[int, type[Response]] = {}

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from headwater.protocol.frame_info import DurabilityLevel
-from headwater.protocol.messages.base import Request, message
-from headwater.protocol.messages.layout import Layout, u8, u16, u32, u64
-from headwater.protocol.numbers import CollectionId, Seqno
-from headwater.protocol.opcodes import Opcode
+from dataclasses import dataclass
+from typing import Any, Self
+
+from headwater.errors import LocalProtocolError, MalformedMessage
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import HEADER_BYTES, DurabilityLevel
+from headwater.protocol.messages.base import Layout, Request, message, u8, u16, u32, u64
+from headwater.protocol.numbers import (
+    KEY_BYTES_MAX,
+    Cas,
+    CollectionId,
+    OpenIntEnum,
+    OpenIntFlag,
+    Seqno,
+    decode_collection_id,
+    encode_collection_id,
+)
+from headwater.protocol.values import Datatype
 
 _V1_REMOVAL = Layout(u64("seqno"), u64("rev_seqno"), u16("nmeta"))
 
@@ -147,3 +160,228 @@ class Abort(Request):
     abort_seqno: Seqno
     collection_id: CollectionId | None = None
     key: bytes
+
+
+# DCP messages that frame the changes of a stream: snapshot marker, OSO snapshot, seqno-advanced, cache transfer.
+
+
+class SnapshotFlags(OpenIntFlag):
+    MEMORY = 0x01
+    DISK = 0x02
+    CHECKPOINT = 0x04
+    ACK = 0x08
+    """Answer once the whole snapshot is there."""
+    HISTORY = 0x10
+    MAY_CONTAIN_DUPLICATES = 0x20
+
+
+_V1 = Layout(u64("start_seqno"), u64("end_seqno"), u32("flags", SnapshotFlags))
+_V2_VERSION = Layout(u8("version"))
+_V2_0_FIELDS = (
+    u64("start_seqno"),
+    u64("end_seqno"),
+    u32("flags", SnapshotFlags),
+    u64("max_visible_seqno"),
+    u64("high_completed_seqno"),
+)
+MARKER_V2_VALUES = {
+    0: Layout(*_V2_0_FIELDS),
+    2: Layout(*_V2_0_FIELDS, u64("high_prepared_seqno"), u64("purge_seqno")),
+}
+"""Version byte → value. Version 1 (a timestamp for point-in-time recovery) was never released."""
+
+
+@message
+class SnapshotMarker(Request):
+    """What follows are the changes between these seqnos.
+
+    Version 1 has all its fields in the extras. Version 2 has one byte there, which names the layout of the value:
+    2.0 adds the seqnos of durable writes, 2.2 the purge seqno. The version is the least that holds the given fields.
+    """
+
+    opcode = Opcode.DCP_SNAPSHOT_MARKER
+    layouts = (_V1, _V2_VERSION)
+
+    start_seqno: Seqno
+    end_seqno: Seqno
+    flags: SnapshotFlags
+    max_visible_seqno: Seqno | None = None
+    high_completed_seqno: Seqno | None = None
+    high_prepared_seqno: Seqno | None = None
+    purge_seqno: Seqno | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version byte of a version 2 marker, or None for version 1."""
+        if self.purge_seqno is not None or self.high_prepared_seqno is not None:
+            return 2
+        return None if self.max_visible_seqno is None and self.high_completed_seqno is None else 0
+
+    def layout(self) -> Layout:
+        return _V1 if self.version is None else _V2_VERSION
+
+    def encode_value(self) -> bytes:
+        version = self.version
+        if version is None:
+            return b""
+        layout = MARKER_V2_VALUES[version]
+        missing = [field.name for field in layout.fields if getattr(self, field.name) is None]
+        if missing:
+            raise LocalProtocolError(f"snapshot marker v2.{version} also needs {', '.join(missing)}")
+        return layout.pack(self)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        if "version" not in known:
+            return super(SnapshotMarker, cls).decode_value(value, known)
+        version = known.pop("version")
+        if version not in MARKER_V2_VALUES:
+            raise MalformedMessage(f"snapshot marker v2.{version} is not known", offset=HEADER_BYTES)
+        layout = MARKER_V2_VALUES[version]
+        if len(value) != layout.size_bytes:
+            raise MalformedMessage(
+                f"snapshot marker v2.{version} must have a value of {layout.size_bytes} bytes, not {len(value)}",
+                offset=HEADER_BYTES + 1,
+            )
+        return dict(layout.unpack(value))
+
+
+class OsoFlags(OpenIntFlag):
+    START = 0x01
+    END = 0x02
+
+
+@message
+class OsoSnapshot(Request):
+    """The start or the end of a snapshot whose changes come in any order."""
+
+    opcode = Opcode.DCP_OSO_SNAPSHOT
+    layouts = (Layout(u32("flags", OsoFlags)),)
+
+    flags: OsoFlags
+
+
+@message
+class SeqnoAdvanced(Request):
+    """The snapshot goes on to this seqno, but its last changes are hidden from this stream."""
+
+    opcode = Opcode.DCP_SEQNO_ADVANCED
+    layouts = (Layout(u64("seqno")),)
+
+    seqno: Seqno
+
+
+_CACHE_ITEM = Layout(
+    u64("cas"),
+    u64("seqno"),
+    u64("rev_seqno"),
+    u32("value_bytes"),
+    u32("flags"),
+    u32("expiry"),
+    u16("key_bytes"),
+    u8("datatype", Datatype),
+    u8("cache_hint"),
+)
+_CACHE_KEY_BYTES_MIN = 2  # a collection id and one byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheItem:
+    """One document of a cache transfer. Its key always has a collection id; its value may be left out."""
+
+    cas: Cas = Cas(0)
+    seqno: Seqno
+    rev_seqno: int = 0
+    flags: int = 0
+    expiry: int = 0
+    datatype: Datatype = Datatype.RAW
+    cache_hint: int = 0
+    collection_id: CollectionId
+    key: bytes
+    value: bytes = b""
+
+    @property
+    def value_bytes(self) -> int:
+        return len(self.value)
+
+    @property
+    def key_bytes(self) -> int:
+        return len(encode_collection_id(self.collection_id)) + len(self.key)
+
+    def encode(self) -> bytes:
+        return _CACHE_ITEM.pack(self) + encode_collection_id(self.collection_id) + self.key + self.value
+
+    @classmethod
+    def decode(cls, data: bytes, offset: int) -> tuple[Self, int]:
+        """The item at `offset` and the offset behind it."""
+        key_at = offset + _CACHE_ITEM.size_bytes
+        if key_at > len(data):
+            raise MalformedMessage("a cache transfer item is cut off", offset=HEADER_BYTES + offset)
+        known: dict[str, Any] = _CACHE_ITEM.unpack(data, offset)
+        value_at = key_at + known.pop("key_bytes")
+        end = value_at + known.pop("value_bytes")
+        if end > len(data):
+            raise MalformedMessage("a cache transfer item is cut off", offset=HEADER_BYTES + offset)
+        if value_at - key_at < _CACHE_KEY_BYTES_MIN:
+            raise MalformedMessage("a cache transfer key needs 2 bytes", offset=HEADER_BYTES + offset)
+        collection_id, name_at = decode_collection_id(data[:value_at], key_at)
+        if value_at - name_at > KEY_BYTES_MAX:
+            raise MalformedMessage(f"a cache transfer key exceeds {KEY_BYTES_MAX} bytes", offset=HEADER_BYTES + offset)
+        return cls(collection_id=collection_id, key=data[name_at:value_at], value=data[value_at:end], **known), end
+
+
+@message
+class CacheTransfer(Request):
+    """Documents copied from the producer's cache, in no order and outside any snapshot."""
+
+    opcode = Opcode.DCP_CACHE_TRANSFER
+
+    items: tuple[CacheItem, ...]
+
+    def encode_value(self) -> bytes:
+        if not self.items:
+            raise LocalProtocolError("a cache transfer carries at least one item")
+        return b"".join(item.encode() for item in self.items)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        items = []
+        at = 0
+        while at < len(value):
+            item, at = CacheItem.decode(value, at)
+            items.append(item)
+        if not items:
+            raise MalformedMessage("a cache transfer carries at least one item", offset=HEADER_BYTES)
+        return {"items": tuple(items)}
+
+
+@message
+class CacheTransferEnd(Request):
+    """The cache transfer is over; what follows is an ordinary stream."""
+
+    opcode = Opcode.DCP_CACHE_TRANSFER_END
+
+
+# The system-event message. What its key and value mean is `headwater.protocol.system_events`' business.
+
+
+class SystemEventId(OpenIntEnum):
+    COLLECTION_CREATED = 0
+    COLLECTION_DROPPED = 1
+    SCOPE_CREATED = 3
+    SCOPE_DROPPED = 4
+    COLLECTION_MODIFIED = 5
+
+
+@message
+class SystemEvent(Request):
+    """A collection or a scope has come, gone or changed."""
+
+    opcode = Opcode.DCP_SYSTEM_EVENT
+    layouts = (Layout(u64("seqno"), u32("event", SystemEventId), u8("version")),)
+
+    seqno: Seqno
+    event: SystemEventId
+    version: int = 0
+    key: bytes = b""
+    value: bytes = b""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.errors import MalformedMessage
+from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Request, Response, message
-from headwater.protocol.messages.layout import NO_FIELDS, Layout, u8, u32, u64
+from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u32, u64
 from headwater.protocol.numbers import CollectionId, Seqno, Vbuuid
-from headwater.protocol.opcodes import Opcode
 
 _FLAGS = Layout(u32("flags"))
 _STORE = Layout(u32("flags"), u32("expiry"))

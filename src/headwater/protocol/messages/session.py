@@ -6,11 +6,9 @@ from struct import Struct
 from typing import Any
 
 from headwater.errors import MalformedMessage
-from headwater.protocol.features import Feature
+from headwater.protocol.features import Feature, Magic, Opcode, ServerOpcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Request, Response, message
-from headwater.protocol.messages.layout import NO_FIELDS, Layout, u32, u64
-from headwater.protocol.opcodes import Magic, Opcode, ServerOpcode
+from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u32, u64
 
 _U16 = Struct(">H")
 

@@ -13,11 +13,10 @@ from struct import Struct
 from typing import Any, TypeVar
 
 from headwater.errors import LocalProtocolError, MalformedMessage
+from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Request, Response, message
-from headwater.protocol.messages.layout import NO_FIELDS, Layout, u8, u16, u32, u64
+from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u16, u32, u64
 from headwater.protocol.numbers import CollectionId, Seqno, Vbuuid
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 
 SPECS_MAX = 16

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import MalformedMessage
+from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Request, Response, message
-from headwater.protocol.messages.dcp_stream import VBucketState
-from headwater.protocol.messages.layout import NO_FIELDS, Layout, u8, u16, u32, u64
+from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u16, u32, u64
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Opcode
 
 # --- states -------------------------------------------------------------------------------------------------------
 

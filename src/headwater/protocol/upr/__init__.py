@@ -37,15 +37,9 @@ in `tests/vectors/seeds/ERRATA.md`):
   end is kept. The CAS of a packet about no document ought to be 0; another number is kept and encoded again.
 """
 
-from headwater.protocol.upr.opcodes import (
-    RequestType,
-    ResponseType,
-    StreamEndReason,
-    StreamMessageType,
-    UprOpcode,
-)
 from headwater.protocol.upr.packets import (
     FAILOVER_LOG_PAIRS_MAX,
+    HEADER_LAYOUT,
     PACKETS,
     Change,
     Deletion,
@@ -56,16 +50,22 @@ from headwater.protocol.upr.packets import (
     Mutation,
     NotMyVBucket,
     Packet,
+    RequestType,
+    ResponseType,
     Rollback,
     SnapshotEnd,
     SnapshotStart,
     StreamBegin,
     StreamEnd,
+    StreamEndReason,
+    StreamMessageType,
     StreamOk,
     StreamRequest,
+    UprOpcode,
+    WireField,
     decode_packet,
+    wire_fields,
 )
-from headwater.protocol.upr.wire_fields import HEADER_LAYOUT, WireField, wire_fields
 
 __all__ = [
     "FAILOVER_LOG_PAIRS_MAX",

@@ -7,23 +7,64 @@ of its class. Fields are named as the draft names them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from headwater.errors import LengthMismatch, LocalProtocolError, MalformedMessage, UnknownOpcode
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.frames import Frame
-from headwater.protocol.limits import KEY_BYTES_MAX
-from headwater.protocol.messages.dcp_stream import decode_failover_log, encode_failover_log
-from headwater.protocol.messages.layout import NO_FIELDS, Layout, u8, u16, u32, u64
-from headwater.protocol.numbers import SEQNO_MAX, Cas, Seqno, VBucketId, Vbuuid
-from headwater.protocol.upr.opcodes import (
-    RequestType,
-    ResponseType,
-    StreamEndReason,
-    StreamMessageType,
-    UprOpcode,
-)
+from headwater.protocol.features import Magic
+from headwater.protocol.frames import HEADER_BYTES, Frame
+from headwater.protocol.messages.base import NO_FIELDS, Layout, u8, u16, u32, u64
+from headwater.protocol.messages.dcp_streams import decode_failover_log, encode_failover_log
+from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, OpenIntEnum, Seqno, VBucketId, Vbuuid
+
+# The numbers of the UPR draft: opcodes (byte 1) and what byte 5 says under each of them.
+
+
+class UprOpcode(IntEnum):
+    """All there are. memcached gives the same numbers to SET, ADD, REPLACE, DELETE and INCREMENT."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    STREAM_BEGIN = 3
+    STREAM_MESSAGE = 4
+    STREAM_CLOSE = 5
+
+    @property
+    def magic(self) -> Magic:
+        """Only a request has the request magic: what a producer sends answers one, stream messages too."""
+        return Magic.REQUEST if self is UprOpcode.REQUEST else Magic.RESPONSE
+
+
+class RequestType(IntEnum):
+    STREAM_REQUEST = 1
+    FAILOVER_LOG_REQUEST = 2
+
+
+class ResponseType(IntEnum):
+    OK = 1
+    NOT_MY_VBUCKET = 2
+    """The failover log response is drawn with this number, too; see the package's own page for who is who."""
+    ROLLBACK = 3
+
+
+class StreamMessageType(IntEnum):
+    SNAPSHOT_START = 1
+    SNAPSHOT_END = 2
+    MUTATION = 3
+    DELETION = 4
+    EXPIRATION = 5
+    FLUSH = 6
+
+
+class StreamEndReason(OpenIntEnum):
+    """Why a stream ended. A number the draft does not know is kept: the stream has ended all the same."""
+
+    OK = 1
+    STATE_CHANGED = 2
+
 
 FAILOVER_LOG_PAIRS_MAX = 1024
 """The draft's own limit, far above what a vbucket keeps today (`limits.FAILOVER_LOG_ENTRIES_MAX`)."""
@@ -399,3 +440,60 @@ def _packet_class(opcode: UprOpcode, frame: Frame) -> type[Packet]:
         # One number for two responses: the one that says something is the failover log.
         return FailoverLogResponse
     return cls
+
+
+# A packet's fields as they lie on the wire: for a print, and to be held against the draft's tables.
+
+
+HEADER_LAYOUT = Layout(
+    u8("magic"),
+    u8("opcode"),
+    u16("key_length"),
+    u8("extra_length"),
+    u8("request_type"),
+    u16("vbucket"),
+    u32("total_body"),
+    u32("request_id"),
+    u64("cas"),
+)
+"""The header in the draft's words. Frames read it in memcached's: datatype, vbucket or status, opaque."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireField:
+    """One field of one packet. `offset` counts from the packet's first byte."""
+
+    name: str
+    offset: int
+    width_bytes: int
+    value: int | bytes
+
+
+def wire_fields(packet: Packet) -> tuple[WireField, ...]:
+    """All fields in wire order, which cover every byte of the packet. An empty key or value has no field."""
+    frame = packet.to_frame()
+    key_at = HEADER_BYTES + len(frame.extras)
+    value_at = key_at + len(frame.key)
+    return (
+        *_of_layout(HEADER_LAYOUT, frame.encode()[:HEADER_BYTES], 0),
+        *_of_layout(packet.extras_layout, frame.extras, HEADER_BYTES),
+        *_of_bytes(packet.key_field, frame.key, key_at),
+        *_of_layout(packet.value_layout, frame.value, value_at),
+        *_of_bytes(packet.value_field, frame.value, value_at),
+    )
+
+
+def _of_layout(layout: Layout, data: bytes, offset: int) -> Iterator[WireField]:
+    """The layout as often as `data` holds it."""
+    if not layout.fields:
+        return
+    for at in range(0, len(data), layout.size_bytes):
+        numbers = layout.unpack(data, at)
+        for field in layout.fields:
+            yield WireField(field.name, offset, field.width_bytes, numbers[field.name])
+            offset += field.width_bytes
+
+
+def _of_bytes(name: str | None, data: bytes, offset: int) -> Iterator[WireField]:
+    if name is not None and data:
+        yield WireField(name, offset, len(data), data)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from headwater.client.client_settings import ClientSettings
 from headwater.client.offsets import Offsets
+from headwater.client.settings import ClientSettings
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from node_process import PASSWORD, USER, NodeProcess

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.checkpoints.document_keys import GROUP_BYTES_MAX, KEY_PREFIX, checkpoint_key
+from headwater.client.checkpoints.xattrs import GROUP_BYTES_MAX, KEY_PREFIX, checkpoint_key
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import CheckpointFailed
-from headwater.protocol.limits import KEY_BYTES_MAX
-from headwater.protocol.numbers import VBucketId
+from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
 
 
 @pytest.mark.parametrize("group", ["orders", "a", "é" * 50, "x" * GROUP_BYTES_MAX])

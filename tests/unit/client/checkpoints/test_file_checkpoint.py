@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import offsets_at, run
 
-from headwater.client.checkpoints.file import FileCheckpoint
-from headwater.client.checkpoints.store import CheckpointStore
+from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
 from headwater.errors import CheckpointFailed, CheckpointInUse
 

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.client.checkpoints.pipelining import WINDOW_REQUESTS, answers_to
+from headwater.client.checkpoints.threaded_kv import WINDOW_REQUESTS, answers_to
 from headwater.client.connection_string import Address
 from headwater.client.handshake import HandshakeOutcome
 from headwater.client.kv_connection import KvConnection
 from headwater.errors import ConnectionClosed, KeyNotFound, NoAnswer, UnexpectedMessage
-from headwater.protocol.features import WITH_COLLECTIONS
+from headwater.protocol.features import WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import ErrorResponse, Response
 from headwater.protocol.messages.documents import Get, GetResponse
 from headwater.protocol.messages.session import ClustermapChangeNotification
 from headwater.protocol.numbers import DEFAULT_COLLECTION
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 
 REQUESTS = [Get(collection_id=DEFAULT_COLLECTION, key=b"key %d" % number) for number in range(3)]

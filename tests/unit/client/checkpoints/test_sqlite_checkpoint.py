@@ -16,8 +16,8 @@ from checkpoint_samples import offsets_at, run
 
 import node_process
 from headwater.client.checkpoints import sqlite as sqlite_module
+from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.checkpoints.sqlite import NAME_CHARS_MAX, SqliteCheckpoint
-from headwater.client.checkpoints.store import CheckpointStore
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidInput
 
 

@@ -21,7 +21,7 @@ from headwater.errors import (
     StatusError,
 )
 from headwater.protocol.messages import Request, Response
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Add, Get, GetResponse, Set, StoreResponse
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId

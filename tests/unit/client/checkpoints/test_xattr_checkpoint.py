@@ -10,14 +10,20 @@ import httpx
 import pytest
 from checkpoint_samples import VBUCKETS, offset_at, offsets_at, run, settings_for
 
-from headwater.client.checkpoints.document_keys import KEY_PREFIX, checkpoint_key
-from headwater.client.checkpoints.store import CheckpointStore
+from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.checkpoints.threaded_kv import ThreadedKv
-from headwater.client.checkpoints.xattrs import ATTEMPTS_MAX, GROUP_BYTES_MAX, XATTR, XattrCheckpoint
-from headwater.client.client_settings import ClientSettings
+from headwater.client.checkpoints.xattrs import (
+    ATTEMPTS_MAX,
+    GROUP_BYTES_MAX,
+    KEY_PREFIX,
+    XATTR,
+    XattrCheckpoint,
+    checkpoint_key,
+)
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.kv_connection import FEATURES, KvConnection
 from headwater.client.offsets import Offsets
+from headwater.client.settings import ClientSettings
 from headwater.errors import (
     CheckpointFailed,
     CheckpointInUse,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from headwater.client.groups.document_port import StoredDocument
 from headwater.client.groups.group_document import GroupDocument
-from headwater.client.groups.membership import GroupBucket
+from headwater.client.groups.membership import GroupBucket, StoredDocument
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import Cas
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.client.groups.assignment_plan import plan_targets
+from headwater.client.groups.lease_member import plan_targets
 
 NOBODY = None
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from headwater.client.client_settings import ClientSettings
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.connection_string import Address
-from headwater.client.groups.kv_document import ANSWER_S_MAX, KvDocument, group_bucket
+from headwater.client.groups.group_document import ANSWER_S_MAX, KvDocument, group_bucket
 from headwater.client.kv_connection import Timeouts
+from headwater.client.settings import ClientSettings
 from headwater.errors import (
     KeyExists,
     KeyNotFound,

@@ -19,6 +19,7 @@ from headwater.client.groups.lease_member import (
     LeaseEnded,
     LeaseGranted,
     LeaseMember,
+    LeaseTerms,
     LeaveAsked,
     MemberState,
     MovedAway,
@@ -29,10 +30,9 @@ from headwater.client.groups.lease_member import (
     Taken,
     VBucketState,
 )
-from headwater.client.groups.lease_terms import LeaseTerms
 from headwater.errors import GroupDocumentInvalid, GroupFull, UnexpectedMessage
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.state_machine import Table, all_events, transition
+from headwater.protocol.states import Table, all_events, transition
 
 TERMS = LeaseTerms(lease_s=8, interval_s=2, margin_s=3)
 VBUCKETS = 4

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headwater.client.groups.group_document import LEASE_S_MAX
-from headwater.client.groups.lease_terms import LeaseTerms
+from headwater.client.groups.lease_member import LeaseTerms
 from headwater.errors import InvalidInput
 
 

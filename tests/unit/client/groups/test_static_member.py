@@ -7,8 +7,15 @@ from typing import NoReturn
 
 import pytest
 
-from headwater.client.groups.membership import Assignment, GroupBucket, assignments, joined
-from headwater.client.groups.static_member import GENERATION, StaticMember, vbuckets_of_member
+from headwater.client.groups.membership import (
+    GENERATION,
+    Assignment,
+    GroupBucket,
+    StaticMember,
+    assignments,
+    joined,
+    vbuckets_of_member,
+)
 from headwater.errors import InvalidInput, LocalProtocolError
 from headwater.protocol.numbers import VBucketId
 

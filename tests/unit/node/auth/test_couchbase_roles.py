@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import LocalProtocolError
-from headwater.node.auth.couchbase_roles import KNOWN_ROLES, parse_roles, roles_of
-from headwater.node.auth.users import ROLE_ACTIONS, Action, Grant, Role
+from headwater.node.auth.users import KNOWN_ROLES, ROLE_ACTIONS, Action, Grant, Role, parse_roles, roles_of
 
 BUCKETS = ("beer", "a.b%c-d")
 DATA = {"scope_name": "*", "collection_name": "*"}

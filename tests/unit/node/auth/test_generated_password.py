@@ -7,7 +7,7 @@ import re
 import pytest
 
 from headwater.errors import LocalProtocolError
-from headwater.node.auth.generated_password import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.auth.users import SALTS_BYTES, hash_password
 
 

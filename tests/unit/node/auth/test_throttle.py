@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.node.auth.throttle import DELAYS_S, FREE_FAILURES, MEMORY_S, RECORDS_MAX, WINDOW_S, LoginThrottle
+from headwater.node.auth.accounts import DELAYS_S, FREE_FAILURES, MEMORY_S, RECORDS_MAX, WINDOW_S, LoginThrottle
 
 PEER, USER = "192.0.2.1", "ann"
 

@@ -7,10 +7,9 @@ import random
 import pytest
 
 from headwater.errors import BadMagic, FrameTooLarge
-from headwater.node.consumer.inbound import ChangeRun, Inbound
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import DcpNoop
-from headwater.protocol.messages.dcp_snapshot import SnapshotFlags, SnapshotMarker
+from headwater.node.consumer.stream import ChangeRun, Inbound
+from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import DcpNoop
 from headwater.protocol.numbers import CollectionId, Seqno
 
 NOOP = DcpNoop(opaque=9).encode()

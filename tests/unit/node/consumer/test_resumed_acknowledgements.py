@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "store"))
 
 from store_harness import new_bucket
 
-from headwater.node.consumer.sync_writes import SyncWriteReceiver
-from headwater.protocol.frame_info import DurabilityLevel
+from headwater.node.consumer.outbox import SyncWriteReceiver
+from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.messages.dcp_changes import Prepare, SeqnoAcknowledged
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId
 from headwater.store.bucket import Bucket
 from headwater.store.receiving import begin_snapshot

@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "store"))
 
 from store_harness import new_bucket
 
-from headwater.node.durability.sync_writes import SyncWrites
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import DurabilityLevel
+from headwater.node.durability import SyncWrites
+from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.prepares import decide_by_changes, put_prepare
 from work_counter import calls_of

@@ -16,18 +16,18 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "store"))
 from store_harness import Clock, FailingEngine, new_bucket, value_of
 
 from headwater.errors import StoreFull
-from headwater.node.durability import sync_writes as module
-from headwater.node.durability.sync_writes import SyncWrite, SyncWrites
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import DurabilityLevel
+from headwater.node import durability as module
+from headwater.node.durability import SyncWrite, SyncWrites
+from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.prepares import put_prepare
-from headwater.store.rewinding import abandon, roll_back
+from headwater.store.settling import abandon, roll_back
 
 VB = VBucketId(0)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.node.durability.topology import Chain, chains_of, is_possible, majority, satisfied_seqno
+from headwater.node.durability import Chain, chains_of, is_possible, majority, satisfied_seqno
 
 
 @pytest.mark.parametrize(

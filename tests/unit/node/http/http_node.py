@@ -11,13 +11,11 @@ from typing import Any
 
 import httpx
 
-from headwater.node.auth.accounts import Accounts, Change
-from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.node.http.app import http_app
-from headwater.node.http.changes import Changes
-from headwater.node.http.node_view import BucketUsage, BucketView, NodeView
+from headwater.node.http.call import BucketUsage, BucketView, Changes, NodeView
 from headwater.node.node_folder import NodeFolder
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Vbuuid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headwater.node.http.changes import Changes
+from headwater.node.http.call import Changes
 
 
 def test_no_change_is_missed() -> None:

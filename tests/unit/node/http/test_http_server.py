@@ -16,9 +16,9 @@ import httpx
 import pytest
 from http_node import ADMIN, UUID, Node
 
-from headwater.node.auth.throttle import FREE_FAILURES
+from headwater.node.auth.accounts import FREE_FAILURES
 from headwater.node.cluster_config import Cluster, NodeAddress
-from headwater.node.http import config_streams, server
+from headwater.node.http import call, server
 from headwater.node.http.server import HttpServer
 
 
@@ -81,7 +81,7 @@ def test_a_stream_says_the_config_again_when_it_changes_and_ends_with_the_node(n
 
 
 def test_a_stream_says_the_config_again_now_and_then(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_streams, "STREAM_REPEAT_S", 0.02)
+    monkeypatch.setattr(call, "STREAM_REPEAT_S", 0.02)
 
     async def scenario() -> None:
         async with serving(node) as (_, port):
@@ -119,7 +119,7 @@ def test_a_stream_ends_when_its_user_is_gone(node: Node, path: str) -> None:
 
 
 def test_only_so_many_streams(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_streams, "STREAMS_MAX", 1)
+    monkeypatch.setattr(call, "STREAMS_MAX", 1)
 
     async def status(port: int) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -153,7 +153,7 @@ def test_a_client_that_goes_leaves_nothing_behind(node: Node) -> None:
             await asyncio.sleep(0.1)
             gc.collect()
             await asyncio.sleep(0)
-            assert isinstance(streams, config_streams.ConfigStreams)
+            assert isinstance(streams, call.ConfigStreams)
             return streams.open
 
     assert asyncio.run(scenario()) == 0

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwater.node.auth.throttle import LoginThrottle
+from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
 from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.session import KvSession
@@ -19,7 +19,7 @@ from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, Request, Response
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
 from headwater.protocol.numbers import Vbuuid
 from headwater.protocol.sasl import PlainLogin

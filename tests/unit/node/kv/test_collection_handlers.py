@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from kv_harness import Client, Node
 
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse
@@ -21,7 +20,8 @@ from headwater.protocol.messages.vbuckets import (
 )
 from headwater.protocol.numbers import CollectionId
 from headwater.protocol.status import Status
-from headwater.store.rewinding import abandon
+from headwater.protocol.values import Datatype
+from headwater.store.settling import abandon
 
 DEFAULT = {"name": "_default", "uid": "0"}
 FRUIT = {"name": "fruit", "uid": "8"}

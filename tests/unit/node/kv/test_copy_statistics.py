@@ -9,7 +9,7 @@ from test_statistics import statistics
 from headwater.cluster.planning import Copy, most_advanced
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.store.receiving import begin_snapshot, receive_change, take_failover_log
 

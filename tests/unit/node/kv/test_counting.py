@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kv_harness import Client, Node
 
-from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.documents import (
     COUNTER_MUST_EXIST,
     Decrement,
@@ -24,8 +24,8 @@ from headwater.protocol.messages.subdocument import (
     PathFlags,
 )
 from headwater.protocol.numbers import Cas
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 
 @pytest.mark.parametrize("kind", [Increment, Decrement])

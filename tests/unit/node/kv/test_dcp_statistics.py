@@ -9,8 +9,7 @@ from headwater.node.producer import statistics as producer_statistics
 from headwater.node.upr_session import UprSession
 from headwater.protocol import upr
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, Open
-from headwater.protocol.messages.dcp_stream import StreamRequest
+from headwater.protocol.messages.dcp_streams import BufferAck, Control, Open, StreamRequest
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import Seqno, VBucketId

@@ -11,10 +11,15 @@ from headwater.protocol.features import WITH_COLLECTIONS as COLLECTIONS_ON
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_connection import Control, Open
-from headwater.protocol.messages.dcp_stream import StreamEnd, StreamEndReason, StreamRequest, VBucketState
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
+from headwater.protocol.messages.dcp_streams import (
+    Control,
+    Open,
+    StreamEnd,
+    StreamEndReason,
+    StreamRequest,
+    VBucketState,
+)
 from headwater.protocol.messages.documents import Get, GetLocked, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.protocol.status import Status

@@ -8,9 +8,9 @@ from kv_harness import FEATURES, PASSWORD, Client, Node
 from headwater.node.auth.users import Action
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN
+from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame
-from headwater.protocol.messages.dcp_connection import Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import Open, OpenFlags, VBucketState
 from headwater.protocol.messages.documents import (
     Add,
     Append,
@@ -38,7 +38,6 @@ from headwater.protocol.messages.session import (
 )
 from headwater.protocol.messages.subdocument import MultiLookup, MultiMutation, SubdocCounter
 from headwater.protocol.messages.vbuckets import DeleteVBucket, GetCollectionId, GetCollectionsManifest, SetVBucket
-from headwater.protocol.opcodes import Magic
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from kv_harness import Client, Node
 
-from headwater.node.kv import locks
-from headwater.node.kv.locks import LOCKED_CAS
+from headwater.node.kv import documents
+from headwater.node.kv.documents import LOCKED_CAS
 from headwater.node.kv.service import LOCK_S_DEFAULT, LOCK_S_MAX
-from headwater.protocol.features import Feature
+from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import (
     Add,
     Append,
@@ -36,7 +36,6 @@ from headwater.protocol.messages.subdocument import (
 )
 from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Cas
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 
 UPSERT = MutationSpec(opcode=Opcode.SUBDOC_DICT_UPSERT, path=b"a", value=b"1")
@@ -187,7 +186,7 @@ def test_locks_go_with_their_vbucket(node: Node, client: Client, cas: Cas) -> No
 
 
 def test_locks_are_bounded(node: Node, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LOCKS_MAX", 2)
+    monkeypatch.setattr(documents, "LOCKS_MAX", 2)
     for key in (b"a", b"b", b"c"):
         client.succeed(Set(key=key, value=b"{}"))
     client.succeed(GetLocked(key=b"a", lock_time_s=1))

@@ -7,9 +7,9 @@ import json
 import pytest
 from kv_harness import Client, Node
 
-from headwater.protocol.datatype import Datatype
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import ErrorResponse
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import (
     Delete,
     Get,
@@ -27,8 +27,8 @@ from headwater.protocol.messages.session import Noop
 from headwater.protocol.messages.subdocument import MultiMutation, MutationSpec, PathFlags
 from headwater.protocol.messages.vbuckets import ObserveSeqno
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 # --- get ----------------------------------------------------------------------------------------------------------
 

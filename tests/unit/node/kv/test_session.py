@@ -12,10 +12,8 @@ from kv_harness import FEATURES, PASSWORD, Client, Node
 from headwater.errors import BadMagic, FrameTooLarge
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.session import CloseConnection
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import FrameInfo, RequestInfo
-from headwater.protocol.frames import Frame, decode_frames
+from headwater.protocol.features import Feature, Magic, Opcode
+from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request
 from headwater.protocol.messages.documents import (
@@ -41,9 +39,9 @@ from headwater.protocol.messages.session import (
     Verbosity,
     Version,
 )
-from headwater.protocol.opcodes import Magic, Opcode
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 PLAIN = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password=PASSWORD).encode())
 WRONG = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password="wrong").encode())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kv_harness import START_S, Client, Node
 
+from headwater.protocol.features import Opcode
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, GetLocked, Set
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
 
 

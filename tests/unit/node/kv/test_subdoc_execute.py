@@ -20,17 +20,16 @@ from headwater.node.kv.subdocument import (
     mutate_in,
     mutate_one,
 )
-from headwater.node.kv.subdocument.commands import COMMANDS
-from headwater.node.kv.subdocument.crc32c import crc32c
-from headwater.node.kv.subdocument.failure import (
+from headwater.node.kv.subdocument.json_text import (
     CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
     DELETED_DOCUMENT_CANT_HAVE_VALUE,
+    LOOKUPS,
     XATTR_UNKNOWN_VATTR_MACRO,
 )
-from headwater.node.kv.subdocument.lookup import LOOKUPS
 from headwater.node.kv.subdocument.mutation import MUTATIONS
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.limits import VALUE_BYTES_MAX, XATTR_SECTION_BYTES_MAX
+from headwater.node.kv.subdocument.requests import COMMANDS
+from headwater.node.kv.subdocument.virtual_xattrs import crc32c
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,
     DocFlags,
@@ -40,9 +39,9 @@ from headwater.protocol.messages.subdocument import (
     MutationSpec,
     PathFlags,
 )
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.numbers import VALUE_BYTES_MAX, XATTR_SECTION_BYTES_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.xattrs import ValueParts, decode_xattrs, encode_xattrs
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
 
 XATTR, MKDIR_P, MACROS = PathFlags.XATTR, PathFlags.MKDIR_P, PathFlags.EXPAND_MACROS
 NONE, NO_DOC_FLAGS = PathFlags(0), DocFlags(0)

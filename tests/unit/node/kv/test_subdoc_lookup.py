@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.kv.subdocument.failure import SubdocFailure
-from headwater.node.kv.subdocument.json_text import LEVELS_MAX, document_text, is_json
-from headwater.node.kv.subdocument.lookup import exists, get, get_count
-from headwater.node.kv.subdocument.path import parse_path
+from headwater.node.kv.subdocument.json_text import (
+    LEVELS_MAX,
+    SubdocFailure,
+    document_text,
+    exists,
+    get,
+    get_count,
+    is_json,
+    parse_path,
+)
 from headwater.protocol.status import Status
 
 ENOENT = Status.SUBDOC_PATH_ENOENT

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.kv.subdocument.failure import SubdocFailure
-from headwater.node.kv.subdocument.json_text import LEVELS_MAX, document_text
+from headwater.node.kv.subdocument.json_text import COMPONENTS_MAX, LEVELS_MAX, SubdocFailure, document_text, parse_path
 from headwater.node.kv.subdocument.mutation import (
     MUTATIONS,
     Edit,
@@ -23,7 +22,6 @@ from headwater.node.kv.subdocument.mutation import (
     remove,
     replace,
 )
-from headwater.node.kv.subdocument.path import COMPONENTS_MAX, parse_path
 from headwater.protocol.status import Status
 
 ENOENT = Status.SUBDOC_PATH_ENOENT

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.kv.subdocument.failure import SubdocFailure
-from headwater.node.kv.subdocument.path import COMPONENTS_MAX, LAST, PATH_BYTES_MAX, Path, parse_path
+from headwater.node.kv.subdocument.json_text import (
+    COMPONENTS_MAX,
+    LAST,
+    PATH_BYTES_MAX,
+    Path,
+    SubdocFailure,
+    parse_path,
+)
 from headwater.protocol.status import Status
 
 VALID: dict[str, Path] = {

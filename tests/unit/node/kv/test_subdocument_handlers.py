@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kv_harness import Client, Node
 
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.frame_info import DurabilityLevel, durability, preserve_ttl
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import DurabilityLevel, durability, preserve_ttl
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse, Request
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, Get, GetMeta, Set
 from headwater.protocol.messages.subdocument import (
     DocFlags,
@@ -35,8 +35,8 @@ from headwater.protocol.messages.subdocument import (
     SubdocReplace,
 )
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 DOCUMENT = b'{"a":1,"l":[1,2],"n":5}'
 UPSERT_A = MutationSpec(opcode=Opcode.SUBDOC_DICT_UPSERT, path=b"a", value=b"2")

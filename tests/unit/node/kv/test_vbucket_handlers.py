@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kv_harness import Client, Node
 
-from headwater.protocol.features import Feature
+from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, Get, GetLocked, Set
 from headwater.protocol.messages.session import Flush, FlushQuiet
 from headwater.protocol.messages.vbuckets import (
@@ -20,10 +20,8 @@ from headwater.protocol.messages.vbuckets import (
     SetVBucket,
 )
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
-from headwater.store.rewinding import abandon
-from headwater.store.settling import settle_now
+from headwater.store.settling import abandon, settle_now
 
 VB3 = VBucketId(3)
 FRUIT = CollectionId(8)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 from kv_harness import START_S, Client, Node
 
-from headwater.node.kv.expiry import expiry_time
+from headwater.node.kv.documents import expiry_time
 from headwater.node.kv.set_run import _expiry as kernel_expiry
-from headwater.protocol.compression import compress
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.features import Feature
-from headwater.protocol.frame_info import DurabilityLevel, FrameInfo, RequestInfo, durability, preserve_ttl
-from headwater.protocol.limits import VALUE_BYTES_MAX
+from headwater.protocol.features import Feature, Opcode
+from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability, preserve_ttl
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.documents import (
     Add,
@@ -40,9 +37,9 @@ from headwater.protocol.messages.subdocument import (
     MutationSpec,
     PathFlags,
 )
-from headwater.protocol.numbers import Cas, CollectionId, VBucketId
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.numbers import VALUE_BYTES_MAX, Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype, compress
 
 STORES = (Set, Add, Replace)
 MONTH_S = 30 * 24 * 3600

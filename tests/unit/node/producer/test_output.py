@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.node.producer.output import OUTPUT_BYTES, Output, SpareOutput
+from headwater.node.producer.outbound import OUTPUT_BYTES, Output, SpareOutput
 
 
 def test_what_is_appended_lies_in_order_and_the_memory_grows_under_it() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.producer.stored_events import read_event
-from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_system_event import SystemEvent
+from headwater.node.producer.stream_filter import read_event
+from headwater.protocol.messages.dcp_changes import Mutation, SystemEvent
 from headwater.protocol.numbers import CollectionId, ManifestUid, ScopeId, Seqno, VBucketId
 from headwater.protocol.system_events import (
     CollectionCreated,
@@ -19,7 +18,7 @@ from headwater.protocol.system_events import (
     encode_event,
 )
 from headwater.store.runs import as_run
-from headwater.store.vbucket_manifest import encode_stored_event
+from headwater.store.vbuckets import encode_stored_event
 
 UID, SCOPE, COLLECTION = ManifestUid(3), ScopeId(8), CollectionId(9)
 EVENTS: list[Event] = [

@@ -20,7 +20,7 @@ from headwater.node.kv.service import BucketService
 from headwater.node.membership import MemberSettings, Membership
 from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.peers import Peers
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.status import Status
 from headwater.store.compaction import Retention
 

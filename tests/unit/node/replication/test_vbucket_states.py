@@ -11,12 +11,12 @@ from headwater.node.cluster_config import NodeAddress
 from headwater.node.kv.service import BucketService
 from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.vbucket_states import apply_config, replicated
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Outside
 from headwater.store.data_format import BucketFacts
-from headwater.store.memory_engine import MemoryEngine
+from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 from headwater.store.receiving import begin_snapshot
 

@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwater.protocol.frame_info import stream_id
-from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
+from headwater.protocol.features import Magic, Opcode
+from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame, stream_id
 from headwater.protocol.kernels import frame_header
 from headwater.protocol.kernels.frame_header import is_document_change, is_magic, stated_lengths
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare
-from headwater.protocol.messages.dcp_system_event import SystemEvent
-from headwater.protocol.opcodes import Magic, Opcode
+from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 
 CHANGE: dict[str, Any] = {"key": b"k", "seqno": 1, "rev_seqno": 1}
 

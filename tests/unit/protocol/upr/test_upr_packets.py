@@ -18,10 +18,9 @@ from headwater.errors import (
 )
 from headwater.protocol import upr
 from headwater.protocol.failover_log import FailoverEntry
+from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
-from headwater.protocol.limits import KEY_BYTES_MAX
-from headwater.protocol.numbers import SEQNO_MAX, Cas, Seqno, VBucketId, Vbuuid
-from headwater.protocol.opcodes import Magic
+from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, Seqno, VBucketId, Vbuuid
 
 HEADER: dict[str, Any] = {"vbucket": VBucketId(12), "request_id": 45}
 CHANGE: dict[str, Any] = {**HEADER, "cas": Cas(165), "by_seqno": Seqno(2251), "rev_seqno": 3, "key": b"mykey"}

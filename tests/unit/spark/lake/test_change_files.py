@@ -14,10 +14,10 @@ import pytest
 
 from bucket_model import ModelBucket, batches
 from headwater.errors import LakeOutOfStep
-from headwater.spark.lake import change_files
-from headwater.spark.lake.change_files import ChangeReport, ChangeWriter, sort_rows
-from headwater.spark.lake.layout import LakeFacts, TablePlace
-from headwater.spark.lake.tasks import RESULT_SCHEMA, result_batch, results_of
+from headwater.lake import change_files
+from headwater.lake.change_files import ChangeReport, ChangeWriter, sort_rows
+from headwater.lake.layout import LakeFacts, TablePlace
+from headwater.lake.tasks import RESULT_SCHEMA, result_batch, results_of
 
 VBUCKETS = 8
 LANDED_AT = datetime(2026, 1, 2, tzinfo=UTC)

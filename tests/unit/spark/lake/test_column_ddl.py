@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import InvalidColumns
-from headwater.spark.lake.column_ddl import ColumnDef, parse_columns, to_ddl
+from headwater.lake.typed_columns import ColumnDef, parse_columns, to_ddl
 
 
 @pytest.mark.parametrize(

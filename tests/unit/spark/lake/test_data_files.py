@@ -11,8 +11,8 @@ import pytest
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
-from headwater.spark.lake.data_files import DataFile, FileReader, FileWriter
-from headwater.spark.lake.layout import TablePlace
+from headwater.lake.data_files import DataFile, FileReader, FileWriter
+from headwater.lake.layout import TablePlace
 
 SCHEMA = pa.schema([pa.field("vbucket", pa.int32()), pa.field("op", pa.string()), pa.field("value", pa.binary())])
 
@@ -80,7 +80,7 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, length: int) -> None:
 
 
 def test_a_footer_may_be_longer_than_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.spark.lake.data_files._TAIL_BYTES", 64)
+    monkeypatch.setattr("headwater.lake.data_files._TAIL_BYTES", 64)
     assert len(read(tmp_path, write(tmp_path).path)) == 60
 
 

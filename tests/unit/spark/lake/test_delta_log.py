@@ -12,11 +12,11 @@ from deltalake import CommitProperties, DeltaTable
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
+from headwater.lake.data_files import DataFile, FileWriter
+from headwater.lake.delta_log import Commit, DeltaLog, TableState, held_offsets
+from headwater.lake.layout import TablePlace
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.lake.data_files import DataFile, FileWriter
-from headwater.spark.lake.delta_log import Commit, DeltaLog, TableState, held_offsets
-from headwater.spark.lake.layout import TablePlace
 
 SCHEMA = pa.schema([pa.field("seqno", pa.int64()), pa.field("text", pa.string())])
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from bucket_model import Change, ModelBucket, batches, changed_at
-from headwater.spark.lake.digests import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
-from headwater.spark.lake.schemas import changes_schema, documents_schema, split_keys
+from headwater.lake.digests import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
+from headwater.lake.layout import changes_schema, documents_schema, split_keys
 
 DOCUMENT = Change(
     seqno=5, op="mutation", collection_id=8, key=b"k", value=b'{"n": 1}', rev=2, cas=2**60 + 9, flags=3, expiry=4

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater.lake.commits import merge
+from headwater.lake.lake import Lake, with_columns
 from headwater.protocol.numbers import VBucketId
-from headwater.spark.lake.lake import Lake, with_columns
-from headwater.spark.lake.merging import merge
-from headwater.spark.own_folder import landed_selection
+from headwater.spark.landing_checks import landed_selection
 from lake_checks import check_documents, check_no_duplicates
 from small_lake import SmallLake, merging
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.spark.lake.findings import FINDINGS_MAX, NOT_NAMED, Finding, FindingKind, Findings
+from headwater.lake.judging import FINDINGS_MAX, NOT_NAMED, Finding, FindingKind, Findings
 
 
 def finding(what: str, kind: FindingKind = FindingKind.DIFFERS, table: str = "changes") -> Finding:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import InvalidInput, LakeError, LakeOfOtherBucket
-from headwater.spark.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
-from headwater.spark.lake.lake import Lake
+from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
+from headwater.lake.lake import Lake
 from lake_checks import table_rows
 from small_lake import SmallLake
 

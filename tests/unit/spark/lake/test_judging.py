@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 from bucket_model import Change, ModelBucket, batches
-from headwater.spark.lake.digests import HashedRows, hash_changes
-from headwater.spark.lake.judging import (
-    Bucket,
-    BucketReading,
-    Judged,
-    RolledBack,
-    Standing,
-    by_id,
-    ends_of,
-    judge,
-    twice,
-)
+from headwater.lake.digests import HashedRows, hash_changes
+from headwater.lake.judging import Bucket, BucketReading, Judged, RolledBack, Standing, by_id, ends_of, judge, twice
 
 GROUP = range(2, 4)
 """The vbuckets of the group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headwater.spark.lake.key_index import KeyIndex, document_places
+from headwater.lake.key_index import KeyIndex, document_places
 
 
 def test_a_slice_of_an_array_is_read_where_it_lies() -> None:

@@ -19,14 +19,12 @@ from headwater.errors import (
     LakeOfOtherBucket,
     LakeOutOfStep,
 )
+from headwater.lake.change_files import ChangeReport
+from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
+from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
+from headwater.lake.lake import Lake, LakeSettings, with_columns
+from headwater.lake.tasks import result_batch, results_of, run_here
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.spark.lake.batch_commit import begin_batch, commit_batch
-from headwater.spark.lake.change_files import ChangeReport
-from headwater.spark.lake.documents_merge import MergeTask, merged_rows
-from headwater.spark.lake.lake import Lake, LakeSettings, with_columns
-from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.merging import commit_merges, merge, plan_merges
-from headwater.spark.lake.tasks import result_batch, results_of, run_here
 from headwater.spark.planning import whole_place
 from lake_checks import check_documents, check_no_duplicates, table_rows
 from small_lake import HOTEL, SmallLake, merging
@@ -180,7 +178,7 @@ def test_only_files_with_replaced_documents_are_written_again(tmp_path: Path) ->
 
 
 def test_an_idle_table_says_that_it_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.spark.lake.merging._IDLE_BATCHES_MAX", 3)
+    monkeypatch.setattr("headwater.lake.commits._IDLE_BATCHES_MAX", 3)
     small = SmallLake(tmp_path)
     small.write(0, "a", collection=HOTEL)
     small.land()

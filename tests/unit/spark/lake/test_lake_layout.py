@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headwater.errors import LakeDamaged, LakeTooNew
-from headwater.spark.lake.layout import LakeFacts, LakePlace, TableKind, table_name
+from headwater.lake.layout import LakeFacts, LakePlace, TableKind, table_name
 
 
 @pytest.mark.parametrize(("vbuckets", "groups"), [(1024, 16), (64, 16), (5, 2), (7, 7), (1, 1), (100, 33)])

@@ -10,8 +10,8 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from headwater.spark.lake.lake import LakeSettings, with_columns
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings, with_columns
 from small_lake import SmallLake
 
 TABLES = ("changes", "documents/_default._default", "history/_default._default", "rejects/_default._default")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headwater.spark.lake.schemas import changes_schema, raw_keys, split_keys, to_change_columns
+from headwater.lake.layout import changes_schema, raw_keys, split_keys, to_change_columns
 
 ROW = {
     "vbucket": 3, "vbuuid": 2**64 - 5, "seqno": 7, "rev": 2, "op": "mutation", "scope": "inventory",

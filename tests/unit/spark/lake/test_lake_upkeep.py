@@ -12,13 +12,11 @@ import pytest
 
 from bucket_model import batches
 from headwater.errors import InvalidInput, LakeDamaged, LakeOutOfStep
+from headwater.lake import upkeep
+from headwater.lake.commits import merge
+from headwater.lake.data_files import DataFile
+from headwater.lake.upkeep import clean_logs, files_to_join, join_files, trim_changes, vacuum
 from headwater.protocol.numbers import VBucketId
-from headwater.spark.lake import file_joining
-from headwater.spark.lake.data_files import DataFile
-from headwater.spark.lake.file_joining import files_to_join, join_files
-from headwater.spark.lake.merging import merge
-from headwater.spark.lake.trimming import trim_changes
-from headwater.spark.lake.vacuum import clean_logs, vacuum
 from lake_checks import check_documents, check_no_duplicates
 from small_lake import SmallLake, merging
 
@@ -69,7 +67,7 @@ def test_every_row_is_joined_only_so_often(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("bytes_a_time", [1, 2**28])
 def test_joined_files_hold_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_a_time: int) -> None:
-    monkeypatch.setattr(file_joining, "JOIN_BYTES_A_TIME", bytes_a_time)
+    monkeypatch.setattr(upkeep, "JOIN_BYTES_A_TIME", bytes_a_time)
     small = SmallLake(tmp_path, settings=merging(history=True))
     for number in range(20):
         small.write(number % 4, f"new-{number}", f"key-{number}")

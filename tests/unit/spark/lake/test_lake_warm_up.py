@@ -6,10 +6,10 @@ from pathlib import Path
 
 from numba.core.dispatcher import Dispatcher
 
-from headwater.spark.lake import digests, json_fields, key_index
-from headwater.spark.lake.lake import LakeSettings, with_columns
-from headwater.spark.lake.merge_plan import MergeRules
-from headwater.spark.lake.warm_up import warm_up
+from headwater.lake import digests, json_fields, key_index
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings, with_columns
+from headwater.lake.warm_up import warm_up
 from model_verification import verify_model
 from small_lake import SmallLake
 

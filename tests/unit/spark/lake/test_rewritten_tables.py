@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headwater.spark.lake.file_joining import join_files
-from headwater.spark.lake.findings import FindingKind
-from headwater.spark.lake.lake import LakeSettings, with_columns
-from headwater.spark.lake.merge_plan import MergeRules
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.judging import FindingKind
+from headwater.lake.lake import LakeSettings, with_columns
+from headwater.lake.upkeep import join_files
 from model_verification import verify_model
 from small_lake import SmallLake
 

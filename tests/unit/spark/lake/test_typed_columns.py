@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import InvalidColumns
-from headwater.spark.lake.typed_columns import TypedColumns, infer_columns
+from headwater.lake.typed_columns import TypedColumns, infer_columns
 
 
 def parse(ddl: str, *documents: str | None) -> tuple[list[Any], list[str | None]]:

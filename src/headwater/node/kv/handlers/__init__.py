@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headwater.node.kv.handlers import (
-    collections,
-    connection,
-    counting,
-    dcp,
-    locking,
-    reading,
-    statistics,
-    subdocument,
-    vbuckets,
-    writing,
-)
+from headwater.node.kv.handlers import collections, connection, dcp, statistics, subdocument, vbuckets
+from headwater.node.kv.handlers import documents as counting
+from headwater.node.kv.handlers import documents as locking
+from headwater.node.kv.handlers import documents as reading
+from headwater.node.kv.handlers import documents as writing
 from headwater.node.kv.permissions import DCP_MESSAGES
 from headwater.protocol.messages import documents, session
 from headwater.protocol.messages import subdocument as subdocument_messages

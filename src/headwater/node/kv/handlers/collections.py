@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from headwater.errors import MalformedJson
 from headwater.node.kv.context import Context, Refused
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.manifest import (
     COLLECTIONS_MAX,
     DEFAULT_NAME,
@@ -28,6 +27,7 @@ from headwater.protocol.messages.vbuckets import (
 )
 from headwater.protocol.numbers import DEFAULT_COLLECTION, DEFAULT_SCOPE
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 
 _NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_%-]{{0,{NAME_BYTES_MAX - 1}}}")
 

@@ -6,8 +6,6 @@ from headwater.errors import AuthenticationFailed, LocalProtocolError, Malformed
 from headwater.log_fields import LogEvent
 from headwater.node.auth.users import Action
 from headwater.node.kv.context import Context, Refused
-from headwater.node.kv.error_map import ERROR_MAP_VERSION, error_map
-from headwater.protocol.datatype import Datatype
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import (
@@ -26,7 +24,8 @@ from headwater.protocol.messages.session import (
     Version,
 )
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramServer, encode_nonce
-from headwater.protocol.status import Status
+from headwater.protocol.status import ERROR_MAP_VERSION, Status, error_map
+from headwater.protocol.values import Datatype
 
 SERVED_FEATURES = frozenset(
     {

@@ -15,27 +15,30 @@ from typing import Any
 from headwater.errors import UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
-from headwater.node.consumer.connection import ConsumerConnection
-from headwater.node.consumer.settings import ConsumerSettings
-from headwater.node.kv.access import refuse_vbucket
+from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
 from headwater.node.kv.context import CloseConnection, Context, Refused
+from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection, is_name
 from headwater.node.producer.controls import BadControl, Controls
-from headwater.protocol.connection_state import EndpointState, producer_endpoint_after
+from headwater.protocol.failover_log import Rollback
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
-from headwater.protocol.messages.dcp_connection import BufferAck, Control, DcpNoop, Open, OpenFlags
-from headwater.protocol.messages.dcp_stream import (
+from headwater.protocol.messages.dcp_streams import (
+    BufferAck,
     CloseStream,
+    Control,
+    DcpNoop,
     GetFailoverLog,
     GetFailoverLogResponse,
+    Open,
+    OpenFlags,
     StreamRequest,
     StreamRequestResponse,
 )
-from headwater.protocol.rollback import Rollback
+from headwater.protocol.states import EndpointState, producer_endpoint_after
 from headwater.protocol.status import Status
-from headwater.protocol.stream_admission import Refused as StreamRefused
+from headwater.protocol.stream_requests import Refused as StreamRefused
 
 logger = logging.getLogger(__name__)
 

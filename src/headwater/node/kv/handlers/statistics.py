@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from headwater.node.auth.users import Action
-from headwater.node.consumer.consumer_views import ConsumerView, ReceivedStreamView, consumer_views
-from headwater.node.kv.access import refuse_vbucket
+from headwater.node.consumer.views import ConsumerView, ReceivedStreamView, consumer_views
 from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.statistics import ConnectionStatistics, StreamStatistics, connection_statistics
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status

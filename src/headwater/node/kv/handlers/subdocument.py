@@ -5,13 +5,23 @@ from __future__ import annotations
 from functools import partial
 
 from headwater.node.kv import subdocument as engine
-from headwater.node.kv.access import DocumentRequest, Place, newest, place_of, place_to_write
 from headwater.node.kv.context import Context, Refused
-from headwater.node.kv.expiry import expiry_time, preserves_ttl
-from headwater.node.kv.locks import check_cas, shown_cas
-from headwater.node.kv.storing import mutation_token, remove, store
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.node.kv.documents import (
+    DocumentRequest,
+    Place,
+    check_cas,
+    expiry_time,
+    mutation_token,
+    newest,
+    place_of,
+    place_to_write,
+    preserves_ttl,
+    remove,
+    shown_cas,
+    store,
+)
+from headwater.protocol.features import Opcode
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.subdocument import (
     DocFlags,
     LookupSpec,
@@ -24,8 +34,8 @@ from headwater.protocol.messages.subdocument import (
     SubdocResponse,
 )
 from headwater.protocol.numbers import Cas, Seqno
-from headwater.protocol.opcodes import Opcode
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Written
 from headwater.store.index import Entry
 

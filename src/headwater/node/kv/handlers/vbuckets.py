@@ -6,13 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from headwater.node.kv.access import collection_by_id, refuse_vbucket
 from headwater.node.kv.collection_seqnos import collection_high_seqnos
 from headwater.node.kv.context import Context, Refused
-from headwater.node.kv.locks import forget_vbuckets
+from headwater.node.kv.documents import collection_by_id, forget_vbuckets, refuse_vbucket
 from headwater.node.kv.service import BucketService
 from headwater.protocol.messages.base import PlainResponse
-from headwater.protocol.messages.dcp_stream import VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Flush
 from headwater.protocol.messages.vbuckets import (
     DeleteVBucket,
@@ -26,7 +25,7 @@ from headwater.protocol.messages.vbuckets import (
 )
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.status import Status
-from headwater.store import rewinding
+from headwater.store import settling
 from headwater.store.bucket import Bucket
 
 _ANY_ALIVE = 0
@@ -109,7 +108,7 @@ def delete_vbucket(context: Context, request: DeleteVBucket) -> PlainResponse:
     if not service.bucket.vbuckets.exists(request.vbucket):
         refuse_vbucket(context)
     _check_at_rest(context)
-    rewinding.remove_vbucket(service.bucket, request.vbucket)
+    settling.remove_vbucket(service.bucket, request.vbucket)
     forget_vbuckets(service, {request.vbucket})
     service.sync_writes.evaluate(request.vbucket)
     return context.ok()
@@ -121,7 +120,7 @@ def flush(context: Context, request: Flush) -> PlainResponse:
         raise Refused(Status.NOT_SUPPORTED, "a flush can't be delayed")
     service = context.bucket_service
     _check_at_rest(context)
-    rewinding.flush(service.bucket)
+    settling.flush(service.bucket)
     service.locks.clear()
     service.sync_writes.evaluate_all()
     return context.ok()

@@ -4,7 +4,6 @@
 `mutation` hold the operations, `path` their syntax, and `json_text` the text they work on.
 """
 
-from headwater.node.kv.subdocument.document import Document, NewValue, WriteMacro
 from headwater.node.kv.subdocument.execute import (
     LookedUp,
     Mutated,
@@ -15,6 +14,7 @@ from headwater.node.kv.subdocument.execute import (
     mutate_in,
     mutate_one,
 )
+from headwater.node.kv.subdocument.virtual_xattrs import Document, NewValue, WriteMacro
 
 __all__ = [
     "Document",

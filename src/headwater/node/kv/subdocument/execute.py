@@ -10,21 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.errors import LocalProtocolError
-from headwater.node.kv.subdocument.commands import COMMANDS, Scope
-from headwater.node.kv.subdocument.document import Document, NewValue
-from headwater.node.kv.subdocument.draft import Draft
-from headwater.node.kv.subdocument.failure import (
+from headwater.node.kv.subdocument.json_text import (
     CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
     DELETED_DOCUMENT_CANT_HAVE_VALUE,
+    LOOKUPS,
     SubdocFailure,
 )
-from headwater.node.kv.subdocument.lookup import LOOKUPS
-from headwater.node.kv.subdocument.macros import MacroExpansion
-from headwater.node.kv.subdocument.request_checks import check_many, check_one, spec_path
-from headwater.node.kv.subdocument.texts import DocumentTexts
-from headwater.node.kv.subdocument.virtual_xattrs import PREFIX, virtual_xattr_text
-from headwater.protocol.datatype import Datatype
-from headwater.protocol.limits import VALUE_BYTES_MAX
+from headwater.node.kv.subdocument.mutation import DocumentTexts, Draft
+from headwater.node.kv.subdocument.requests import COMMANDS, Scope, check_many, check_one, spec_path
+from headwater.node.kv.subdocument.virtual_xattrs import PREFIX, Document, MacroExpansion, NewValue, virtual_xattr_text
+from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import (
     DocFlags,
     LookupResult,
@@ -33,9 +28,9 @@ from headwater.protocol.messages.subdocument import (
     MutationSpec,
     PathFlags,
 )
-from headwater.protocol.opcodes import Opcode
+from headwater.protocol.numbers import VALUE_BYTES_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.xattrs import encode_xattrs
+from headwater.protocol.values import Datatype, encode_xattrs
 
 _NO_FLAGS = DocFlags(0)
 _EMPTY = Document(value=b"", datatype=Datatype.RAW)

@@ -1,18 +1,35 @@
-"""JSON as text with positions: where its parts stand, so that a change leaves every other byte as it was.
-
-Python's own JSON scanner walks over the values, so nothing here parses character by character, and numbers are never
-turned into Python numbers: their text is their meaning.
-"""
+"""How one operation, or a whole request, ends in a status other than success."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple, NoReturn
 
-from headwater.node.kv.subdocument.failure import SubdocFailure
+from headwater.protocol.features import Opcode
 from headwater.protocol.status import Status
+
+XATTR_UNKNOWN_VATTR_MACRO = Status(0xD5)
+CAN_ONLY_REVIVE_DELETED_DOCUMENTS = Status(0xD6)
+DELETED_DOCUMENT_CANT_HAVE_VALUE = Status(0xD7)
+
+
+class SubdocFailure(Exception):
+    """The status an operation ends in. It never leaves this package: callers get outcomes."""
+
+    def __init__(self, status: Status, reason: str = "") -> None:
+        self.status = status
+        self.reason = reason
+        super().__init__(reason or status.name)
+
+
+# JSON as text with positions: where its parts stand, so that a change leaves every other byte as it was.
+#
+# Python's own JSON scanner walks over the values, so nothing here parses character by character, and numbers are never
+# turned into Python numbers: their text is their meaning.
+
 
 LEVELS_MAX = 32
 """Levels of a document. The root is one, and so is a number or a string inside the innermost array."""
@@ -196,3 +213,159 @@ def quote(name: str) -> str:
 def compact(text: str) -> str:
     """The same JSON without the space between its tokens."""
     return "".join(_WITHOUT_SPACE.findall(text))
+
+
+# The path syntax: `name.name[0].name`, with `[-1]` for the last element and backticks around special names.
+#
+# A name must be escaped as inside a JSON string: `\"` for a quote. Dots and brackets inside backticks belong to the
+# name, and two backticks stand for one.
+
+
+PATH_BYTES_MAX = 1024
+
+COMPONENTS_MAX = LEVELS_MAX - 1
+"""Couchbase counts 32, and the root of the document is the first of them."""
+
+LAST = -1
+_INDEX_MAX = 2**63 - 1
+_INDEX_DIGITS_MAX = len(str(_INDEX_MAX))
+
+# Any character that needs no escape in JSON, or one of its short escapes. Couchbase takes no \u in paths.
+_CHARACTER = r'(?:[^"\\\x00-\x1f`.\[\]]|\\["\\/bfnrt])'
+_QUOTED_CHARACTER = r'(?:[^"\\\x00-\x1f`]|\\["\\/bfnrt])'
+_PATH_NAME = re.compile(rf"(?:{_CHARACTER}|`{_QUOTED_CHARACTER}*`)+")
+_INDEX = re.compile(r"\[(-1|[0-9]+)\]")
+
+Component = str | int
+"""A name, or the index of an element."""
+
+Path = tuple[Component, ...]
+
+
+def parse_path(path: bytes) -> Path:
+    """The components of a path; the empty path is the document itself."""
+    if len(path) > PATH_BYTES_MAX:
+        raise SubdocFailure(Status.SUBDOC_PATH_E2BIG)
+    try:
+        text = path.decode()
+    except UnicodeDecodeError as error:
+        raise SubdocFailure(Status.SUBDOC_PATH_EINVAL) from error
+    components: list[Component] = []
+    at = 0
+    while at < len(text):
+        if len(components) == COMPONENTS_MAX:
+            raise SubdocFailure(Status.SUBDOC_PATH_E2BIG)
+        component, at = _parse_index(text, at) if text[at] == "[" else _parse_name(text, at)
+        components.append(component)
+        at = _past_separator(text, at)
+    return tuple(components)
+
+
+def _past_separator(text: str, at: int) -> int:
+    """A dot or the bracket of an index may follow a component; a dot at the very end is nothing, as in Couchbase."""
+    if at == len(text) or text[at] == "[":
+        return at
+    if text[at] == ".":
+        return at + 1
+    raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
+
+
+def _parse_index(text: str, at: int) -> tuple[int, int]:
+    found = _INDEX.match(text, at)
+    if found is None or len(found[1]) > _INDEX_DIGITS_MAX or int(found[1]) > _INDEX_MAX:
+        raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
+    return int(found[1]), found.end()
+
+
+def _parse_name(text: str, at: int) -> tuple[str, int]:
+    found = _PATH_NAME.match(text, at)
+    if found is None:
+        raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
+    escaped = _without_backticks(found[0])
+    if not escaped:
+        raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
+    return json.loads(f'"{escaped}"'), found.end()
+
+
+def _without_backticks(name: str) -> str:
+    if len(name) > 1 and name[0] == name[-1] == "`":
+        name = name[1:-1]
+    return "`".join(part.replace("`", "") for part in name.split("``"))
+
+
+# Where a path leads in a document.
+
+
+class Place(NamedTuple):
+    """What a path leads to, or how far it leads."""
+
+    value: Span | None
+    """None where the path does not exist."""
+
+    container: Span
+    """The object or array around the value; where there is none, the last one on the path that exists."""
+
+    components_found: int
+
+
+def locate(text: str, path: Path) -> Place:
+    container = value = root(text)
+    for components_found, component in enumerate(path):
+        container, child = value, _child(text, value, component)
+        if child is None:
+            return Place(None, container, components_found)
+        value = child
+    return Place(value, container, len(path))
+
+
+def _child(text: str, container: Span, component: Component) -> Span | None:
+    if text[container.start] != ("{" if isinstance(component, str) else "["):
+        raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
+    child = None
+    if isinstance(component, str):
+        # Where a name stands twice, the last one counts, as it does for those who parse the whole document.
+        for member in members(text, container.start):
+            if member.name == component:
+                child = member.value
+    elif component == LAST:
+        for element in elements(text, container.start):
+            child = element
+    else:
+        child = next(islice(elements(text, container.start), component, None), None)
+    return child
+
+
+# The lookups: what each gives back for one path of a document.
+
+
+def get(text: str, path: Path) -> str:
+    value = _existing(text, path)
+    return compact(text[value.start : value.end])
+
+
+def exists(text: str, path: Path) -> str:
+    """Nothing: the status says it."""
+    _existing(text, path)
+    return ""
+
+
+def get_count(text: str, path: Path) -> str:
+    """The number of elements or of names, in decimal."""
+    value = _existing(text, path)
+    if text[value.start] not in "{[":
+        raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
+    return str(count(text, value))
+
+
+def _existing(text: str, path: Path) -> Span:
+    value = locate(text, path).value
+    if value is None:
+        raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
+    return value
+
+
+LOOKUPS: Mapping[Opcode, Callable[[str, Path], str]] = {
+    Opcode.SUBDOC_GET: get,
+    Opcode.SUBDOC_EXISTS: exists,
+    Opcode.SUBDOC_GET_COUNT: get_count,
+}

@@ -9,25 +9,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from headwater.node.kv.subdocument.failure import SubdocFailure
 from headwater.node.kv.subdocument.json_text import (
+    LAST,
     LEVELS_MAX,
+    Path,
+    Place,
     Span,
+    SubdocFailure,
     count,
+    document_text,
     elements,
+    get,
     is_empty,
+    is_json,
+    locate,
     members,
     quote,
+    root,
     value_text,
     values_text,
 )
-from headwater.node.kv.subdocument.locate import Place, locate
-from headwater.node.kv.subdocument.path import LAST, Path
-from headwater.protocol.opcodes import Opcode
+from headwater.node.kv.subdocument.requests import spec_path
+from headwater.node.kv.subdocument.virtual_xattrs import SYSTEM_XATTR_PREFIX, Document
+from headwater.protocol.features import Opcode
+from headwater.protocol.messages.subdocument import MutationSpec, PathFlags
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype, ValueParts
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INT64_CHARACTERS_MAX = len(str(_INT64_MIN))
@@ -266,3 +277,91 @@ MUTATIONS: Mapping[Opcode, Mutation] = {
     Opcode.SUBDOC_ARRAY_ADD_UNIQUE: array_add_unique,
     Opcode.SUBDOC_COUNTER: counter,
 }
+
+
+# A document's two texts, its body and its extended attributes, each checked once and only when it is needed.
+
+
+class DocumentTexts:
+    """The texts that the paths of a request point into."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    @cached_property
+    def parts(self) -> ValueParts:
+        return self.document.parts()
+
+    @cached_property
+    def body(self) -> str:
+        if not self.document.datatype & Datatype.JSON:
+            raise SubdocFailure(Status.SUBDOC_DOC_NOT_JSON)
+        return document_text(self.parts.body)
+
+    @cached_property
+    def xattrs(self) -> str:
+        """All extended attributes as one object, in which the first name of a path is the name of an attribute."""
+        pairs = [quote(name).encode() + b":" + json for name, json in self.parts.xattrs.items()]
+        return document_text(b"{" + b",".join(pairs) + b"}")
+
+
+# A document in the making: the mutations of a request apply to it one after the other.
+
+
+class Draft:
+    """Holds its texts from one mutation to the next. The document it was made from is never touched."""
+
+    def __init__(self, before: DocumentTexts) -> None:
+        self._before = before
+        self._body = before.parts.body
+        self._body_text: str | None = None
+        self._xattrs_text: str | None = None
+        self.is_json = bool(before.document.datatype & Datatype.JSON)
+        self.is_deleted = False
+
+    def apply(self, spec: MutationSpec, value: bytes, *, create_parents: bool) -> str | None:
+        """Applies one mutation. What it gives back goes to the client."""
+        if spec.opcode == Opcode.SET:
+            self._set_body(value, as_json=is_json(value))
+            return None
+        if spec.opcode == Opcode.DELETE:
+            self._set_body(b"", as_json=False)
+            self.is_deleted = True
+            return None
+        path = spec_path(spec)
+        if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR:
+            self._set_body(get(self._read_xattrs(), path).encode(), as_json=True)
+            return None
+        mutate = MUTATIONS[spec.opcode]
+        if spec.flags & PathFlags.XATTR:
+            self._xattrs_text, result = mutate(self._read_xattrs(), path, value, create_parents=create_parents)
+        else:
+            self._body_text, result = mutate(self._read_body(), path, value, create_parents=create_parents)
+        return result
+
+    def parts(self) -> ValueParts:
+        """What has become of the document."""
+        xattrs = self._xattrs()
+        if self.is_deleted:
+            xattrs = {name: json for name, json in xattrs.items() if name.startswith(SYSTEM_XATTR_PREFIX)}
+        return ValueParts(xattrs, self._body if self._body_text is None else self._body_text.encode())
+
+    def _set_body(self, body: bytes, *, as_json: bool) -> None:
+        self._body, self._body_text, self.is_json = body, None, as_json
+
+    def _read_body(self) -> str:
+        if self._body_text is not None:
+            return self._body_text
+        if not self.is_json:
+            raise SubdocFailure(Status.SUBDOC_DOC_NOT_JSON)
+        return document_text(self._body)
+
+    def _read_xattrs(self) -> str:
+        return self._before.xattrs if self._xattrs_text is None else self._xattrs_text
+
+    def _xattrs(self) -> dict[str, bytes]:
+        text = self._xattrs_text
+        if text is None:
+            return dict(self._before.parts.xattrs)
+        start = root(text).start
+        return {member.name: text[slice(*member.value)].encode() for member in members(text, start)}

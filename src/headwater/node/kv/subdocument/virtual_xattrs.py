@@ -3,14 +3,142 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from math import isqrt
 
-from headwater.node.kv.subdocument.crc32c import crc32c
-from headwater.node.kv.subdocument.document import Document
-from headwater.node.kv.subdocument.failure import SubdocFailure
-from headwater.node.kv.subdocument.path import Path
-from headwater.protocol.datatype import Datatype
+import numpy as np
+
+from headwater.errors import MalformedXattrs
+from headwater.node.kv.subdocument.json_text import XATTR_UNKNOWN_VATTR_MACRO, Path, SubdocFailure
+from headwater.protocol.messages.subdocument import MutationSpec, PathFlags
+from headwater.protocol.numbers import Cas, Seqno, Vbuuid
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype, ValueParts, decode_xattrs
+
+# CRC-32C (Castagnoli), which `$document.value_crc32c` and its macro show.
+#
+# A checksum goes byte by byte, which is slow in Python. Long data is therefore laid out as lanes, side by side, and
+# numpy takes one step in all of them at once. The lanes are put together by what a run of zero bytes of a lane's length
+# does to each bit of a checksum; 32 more lanes find that out in the same steps.
+
+
+_POLYNOMIAL = 0x82F63B78
+_ALL_BITS = 0xFFFFFFFF
+_PLAIN_BYTES_MAX = 4096
+
+
+def _table_entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
+    return byte
+
+
+_TABLE = [_table_entry(byte) for byte in range(256)]
+_NUMPY_TABLE = np.array(_TABLE, dtype=np.uint32)
+_BITS = [1 << bit for bit in range(32)]
+
+
+def crc32c(data: bytes) -> int:
+    state = _ALL_BITS
+    tail = 0
+    if len(data) > _PLAIN_BYTES_MAX:
+        lanes = lane_bytes = isqrt(len(data))
+        tail = lanes * lane_bytes
+        state = _after_lanes(state, data[:tail], lane_bytes)
+    return _after(state, data[tail:]) ^ _ALL_BITS
+
+
+def _after(state: int, data: bytes) -> int:
+    for byte in data:
+        state = _TABLE[(state ^ byte) & 0xFF] ^ state >> 8
+    return state
+
+
+def _after_lanes(state: int, data: bytes, lane_bytes: int) -> int:
+    rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, lane_bytes)
+    steps = np.zeros((lane_bytes, len(rows) + len(_BITS)), dtype=np.uint8)
+    steps[:, : len(rows)] = rows.T
+    states = np.array([0] * len(rows) + _BITS, dtype=np.uint32)
+    for step in steps:
+        states = _NUMPY_TABLE[(states ^ step) & 0xFF] ^ states >> 8
+    lanes, bits = states[: len(rows)].tolist(), states[len(rows) :].tolist()
+    for lane in lanes:
+        moved = 0
+        for bit, effect in enumerate(bits):
+            if state >> bit & 1:
+                moved ^= effect
+        state = moved ^ lane
+    return state
+
+
+# What goes into the engine and what comes out of it: a document as it is, and its value as it will be.
+
+
+SYSTEM_XATTR_PREFIX = "_"
+"""Extended attributes of the system outlive the document in its tombstone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A document or a tombstone, apart from where it is stored."""
+
+    value: bytes
+    """With its extended attributes in front where the datatype says so, and always inflated."""
+
+    datatype: Datatype
+    """As stored: the SNAPPY bit is shown to the client, and does not describe `value`."""
+
+    cas: Cas = Cas(0)
+    seqno: Seqno = Seqno(0)
+    vbuuid: Vbuuid = Vbuuid(0)
+    rev: int = 0
+    flags: int = 0
+    expiry: int = 0
+    deleted: bool = False
+    hlc_now_s: int | None = None
+    """The vbucket's clock, for the virtual attribute `$vbucket`."""
+
+    def parts(self) -> ValueParts:
+        if not self.datatype & Datatype.XATTR:
+            return ValueParts({}, self.value)
+        try:
+            return decode_xattrs(self.value)
+        except MalformedXattrs as error:
+            raise SubdocFailure(Status.EINTERNAL, f"the stored document is damaged: {error.reason}") from error
+
+
+class WriteMacro(Enum):
+    """What a value can say of the write that makes it, and is known only when that write is applied."""
+
+    CAS = "CAS"
+    SEQNO = "seqno"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewValue:
+    """The value after a mutation, all but the places where its own CAS and seqno belong."""
+
+    template: bytes
+    """The encoded value: extended attributes first, if any. Placeholders are as long as what takes their place."""
+
+    datatype: Datatype
+    macros: tuple[tuple[WriteMacro, int], ...] = ()
+    """Which macro goes where in the template."""
+
+    def fill(self, *, cas: Cas, seqno: Seqno) -> bytes:
+        """The value to store with this CAS and seqno."""
+        # Couchbase writes the CAS with its bytes reversed, and clients turn it back.
+        digits = {WriteMacro.CAS: cas.to_bytes(8, "little").hex(), WriteMacro.SEQNO: seqno.to_bytes(8, "big").hex()}
+        filled = bytearray(self.template)
+        for macro, at in self.macros:
+            text = f'"0x{digits[macro]}"'.encode()
+            filled[at : at + len(text)] = text
+        return bytes(filled)
+
 
 PREFIX = "$"
 _NANOSECONDS = 10**9
@@ -63,3 +191,81 @@ def virtual_xattr_text(document: Document, path: Path) -> str:
 
 def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# Macros: values of extended attributes that the server fills in.
+#
+# `"${Mutation.CAS}"` and its like speak of the write under way, `"${$document.CAS}"` and its like of the document as it
+# was before. The CAS and the seqno of a write are known only when it is applied; until then a placeholder of the same
+# length stands in the text, a string that occurs nowhere else in the request or in the document.
+
+
+_WRITE_MACROS = {b'"${Mutation.CAS}"': WriteMacro.CAS, b'"${Mutation.seqno}"': WriteMacro.SEQNO}
+_CRC32C_MACRO = b'"${Mutation.value_crc32c}"'
+_DOCUMENT_MACRO = re.compile(rb'"\$\{\$document(?:\.(\w+))?\}"')
+
+_PLACEHOLDER_DIGITS = {**dict.fromkeys(_WRITE_MACROS, 16), _CRC32C_MACRO: 8}
+_LIKE_A_PLACEHOLDER = re.compile(rb'(?="0x([0-9a-f]+)")')
+
+
+def is_macro(value: bytes) -> bool:
+    """Whether the value has the form of a macro; the field of a document macro may still be unknown."""
+    return value in _PLACEHOLDER_DIGITS or (value.startswith(b'"${$document') and value.endswith(b'}"'))
+
+
+class MacroExpansion:
+    """The macros of one request: what stands in for them, and where that ends up."""
+
+    def __init__(self, specs: Sequence[MutationSpec], document: Document) -> None:
+        macros = {spec.value for spec in specs if spec.flags & PathFlags.EXPAND_MACROS}
+        self._expanded = {macro: text for macro in macros if (text := _expand_document_macro(macro, document))}
+        if not macros.isdisjoint(_PLACEHOLDER_DIGITS):
+            texts = [document.value, *(spec.value for spec in specs), *self._expanded.values()]
+            self._expanded |= _placeholders(macros, texts)
+
+    def value(self, spec: MutationSpec) -> bytes:
+        """The value of a spec, expanded if it is a macro."""
+        if not spec.flags & PathFlags.EXPAND_MACROS:
+            return spec.value
+        if spec.value not in self._expanded:
+            raise SubdocFailure(XATTR_UNKNOWN_VATTR_MACRO)
+        return self._expanded[spec.value]
+
+    def with_checksum(self, encoded: bytes, *, body: bytes) -> bytes:
+        """The encoded value with the checksum of the new body where a macro asks for it."""
+        placeholder = self._expanded.get(_CRC32C_MACRO)
+        if placeholder is None or placeholder not in encoded:
+            return encoded
+        return encoded.replace(placeholder, b'"0x%08x"' % crc32c(body))
+
+    def places(self, encoded: bytes) -> tuple[tuple[WriteMacro, int], ...]:
+        """Where the CAS and the seqno of the write belong in the encoded value."""
+        return tuple(
+            (macro, at)
+            for name, macro in _WRITE_MACROS.items()
+            if name in self._expanded
+            for at in _occurrences(encoded, self._expanded[name])
+        )
+
+
+def _expand_document_macro(macro: bytes, document: Document) -> bytes | None:
+    found = _DOCUMENT_MACRO.fullmatch(macro)
+    if found is None:
+        return None
+    if found[1] is None:
+        return to_json({name: field(document) for name, field in DOCUMENT_FIELDS.items()}).encode()
+    wanted = DOCUMENT_FIELDS.get(found[1].decode())
+    return None if wanted is None else to_json(wanted(document)).encode()
+
+
+def _placeholders(macros: set[bytes], texts: Sequence[bytes]) -> dict[bytes, bytes]:
+    taken = {int(digits[:16], 16) for text in texts for digits in _LIKE_A_PLACEHOLDER.findall(text)}
+    free = (number for number in count() if number not in taken)
+    return {name: b'"0x%0*x"' % (digits, next(free)) for name, digits in _PLACEHOLDER_DIGITS.items() if name in macros}
+
+
+def _occurrences(encoded: bytes, placeholder: bytes) -> Iterator[int]:
+    at = encoded.find(placeholder)
+    while at >= 0:
+        yield at
+        at = encoded.find(placeholder, at + len(placeholder))

@@ -1,1 +1,0 @@
-"""What `headwater load` is made of: the files it is given, the documents in them, what it shows, and what it tells."""

@@ -1,0 +1,181 @@
+"""How a command that can't go on says so: one sentence on standard error, and an exit code that tells the kind.
+
+A frame around the sentence, as rich would draw, breaks it where a log or a script reads it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+import click
+from rich.console import Console
+
+from headwater.log_fields import LogEvent, fields
+from headwater.phrases import COMPILING, counted, tell_first_compile
+
+EXIT_INTERRUPTED = 130
+"""128 and the number of the signal, as shells have it."""
+
+
+@contextmanager
+def errors_in_one_sentence() -> Iterator[None]:
+    """Tell what click raises and what goes wrong with standard output, and leave."""
+    try:
+        with _output_written():
+            yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.ClickException as error:
+        click.echo(f"Error: {_sentence(error)}", err=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Error: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _sentence(error: click.ClickException) -> str:
+    message = " ".join(error.format_message().split())
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return message
+    possibilities = getattr(error, "possibilities", None)
+    if possibilities:
+        # click shows three of them, and those behind the first have little to do with what was meant.
+        message = f"{error.message} {did_you_mean(possibilities[0])}"
+    end = "" if message.endswith("?") else "."
+    return f"{message.rstrip('.')}{end} See {error.ctx.command_path} --help"
+
+
+def did_you_mean(name: str) -> str:
+    return f"Did you mean {name}?"
+
+
+# --- standard output ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _output_written() -> Iterator[None]:
+    """A reader that has seen enough (`| head`) is no error, and a full disk is one that is told."""
+    try:
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        _abandon_output()
+        sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _abandon_output()
+        raise click.ClickException(f"standard output can't be written to: {error.strerror}") from error
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is our own output that is broken, and not a connection."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)  # what is wrong with a file is told without being asked for
+    except (io.UnsupportedOperation, ValueError):
+        return False
+    return bool(poll.poll(0))
+
+
+def _abandon_output() -> None:
+    """The stream still holds text that the interpreter would write on its way out, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Where tables are printed: as wide as the terminal is, and never cut or folded in a file or a pipe.
+
+
+UNCUT_CHARS = 10_000
+
+
+def output_console() -> Console:
+    """For standard output. Sentences are printed with `soft_wrap`, so that nothing breaks them but the terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else UNCUT_CHARS)
+
+
+# How much was done in what time, and how fast, where that tells something.
+
+
+COUNT_MIN = 1000
+SECONDS_MIN = 1.0
+"""Below these, a rate is about how a run begins and ends."""
+
+
+def tells_rate(count: int, seconds: float) -> bool:
+    return count >= COUNT_MIN and seconds >= SECONDS_MIN
+
+
+def documents_in(documents: int, seconds: float, *, and_rate: str = "") -> str:
+    """`and_rate` is told behind the rate of documents, or not at all."""
+    sentence = f"{counted(documents, 'document')} in {seconds:.2f} s"
+    if not tells_rate(documents, seconds):
+        return sentence
+    return f"{sentence}: {documents / seconds:,.0f} documents/s{and_rate}"
+
+
+# How a command that runs for long writes its log: lines for people, or one JSON object a line for programs.
+
+
+logger = logging.getLogger(__name__)
+
+TEXT = "%(asctime)s %(levelname)s %(message)s"
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+_OWN_MEMBERS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record has; all else was given with the message."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the fields that the message came with."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        about = {name: value for name, value in vars(record).items() if name not in _OWN_MEMBERS}
+        if about:
+            told["fields"] = about
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+def set_up_logging(log_format: str, *, level: str = "info") -> None:
+    """Write the log of this process to its standard error, from this level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    tell_first_compile(lambda: logger.info(COMPILING, extra=fields(event=LogEvent.COMPILING)))
+    for talkative in ("asyncio", "py4j", "uvicorn"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
+    if log_format == "json":
+        # What Python itself would write there is text.
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    about = fields(error=kind.__name__, reason=str(error))
+    logger.critical("the process ends: %s", error, exc_info=(kind, error, traceback), extra=about)

@@ -1,0 +1,281 @@
+"""All that is needed to connect to a bucket, checked once: where it is, who logs in, whom to trust.
+
+Settings can be sent to other processes, as Spark does, with the password in them. So they hold no context of TLS: each
+process makes its own when it first needs one, from the files that the settings name.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from headwater._version import __version__
+from headwater.client.cluster_map import ClusterMap, Network
+from headwater.client.connection_string import Address, BootstrapBy, ConnectionString
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import FEATURES, Login, Timeouts
+from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
+from headwater.protocol.features import Feature
+from headwater.protocol.sasl import USER_CHARS_MAX, Mechanism
+from headwater.protocol.status import Status
+
+# TLS as a user asks for it: whom to trust, and which certificate to show.
+#
+# Settings name files and hold no context of TLS, so that they can be sent to other processes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """Whom to trust, and who we are."""
+
+    ca_file: Path | str | None = None
+    """Certificates to trust instead of the system's."""
+    skip_verify: bool = False
+    """Trust anybody: the bytes are encrypted, but who reads them is unknown."""
+    certificate_file: Path | str | None = None
+    """A client certificate, in PEM, and those that vouch for it. The server takes the user from it: see `handshake`."""
+    key_file: Path | str | None = None
+    """The key of the client certificate, where it is not in the same file."""
+    key_password: str | None = field(default=None, repr=False)
+    """What the key is encrypted with."""
+
+    def __post_init__(self) -> None:
+        if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
+            raise InvalidInput(
+                "there is a key, but no client certificate that it belongs to", hint="Give certificate_file, too"
+            )
+
+    @property
+    def has_certificate(self) -> bool:
+        return self.certificate_file is not None
+
+    def context(self) -> ssl.SSLContext:
+        """A context for connections by these settings, or `InvalidInput` where their files can't be used."""
+        try:
+            context = ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput(
+                f"the CA file {self.ca_file} can't be used: {error}", hint="Give certificates in PEM form"
+            ) from error
+        if self.skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate_file is not None:
+            self._load_certificate(context, str(self.certificate_file))
+        return context
+
+    def _load_certificate(self, context: ssl.SSLContext, certificate_file: str) -> None:
+        key_file = None if self.key_file is None else str(self.key_file)
+        try:
+            # Without a password OpenSSL would ask for one on the terminal, and wait.
+            context.load_cert_chain(certificate_file, key_file, self.key_password or "")
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput(
+                f"the client certificate {certificate_file} can't be used: {error}",
+                hint="Give a certificate and its key in PEM form, and key_password if the key is encrypted",
+            ) from error
+
+
+AGENT = f"headwater/{__version__}"
+AGENT_CHARS_MAX = 200
+"""What a server keeps of it is less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """Where a bucket is and how to get in. Made by `make`, or by `of` where the parts are there already."""
+
+    where: ConnectionString
+    """The hosts, from the connection string."""
+    bucket: str
+    """From the connection string."""
+    credentials: Credentials | None = field(default=None, repr=False)
+    """None where a client certificate is the log-in, or where there is none."""
+    tls: TlsSettings | None = None
+    """None for a connection without TLS."""
+    mechanism: Mechanism | None = None
+    """How to log in; None for the best that the server offers and that shows nobody the password."""
+    network: Network = Network.AUTO
+    """By which of their addresses nodes are reached."""
+    features: tuple[Feature, ...] = FEATURES
+    """What is offered in HELLO."""
+    agent: str = AGENT
+    """What the server's log calls this client."""
+    timeouts: Timeouts = Timeouts()
+    """To connect, and to wait for an answer."""
+
+    @classmethod
+    def make(
+        cls,
+        url: str,
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        tls: TlsSettings | None = None,
+        mechanism: Mechanism | str | None = None,
+        network: Network | str | None = None,
+        agent: str = AGENT,
+        features: tuple[Feature, ...] = FEATURES,
+        timeouts: Timeouts | None = None,
+    ) -> Self:
+        """Settings from what a user gives; `InvalidInput` where that does not fit together.
+
+        `user` counts more than a user in the URL, and `network` more than the option of that name in it. `mechanism`
+        is one of SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN. To name PLAIN is to allow that the password is sent
+        in clear, also where there is no TLS and others can listen: over the key-value protocol and over HTTP.
+        """
+        where = ConnectionString.parse(url)
+        user = user if user is not None else where.user
+        return cls.of(
+            where,
+            _credentials(user, password),
+            tls=tls,
+            mechanism=mechanism,
+            network=network,
+            agent=agent,
+            features=features,
+            timeouts=timeouts,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        where: ConnectionString,
+        credentials: Credentials | None,
+        *,
+        tls: TlsSettings | None = None,
+        mechanism: Mechanism | str | None = None,
+        network: Network | str | None = None,
+        agent: str = AGENT,
+        features: tuple[Feature, ...] = FEATURES,
+        timeouts: Timeouts | None = None,
+    ) -> Self:
+        """As `make`, from a connection string that has been read."""
+        if where.bucket is None:
+            raise InvalidConnectionString("the connection string names no bucket", hint="Write couchbase://host/bucket")
+        if tls is not None and not where.tls:
+            raise InvalidInput(
+                "there are TLS options, but no TLS", hint="Write couchbases:// for a connection with TLS"
+            )
+        _check_agent(agent)
+        timeouts = timeouts or Timeouts()
+        if min(timeouts.connect_s, timeouts.answer_s) <= 0:
+            raise InvalidInput("a timeout is not above 0", hint="Give it in seconds")
+        return cls(
+            where=where,
+            bucket=where.bucket,
+            credentials=credentials,
+            tls=(tls or TlsSettings()) if where.tls else None,
+            mechanism=_mechanism(mechanism, credentials),
+            network=_network(network, where),
+            features=features,
+            agent=agent,
+            timeouts=timeouts,
+        )
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The hosts of the connection string, in its order. How each is asked, `where.bootstrap_by` tells.
+
+        DNS may list others in place of a single name: see `srv_lookup`.
+        """
+        return self.where.addresses
+
+    @property
+    def kv_addresses(self) -> tuple[Address, ...]:
+        """Those of them that speak the key-value protocol. There may be none."""
+        return tuple(address for address in self.addresses if self.where.bootstrap_by(address) is BootstrapBy.KV)
+
+    @property
+    def is_tls(self) -> bool:
+        return self.where.tls
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Made at the first call, which reads the files; `InvalidInput` where they can't be used."""
+        return self._tls_context
+
+    @cached_property
+    def _tls_context(self) -> ssl.SSLContext | None:
+        return None if self.tls is None else self.tls.context()
+
+    def login(self) -> Login:
+        """What every connection to a node is made with."""
+        return Login(
+            credentials=self.credentials,
+            bucket=self.bucket,
+            tls=self.tls_context(),
+            mechanism=self.mechanism,
+            features=self.features,
+            agent=self.agent,
+            timeouts=self.timeouts,
+        )
+
+    def decode_map(self, config: bytes | None, *, asked: Address, network: Network | None = None) -> ClusterMap:
+        """The cluster map in the config that was given at `asked`.
+
+        `network` is that of an earlier map, so that all of them are of one network.
+        """
+        if config is None:
+            raise NotSupported(
+                Status.NOT_SUPPORTED,
+                f"{asked} has no cluster config",
+                hint="Check that the server is a Couchbase or Headwater node with this bucket",
+            )
+        return ClusterMap.decode(config, asked=asked, tls=self.is_tls, network=network or self.network)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+
+def _credentials(user: str | None, password: str | None) -> Credentials | None:
+    if user is None:
+        if password is not None:
+            raise InvalidInput("there is a password, but no user", hint="Give the user, too, or a client certificate")
+        return None
+    if not user or not password:
+        raise InvalidInput(
+            "the user or the password is missing",
+            hint="Give both, or neither of them where a client certificate is the log-in",
+        )
+    if len(user) > USER_CHARS_MAX or "\0" in user + password or not _is_utf8(user + password):
+        # Neither is repeated: the fault may be that the two were mixed up.
+        raise InvalidInput(
+            "the user or the password is not possible",
+            hint=f"A user has up to {USER_CHARS_MAX} characters, both can be written in UTF-8 and have no NUL in them",
+        )
+    return Credentials(user, password)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _mechanism(name: str | None, credentials: Credentials | None) -> Mechanism | None:
+    if name is None:
+        return None
+    if name not in tuple(Mechanism):
+        raise InvalidInput(f"there is no mechanism {name!r}", hint=f"Use one of {', '.join(Mechanism)}")
+    if credentials is None:
+        raise InvalidInput(f"there is nobody to log in by {name}", hint="Give a user and a password")
+    return Mechanism(name)
+
+
+def _network(name: str | None, where: ConnectionString) -> Network:
+    name = name if name is not None else where.option("network", Network.AUTO)
+    if name not in tuple(Network):
+        raise InvalidConnectionString(f"there is no network {name!r}", hint=f"Use one of {', '.join(Network)}")
+    return Network(name)
+
+
+def _check_agent(agent: str) -> None:
+    if not 0 < len(agent) <= AGENT_CHARS_MAX or not agent.isprintable() or not agent.isascii():
+        raise InvalidInput(
+            f"{agent!r} can't be the agent's name", hint=f"Use 1 to {AGENT_CHARS_MAX} printable ASCII characters"
+        )

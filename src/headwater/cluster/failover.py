@@ -1,0 +1,129 @@
+"""A failover: nodes are gone, and the others go on with the best copies that are left.
+
+First the lost nodes are cut off: what is active there is frozen, so that the others take nothing more from them. One
+that is not as lost as it seems could go on and get its majority from a copy that is not the one chosen. What another
+command has on its way is frozen, too. Then the copies are compared and promoted, and the config without the lost nodes
+is published. In between, clients still go to a node that does not answer. A coordinator that dies in between is run
+again, and finds what it had promoted active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headwater.cluster.nodes import NodePort, Survey, survey
+from headwater.cluster.planning import Row, fail_over
+from headwater.cluster.publisher import Publisher, rows_of, with_frozen, with_nodes, with_rows
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.node.cluster_config import NOBODY
+from headwater.node.kv.service import ConfigVersion
+from headwater.node.published_config import PublishedConfig
+from headwater.phrases import counted
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import VBucketId
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOver:
+    """What a failover has done."""
+
+    nodes: tuple[str, ...]
+    promoted: int
+    lost: tuple[VBucketId, ...]
+    """Vbuckets of which no copy was left. They are empty now."""
+
+
+async def fail_nodes_over(
+    publisher: Publisher, port_of: Callable[[str], NodePort], lost: Sequence[str], *, force: bool
+) -> FailedOver:
+    config = publisher.config
+    left = [name for name in config.names() if name not in lost]
+    if not left:
+        raise InvalidInput("no node would be left", hint="Start one of the nodes again")
+    ports = {name: port_of(name) for name in left}
+    found = await survey(ports)
+    for name, error in found.unreachable.items():
+        raise HeadwaterError(
+            f"{name} can't be reached either: {error.reason}", hint="Start it again, or fail it over as well"
+        )
+    orphans = _orphans(_rows_without(config, lost, found))
+    if orphans and not force:
+        raise InvalidInput(
+            f"{counted(len(orphans), 'vbucket')} would be lost, as no other node has them ({_some(orphans)})",
+            hint="Start the node again, or give --force to go on without them",
+        )
+    publisher.may_miss(frozenset(lost))
+    await _cut_off(publisher, lost)
+    found = await survey(ports)
+    rows = _rows_without(publisher.config, lost, found)
+    orphans = _orphans(rows)
+    for at, vbucket in enumerate(orphans):
+        rows[vbucket] = (left[at % len(left)], *(None,) * config.replicas)
+    promoted = await _promote(port_of, rows, found, publisher.config.version)
+    kept = [node for node in config.nodes if node.kv_address in left]
+
+    def without(config: PublishedConfig) -> PublishedConfig:
+        return with_rows(replace(with_nodes(config, kept), handing_over={}, settled=False), rows)
+
+    await publisher.publish(without)
+    return FailedOver(nodes=tuple(lost), promoted=promoted - len(orphans), lost=orphans)
+
+
+async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
+    """Have nobody stream what is active on the lost nodes, or take over anything, until it is decided who has it."""
+    config = publisher.config
+    names = config.names()
+    frozen = [
+        number
+        for number, row in enumerate(config.rows)
+        if row[0] != NOBODY
+        and names[row[0]] in lost
+        and any(names[node] not in lost for node in config.holders(number))
+    ]
+    if frozen or config.handing_over:
+        await publisher.publish(lambda config: with_frozen(config, frozen))
+
+
+def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -> dict[VBucketId, Row]:
+    names = config.names()
+    rows: list[Row] = []
+    copies = {}
+    for number, row in enumerate(rows_of(config)):
+        vbucket = VBucketId(number)
+        holders = [names[node] for node in config.holders(number) if names[node] not in lost]
+        copies[vbucket] = found.copies_of(vbucket, holders)
+        if number in config.handing_over:
+            # One that was on its way, or promoted before, is where it is active; else where its newest copy is.
+            row = (_active_of(found, vbucket, [row[0], *holders]), *row[1:])
+        rows.append(row)
+    result = fail_over(tuple(rows), lost, copies)
+    return {VBucketId(vbucket): row for vbucket, row in enumerate(result.rows)}
+
+
+def _active_of(found: Survey, vbucket: VBucketId, nodes: Sequence[str | None]) -> str | None:
+    return next((name for name in nodes if name and found.state(name, vbucket) == VBucketState.ACTIVE), None)
+
+
+async def _promote(
+    port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Survey, version: ConfigVersion
+) -> int:
+    """Make the first node of every row active. Returns how many were not."""
+    by_node: dict[str, dict[VBucketId, Row]] = {}
+    for vbucket, row in rows.items():
+        if row[0] is not None and found.state(row[0], vbucket) != VBucketState.ACTIVE:
+            by_node.setdefault(row[0], {})[vbucket] = row
+    for name, promoted in by_node.items():
+        await port_of(name).activate({vbucket: (list(row),) for vbucket, row in promoted.items()}, version=version)
+    return sum(len(promoted) for promoted in by_node.values())
+
+
+def _orphans(rows: Mapping[VBucketId, Row]) -> tuple[VBucketId, ...]:
+    return tuple(vbucket for vbucket, row in rows.items() if row[0] is None)
+
+
+def _some(vbuckets: Sequence[VBucketId]) -> str:
+    shown = ", ".join(str(vbucket) for vbucket in vbuckets[:_SHOWN])
+    return shown if len(vbuckets) <= _SHOWN else f"{shown}, …"

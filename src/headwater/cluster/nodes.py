@@ -1,0 +1,262 @@
+"""A node as the coordinator talks to it: over the key-value protocol, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import Login
+from headwater.cluster.planning import Copy
+from headwater.errors import HeadwaterError, KeyExists, MalformedJson, Overtaken, TemporaryFailure
+from headwater.node.cluster_config import NOBODY, NodeAddress
+from headwater.node.kv.service import ConfigVersion
+from headwater.node.published_config import PublishedConfig, node_address
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
+from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.numbers import Seqno, VBucketId
+
+Topology = tuple[list[str | None], ...]
+_STATES = {state.name.lower(): state for state in VBucketState}
+_RETRY_S = 0.05
+_TRIES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCopy:
+    """A copy of a vbucket on one node."""
+
+    state: VBucketState
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node is, whether it is in a cluster or not."""
+
+    address: NodeAddress
+    revision: int
+    """Of the config that it gives."""
+    bucket_uuid: str
+    vbuckets: int
+    items: int
+
+
+class NodePort:
+    """One node and one bucket of it. Connects when it is first used, and again when the connection broke."""
+
+    def __init__(self, address: Address, login: Login) -> None:
+        self.address = address
+        self.login = login
+        self._connection: PeerConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def connection(self) -> PeerConnection:
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await PeerConnection.open(self.address, self.login)
+            return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            # Nothing is on its way any more, and the farewell of TLS takes longer than a command that is done has left.
+            self._connection.abort()
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    async def config(self) -> PublishedConfig | None:
+        """The config that was published to the node, without the log-in; None where it is in no cluster."""
+        answer = await (await self.connection()).request(GetClusterConfig())
+        return PublishedConfig.decode(bytes(getattr(answer, "value", b"")) or b"{}")
+
+    async def nodes_login(self) -> Credentials | None:
+        """How the nodes of its cluster log in to each other; None where it is in none."""
+        told = await (await self.connection()).statistics("headwater-login")
+        return Credentials(told["user"], told["password"]) if told else None
+
+    async def facts(self) -> NodeFacts:
+        statistics = await (await self.connection()).statistics()
+        whole = await PeerConnection.open(self.address, replace(self.login, bucket=None))
+        try:
+            members = json.loads(whole.outcome.cluster_config or b"{}")
+        finally:
+            whole.close()
+        this_node = next((node for node in members.get("nodesExt", []) if node.get("thisNode")), None)
+        if this_node is None:
+            raise MalformedJson(f"{self.address} does not say by which address it is reached")
+        return NodeFacts(
+            address=node_address(this_node),
+            revision=int(members.get("rev", 0)),
+            bucket_uuid=statistics.get("ep_bucket_uuid", ""),
+            vbuckets=int(statistics.get("ep_max_vbuckets", 0)),
+            items=int(statistics.get("curr_items_tot", 0)),
+        )
+
+    async def copies(self) -> dict[VBucketId, NodeCopy]:
+        """All vbuckets that the node has."""
+        statistics = await (await self.connection()).statistics("headwater-copies")
+        copies: dict[VBucketId, NodeCopy] = {}
+        for name, line in statistics.items():
+            state, seqno, branches = line.split(" ")
+            copy = Copy(seqno=Seqno(int(seqno)), branches=tuple(int(branch) for branch in branches.split(",")))
+            copies[VBucketId(int(name.removeprefix("vb_")))] = NodeCopy(state=_STATES[state], copy=copy)
+        return copies
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    async def publish(self, config: PublishedConfig) -> None:
+        """Give the node a config, and return once it has it for good. One that it has already is fine."""
+        request = SetClusterConfig(
+            epoch=config.epoch,
+            revision=config.revision,
+            key=config.bucket.encode(),
+            value=config.encode(with_login=True),
+        )
+        for _ in range(_TRIES_MAX):
+            try:
+                await (await self.connection()).request(request)
+                return
+            except TemporaryFailure:
+                await asyncio.sleep(_RETRY_S)
+            except KeyExists:
+                # Another node may have told it before we did.
+                known = await self.config()
+                if known == replace(config, login=None):
+                    return
+                raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
+        raise HeadwaterError(f"{self.address} could not keep the config", hint="Look at the node's log and its disk")
+
+    async def activate(self, topologies: Mapping[VBucketId, Topology], *, version: ConfigVersion) -> None:
+        """Make vbuckets active, with the chain of their copies. The node does it only while it has this config."""
+        requests: list[Request] = [
+            SetVBucket(
+                vbucket=vbucket,
+                state=VBucketState.ACTIVE,
+                value=json.dumps({"topology": list(topology), "config": list(version)}).encode(),
+            )
+            for vbucket, topology in topologies.items()
+        ]
+        if not requests:
+            return
+        try:
+            await (await self.connection()).request_all(requests)
+        except KeyExists:
+            known = await self.config()
+            raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
+
+
+# What the nodes of a cluster have: every copy of every vbucket, asked of all nodes at once.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The copies by node, and the nodes that could not be asked."""
+
+    copies: Mapping[str, Mapping[VBucketId, NodeCopy]]
+    unreachable: Mapping[str, HeadwaterError]
+
+    def state(self, node: str, vbucket: VBucketId) -> VBucketState | None:
+        copy = self.copies.get(node, {}).get(vbucket)
+        return None if copy is None else copy.state
+
+    def copy(self, node: str, vbucket: VBucketId) -> Copy | None:
+        copy = self.copies.get(node, {}).get(vbucket)
+        return None if copy is None else copy.copy
+
+    def copies_of(self, vbucket: VBucketId, nodes: Iterable[str]) -> dict[str, Copy]:
+        found = {node: self.copy(node, vbucket) for node in nodes}
+        return {node: copy for node, copy in found.items() if copy is not None}
+
+
+async def survey(ports: Mapping[str, NodePort]) -> Survey:
+    """Ask these nodes."""
+    results = await asyncio.gather(*(port.copies() for port in ports.values()), return_exceptions=True)
+    copies: dict[str, Mapping[VBucketId, NodeCopy]] = {}
+    unreachable: dict[str, HeadwaterError] = {}
+    for name, result in zip(ports, results, strict=True):
+        if isinstance(result, HeadwaterError):
+            unreachable[name] = result
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            copies[name] = result
+    return Survey(copies=copies, unreachable=unreachable)
+
+
+# How a cluster is: its nodes, what each of them has, and what is missing.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    name: str
+    http: str
+    is_reachable: bool
+    active: int
+    replica: int
+    building: int
+    behind: int
+    """Changes that its replicas have not got yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    bucket: str
+    uuid: str
+    revision: int
+    replicas: int
+    vbuckets: int
+    settled: bool
+    """Every copy is where the map says. If not, there is a rebalance to be done."""
+    missing: int
+    """Replicas that the map has no node for."""
+    orphans: int
+    """Vbuckets that no node has."""
+    nodes: tuple[NodeStatus, ...]
+    disagreeing: tuple[str, ...] = ()
+    """Nodes that go by another config, as two commands at one time may leave them. The next command ends it."""
+
+
+def status_of(config: PublishedConfig, found: Survey, *, disagreeing: tuple[str, ...] = ()) -> ClusterStatus:
+    nodes = tuple(
+        NodeStatus(
+            name=node.kv_address,
+            http=node.http_address,
+            is_reachable=node.kv_address not in found.unreachable,
+            active=sum(row[0] == at for row in config.rows),
+            replica=sum(at in row[1:] for row in config.rows),
+            building=sum(at in builders for builders in config.building.values()),
+            behind=_behind(config, found, at),
+        )
+        for at, node in enumerate(config.nodes)
+    )
+    return ClusterStatus(
+        bucket=config.bucket,
+        uuid=config.uuid,
+        revision=config.revision,
+        replicas=config.replicas,
+        vbuckets=len(config.rows),
+        settled=config.settled,
+        missing=sum(node == NOBODY for row in config.rows for node in row[1:]),
+        orphans=sum(row[0] == NOBODY for row in config.rows),
+        nodes=nodes,
+        disagreeing=disagreeing,
+    )
+
+
+def _behind(config: PublishedConfig, found: Survey, node: int) -> int:
+    behind = 0
+    names = config.names()
+    for number, row in enumerate(config.rows):
+        vbucket = VBucketId(number)
+        if node not in row[1:] or row[0] == NOBODY:
+            continue
+        active, copy = found.copy(names[row[0]], vbucket), found.copy(names[node], vbucket)
+        if active is not None:
+            behind += max(0, active.seqno - (0 if copy is None else copy.seqno))
+    return behind

@@ -1,0 +1,290 @@
+"""Batches of changes to files of `changes`: the work of an executor.
+
+All rows of a vbucket that a batch has come through one writer, in the order of the stream. That is what makes a
+rollback inside a batch easy: what came before it is here.
+
+A file is sorted by group, collection and vbucket, and its row groups end where a group of vbuckets ends, if they are
+large enough. So a merge of one group and a few collections reads little else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.client.batches import OPS
+from headwater.errors import LakeOutOfStep
+from headwater.lake.change_rows import Rollbacks, VoidTask, torn_vbuckets
+from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileWriter, numbers
+from headwater.lake.layout import CHANGE_RANGES, LakeFacts, TablePlace, changes_schema, to_change_columns
+from headwater.protocol.kernels.memory import Column
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.snapshots import StreamOffset
+
+BUFFER_BYTES = 128 * 1024 * 1024
+"""How much of its input a writer holds before it writes a file."""
+_RUN_ROWS_MIN = 64
+"""Rows that lie together as they shall are copied together, if there are so many of them on average."""
+_GROUP_ROWS_MIN = 2 * 1024
+"""A row group with fewer rows than this goes on into the next group of vbuckets."""
+
+ROLLBACK = "rollback"
+COLLECTION_GONE = ("collection_dropped", "collection_created")
+"""What of a collection is older than one of these is no more. One that is created again has been flushed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChangeReport:
+    """What a writer has written."""
+
+    files: list[DataFile] = field(default_factory=list)
+    rows: int = 0
+    rollbacks: Rollbacks = field(default_factory=dict)
+    """By vbucket: the least seqno that was kept."""
+    torn: set[int] = field(default_factory=set)
+    """Vbuckets with a rollback into the middle of a snapshot that is in the batch as well."""
+    names: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
+    """Collection id → scope and collection, of every id among the rows."""
+    document_rows: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(collection id, group) → how many changes of documents."""
+    collections_gone: set[tuple[int, int]] = field(default_factory=set)
+    """(collection id, group), where all that a collection held may have to go."""
+    reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
+    """The places that were read to, of every vbucket that was. The writer knows rows only: its caller fills this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeWriter:
+    """Writes the changes of one batch; made on the driver, used in the executors."""
+
+    place: TablePlace
+    facts: LakeFacts
+    batch: int
+    landed_at: datetime
+    held_seqnos: Mapping[int, int] = field(default_factory=dict)
+    """By vbucket: what the table holds already. Nothing up to here may come again, except after a rollback."""
+    buffer_bytes: int = BUFFER_BYTES
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> ChangeReport:
+        run = _Run(self)
+        for batch in batches:
+            if batch.num_rows:
+                run.take(batch)
+        return run.finish()
+
+
+@dataclass(slots=True)
+class _Held:
+    """A batch that waits to be written, in the columns of the table."""
+
+    columns: dict[str, pa.Array]
+    vbuckets: Column
+    seqnos: Column
+    void: NDArray[np.bool_]
+
+
+class _Run:
+    """One writer at work."""
+
+    def __init__(self, writer: ChangeWriter) -> None:
+        self._writer = writer
+        self._schema = changes_schema(xattrs=writer.facts.xattrs)
+        self._report = ChangeReport()
+        self._held: list[_Held] = []
+        self._held_bytes = 0
+        self._floors = np.full(writer.facts.vbuckets, -1, dtype=np.int64)
+        for vbucket, seqno in writer.held_seqnos.items():
+            self._floors[vbucket] = seqno
+        self._late_rollbacks: dict[str, Rollbacks] = {}
+        """By the path of a file that was written before they came."""
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        columns = to_change_columns(batch, self._schema)
+        held = _Held(
+            columns,
+            vbuckets=columns["vbucket"].to_numpy(),
+            seqnos=columns["seqno"].to_numpy(),
+            void=np.zeros(batch.num_rows, dtype=np.bool_),
+        )
+        self._check_vbuckets(held)
+        size_bytes = sum(column.nbytes for column in columns.values())
+        if self._held_bytes + size_bytes > self._writer.buffer_bytes:
+            self._flush()
+        self._held.append(held)
+        self._held_bytes += size_bytes
+        self._check_and_roll_back(held)
+
+    def finish(self) -> ChangeReport:
+        self._flush()
+        place, facts = self._writer.place, self._writer.facts
+        for number, file in enumerate(self._report.files):
+            if rollbacks := self._late_rollbacks.get(file.path):
+                voided = VoidTask(place=place, facts=facts, file=file, rollbacks=rollbacks).run()
+                self._report.files[number] = voided.replacement or file
+                self._report.torn |= voided.torn
+        return self._report
+
+    # --- what must be looked at in the order of the stream --------------------------------------------------------
+
+    def _check_vbuckets(self, held: _Held) -> None:
+        for vbucket in (int(held.vbuckets.min()), int(held.vbuckets.max())):
+            if not 0 <= vbucket < len(self._floors):
+                raise LakeOutOfStep(
+                    f"a change is in vbucket {vbucket}, and the tables were made for {len(self._floors)} of them",
+                    hint="Give another directory: a bucket never changes its number of vbuckets",
+                )
+
+    def _check_and_roll_back(self, held: _Held) -> None:
+        """Walk from rollback to rollback: what lies between them must be new, what lies before is void."""
+        start = 0
+        for row in np.flatnonzero(_is_one_of(held.columns["op"], {ROLLBACK})).tolist():
+            self._check_new(held, start, row)
+            vbucket, kept = int(held.vbuckets[row]), int(held.seqnos[row])
+            self._floors[vbucket] = kept
+            self._roll_back(vbucket, kept, upto_row=row)
+            start = row + 1
+        self._check_new(held, start, len(held.void))
+
+    def _check_new(self, held: _Held, start: int, end: int) -> None:
+        vbuckets, seqnos = held.vbuckets[start:end], held.seqnos[start:end]
+        old = np.flatnonzero(seqnos <= self._floors[vbuckets])
+        if len(old):
+            vbucket, seqno = int(vbuckets[old[0]]), int(seqnos[old[0]])
+            raise LakeOutOfStep(
+                f"seqno {seqno} of vbucket {vbucket} comes again: the tables hold all up to {self._floors[vbucket]}",
+                hint="Start again: the next run goes on where the tables end",
+            )
+
+    def _roll_back(self, vbucket: int, kept: int, *, upto_row: int) -> None:
+        for number, held in enumerate(self._held):
+            end = upto_row if number == len(self._held) - 1 else len(held.void)
+            dead = (held.vbuckets[:end] == vbucket) & (held.seqnos[:end] > kept) & ~held.void[:end]
+            held.void[:end] |= dead
+            starts = held.columns["snapshot_start"].to_numpy()[:end]
+            self._report.torn |= torn_vbuckets(held.vbuckets[:end][dead], starts[dead], self._floors)
+        for file in self._report.files:
+            _add_rollback(self._late_rollbacks.setdefault(file.path, {}), vbucket, kept)
+        _add_rollback(self._report.rollbacks, vbucket, kept)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        rows = self._to_table()
+        self._held, self._held_bytes = [], 0
+        self._note(rows)
+        self._report.files.append(write_sorted(self._writer.place, self._writer.facts, rows))
+
+    def _note(self, rows: pa.Table) -> None:
+        """Count what the driver plans by."""
+        report = self._report
+        report.rows += rows.num_rows
+        ops, ids = rows.column("op").combine_chunks(), numbers(rows, "collection_id")
+        groups = self._writer.facts.group_of(numbers(rows, "vbucket").astype(np.int64))
+        is_document = _is_one_of(ops, set(OPS[:3]))
+        assert not (is_document & (ids < 0)).any(), "a document is in a collection"
+        for id_, group, count in _counts(ids, groups, is_document):
+            report.document_rows[id_, group] += count
+        gone = _counts(ids, groups, _is_one_of(ops, set(COLLECTION_GONE)))
+        report.collections_gone |= {(id_, group) for id_, group, _ in gone}
+        names = rows.select(["collection_id", "scope", "collection"])
+        for named, scope, collection in _distinct(names):
+            if named is not None and None in report.names.get(named, (None,)):
+                report.names[named] = scope, collection
+
+    def _to_table(self) -> pa.Table:
+        batches = []
+        for held in self._held:
+            rows = len(held.void)
+            columns = {
+                **held.columns,
+                "batch": pa.array(np.full(rows, self._writer.batch)),
+                "landed_at": pa.repeat(pa.scalar(self._writer.landed_at, pa.timestamp("us", tz="UTC")), rows),
+                "void": pa.array(held.void),
+            }
+            if "xattrs" in self._schema.names and "xattrs" not in columns:
+                columns["xattrs"] = pa.nulls(rows, self._schema.field("xattrs").type)
+            batches.append(pa.table({name: columns[name] for name in self._schema.names}))
+        return pa.concat_tables(batches).unify_dictionaries()
+
+
+def _add_rollback(rollbacks: Rollbacks, vbucket: int, kept: int) -> None:
+    rollbacks[vbucket] = min(kept, rollbacks.get(vbucket, kept))
+
+
+def _is_one_of(column: pa.DictionaryArray, wanted: set[str]) -> NDArray[np.bool_]:
+    marks = np.array([name in wanted for name in column.dictionary.to_pylist()], dtype=np.bool_)
+    found: NDArray[np.bool_] = marks[column.indices.to_numpy()]
+    return found
+
+
+def _counts(ids: Column, groups: Column, marks: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
+    """How often each pair of collection id and group is there among the marked rows."""
+    pairs = pa.array((ids << 16 | groups)[marks]).value_counts()
+    for pair in pairs.to_pylist():
+        yield pair["values"] >> 16, pair["values"] & 0xFFFF, pair["counts"]
+
+
+def _distinct(rows: pa.Table) -> Iterator[tuple[int | None, str | None, str | None]]:
+    for row in rows.group_by(rows.schema.names, use_threads=False).aggregate([]).to_pylist():
+        yield row["collection_id"], row["scope"], row["collection"]
+
+
+# --- a file in its order ------------------------------------------------------------------------------------------
+
+
+def write_sorted(place: TablePlace, facts: LakeFacts, rows: pa.Table) -> DataFile:
+    """Write rows of `changes` as one file: sorted, in row groups that belong to few groups of vbuckets each."""
+    writer = FileWriter(place, changes_schema(xattrs=facts.xattrs), ranges=CHANGE_RANGES, prefix="changes")
+    for part in row_groups(facts, sort_rows(facts, rows)):
+        writer.write_row_group(part)
+    return writer.close()
+
+
+def sort_rows(facts: LakeFacts, rows: pa.Table) -> pa.Table:
+    """The rows by group, collection and vbucket. Those of a vbucket keep their order."""
+    codes = _sort_codes(facts, numbers(rows, "vbucket").astype(np.int64), rows.column("collection_id"))
+    if bool(np.all(codes[:-1] <= codes[1:])):
+        return rows
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
+    if len(starts) * _RUN_ROWS_MIN <= rows.num_rows:
+        # As they come from a reader: stretches of rows of one vbucket, which are copied once, to where they belong.
+        ends = np.append(starts[1:], rows.num_rows)
+        order = np.argsort(codes[starts], kind="stable").tolist()
+        return pa.concat_tables([rows.slice(starts[run], ends[run] - starts[run]) for run in order]).combine_chunks()
+    # numpy sorts 16 bits by radix, in a tenth of the time that it takes for more.
+    is_short = int(codes.max()) <= 0xFFFF
+    order = np.argsort(codes.astype(np.uint16) if is_short else codes, kind="stable")
+    return rows.combine_chunks().take(pa.array(order))
+
+
+def _sort_codes(facts: LakeFacts, vbuckets: NDArray[np.int64], ids: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Small numbers in the order that the rows shall have: as many as there are vbuckets times collections."""
+    encoded = ids.combine_chunks().dictionary_encode(null_encoding="encode")
+    distinct = np.array([-1 if id_ is None else id_ for id_ in encoded.dictionary.to_pylist()])
+    collections = np.argsort(np.argsort(distinct))[encoded.indices.to_numpy()]
+    edges = np.array([facts.vbuckets_of(group).start for group in range(facts.groups)] + [facts.vbuckets])
+    groups = facts.group_of(vbuckets)
+    first, size = edges[groups], np.diff(edges)[groups]
+    codes: NDArray[np.int64] = first * len(distinct) + collections * size + (vbuckets - first)
+    return codes
+
+
+def row_groups(facts: LakeFacts, rows: pa.Table) -> Iterator[pa.Table]:
+    """Sorted rows in parts for row groups: cut between groups of vbuckets, and where they are too many."""
+    groups = facts.group_of(numbers(rows, "vbucket").astype(np.int64))
+    edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), rows.num_rows]
+    start = 0
+    for edge, following in zip(edges[1:], [*edges[2:], None], strict=True):
+        if following is not None and edge - start < _GROUP_ROWS_MIN:
+            continue
+        for at in range(start, edge, ROW_GROUP_ROWS):
+            yield rows.slice(at, min(ROW_GROUP_ROWS, edge - at))
+        start = edge

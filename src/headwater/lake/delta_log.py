@@ -1,0 +1,397 @@
+"""The log of a Delta table: what is live, what has been done, and one way to change it.
+
+A commit adds files and removes files, all or nothing, and says what it was by two means of Delta's own:
+
+* *Application transactions*: a name and a number each. The log keeps the newest number of every name for ever, through
+  checkpoints and cleaning. They say which batch is in the table, and how far it has been merged.
+* *Commit metadata*: here the offsets that the table holds, and the collections that have been seen. It is lost with the
+  commit when the log is cleaned. So every commit of ours carries the whole of it, and the tables forbid others to clean
+  their logs by the way (`delta.enableExpiredLogCleanup`). `vacuum` cleans, after a commit that carries it on.
+
+A commit that somebody else gets ahead of fails, and is not tried again: it was planned on a table that is no more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Self
+from zlib import compress, decompress
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
+
+from headwater.client.offsets import Offsets
+from headwater.errors import LakeDamaged, LakeError, LakeInUse
+from headwater.lake.data_files import DataFile
+from headwater.lake.layout import TablePlace, open_filesystem
+
+_STATE = "headwater.state"
+LOG_RETENTION_DAYS = 30
+_PROPERTIES = {
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": f"interval {LOG_RETENTION_DAYS} days",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What was landed since the tables were made."""
+
+    rows: int = 0
+    rollbacks: int = 0
+    """Of vbuckets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What of a bucket is landed: everything, or these scopes and collections."""
+
+    scopes: tuple[str, ...] = ()
+    collections: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, scopes: Iterable[str], collections: Iterable[object]) -> Self:
+        return cls(scopes=tuple(sorted(scopes)), collections=tuple(sorted(map(str, collections))))
+
+    def __str__(self) -> str:
+        parts = [
+            f"the {what} {', '.join(names)}"
+            for what, names in (("scopes", self.scopes), ("collections", self.collections))
+            if names
+        ]
+        return " and ".join(parts) or "all collections"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """What a table holds, as its newest commit says."""
+
+    offsets: Offsets
+    """Of every vbucket, the place where the rows of the table end: the end of a snapshot, on its branch."""
+    batch: int = -1
+    """The last batch that the table holds."""
+    as_of_s: float | None = None
+    """Everything that was written to the bucket before this time is in the table; None where that is not known."""
+    collections: Mapping[int, str] = field(default_factory=dict)
+    """Of `changes`: collection id → the name of its tables. An id keeps its tables for ever."""
+    rollbacks: Mapping[int, int] | None = None
+    """Of `changes`: by vbucket, the last seqno that the rollbacks of the newest batch have kept. None in commits of
+    versions that did not note it."""
+    totals: Totals | None = None
+    """Of `changes`, since it was made; None where an earlier version has begun it and did not count."""
+    selection: Selection | None = None
+    """Of `changes`: what of the bucket is landed; None where an earlier version has begun it."""
+    tidied_s: float = 0.0
+    """Of `changes`: when old files were last deleted."""
+
+    def encode(self) -> str:
+        members = {
+            "offsets": self.offsets.to_json(),
+            "batch": self.batch,
+            "as_of_s": self.as_of_s,
+            "collections": _text_keys(self.collections),
+            "rollbacks": None if self.rollbacks is None else _text_keys(self.rollbacks),
+            "totals": None if self.totals is None else asdict(self.totals),
+            "selection": None if self.selection is None else asdict(self.selection),
+            "tidied_s": self.tidied_s,
+            # Earlier versions look for it.
+            "ended_query": None,
+        }
+        return b64encode(compress(json.dumps(members).encode(), 1)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        members = json.loads(decompress(b64decode(text)))
+        rollbacks, totals, selection = (members.get(name) for name in ("rollbacks", "totals", "selection"))
+        return cls(
+            offsets=Offsets.from_json(members["offsets"]),
+            batch=members.get("batch", -1),
+            as_of_s=members.get("as_of_s"),
+            collections=_int_keys(members["collections"]),
+            rollbacks=None if rollbacks is None else _int_keys(rollbacks),
+            totals=None if totals is None else Totals(**totals),
+            selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
+            tidied_s=members.get("tidied_s", 0.0),
+        )
+
+
+def _text_keys(mapping: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in mapping.items()}
+
+
+def _int_keys(mapping: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(key): value for key, value in mapping.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One change of a table."""
+
+    add: Sequence[DataFile] = ()
+    remove: Sequence[DataFile] = ()
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    state: TableState
+    is_rearrangement: bool = False
+    """The rows stay the same and only lie in other files: whoever follows the table's changes can pass it over."""
+
+
+class DeltaLog:
+    """An open table. It shows the table as it was at the last `refresh` or commit."""
+
+    def __init__(self, table: DeltaTable, place: TablePlace) -> None:
+        self.place = place
+        self._table = table
+        self._files: tuple[int, dict[str, DataFile]] | None = None
+
+    @classmethod
+    def open(cls, place: TablePlace) -> Self | None:
+        """The table at a place, or None where there is none."""
+        try:
+            return cls(DeltaTable(place.uri, storage_options=_options(place)), place)
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            raise LakeDamaged(
+                f"the log of the table at {place.uri} can't be read: {error}",
+                hint="Bring its `_delta_log` back from a backup, or land into another directory",
+            ) from error
+
+    @classmethod
+    def create(
+        cls,
+        place: TablePlace,
+        schema: pa.Schema,
+        *,
+        partition_by: Sequence[str] = (),
+        ranges: Sequence[str],
+        properties: Mapping[str, str],
+        transactions: Mapping[str, int],
+        state: TableState,
+    ) -> Self:
+        """Make a table with no rows. One that is there already is left as it is."""
+        try:
+            DeltaTable.create(
+                place.uri,
+                schema,
+                mode="ignore",
+                partition_by=list(partition_by),
+                configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
+                storage_options=_options(place),
+                raise_if_key_not_exists=False,
+                commit_properties=_commit_properties(transactions, state),
+            )
+        except (DeltaError, OSError) as error:
+            told = " ".join(str(error).split())
+            raise LakeError(
+                f"the table at {place.uri} can't be made: {told}",
+                hint="See that the directory can be written and has room, or give another one",
+            ) from error
+        log = cls.open(place)
+        assert log is not None, "the table has just been made"
+        return log
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        version = self._table.version()
+        assert version is not None, "an open table has a version"
+        return version
+
+    @property
+    def properties(self) -> Mapping[str, str | None]:
+        return self._table.metadata().configuration
+
+    def refresh(self) -> None:
+        self._table.update_incremental()
+
+    def transaction(self, name: str) -> int | None:
+        """The newest number of an application transaction."""
+        return self._table.transaction_version(name)
+
+    def files(self) -> list[DataFile]:
+        """The live files, oldest first."""
+        if self._files is None or self._files[0] != self.version:
+            rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+            files = [_to_data_file(row) for row in rows]
+            files.sort(key=lambda file: (file.modified_ms, file.path))
+            self._files = self.version, {file.path: file for file in files}
+        return list(self._files[1].values())
+
+    def state(self) -> TableState:
+        """What the table holds.
+
+        Commits of others, such as an OPTIMIZE, do not say it: the newest that does, counts.
+        """
+        for state in self.states():
+            return state
+        raise LakeDamaged(
+            f"the log of the table at {self.place.uri} no longer says which offsets the table holds",
+            hint="The log was cleaned by another tool: bring it back from a backup, or land into another directory",
+        )
+
+    def states(self) -> Iterator[TableState]:
+        """What the table held after each of its commits, from the version that is open back to what the log has.
+
+        The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
+        process may have made since the table was opened.
+        """
+        filesystem, folder = open_filesystem(f"{self.place.uri}/_delta_log")
+        for version in range(self.version, -1, -1):
+            try:
+                with filesystem.open_input_stream(f"{folder}/{version:020}.json") as file:
+                    entry = file.read()
+            except FileNotFoundError:
+                return
+            for line in entry.splitlines():
+                if line.startswith(b'{"commitInfo"') and (text := json.loads(line)["commitInfo"].get(_STATE)):
+                    yield _decode_state(text, self.place)
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    def commit(self, commit: Commit) -> None:
+        """Change the table. Either all of it is done, or nothing and an error is raised."""
+        data_change = not commit.is_rearrangement
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            *(_to_add_action(file, data_change=data_change) for file in commit.add),
+            *(
+                RemoveAction(file.path, data_change, now_ms, file.size_bytes, dict(file.partition))
+                for file in commit.remove
+            ),
+        ]
+        # Planned on files that are gone, a commit would bring their rows back; delta-rs itself does not look.
+        before, files = self.version, {file.path: file for file in self.files()}
+        gone = [file.path for file in commit.remove if file.path not in files]
+        assert not gone, f"files that are to be removed are not live: {gone}"
+        try:
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                self._table.metadata().partition_columns,
+                commit_properties=_commit_properties(commit.transactions, commit.state),
+            )
+        except CommitFailedError as error:
+            raise LakeInUse(
+                f"another process has written to the table at {self.place.uri} meanwhile ({error})",
+                hint="Let only one pipeline write to a directory, then start again: nothing is lost",
+            ) from error
+        except DeltaError as error:
+            raise LakeError(
+                f"the table at {self.place.uri} can't be written: {error}",
+                hint="See that the directory can be written and has room, then start again: nothing is lost",
+            ) from error
+        self.refresh()
+        if self.version == before + 1:
+            # Nobody else was there, so what is live need not be looked up again.
+            removed = {file.path for file in commit.remove}
+            kept = {path: file for path, file in files.items() if path not in removed}
+            self._files = self.version, {**kept, **{file.path: file for file in commit.add}}
+
+    def vacuum(self, state: TableState, *, retention_hours: int) -> int:
+        """Delete files that no version of the last hours needs and that are older than that. Returns how many."""
+        deleted: list[str] = []
+        # Deleting makes entries in the log, also where there is nothing to delete. So it is asked first.
+        for dry_run in (True, False):
+            deleted = self._table.vacuum(
+                retention_hours=retention_hours,
+                dry_run=dry_run,
+                enforce_retention_duration=False,
+                full=True,
+                commit_properties=_commit_properties({}, state),
+            )
+            if not deleted:
+                break
+        self.refresh()
+        return len(deleted)
+
+    def has_entries_before(self, time_s: float) -> bool:
+        """Whether the log has entries that are older than a time."""
+        filesystem, path = open_filesystem(f"{self.place.uri}/_delta_log")
+        entries = filesystem.get_file_info(fs.FileSelector(path))
+        return any(entry.base_name.endswith(".json") and entry.mtime.timestamp() < time_s for entry in entries)
+
+    def clean(self, state: TableState) -> None:
+        """Delete entries of the log that are older than its retention, after one that says what the table holds."""
+        self.commit(Commit(state=state))
+        self._table.create_checkpoint()
+        self._table.cleanup_metadata()
+        self.refresh()
+
+
+def _options(place: TablePlace) -> dict[str, str] | None:
+    return None if place.storage_options is None else dict(place.storage_options)
+
+
+def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
+    metadata = {_STATE: state.encode(), "headwater.batch": str(state.batch)}
+    if state.as_of_s is not None:
+        metadata["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
+    return CommitProperties(
+        # What can be read by a person is for `DESCRIBE HISTORY`.
+        custom_metadata=metadata,
+        max_commit_retries=0,
+        app_transactions=[Transaction(name, number) for name, number in transactions.items()],
+    )
+
+
+def _decode_state(text: str, place: TablePlace) -> TableState:
+    try:
+        return TableState.decode(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LakeDamaged(
+            f"the offsets in the log of the table at {place.uri} can't be read ({error!r})",
+            hint="Bring the log back from a backup, or land into another directory",
+        ) from error
+
+
+def _to_add_action(file: DataFile, *, data_change: bool) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values=dict(file.partition),
+        modification_time=file.modified_ms,
+        data_change=data_change,
+        stats=file.stats(),
+    )
+
+
+def _to_data_file(row: Mapping[str, Any]) -> DataFile:
+    columns = [name.removeprefix("min.") for name in row if name.startswith("min.")]
+    ranges = {
+        column: (row[f"min.{column}"], row[f"max.{column}"])
+        for column in columns
+        if row[f"min.{column}"] is not None and row[f"max.{column}"] is not None
+    }
+    partition = tuple(
+        (name.removeprefix("partition."), _partition_text(value))
+        for name, value in row.items()
+        if name.startswith("partition.")
+    )
+    return DataFile(
+        path=row["path"],
+        size_bytes=row["size_bytes"],
+        rows=row["num_records"] or 0,
+        partition=partition,
+        ranges=ranges,
+        modified_ms=row["modification_time"],
+    )
+
+
+def _partition_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def held_offsets(place: TablePlace) -> Offsets | None:
+    """The offsets that a table holds; None where there is no table."""
+    log = DeltaLog.open(place)
+    return None if log is None else log.state().offsets

@@ -1,0 +1,351 @@
+"""Digests of documents: do a table and a bucket hold the same?
+
+A row is kept as two hashes of 128 bits and a few numbers, some sixty bytes, whatever its document holds. The *key hash*
+is over vbucket, collection and key: it says which document it is. The *row hash* goes on from there over seqno, CAS and
+the time in it, revision, flags, expiry, whether it is JSON, the extended attributes where they are asked for,
+and the value: it says which version. Hashes that are equal by chance are not to be expected.
+
+Rows come from a stream of changes, from `changes`, or from a table of documents. The same version has the same hash in
+all of them. A row that says its value in the wrong column, such as JSON in `content`, has a hash of its own.
+
+`HashIndex` is the hash table over such rows: it finds the newest of each document, and one side's rows in the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.client.batches import OPS
+from headwater.lake.layout import raw_keys, split_keys
+from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u64, u64
+from headwater.protocol.kernels.siphash import sip_end, sip_start, sip_word
+from headwater.protocol.values import Datatype
+
+Hashes = NDArray[np.uint64]
+"""Two words a row."""
+Marks = NDArray[np.bool_]
+
+UNKNOWN_OP = -1
+"""What another program has put into `op`."""
+
+_NUMBERS = ("seqno", "cas", "rev", "flags", "expiry", "changed_at")
+_NO_TIME = np.iinfo(np.int64).min
+_IS_NULL, _IS_MISPLACED = 1, 2
+_SECRET: Any = (np.uint64(0x6865616477617465), np.uint64(0x72206469676573))
+"""Fixed, so that all processes agree; there is nothing to gain by a collision."""
+_NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
+_NO_PLACES = np.frombuffer(bytes(4), dtype=np.int32)
+"""Not to be written, as what is made of Arrow's buffers: numba compiles a kernel once more for arrays that are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HashedRows:
+    """Rows of a stream or of a table."""
+
+    vbuckets: NDArray[np.int32]
+    ids: NDArray[np.int64]
+    """Of collections; -1 where a row belongs to none."""
+    seqnos: NDArray[np.int64]
+    ops: NDArray[np.int8]
+    """Places in `OPS`. A row of a table of documents is a mutation."""
+    keys: Hashes
+    hashes: Hashes
+
+    def __len__(self) -> int:
+        return len(self.seqnos)
+
+    def of(self, chosen: Any) -> Self:
+        """Some of the rows, by marks or by numbers."""
+        if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.all():
+            return self
+        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        if not parts:
+            return cls.none()
+        return cls(**{field.name: np.concatenate([getattr(it, field.name) for it in parts]) for field in fields(cls)})
+
+    @classmethod
+    def none(cls) -> Self:
+        return cls(
+            vbuckets=np.zeros(0, dtype=np.int32),
+            ids=np.zeros(0, dtype=np.int64),
+            seqnos=np.zeros(0, dtype=np.int64),
+            ops=np.zeros(0, dtype=np.int8),
+            keys=np.zeros((0, 2), dtype=np.uint64),
+            hashes=np.zeros((0, 2), dtype=np.uint64),
+        )
+
+
+def hash_changes(rows: pa.Table | pa.RecordBatch, *, xattrs: bool) -> HashedRows:
+    """Changes as a reader gives them, or as `changes` has them."""
+    if "key_bytes" in rows.schema.names:
+        keys = raw_keys(_array(rows, "key"), _array(rows, "key_bytes"))
+    else:
+        keys = _array(rows, "key")
+    values = _array(rows, "value")
+    return _hashed(rows, keys, values, _nulls(values), op_codes(rows), xattrs=xattrs)
+
+
+def hash_documents(rows: pa.Table, *, xattrs: bool) -> HashedRows:
+    """Rows of `documents`, `history` or `rejects`."""
+    texts, contents = _array(rows, "document"), _array(rows, "content")
+    if contents.null_count == len(contents):
+        values = texts.cast(pa.binary())
+    else:
+        values = pc.coalesce(contents, texts.cast(pa.binary()))
+    oddities = _nulls(values) | _misplaced(rows, texts, contents)
+    keys = raw_keys(_array(rows, "key"), _array(rows, "key_bytes"))
+    return _hashed(rows, keys, values, oddities, np.zeros(rows.num_rows, dtype=np.int8), xattrs=xattrs)
+
+
+def hash_texts(column: pa.Array | pa.ChunkedArray) -> Hashes:
+    """Of each text. Null is as good as empty."""
+    array = column if isinstance(column, pa.Array) else column.combine_chunks()
+    hashes = np.empty((len(array), 2), dtype=np.uint64)
+    _hash_texts(*_parts_of(array), _SECRET[0], _SECRET[1], hashes)
+    return hashes
+
+
+def op_codes(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int8]:
+    """The operations as places in `OPS`."""
+    ops = _array(rows, "op")
+    if not pa.types.is_dictionary(ops.type):
+        ops = ops.dictionary_encode()
+    known = {name: number for number, name in enumerate(OPS)}
+    codes = np.array([known.get(name, UNKNOWN_OP) for name in ops.dictionary.to_pylist()] or [UNKNOWN_OP], np.int8)
+    found: NDArray[np.int8] = codes[pc.fill_null(ops.indices, 0).to_numpy()]
+    return found
+
+
+def int64s(rows: pa.Table | pa.RecordBatch, name: str, *, null: int = 0) -> NDArray[np.int64]:
+    """A column of whole numbers or of times. What has 64 bits without a sign keeps its bits."""
+    column = _array(rows, name)
+    if pa.types.is_uint64(column.type) or pa.types.is_timestamp(column.type):
+        column = column.view(pa.int64())
+    if column.null_count:
+        column = pc.fill_null(column.cast(pa.int64()), null)
+    return np.asarray(column.to_numpy()).astype(np.int64, copy=False)
+
+
+# --- what is odd in a row -------------------------------------------------------------------------------------------
+
+
+def _nulls(values: pa.Array) -> NDArray[np.uint8]:
+    """A value that is null is not one that is empty."""
+    if values.null_count == 0:
+        return np.zeros(len(values), dtype=np.uint8)
+    return np.where(np.asarray(values.is_null()), np.uint8(_IS_NULL), np.uint8(0))
+
+
+def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[np.uint8]:
+    """A mark on rows that do not say in `document`, `content` and `key` what `split_values` and `split_keys` say."""
+    is_json = (int64s(rows, "datatype") & Datatype.JSON) != 0
+    is_text = np.asarray(texts.is_valid())
+    wrong = is_text != is_json
+    if contents.null_count < len(contents):
+        has_content = np.asarray(contents.is_valid())
+        wrong |= is_text & has_content
+        # JSON that is no UTF-8 belongs into `content`. There is little of it.
+        unsure = np.flatnonzero(is_json & has_content & ~is_text)
+        wrong[unsure] = split_keys(contents.take(pa.array(unsure)))[1].is_null().to_numpy(zero_copy_only=False)
+    key_bytes = _array(rows, "key_bytes")
+    if key_bytes.null_count < len(key_bytes):
+        odd = np.flatnonzero(np.asarray(key_bytes.is_valid()))
+        shown = split_keys(key_bytes.take(pa.array(odd)))[0]
+        wrong[odd] |= np.asarray(pc.fill_null(pc.not_equal(_array(rows, "key").take(pa.array(odd)), shown), True))
+    return np.where(wrong, np.uint8(_IS_MISPLACED), np.uint8(0))
+
+
+# --- hashing --------------------------------------------------------------------------------------------------------
+
+
+def _array(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
+    column = rows.column(name)
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _hashed(
+    rows: pa.Table | pa.RecordBatch,
+    keys: pa.Array,
+    values: pa.Array,
+    oddities: NDArray[np.uint8],
+    ops: NDArray[np.int8],
+    *,
+    xattrs: bool,
+) -> HashedRows:
+    count = rows.num_rows
+    vbuckets, ids = int64s(rows, "vbucket"), int64s(rows, "collection_id", null=-1)
+    numbers = np.empty((len(_NUMBERS) + 1, count), dtype=np.int64)
+    for at, name in enumerate(_NUMBERS):
+        numbers[at] = int64s(rows, name, null=_NO_TIME if name == "changed_at" else 0)
+    numbers[-1] = (int64s(rows, "datatype") & Datatype.JSON) << 8 | oddities
+    sums = _xattr_sums(rows) if xattrs else np.zeros((count, 2), dtype=np.uint64)
+    hashed = HashedRows(
+        vbuckets=vbuckets.astype(np.int32),
+        ids=ids,
+        seqnos=numbers[0].copy(),
+        ops=ops,
+        keys=np.empty((count, 2), dtype=np.uint64),
+        hashes=np.empty((count, 2), dtype=np.uint64),
+    )
+    places = ids << 16 | vbuckets
+    _hash_rows(
+        places, numbers, sums, *_parts_of(keys), *_parts_of(values), _SECRET[0], _SECRET[1], hashed.keys, hashed.hashes
+    )
+    return hashed
+
+
+def _xattr_sums(rows: pa.Table | pa.RecordBatch) -> Hashes:
+    """By row the sum of the hashes of its attributes, so that their order does not matter."""
+    column = _array(rows, "xattrs")
+    sums = np.zeros((len(column), 2), dtype=np.uint64)
+    ends = np.array(column.offsets.to_numpy(zero_copy_only=False), dtype=np.int64)
+    _sum_pairs(ends, *_parts_of(column.keys), *_parts_of(column.items), _SECRET[0], _SECRET[1], sums)
+    return sums
+
+
+def _parts_of(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
+    """The offsets and the bytes of texts or binaries."""
+    if array.null_count:
+        # What lies behind a null need not be nothing.
+        array = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
+    if len(array) == 0:
+        return _NO_PLACES, _NO_BYTES
+    _, offsets, data = array.buffers()
+    places = _read_only(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return places, _NO_BYTES if data is None else _read_only(data, np.uint8)
+
+
+def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
+    return np.frombuffer(memoryview(buffer).toreadonly(), dtype=dtype)
+
+
+@kernel
+def _take_bytes(state: Any, data: Bytes, at: int, length: int) -> Any:
+    """As `sip_bytes`, but eight bytes are one load, which takes half of its time. No other program makes these hashes,
+    so the order of the bytes is any."""
+    whole = i64(length) // 8
+    for i in range(whole):
+        state = sip_word(state, load_u64(data, at + 8 * i))
+    last = u64(length & 0xFF) << u64(56)
+    for i in range(length - 8 * whole):
+        last |= u64(data[at + 8 * whole + i]) << u64(8 * i)
+    return sip_word(state, last)
+
+
+@kernel
+def _hash_rows(
+    documents: Column, numbers: Column, sums: Column, key_places: Column, keys: Bytes, value_places: Column,
+    values: Bytes, secret0: int, secret1: int, key_hashes: Column, hashes: Column,
+) -> None:  # fmt: skip
+    for row in range(len(hashes)):
+        state = sip_word(sip_start(secret0, secret1), u64(documents[row]))
+        key_at = i64(key_places[row])
+        state = _take_bytes(state, keys, key_at, i64(key_places[row + 1]) - key_at)
+        key_hashes[row, 0], key_hashes[row, 1] = sip_end(state)
+        for i in range(numbers.shape[0]):
+            state = sip_word(state, u64(numbers[i, row]))
+        state = sip_word(sip_word(state, sums[row, 0]), sums[row, 1])
+        value_at = i64(value_places[row])
+        value_bytes = i64(value_places[row + 1]) - value_at
+        # The length keeps a key's last bytes apart from a value's first.
+        state = sip_word(state, u64(value_bytes))
+        state = _take_bytes(state, values, value_at, value_bytes)
+        hashes[row, 0], hashes[row, 1] = sip_end(state)
+
+
+@kernel
+def _sum_pairs(
+    ends: Column, name_places: Column, names: Bytes, value_places: Column, values: Bytes, secret0: int, secret1: int,
+    sums: Column,
+) -> None:  # fmt: skip
+    for row in range(len(sums)):
+        for pair in range(ends[row], ends[row + 1]):
+            name_at, value_at = i64(name_places[pair]), i64(value_places[pair])
+            name_bytes = i64(name_places[pair + 1]) - name_at
+            state = sip_word(sip_start(secret0, secret1), u64(name_bytes))
+            state = _take_bytes(state, names, name_at, name_bytes)
+            state = _take_bytes(state, values, value_at, i64(value_places[pair + 1]) - value_at)
+            high, low = sip_end(state)
+            sums[row, 0] += high
+            sums[row, 1] += low
+
+
+@kernel
+def _hash_texts(places: Column, data: Bytes, secret0: int, secret1: int, hashes: Column) -> None:
+    for row in range(len(hashes)):
+        at = i64(places[row])
+        state = _take_bytes(sip_start(secret0, secret1), data, at, i64(places[row + 1]) - at)
+        hashes[row, 0], hashes[row, 1] = sip_end(state)
+
+
+# --- rows by their hash ---------------------------------------------------------------------------------------------
+
+
+class HashIndex:
+    """Rows by a hash of theirs."""
+
+    def __init__(self, hashes: Hashes, seqnos: NDArray[np.int64]) -> None:
+        self._hashes = hashes
+        self._slots = np.full(1 << max(4, (2 * len(hashes)).bit_length()), -1, dtype=np.int32)
+        self.newest: Marks = np.ones(len(hashes), dtype=np.bool_)
+        """By row: it has the highest seqno of all that have its hash. Of rows that have the same, the first."""
+        _insert(hashes, seqnos, self._slots, self.newest)
+
+    @classmethod
+    def of_all(cls, parts: Sequence[Hashes]) -> HashIndex:
+        """Where it is only asked whether a hash is among them."""
+        hashes = np.concatenate([np.zeros((0, 2), dtype=np.uint64), *parts])
+        return cls(hashes, np.zeros(len(hashes), dtype=np.int64))
+
+    def __len__(self) -> int:
+        """How many different ones there are."""
+        return int(self.newest.sum())
+
+    def find(self, wanted: Hashes) -> NDArray[np.int64]:
+        """By hash: the newest row that has it, or -1."""
+        found = np.full(len(wanted), -1, dtype=np.int64)
+        _find(self._hashes, self._slots, wanted, found)
+        return found
+
+
+@kernel
+def _insert(hashes: Column, seqnos: Column, slots: Column, newest: Column) -> None:
+    mask = u64(len(slots) - 1)
+    for row in range(len(hashes)):
+        slot = i64(hashes[row, 0] & mask)
+        while slots[slot] >= 0:
+            other = i64(slots[slot])
+            if hashes[other, 0] == hashes[row, 0] and hashes[other, 1] == hashes[row, 1]:
+                is_newer = seqnos[row] > seqnos[other]
+                newest[other if is_newer else row] = False
+                if is_newer:
+                    slots[slot] = row
+                break
+            slot = i64(u64(slot + 1) & mask)
+        if slots[slot] < 0:
+            slots[slot] = row
+
+
+@kernel
+def _find(hashes: Column, slots: Column, wanted: Column, found: Column) -> None:
+    mask = u64(len(slots) - 1)
+    for row in range(len(wanted)):
+        slot = i64(wanted[row, 0] & mask)
+        while slots[slot] >= 0:
+            other = i64(slots[slot])
+            if hashes[other, 0] == wanted[row, 0] and hashes[other, 1] == wanted[row, 1]:
+                found[row] = other
+                break
+            slot = i64(u64(slot + 1) & mask)

@@ -1,0 +1,409 @@
+"""Merging one group of vbuckets of a collection's table: the files of the group, and the changes that are pending.
+
+A file is written again only if some of its rows are replaced or gone; new documents go to new files. So a first load
+appends, and a merge of updates costs what the files with updated rows hold. Only the keys are read of files that turn
+out to stay.
+
+The same goes on when a table is read in between: `merged_rows` gives what the table would hold after a merge.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.lake.change_files import COLLECTION_GONE, ROLLBACK, ChangeReport
+from headwater.lake.change_rows import (
+    ChangeRows,
+    Fold,
+    Marks,
+    Wanted,
+    document_columns,
+    pending_files,
+    read_changes,
+    rolled_back,
+)
+from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
+from headwater.lake.data_files import (
+    FILE_BYTES_DEFAULT,
+    DataFile,
+    FileReader,
+    RollingWriter,
+    filtered,
+    numbers,
+    read_files,
+)
+from headwater.lake.history import HistoryTarget, merge_history
+from headwater.lake.layout import (
+    DOCUMENT_RANGES,
+    GROUP,
+    REJECTS_SCHEMA,
+    LakeFacts,
+    LakePlace,
+    TableKind,
+    TablePlace,
+    documents_schema,
+    raw_keys,
+)
+from headwater.lake.typed_columns import TypedColumns
+
+_NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentsTarget:
+    """A collection's part of a merge."""
+
+    name: str
+    ids: frozenset[int]
+    """Every collection that has or had this name."""
+    place: TablePlace
+    files: tuple[DataFile, ...]
+    """The live files of the group."""
+    after_batch: int
+    """The group holds all changes up to this batch."""
+    columns: TypedColumns | None = None
+    rejects_place: TablePlace
+    rejects_files: tuple[DataFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What a merge of one group of one table came to."""
+
+    kind: TableKind
+    name: str
+    group: int
+    add: list[DataFile]
+    remove: list[DataFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeTask:
+    """Merge a group of vbuckets of some tables. What is read of `changes` is read once for all of them."""
+
+    facts: LakeFacts
+    group: int
+    changes: TablePlace
+    pending: tuple[DataFile, ...]
+    """The files of `changes` that may hold changes after the least `after_batch`."""
+    whole: tuple[DataFile, ...] | None = None
+    """All files that may hold changes of the group: for vbuckets that were rolled back. Not given where none was."""
+    upto_batch: int
+    documents: tuple[DocumentsTarget, ...] = ()
+    history: tuple[HistoryTarget, ...] = ()
+    file_bytes: int = FILE_BYTES_DEFAULT
+
+    def run(self) -> list[Merged]:
+        pending = self.read_pending()
+        merged = []
+        for target in self.documents:
+            merged += self._merge_documents(target, self.fold(target, pending))
+        for history in self.history:
+            add, remove = merge_history(history, self.facts, self.group, pending, file_bytes=self.file_bytes)
+            merged.append(Merged(kind=TableKind.HISTORY, name=history.name, group=self.group, add=add, remove=remove))
+        return merged
+
+    def read_pending(self) -> list[ChangeRows]:
+        targets: list[DocumentsTarget | HistoryTarget] = [*self.documents, *self.history]
+        wanted = Wanted(
+            vbuckets=tuple(self.facts.vbuckets_of(self.group)),
+            after_batch=min(target.after_batch for target in targets),
+            upto_batch=self.upto_batch,
+            ids=frozenset().union(*(target.ids for target in targets)),
+        )
+        return read_changes(self.changes, self.pending, wanted)
+
+    def fold(self, target: DocumentsTarget, pending: Sequence[ChangeRows]) -> Fold:
+        rolled = sorted(rolled_back(pending, after_batch=target.after_batch))
+        assert self.whole is not None or not rolled, "a rollback was not known when the merge was planned"
+        wanted = Wanted(vbuckets=tuple(rolled), after_batch=-1, upto_batch=self.upto_batch, ids=target.ids)
+        return Fold(
+            ids=target.ids,
+            vbuckets=self.facts.vbuckets_of(self.group),
+            after_batch=target.after_batch,
+            rolled=np.array(rolled, dtype=np.int64),
+            pending=pending,
+            whole=read_changes(self.changes, self.whole or (), wanted),
+        )
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _merge_documents(self, target: DocumentsTarget, fold: Fold) -> list[Merged]:
+        touched = [*_touched(target.place, target.files, fold)]
+        touched_rejects = [*_touched(target.rejects_place, target.rejects_files, fold)]
+        schema = documents_schema(xattrs=self.facts.xattrs, typed=_typed_schema(target))
+        documents = self._writer(target.place, schema)
+        rejects = self._writer(target.rejects_place, REJECTS_SCHEMA)
+        for rows in _kept_rows(target.place, touched):
+            documents.write(rows.select(schema.names))
+        for rows in _kept_rows(target.rejects_place, touched_rejects):
+            rejects.write(rows.select(REJECTS_SCHEMA.names))
+        for changes in fold.live():
+            rows, rejected = _document_rows(changes, schema, target.columns)
+            documents.write(rows)
+            rejects.write(rejected)
+        # The rejects come first: once the documents are merged, they are not looked at again.
+        return [
+            self._merged(TableKind.REJECTS, target.name, rejects, touched_rejects),
+            self._merged(TableKind.DOCUMENTS, target.name, documents, touched),
+        ]
+
+    def _writer(self, place: TablePlace, schema: pa.Schema) -> RollingWriter:
+        partition = [(GROUP.name, str(self.group))]
+        return RollingWriter(place, schema, ranges=DOCUMENT_RANGES, partition=partition, file_bytes=self.file_bytes)
+
+    def _merged(
+        self, kind: TableKind, name: str, writer: RollingWriter, touched: Sequence[tuple[DataFile, Marks]]
+    ) -> Merged:
+        removed = [file for file, _ in touched]
+        return Merged(kind=kind, name=name, group=self.group, add=writer.close(), remove=removed)
+
+
+def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
+    """All documents that the group of the task's only table would hold after it."""
+    (target,) = task.documents
+    fold = task.fold(target, task.read_pending())
+    schema = documents_schema(xattrs=task.facts.xattrs, typed=_typed_schema(target))
+    touched = {file.path: (file, marks) for file, marks in _touched(target.place, target.files, fold)}
+    for file in target.files:
+        if file.path in touched:
+            yield from (rows.select(schema.names) for rows in _kept_rows(target.place, [touched[file.path]]))
+        else:
+            yield from _all_rows(target.place, file, schema)
+    for changes in fold.live():
+        yield _document_rows(changes, schema, target.columns)[0]
+
+
+def _typed_schema(target: DocumentsTarget) -> pa.Schema | None:
+    return None if target.columns is None else target.columns.schema
+
+
+def _touched(place: TablePlace, files: Sequence[DataFile], fold: Fold) -> Iterator[tuple[DataFile, Marks]]:
+    """The files that have to be written again, with a mark on every row that stays."""
+    for file in files:
+        if not fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf")))):
+            continue
+        with FileReader(place, file.path) as reader:
+            parts = [reader.read(row_group, _NARROW) for row_group in reader.row_groups]
+        rows = pa.concat_tables(parts)
+        marks = fold.survivors(
+            keys=raw_keys(rows.column("key"), rows.column("key_bytes")).combine_chunks(),
+            vbuckets=numbers(rows, "vbucket"),
+            seqnos=numbers(rows, "seqno"),
+            ids=numbers(rows, "collection_id"),
+        )
+        if not marks.all():
+            yield file, marks
+
+
+def _kept_rows(place: TablePlace, touched: Sequence[tuple[DataFile, Marks]]) -> Iterator[pa.Table]:
+    for file, marks in touched:
+        start = 0
+        with FileReader(place, file.path) as reader:
+            for row_group in reader.row_groups:
+                rows = reader.read(row_group)
+                yield filtered(rows, marks[start : start + rows.num_rows])
+                start += rows.num_rows
+
+
+def _all_rows(place: TablePlace, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
+    with FileReader(place, file.path) as reader:
+        for row_group in reader.row_groups:
+            yield reader.read(row_group, schema.names).select(schema.names)
+
+
+def _document_rows(changes: pa.Table, schema: pa.Schema, typed: TypedColumns | None) -> tuple[pa.Table, pa.Table]:
+    """The documents that mutations make, and those among them that do not fit the typed columns."""
+    columns = document_columns(changes, schema)
+    if typed is None:
+        return pa.table([columns[name] for name in schema.names], schema=schema), REJECTS_SCHEMA.empty_table()
+    parsed = typed.parse(columns["document"])
+    rows = pa.table([{**columns, **parsed.columns}[name] for name in schema.names], schema=schema)
+    rejected = {**columns, "reason": parsed.reasons}
+    rejects = pa.table({name: rejected[name] for name in REJECTS_SCHEMA.names})
+    return rows, rejects.filter(rejects.column("reason").is_valid()).cast(REJECTS_SCHEMA)
+
+
+# What of `changes` is not merged yet, counted by table and group: merges are planned by these numbers.
+#
+# The counts follow the commits. When a lake is opened they are taken from `changes` once, out of a few columns of the
+# files that may hold something unmerged. They need not be exact: what a merge does is decided by the rows.
+
+
+_COLUMNS = ("vbucket", "collection_id", "op", "batch")
+_EVERY_TABLE = -1
+
+
+@dataclass(slots=True)
+class Pending:
+    """Changes that wait to be merged."""
+
+    rows: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(table, group) → changes of documents."""
+    urgent: set[tuple[str, int]] = field(default_factory=set)
+    """(table, group) where it can't wait: documents may have to go, or to come back."""
+    since_s: dict[str, float | None] = field(default_factory=dict)
+    """By table: nothing that was written before this time is pending, as far as that is known."""
+
+    @property
+    def names(self) -> set[str]:
+        """The tables that have something pending."""
+        return {name for name, _ in [*self.rows, *self.urgent]}
+
+    def add(self, report: ChangeReport, names: Mapping[int, str], facts: LakeFacts, *, since_s: float | None) -> None:
+        """Count what a batch has brought. `names` has the tables by collection id, those of the batch among them;
+        `since_s` is the time that the tables held everything of before the batch."""
+        before = self.names
+        for (id_, group), count in report.document_rows.items():
+            self.rows[names[id_], group] += count
+        self.urgent |= {(names[id_], group) for id_, group in report.collections_gone}
+        rolled = {int(facts.group_of(vbucket)) for vbucket in report.rollbacks}
+        self.urgent |= {(name, group) for name in set(names.values()) for group in rolled}
+        for name in self.names - before:
+            self.since_s.setdefault(name, since_s)
+
+    def has(self, name: str, group: int) -> bool:
+        return self.rows[name, group] > 0 or (name, group) in self.urgent
+
+    def forget(self, name: str) -> None:
+        """It has been merged."""
+        for counted in [key for key in self.rows if key[0] == name]:
+            del self.rows[counted]
+        self.urgent = {key for key in self.urgent if key[0] != name}
+        self.since_s.pop(name, None)
+
+
+def count_pending(
+    place: TablePlace,
+    files: Iterable[DataFile],
+    facts: LakeFacts,
+    names: Mapping[int, str],
+    merged_at: Callable[[str, int], int],
+) -> Pending:
+    """Count what lies behind the batch that each table and group was merged at."""
+    pending = Pending()
+    least = min((merged_at(name, group) for name in set(names.values()) for group in range(facts.groups)), default=-1)
+    waiting = [file for file in files if file.may_hold("batch", low=least + 1)]
+    for _, rows in read_files(place, waiting, _COLUMNS):
+        for id_, group, op, batch, count in _counts(rows, facts):
+            tables = set(names.values()) if id_ == _EVERY_TABLE else {names[id_]} if id_ in names else set()
+            for name in tables:
+                if batch <= merged_at(name, group):
+                    continue
+                if op == ROLLBACK or op in COLLECTION_GONE:
+                    pending.urgent.add((name, group))
+                elif id_ != _EVERY_TABLE:
+                    pending.rows[name, group] += count
+    return pending
+
+
+def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, int, int]]:
+    """How often each collection, group, operation and batch is there together."""
+    counted = pa.table(
+        {
+            "id": numbers(rows, "collection_id", null=_EVERY_TABLE),
+            "group": facts.group_of(numbers(rows, "vbucket").astype(np.int64)),
+            "op": rows.column("op").cast(pa.string()),
+            "batch": rows.column("batch"),
+        }
+    )
+    grouped = counted.group_by(["id", "group", "op", "batch"], use_threads=False).aggregate([([], "count_all")])
+    for row in grouped.to_pylist():
+        yield row["id"], row["group"], row["op"], row["batch"], row["count_all"]
+
+
+# The tasks of a merge: one for each group of vbuckets that has something pending, for all tables together.
+#
+# When to merge is decided by the pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so a
+# table is one cut of the bucket after it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeRules:
+    """What is merged into."""
+
+    history: bool = False
+    file_bytes: int = FILE_BYTES_DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """What plans are made from."""
+
+    place: LakePlace
+    facts: LakeFacts
+    rules: MergeRules
+    change_files: Sequence[DataFile]
+    upto_batch: int
+
+    def plan(self, tables: Iterable[CollectionTables], pending: Pending) -> list[MergeTask]:
+        due: dict[int, list[CollectionTables]] = {}
+        for table in tables:
+            for group in range(self.facts.groups):
+                if pending.has(table.name, group) or self.history_lags(table, group):
+                    due.setdefault(group, []).append(table)
+        return [self._task(group, due[group], pending) for group in sorted(due)]
+
+    def history_lags(self, table: CollectionTables, group: int) -> bool:
+        if not self.rules.history or table.documents is None:
+            return False
+        at = NOT_MERGED if table.history is None else table.history.merged[group]
+        return at < table.documents.merged[group]
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def _task(self, group: int, tables: Sequence[CollectionTables], pending: Pending) -> MergeTask:
+        documents = tuple(self.documents_target(table, group) for table in tables)
+        history = tuple(self._history_target(table, group) for table in tables) if self.rules.history else ()
+        is_rolled = any((table.name, group) in pending.urgent for table in tables)
+        return self.merge_task(group, documents, history, with_whole=is_rolled)
+
+    def merge_task(
+        self,
+        group: int,
+        documents: tuple[DocumentsTarget, ...],
+        history: tuple[HistoryTarget, ...] = (),
+        *,
+        with_whole: bool,
+    ) -> MergeTask:
+        vbuckets = self.facts.vbuckets_of(group)
+        targets: list[DocumentsTarget | HistoryTarget] = [*documents, *history]
+        after = min(target.after_batch for target in targets)
+        whole = tuple(pending_files(self.change_files, after_batch=NOT_MERGED, vbuckets=vbuckets))
+        return MergeTask(
+            facts=self.facts,
+            group=group,
+            changes=self.place.table(TableKind.CHANGES),
+            pending=tuple(pending_files(self.change_files, after_batch=after, vbuckets=vbuckets)),
+            whole=whole if with_whole else None,
+            upto_batch=self.upto_batch,
+            documents=documents,
+            history=history,
+            file_bytes=self.rules.file_bytes,
+        )
+
+    def documents_target(self, table: CollectionTables, group: int) -> DocumentsTarget:
+        return DocumentsTarget(
+            name=table.name,
+            ids=frozenset(table.ids),
+            place=self.place.table(TableKind.DOCUMENTS, table.name),
+            files=() if table.documents is None else table.documents.files_of(group),
+            after_batch=table.merged_at(group),
+            columns=table.columns,
+            rejects_place=self.place.table(TableKind.REJECTS, table.name),
+            rejects_files=() if table.rejects is None else table.rejects.files_of(group),
+        )
+
+    def _history_target(self, table: CollectionTables, group: int) -> HistoryTarget:
+        return HistoryTarget(
+            name=table.name,
+            ids=frozenset(table.ids),
+            place=self.place.table(TableKind.HISTORY, table.name),
+            files=() if table.history is None else table.history.files_of(group),
+            after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
+        )

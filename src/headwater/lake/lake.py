@@ -1,0 +1,354 @@
+"""The lake as its driver sees it: one object that knows all tables, and what they hold.
+
+A batch goes this way:
+
+    batch = begin_batch(lake)                                  # begins at `lake.held_offsets()`
+    reports = …                                                # executors: batch.writer over the rows
+    commit_batch(lake, batch, reports, run)                    # now `changes` has it
+    merge(lake, run)                                           # now the documents have it
+
+The tables are the only memory. After a crash anywhere the next batch begins where they end: what a commit has not named
+was never there. The first two functions are in `batch_commit`, the last is in `merging`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.client.offsets import Offsets
+from headwater.errors import ColumnsChanged, LakeDamaged, LakeOfOtherBucket
+from headwater.lake.change_rows import MUTATION, Wanted, read_changes
+from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
+from headwater.lake.data_files import DataFile
+from headwater.lake.delta_log import Commit, DeltaLog, Selection, TableState, Totals
+from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
+from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_DEFAULT, LakeFacts, LakePlace, TableKind, changes_schema
+from headwater.lake.typed_columns import TypedColumns, infer_columns
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
+
+BATCH_TRANSACTION = "headwater.batch"
+TRIMMED_TRANSACTION = "headwater.trimmed"
+EVERY_COLLECTION = "*"
+_OPENING_ATTEMPTS = 10
+"""Tables may go on while they are opened, but hardly each time that they are."""
+_BOUNDARY_COMMITS = 64
+"""How many commits of `changes` are looked through for boundaries: a failover takes back seconds, not hours."""
+BOUNDARIES_MAX = 16
+"""Of each vbucket, how many of them are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeSettings:
+    """What may be different every time that a lake is opened."""
+
+    merging: MergeRules = field(default_factory=MergeRules)
+    columns: Mapping[str, TypedColumns] = field(default_factory=dict)
+    """By table (`scope.collection`), or for `*`: typed columns."""
+    infer: bool = False
+    """Tables that are made get typed columns for the fields that their first documents have."""
+
+
+class Lake:
+    """The tables of one bucket, open for one writer or any number of readers."""
+
+    def __init__(
+        self,
+        place: LakePlace,
+        facts: LakeFacts,
+        changes: DeltaLog,
+        settings: LakeSettings,
+        step: Callable[[str], None],
+    ) -> None:
+        self.place = place
+        self.facts = facts
+        self.settings = settings
+        self.changes = changes
+        self.tables: dict[str, CollectionTables] = {}
+        self.step = step
+        self._pending: Pending | None = None
+        self._boundaries: dict[VBucketId, list[Seqno]] | None = None
+        self._load()
+
+    @classmethod
+    def open(
+        cls,
+        place: LakePlace | str,
+        *,
+        bucket_uuid: str | None = None,
+        settings: LakeSettings | None = None,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> Lake | None:
+        """The lake in a directory, or None where there is none.
+
+        `step` is called before each step that a crash could come between, with its name.
+        """
+        place = LakePlace(place) if isinstance(place, str) else place
+        changes = DeltaLog.open(place.table(TableKind.CHANGES))
+        if changes is None:
+            return None
+        facts = LakeFacts.from_properties(changes.properties, where=changes.place.uri)
+        if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
+            raise LakeOfOtherBucket(
+                f"the tables in {place.root} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
+                f"{bucket_uuid!r}",
+                hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
+                "again, it is another one",
+            )
+        return cls(place, facts, changes, settings or LakeSettings(), step)
+
+    @classmethod
+    def create(
+        cls,
+        place: LakePlace | str,
+        *,
+        bucket_uuid: str,
+        vbuckets: int,
+        groups: int = GROUPS_DEFAULT,
+        xattrs: bool = False,
+        selection: Selection | None = None,
+        settings: LakeSettings | None = None,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> Lake:
+        """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
+        place = LakePlace(place) if isinstance(place, str) else place
+        facts = LakeFacts(bucket_uuid=bucket_uuid, vbuckets=vbuckets, groups=min(groups, vbuckets), xattrs=xattrs)
+        DeltaLog.create(
+            place.table(TableKind.CHANGES),
+            changes_schema(xattrs=xattrs),
+            ranges=CHANGE_RANGES,
+            properties=facts.to_properties(),
+            transactions={},
+            state=TableState(
+                offsets=Offsets(bucket_uuid),
+                rollbacks={},
+                totals=Totals(),
+                selection=selection or Selection(),
+                tidied_s=time.time(),
+            ),
+        )
+        lake = cls.open(place, bucket_uuid=bucket_uuid, settings=settings, step=step)
+        assert lake is not None, "it has just been made"
+        if lake.facts.vbuckets != vbuckets:
+            raise LakeDamaged(
+                f"the tables in {place.root} were made for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
+                hint="Give another directory: a bucket never changes its number of vbuckets",
+            )
+        if lake.facts.xattrs != xattrs:
+            raise ColumnsChanged(
+                f"the tables in {place.root} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
+                hint="Ask for the same, or land into another directory",
+            )
+        return lake
+
+    def _load(self) -> None:
+        """Open all tables. A reader sees `changes` at least as new as what is made from it, so `changes` comes last."""
+        opened: set[str] = set()
+        stale: list[str] = []
+        for _ in range(_OPENING_ATTEMPTS):
+            # Earlier versions have the number of the batch in the transaction only.
+            self.state = replace(self.changes.state(), batch=self.last_batch)
+            self._know_collections()
+            stale = [table.name for table in self.tables.values() if self._is_stale(table)]
+            if self.tables.keys() <= opened and not stale:
+                break
+            for table in self.tables.values():
+                table.open(self.asked_columns(table.name))
+            opened = set(self.tables)
+            self.changes.refresh()
+        if stale:
+            raise LakeDamaged(
+                f"the table of {stale[0]} misses changes that have been trimmed from `{TableKind.CHANGES}` since",
+                hint=f"Remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`: the next run "
+                "builds it again",
+            )
+        self._seen_version = self.changes.version
+        self._pending = self._boundaries = None
+
+    def _is_stale(self, table: CollectionTables) -> bool:
+        """Whether changes that a table still needs have been trimmed: it was merged after it was opened here."""
+        merged = [] if table.documents is None else [at for at in table.documents.merged.values() if at != NOT_MERGED]
+        return bool(merged) and min(merged) < self.trimmed_batch
+
+    @property
+    def trimmed_batch(self) -> int:
+        """The last batch that was trimmed; -1 where none was."""
+        trimmed = self.changes.transaction(TRIMMED_TRANSACTION)
+        return NOT_MERGED if trimmed is None else trimmed
+
+    def refresh(self) -> None:
+        """Look again at everything if the log of `changes` has gone on without us.
+
+        Another tool may have tidied the table up, a commit of ours was done though it seemed to fail, or another
+        pipeline has landed here: the next batch begins where the tables end now.
+        """
+        self.changes.refresh()
+        if self.changes.version != self._seen_version:
+            self._load()
+
+    def _know_collections(self) -> None:
+        for id_, name in self.state.collections.items():
+            self.tables.setdefault(name, CollectionTables(name, self.place, self.facts)).ids.add(id_)
+
+    def asked_columns(self, name: str) -> TypedColumns | None:
+        return self.settings.columns.get(name, self.settings.columns.get(EVERY_COLLECTION))
+
+    # --- what the tables hold -------------------------------------------------------------------------------------
+
+    @property
+    def last_batch(self) -> int:
+        """The number of the last batch in `changes`, counted from 0; -1 where there is none."""
+        number = self.changes.transaction(BATCH_TRANSACTION)
+        return NOT_MERGED if number is None else number
+
+    def held_offsets(self, name: str | None = None) -> Offsets:
+        """The offsets that `changes` holds, or the table of a collection: of every vbucket, where its rows end."""
+        if name is None:
+            return self.state.offsets
+        documents = self.tables[name].documents
+        return Offsets(self.facts.bucket_uuid) if documents is None else documents.offsets
+
+    @property
+    def boundaries(self) -> Mapping[VBucketId, Sequence[Seqno]]:
+        """By vbucket, seqnos at which the tables held all there was, rising: what a rollback can go back to.
+
+        They are the places of earlier commits. What a rollback has given up is none any more, so every commit says
+        which rollbacks it had. Commits of versions that did not are where the search ends.
+        """
+        if self._boundaries is None:
+            found: dict[VBucketId, list[Seqno]] = {}
+            ceilings: dict[int, int] = {}
+            for state in islice(self.changes.states(), _BOUNDARY_COMMITS):
+                if state.rollbacks is None:
+                    break
+                for vbucket, at in state.offsets.offsets.items():
+                    seqnos = found.setdefault(vbucket, [])
+                    is_lower = at.is_whole and at.seqno < (seqnos[0] if seqnos else SEQNO_MAX)
+                    if is_lower and at.seqno <= ceilings.get(vbucket, SEQNO_MAX) and len(seqnos) < BOUNDARIES_MAX:
+                        seqnos.insert(0, at.seqno)
+                for rolled, kept in state.rollbacks.items():
+                    ceilings[rolled] = min(kept, ceilings.get(rolled, kept))
+            self._boundaries = found
+        return self._boundaries
+
+    def _note_boundaries(self, state: TableState) -> None:
+        """A commit has been made: its places are boundaries, and what its rollbacks gave up are none."""
+        if self._boundaries is None or state.rollbacks is None:
+            self._boundaries = None
+            return
+        for rolled, kept in state.rollbacks.items():
+            known = self._boundaries.get(VBucketId(rolled), [])
+            self._boundaries[VBucketId(rolled)] = [seqno for seqno in known if seqno <= kept]
+        for vbucket, at in state.offsets.offsets.items():
+            known = self._boundaries.setdefault(vbucket, [])
+            if at.is_whole and (not known or at.seqno > known[-1]):
+                self._boundaries[vbucket] = [*known, at.seqno][-BOUNDARIES_MAX:]
+
+    @property
+    def pending(self) -> Pending:
+        """What waits to be merged."""
+        if self._pending is None:
+            names = self.state.collections
+            self._pending = count_pending(
+                self.changes.place, self.changes.files(), self.facts, names, lambda n, g: self.tables[n].merged_at(g)
+            )
+            missing = [table.name for table in self.tables.values() if table.documents is None]
+            self._pending.urgent |= {(name, group) for name in missing for group in range(self.facts.groups)}
+        return self._pending
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is anything to merge."""
+        if self.pending.names or not self.settings.merging.history:
+            return bool(self.pending.names)
+        planner, groups = self.planner(), range(self.facts.groups)
+        return any(planner.history_lags(table, group) for table in self.tables.values() for group in groups)
+
+    def documents_as_of_s(self, name: str) -> float | None:
+        """Everything that was written to the bucket before this time is in the table of a collection; None where that
+        is not known. For a table that has something pending."""
+        documents = self.tables[name].documents
+        of_table = None if documents is None else documents.state.as_of_s
+        return self.pending.since_s.get(name, of_table)
+
+    @contextmanager
+    def counting_pending(self) -> Iterator[Pending]:
+        """What waits to be merged, to be brought up to date. Should anything fail meanwhile, it is counted again."""
+        pending, self._pending = self.pending, None
+        yield pending
+        self._pending = pending
+
+    def planner(self) -> Planner:
+        """Plans merges of what the tables hold now."""
+        return Planner(
+            place=self.place,
+            facts=self.facts,
+            rules=self.settings.merging,
+            change_files=self.changes.files(),
+            upto_batch=self.last_batch,
+        )
+
+    def read_tasks(self, name: str) -> list[MergeTask]:
+        """The work of reading a collection as it is now, one task a group, for `merged_rows` in any process."""
+        planner, table = self.planner(), self.tables[name]
+        return [
+            planner.merge_task(group, (planner.documents_target(table, group),), with_whole=True)
+            for group in range(self.facts.groups)
+        ]
+
+    def documents_now(self, name: str) -> Iterator[pa.Table]:
+        """The documents of a collection as they are now, whether merged or not, with the columns of their table."""
+        for task in self.read_tasks(name):
+            for rows in merged_rows(task):
+                yield rows.append_column(GROUP, pa.repeat(pa.scalar(task.group, GROUP.type), rows.num_rows))
+
+    def commit_changes(self, commit: Commit) -> None:
+        """A commit to `changes`. What it says of the table holds from then on."""
+        self.changes.commit(commit)
+        self._note_boundaries(commit.state)
+        self.state, self._seen_version = commit.state, self.changes.version
+        self._know_collections()
+
+
+def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSettings:
+    """The same with typed columns, by table or for `*`, as SQL writes them."""
+    return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
+
+
+# Making the table of a collection that has none: when it is seen first, or when it was lost.
+
+
+INFER_ROWS = 1000
+
+
+def create_documents(lake: Lake, table: CollectionTables, files: Sequence[DataFile], *, merged: int) -> None:
+    """Make a table that holds all there was up to a batch. Columns are inferred from these files of `changes`."""
+    columns = lake.asked_columns(table.name)
+    if columns is None and lake.settings.infer:
+        columns = _inferred_columns(lake, table, files)
+    lake.step(f"create documents {table.name}")
+    table.create_documents(columns, merged=merged)
+
+
+def _inferred_columns(lake: Lake, table: CollectionTables, files: Sequence[DataFile]) -> TypedColumns | None:
+    wanted = Wanted(
+        vbuckets=tuple(range(lake.facts.vbuckets)),
+        after_batch=NOT_MERGED,
+        upto_batch=lake.last_batch,
+        ids=frozenset(table.ids),
+    )
+    documents: list[str | None] = []
+    for file in files:
+        for rows in read_changes(lake.changes.place, [file], wanted):
+            marks = (rows.ops == MUTATION) & ~rows.void & np.isin(rows.ids, [*table.ids])
+            values = rows.wide(marks).column("value").slice(0, INFER_ROWS - len(documents))
+            documents += [None if value is None else value.decode(errors="replace") for value in values.to_pylist()]
+        if len(documents) >= INFER_ROWS:
+            break
+    return infer_columns(documents)

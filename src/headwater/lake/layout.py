@@ -1,0 +1,280 @@
+"""Where the tables lie, and how vbuckets are put into groups.
+
+    DIR/changes                            every change of every collection, in one table
+    DIR/documents/<scope>.<collection>     one row a live document
+    DIR/history/<scope>.<collection>       one row a version, with the time that it was valid
+    DIR/rejects/<scope>.<collection>       the live documents that do not fit the typed columns
+
+Neither a scope's name nor a collection's may have a dot, so the name of a table is read in one way only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs
+
+from headwater.errors import LakeDamaged, LakeTooNew
+
+FORMAT_VERSION = 1
+GROUPS_DEFAULT = 16
+_PROPERTY = "headwater."
+
+
+class TableKind(StrEnum):
+    CHANGES = "changes"
+    DOCUMENTS = "documents"
+    HISTORY = "history"
+    REJECTS = "rejects"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFacts:
+    """What is decided when a lake is made and never changes. It is kept in the properties of `changes`."""
+
+    bucket_uuid: str
+    vbuckets: int
+    """Of the bucket."""
+    groups: int = GROUPS_DEFAULT
+    """Into how many parts the tables of documents are cut. A key is always in the same vbucket, and a vbucket always
+    in the same group, so every group is merged by itself."""
+    xattrs: bool = False
+    """The tables have a column for extended attributes."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.groups <= self.vbuckets, "a group has at least one vbucket"
+
+    def group_of(self, vbucket: Any) -> Any:
+        """The group of a vbucket, or of an array of them. Groups are ranges, so that files can tell theirs by the
+        least and the highest vbucket in them."""
+        return vbucket * self.groups // self.vbuckets
+
+    def vbuckets_of(self, group: int) -> range:
+        first, end = (-(-edge * self.vbuckets // self.groups) for edge in (group, group + 1))
+        return range(first, end)
+
+    def to_properties(self) -> dict[str, str]:
+        return {
+            f"{_PROPERTY}format": str(FORMAT_VERSION),
+            f"{_PROPERTY}bucket_uuid": self.bucket_uuid,
+            f"{_PROPERTY}vbuckets": str(self.vbuckets),
+            f"{_PROPERTY}groups": str(self.groups),
+            f"{_PROPERTY}xattrs": str(self.xattrs).lower(),
+        }
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
+        try:
+            version = int(properties[f"{_PROPERTY}format"] or "")
+            if version > FORMAT_VERSION:
+                raise LakeTooNew(
+                    f"{where} has format {version}, and this program knows formats up to {FORMAT_VERSION}",
+                    hint="Use the version of Headwater that made it, or a newer one",
+                )
+            return cls(
+                bucket_uuid=properties[f"{_PROPERTY}bucket_uuid"] or "",
+                vbuckets=int(properties[f"{_PROPERTY}vbuckets"] or ""),
+                groups=int(properties[f"{_PROPERTY}groups"] or ""),
+                xattrs=properties[f"{_PROPERTY}xattrs"] == "true",
+            )
+        except (KeyError, ValueError) as error:
+            raise LakeDamaged(
+                f"the table at {where} was not made by Headwater, or its properties were changed",
+                hint="Give another directory, or bring the table's log back from a backup",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class LakePlace:
+    """The directory of a lake: a path, or a URI that both Arrow and delta-rs know."""
+
+    root: str
+    storage_options: Mapping[str, str] | None = None
+    """For delta-rs, where the place is an object store."""
+
+    def table(self, kind: TableKind, name: str | None = None) -> TablePlace:
+        path = f"{self.root.rstrip('/')}/{kind}"
+        return TablePlace(path if name is None else f"{path}/{name}", self.storage_options)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """The directory of a table."""
+
+    uri: str
+    storage_options: Mapping[str, str] | None = None
+
+
+def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path on it."""
+    if "://" in uri:
+        filesystem, path = fs.FileSystem.from_uri(uri)
+        return filesystem, path
+    return fs.LocalFileSystem(), uri
+
+
+def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:
+    """The table of a collection. One that was dropped before anybody told its name goes by its id, under a name that no
+    scope can have."""
+    if scope is None or collection is None:
+        return f"_unnamed.{collection_id:x}"
+    return f"{scope}.{collection}"
+
+
+# The columns of the tables, and how the columns of a batch of changes become those of `changes`.
+#
+# Delta has no unsigned integers. What may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
+# its 64 bits and is read as signed; what has 32 bits gets 64.
+#
+# Keys are UTF-8 by Couchbase's rules, but no server holds anybody to them. A key that is no UTF-8 has its bytes in
+# `key_bytes`, and `key` shows them with escapes such as `\xff`; `key_bytes` is null for all others. The tables tell
+# keys apart by their bytes, so two keys that look alike are still two documents.
+
+
+TIME = pa.timestamp("us", tz="UTC")
+XATTRS = pa.field("xattrs", pa.map_(pa.string(), pa.binary()))
+GROUP = pa.field("vbucket_group", pa.int32(), nullable=False)
+IS_CURRENT = pa.field("is_current", pa.bool_(), nullable=False)
+
+_KEY = [
+    pa.field("key", pa.string()),
+    pa.field("key_bytes", pa.binary()),
+]
+_CHANGE = [
+    pa.field("vbucket", pa.int32(), nullable=False),
+    pa.field("vbuuid", pa.int64(), nullable=False),
+    pa.field("seqno", pa.int64(), nullable=False),
+    pa.field("rev", pa.int64(), nullable=False),
+    pa.field("op", pa.string(), nullable=False),
+    pa.field("scope", pa.string()),
+    pa.field("collection", pa.string()),
+    pa.field("collection_id", pa.int64()),
+    *_KEY,
+    pa.field("value", pa.binary()),
+    pa.field("datatype", pa.int16(), nullable=False),
+    pa.field("flags", pa.int64(), nullable=False),
+    pa.field("expiry", pa.int64(), nullable=False),
+    pa.field("cas", pa.int64(), nullable=False),
+    pa.field("changed_at", TIME),
+    pa.field("snapshot_start", pa.int64(), nullable=False),
+    pa.field("snapshot_end", pa.int64(), nullable=False),
+]
+_LANDING = [
+    pa.field("batch", pa.int64(), nullable=False),
+    pa.field("landed_at", TIME, nullable=False),
+    pa.field("void", pa.bool_(), nullable=False),
+]
+_VERSION = [
+    pa.field("datatype", pa.int16(), nullable=False),
+    pa.field("flags", pa.int64(), nullable=False),
+    pa.field("expiry", pa.int64(), nullable=False),
+    pa.field("cas", pa.int64(), nullable=False),
+    pa.field("seqno", pa.int64(), nullable=False),
+    pa.field("rev", pa.int64(), nullable=False),
+    pa.field("vbucket", pa.int32(), nullable=False),
+    pa.field("vbuuid", pa.int64(), nullable=False),
+    pa.field("collection_id", pa.int64(), nullable=False),
+    pa.field("changed_at", TIME),
+]
+_DOCUMENT = [
+    *_KEY,
+    pa.field("document", pa.string()),
+    pa.field("content", pa.binary()),
+    *_VERSION,
+]
+
+CHANGE_RANGES = ("vbucket", "seqno", "collection_id", "batch")
+DOCUMENT_RANGES = ("vbucket", "seqno")
+HISTORY_RANGES = ("vbucket", "seqno", "valid_to_seqno")
+"""The columns whose least and highest value a file tells, so that files can be passed over unread."""
+
+NAME_COLUMNS = ("op", "scope", "collection")
+NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
+"""Few different values: in memory they are numbers of a dictionary."""
+
+NARROW = (*("vbucket", "seqno", "op", "collection_id", "key", "key_bytes", "changed_at", "batch", "landed_at", "void"),)
+"""Of `changes`: all that decides which rows make up the documents."""
+
+
+def changes_schema(*, xattrs: bool) -> pa.Schema:
+    """One row a change. `batch` counts the commits of batches, `landed_at` is the time of that batch, and `void` marks
+    what a rollback took back."""
+    return pa.schema([*_CHANGE, *([XATTRS] if xattrs else []), *_LANDING])
+
+
+def documents_schema(*, xattrs: bool, typed: pa.Schema | None = None) -> pa.Schema:
+    """One row a live document, without the columns it is partitioned by. `document` is the text of one that is JSON,
+    `content` the bytes of any other."""
+    return pa.schema([*_DOCUMENT, *([XATTRS] if xattrs else []), *(typed or [])])
+
+
+def history_schema(*, xattrs: bool) -> pa.Schema:
+    """One row a version of a document, without the columns it is partitioned by. `valid_to` and `valid_to_seqno` are
+    the time and the seqno of the change that ended it."""
+    validity = [pa.field("valid_from", TIME), pa.field("valid_to", TIME), pa.field("valid_to_seqno", pa.int64())]
+    return pa.schema([*_DOCUMENT, *([XATTRS] if xattrs else []), *validity])
+
+
+REJECTS_SCHEMA = pa.schema([*_DOCUMENT, pa.field("reason", pa.string(), nullable=False)])
+"""One row a live document that does not fit the typed columns."""
+
+
+# --- from the batches of a reader, or of Spark, to the columns of `changes` -------------------------------------------
+
+
+def to_change_columns(batch: pa.RecordBatch, schema: pa.Schema) -> dict[str, pa.Array]:
+    """The columns that a batch brings, in the types of the table. Names become dictionaries."""
+    keys, key_bytes = split_keys(_key_bytes(batch))
+    columns = {"key": keys, "key_bytes": key_bytes}
+    for field in schema:
+        if field.name in NAME_COLUMNS:
+            columns[field.name] = _as_dictionary(batch.column(field.name))
+        elif field.name in batch.schema.names and field.name not in columns:
+            columns[field.name] = _as_type(batch.column(field.name), field.type)
+    return columns
+
+
+def _key_bytes(batch: pa.RecordBatch) -> pa.Array:
+    """The source gives keys as text, with the bytes of those that are none beside it; the client gives bytes."""
+    keys = _as_type(batch.column("key"), pa.binary())
+    return keys if "key_bytes" not in batch.schema.names else raw_keys(batch.column("key"), batch.column("key_bytes"))
+
+
+def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if column.type == wanted:
+        return column
+    if pa.types.is_uint64(column.type) and pa.types.is_int64(wanted):
+        return column.view(wanted)
+    return column.cast(wanted)
+
+
+def _as_dictionary(column: pa.Array) -> pa.Array:
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    return column if column.type == NAME_TYPE else column.cast(NAME_TYPE)
+
+
+def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Keys as text, and the bytes of those that are none."""
+    try:
+        return keys.cast(pa.string()), pa.nulls(len(keys), pa.binary())
+    except pa.ArrowInvalid:
+        pass
+    texts: list[str | None] = []
+    others: list[bytes | None] = []
+    for key in keys.to_pylist():
+        text = None if key is None else key.decode(errors="backslashreplace")
+        texts.append(text)
+        others.append(key if text is not None and text.encode() != key else None)
+    return pa.array(texts, pa.string()), pa.array(others, pa.binary())
+
+
+def raw_keys(key: Any, key_bytes: Any) -> Any:
+    """The bytes of keys: what `split_keys` was given. Takes arrays or chunked arrays."""
+    plain = key.cast(pa.binary())
+    return plain if key_bytes.null_count == len(key_bytes) else pc.coalesce(key_bytes, plain)

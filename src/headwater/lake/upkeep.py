@@ -1,0 +1,347 @@
+"""Joining small files: every batch brings some, and a table of many small files is slow to read.
+
+Files of one partition are joined when there are several of about one size. So every row is written again once for each
+size that its files go through, and no more: the cost is bounded by what has been written, whatever the table holds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.errors import InvalidInput
+from headwater.lake.change_files import row_groups, sort_rows
+from headwater.lake.change_rows import (
+    COLLECTION_CREATED,
+    COLLECTION_DROPPED,
+    EXPIRATION,
+    MUTATION,
+    Barriers,
+    ChangeRows,
+    Marks,
+    Wanted,
+    read_changes,
+)
+from headwater.lake.collection_tables import NOT_MERGED, MergedTable
+from headwater.lake.data_files import (
+    FILE_BYTES_DEFAULT,
+    DataFile,
+    FileReader,
+    FileWriter,
+    RollingWriter,
+    filtered,
+    numbers,
+    read_files,
+)
+from headwater.lake.delta_log import LOG_RETENTION_DAYS, Commit, DeltaLog, TableState
+from headwater.lake.key_index import KeyIndex, document_places
+from headwater.lake.lake import TRIMMED_TRANSACTION, Lake
+from headwater.lake.layout import CHANGE_RANGES, DOCUMENT_RANGES, HISTORY_RANGES, LakeFacts, TablePlace, changes_schema
+from headwater.lake.tasks import Runner, run_here
+
+JOIN_FILES_MIN = 8
+"""Files of one size class that are joined; a class is four times as large as the one before."""
+_CLASS_STEP = 4
+_LEAST_CLASS_BYTES = 64 * 1024
+JOIN_BYTES_A_TIME = 256 * 1024 * 1024
+"""Uncompressed, of changes that are sorted together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTask:
+    """Write the rows of some files of a table, all of one partition, to fewer."""
+
+    place: TablePlace
+    files: tuple[DataFile, ...]
+    file_bytes: int
+    facts: LakeFacts | None
+    """Given for `changes`, whose files are sorted."""
+    ranges: tuple[str, ...]
+
+    def run(self) -> list[DataFile]:
+        if self.facts is not None:
+            return [_join_changes(self.place, self.files, self.facts)]
+        with FileReader(self.place, self.files[0].path) as reader:
+            schema = reader.schema
+        partition = self.files[0].partition
+        writer = RollingWriter(self.place, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes)
+        for _, rows in read_files(self.place, self.files, schema.names):
+            writer.write(rows)
+        return writer.close()
+
+
+def _join_changes(place: TablePlace, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
+    """Sorted rows of many files in one. What is sorted together are some groups of vbuckets at a time."""
+    schema = changes_schema(xattrs=facts.xattrs)
+    writer = FileWriter(place, schema, ranges=CHANGE_RANGES, prefix="changes")
+    passes = math.ceil(_uncompressed_bytes(place, files) / JOIN_BYTES_A_TIME)
+    edges = [number * facts.groups // passes for number in range(passes + 1)]
+    for first, end in pairwise(edges):
+        if first < end:
+            vbuckets = range(facts.vbuckets_of(first).start, facts.vbuckets_of(end - 1).stop)
+            parts = [*_rows_of_vbuckets(place, files, vbuckets, schema.names)]
+            if parts:
+                rows = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+                for part in row_groups(facts, sort_rows(facts, rows)):
+                    writer.write_row_group(part)
+    return writer.close()
+
+
+def _uncompressed_bytes(place: TablePlace, files: Iterable[DataFile]) -> int:
+    total = 1
+    for file in files:
+        with FileReader(place, file.path) as reader:
+            total += sum(reader.uncompressed_bytes(row_group) for row_group in reader.row_groups)
+    return total
+
+
+def _rows_of_vbuckets(
+    place: TablePlace, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    for file in files:
+        with FileReader(place, file.path) as reader:
+            for row_group in reader.row_groups:
+                low, high, _ = reader.range_of(row_group, "vbucket")
+                if low < vbuckets.stop and vbuckets.start <= high:
+                    rows = reader.read(row_group, columns).select(columns)
+                    here = numbers(rows, "vbucket")
+                    kept = filtered(rows, (here >= vbuckets.start) & (here < vbuckets.stop))
+                    if kept.num_rows:
+                        yield kept
+
+
+def files_to_join(files: Iterable[DataFile], *, file_bytes: int) -> list[tuple[DataFile, ...]]:
+    """Sets of files of one partition and one size class, each worth to be joined and small enough to be."""
+    classes: dict[tuple[object, int], list[DataFile]] = {}
+    for file in files:
+        if file.size_bytes < file_bytes // 2:
+            size_class = max(0, int(math.log(max(1, file.size_bytes / _LEAST_CLASS_BYTES), _CLASS_STEP)))
+            classes.setdefault((file.partition, size_class), []).append(file)
+    return [part for alike in classes.values() for part in _parts(alike, file_bytes) if len(part) >= JOIN_FILES_MIN]
+
+
+def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFile, ...]]:
+    part: list[DataFile] = []
+    for file in files:
+        part.append(file)
+        if sum(it.size_bytes for it in part) >= file_bytes:
+            yield tuple(part)
+            part = []
+    yield tuple(part)
+
+
+def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
+    """Join small files of all tables. Returns how many files are gone."""
+    sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
+    joined = _joined(lake.changes.place, sets, run, ranges=CHANGE_RANGES, facts=lake.facts, file_bytes=file_bytes)
+    if sets:
+        lake.step("join changes")
+        removed = [file for part in sets for file in part]
+        lake.commit_changes(Commit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
+    gone = sum(len(part) for part in sets) - len(joined)
+    for table, ranges in _merged_tables(lake):
+        sets = files_to_join(table.log.files(), file_bytes=file_bytes)
+        joined = _joined(table.log.place, sets, run, ranges=ranges, facts=None, file_bytes=file_bytes)
+        if sets:
+            lake.step("join documents")
+            removed = [file for part in sets for file in part]
+            table.commit(add=joined, remove=removed)
+        gone += sum(len(part) for part in sets) - len(joined)
+    return gone
+
+
+def _joined(
+    place: TablePlace,
+    sets: Sequence[tuple[DataFile, ...]],
+    run: Runner,
+    *,
+    ranges: tuple[str, ...],
+    facts: LakeFacts | None,
+    file_bytes: int,
+) -> list[DataFile]:
+    tasks = [JoinTask(place=place, files=part, file_bytes=file_bytes, facts=facts, ranges=ranges) for part in sets]
+    return [file for files in (run(tasks) if tasks else []) for file in files]
+
+
+def _merged_tables(lake: Lake) -> Iterator[tuple[MergedTable, tuple[str, ...]]]:
+    for tables in lake.tables.values():
+        for table, ranges in (
+            (tables.documents, DOCUMENT_RANGES),
+            (tables.history, HISTORY_RANGES),
+            (tables.rejects, DOCUMENT_RANGES),
+        ):
+            if table is not None:
+                yield table, ranges
+
+
+# Trimming `changes`: what is older than its retention is folded to what it left.
+#
+# Of every document the version stays that it had at that point, so the tables of documents can still be built from
+# `changes`, and a rollback to any later point can be undone. Removals, superseded versions, void rows and events go.
+# One row more stays of each vbucket, the one with the highest seqno: it tells how far back a rollback may go.
+#
+# It is done where most of the old rows would go, so that a row is not written again too often.
+
+
+TRIM_ROWS_PER_DOCUMENT = 2
+"""Changes are trimmed when there are more old ones than this for each document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTask:
+    """Write the changes of one group again, with the old ones folded."""
+
+    place: TablePlace
+    facts: LakeFacts
+    group: int
+    files: tuple[DataFile, ...]
+    upto_batch: int
+    """What came with a later batch stays as it is."""
+    last_batch: int
+
+    def run(self) -> list[DataFile]:
+        schema = changes_schema(xattrs=self.facts.xattrs)
+        vbuckets = self.facts.vbuckets_of(self.group)
+        wanted = Wanted(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
+        parts = read_changes(self.place, self.files, wanted, columns=schema.names)
+        if not parts:
+            return []
+        writer = RollingWriter(self.place, schema, ranges=CHANGE_RANGES, partition=())
+        for rows, kept in zip(parts, self._kept(parts, vbuckets), strict=True):
+            if kept.any():
+                writer.write(rows.wide(kept).select(schema.names))
+        return writer.close()
+
+    def _kept(self, parts: Sequence[ChangeRows], vbuckets: range) -> Iterator[Marks]:
+        old = [(rows.batches <= self.upto_batch) & ~rows.void for rows in parts]
+        places, ids, seqnos, ops = (_joined_changes(parts, old, name) for name in ("vbuckets", "ids", "seqnos", "ops"))
+        barriers = Barriers(np.unique(ids).tolist(), vbuckets)
+        is_end = (ops == COLLECTION_CREATED) | (ops == COLLECTION_DROPPED)
+        barriers.add(vbuckets=places[is_end], ids=ids[is_end], seqnos=seqnos[is_end])
+        is_change = ops <= EXPIRATION
+        keys = [rows.keys(marks & (rows.ops <= EXPIRATION)) for rows, marks in zip(parts, old, strict=True)]
+        index = KeyIndex(pa.concat_arrays(keys), seqnos[is_change], document_places(places, ids)[is_change])
+        kept = _highest(places, seqnos)
+        is_document = index.newest & (ops[is_change] == MUTATION)
+        kept[is_change] |= is_document & ~barriers.before(vbuckets=places, ids=ids, seqnos=seqnos)[is_change]
+        start = 0
+        for rows, marks in zip(parts, old, strict=True):
+            chosen = rows.batches > self.upto_batch
+            chosen[marks] |= kept[start : (start := start + int(marks.sum()))]
+            yield chosen
+
+
+def _joined_changes(parts: Sequence[ChangeRows], marks: Sequence[Marks], name: str) -> NDArray[np.int64]:
+    columns = [getattr(rows, name)[chosen] for rows, chosen in zip(parts, marks, strict=True)]
+    return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
+
+
+def _highest(vbuckets: NDArray[np.int64], seqnos: NDArray[np.int64]) -> Marks:
+    """The row with the highest seqno of each vbucket."""
+    order = np.lexsort((seqnos, vbuckets))
+    is_last = np.ones(len(order), dtype=np.bool_)
+    is_last[:-1] = vbuckets[order[1:]] != vbuckets[order[:-1]]
+    found = np.zeros(len(order), dtype=np.bool_)
+    found[order[is_last]] = True
+    return found
+
+
+def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
+    """Fold changes that were landed before a time, where enough of them would go. Returns how many rows are gone.
+
+    A rollback to before that time can't be undone afterwards: such a vbucket is read again from 0.
+    """
+    upto = min([_last_batch_before(lake, before), *_merged_batches(lake)])
+    old = [file for file in lake.changes.files() if file.may_hold("batch", high=upto)]
+    rows = sum(file.rows for file in old)
+    if upto < 0 or rows <= TRIM_ROWS_PER_DOCUMENT * _document_rows(lake):
+        return 0
+    tasks = [
+        TrimTask(
+            place=lake.changes.place,
+            facts=lake.facts,
+            group=group,
+            files=tuple(old),
+            upto_batch=upto,
+            last_batch=lake.last_batch,
+        )
+        for group in range(lake.facts.groups)
+    ]
+    kept: list[DataFile] = [file for files in run(tasks) for file in files]
+    lake.step("commit trimmed changes")
+    lake.commit_changes(Commit(add=kept, remove=old, transactions={TRIMMED_TRANSACTION: upto}, state=lake.state))
+    kept_rows = sum(int(file.rows) for file in kept)
+    return rows - kept_rows
+
+
+def _last_batch_before(lake: Lake, before: datetime) -> int:
+    """The last batch such that it, and every one before it, was landed before a time."""
+    landed: dict[int, datetime] = {}
+
+    for _, rows in read_files(lake.changes.place, lake.changes.files(), ["batch", "landed_at"]):
+        for row in rows.group_by("batch", use_threads=False).aggregate([("landed_at", "max")]).to_pylist():
+            batch, at = row["batch"], row["landed_at_max"]
+            landed[batch] = max(at, landed.get(batch, at))
+    young = [batch for batch, at in landed.items() if at >= before]
+    return min(young) - 1 if young else max(landed, default=NOT_MERGED)
+
+
+def _merged_batches(lake: Lake) -> Iterator[int]:
+    """The batches that the tables are merged at: what they still need must stay as it is."""
+    for table in lake.tables.values():
+        yield min(table.merged_at(group) for group in range(lake.facts.groups))
+        if lake.settings.merging.history:
+            yield NOT_MERGED if table.history is None else min(table.history.merged.values())
+
+
+def _document_rows(lake: Lake) -> int:
+    tables = [table.documents for table in lake.tables.values() if table.documents is not None]
+    return sum(sum(table.rows_by_group().values()) for table in tables)
+
+
+# Deleting what no table needs any more: files that were removed or never committed, and old entries of the logs.
+#
+# A file is deleted only if it is not live, no version within the retention time needs it, and it is older than that
+# time itself: what an executor has written and the driver has not committed yet looks just like what never will be.
+#
+# Who cleans a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
+# table holds, and that one stays.
+
+
+VACUUM_HOURS_MIN = 1
+"""Longer than any batch takes from its first file to its commit."""
+VACUUM_HOURS_DEFAULT = 7 * 24
+
+
+def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
+    """Delete the files that nobody needs, in all tables. Returns how many."""
+    if retention_hours < VACUUM_HOURS_MIN:
+        raise InvalidInput(
+            f"files of the last {retention_hours} hours can't be deleted safely",
+            hint=f"Give a retention of at least {VACUUM_HOURS_MIN} hours",
+        )
+    return sum(log.vacuum(state, retention_hours=retention_hours) for log, state in _logs(lake))
+
+
+def clean_logs(lake: Lake) -> None:
+    """Delete entries of the logs that are older than the tables' `delta.logRetentionDuration`."""
+    oldest_s = time.time() - LOG_RETENTION_DAYS * 24 * 3600
+    for log, state in _logs(lake):
+        if log.has_entries_before(oldest_s):
+            log.clean(state)
+
+
+def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:
+    yield lake.changes, lake.state
+    for tables in lake.tables.values():
+        for table in (tables.documents, tables.history, tables.rejects):
+            if table is not None:
+                yield table.log, table.state

@@ -1,0 +1,417 @@
+"""Handlers for what is asked of a bucket when somebody looks closer: changes, documents, vbuckets, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.errors import HeadwaterError
+from headwater.node.dashboard.asking import Asked, Refused, as_json
+from headwater.node.dashboard.kernels import find_changes
+from headwater.node.dashboard.source import (
+    PREVIEW_CHARS_MAX,
+    SEARCH_BYTES_MAX,
+    SEARCH_KEY_CHARS_MAX,
+    SEARCH_ROWS_MAX,
+    SEARCH_S_MAX,
+    SEARCHES_WAITING_MAX,
+    STREAMS_SHOWN_MAX,
+    VALUE_CHARS_MAX,
+    NodeSource,
+    StreamNumbers,
+)
+from headwater.protocol.features import Opcode
+from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.manifest import Collection, Manifest
+from headwater.protocol.numbers import SEQNO_MAX
+from headwater.protocol.values import Datatype, decode_xattrs, decompress
+from headwater.store.bucket import Bucket
+from headwater.store.commits import Commit
+from headwater.store.data_format import Document, VBucketFacts, block_key, block_last_seqno, decode_document
+from headwater.store.engine import Engine, Table, View
+from headwater.store.runs import as_run
+
+# The change browser's search: the newest changes of a bucket first, by collection and by a part of the key.
+#
+# Nothing is kept for it. Changes lie in the store by vbucket and seqno; the order over all vbuckets is that of the CAS,
+# which is a time. Young commits are looked through newest first, they are in memory. Behind them come the vbuckets'
+# blocks, from the last one backwards: of all vbuckets always the one next whose unread blocks can hold the newest
+# change (no change in a vbucket has a higher CAS than the vbucket, and none before a block a higher one than that
+# block's first has). A search ends when it has enough, and by its bounds: it says how far back it looked.
+
+
+_CHANGE_BYTES_MIN = 24 + 20 + 2
+"""No stored change of a document is shorter, so a run has at most so many of them."""
+_SEQNO_END = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is looked for."""
+
+    rows: int
+    key_part: bytes = b""
+    collections: tuple[int, ...] = ()
+    """Ids; empty for all."""
+    vbucket: int | None = None
+    bytes_max: int = SEARCH_BYTES_MAX
+    seconds_max: float = SEARCH_S_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The frames found, newest first, and whether they are all that match."""
+
+    frames: list[bytes]
+    is_complete: bool
+    searched_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What of a bucket has to be taken in its event loop; with it the search may run in a thread."""
+
+    engine: Engine
+    young: tuple[Commit, ...]
+    bounds: tuple[tuple[int, int], ...]
+    """Vbuckets and the highest CAS of each."""
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Stored:
+        numbers = bucket.vbuckets
+        there = np.flatnonzero(numbers.states).tolist()
+        bounds = tuple(zip(there, numbers.max_cas[there].tolist(), strict=True))
+        return cls(engine=bucket.engine, young=tuple(bucket.young.values()), bounds=bounds)
+
+
+@dataclass(slots=True)
+class _Search:
+    wanted: Wanted
+    collections: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    needle: Bytes
+    deadline_s: float
+    matches: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
+    """CAS and frame by vbucket and seqno: while commits are settled, a change lies in two places."""
+    searched_bytes: int = 0
+    has_left_out: bool = False
+    """Whether more has matched than is wanted."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.searched_bytes >= self.wanted.bytes_max or time.monotonic() >= self.deadline_s
+
+    def look_through(self, run: Bytes) -> None:
+        self.searched_bytes += len(run)
+        room = len(run) // _CHANGE_BYTES_MIN + 1
+        starts, cases = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.uint64)
+        count = find_changes(run, self.collections, self.needle, starts, cases)
+        self.has_left_out |= count > self.wanted.rows
+        newest = np.argsort(cases[:count], kind="stable")[::-1][: self.wanted.rows]
+        for start, cas in zip(starts[newest].tolist(), cases[newest].tolist(), strict=True):
+            frame = run[start : start + 24 + int.from_bytes(run[start + 8 : start + 12])].tobytes()
+            self.matches[int.from_bytes(frame[6:8]), int.from_bytes(frame[24:32])] = cas, frame
+        if len(self.matches) > 4 * self.wanted.rows:
+            ordered = sorted(self.matches.items(), key=lambda match: match[1][0], reverse=True)
+            self.matches = dict(ordered[: self.wanted.rows])
+            self.has_left_out = True
+
+    def newer_than(self, cas: int) -> int:
+        return sum(1 for found, _ in self.matches.values() if found >= cas)
+
+    def newest(self) -> list[bytes]:
+        ordered = sorted(self.matches.values(), key=lambda match: match[0], reverse=True)
+        return [frame for _, frame in ordered[: self.wanted.rows]]
+
+
+def search_changes(stored: Stored, wanted: Wanted) -> Found:
+    """The newest changes that match. Touches nothing but what it is given, so it may run in a thread."""
+    search = _Search(
+        wanted,
+        np.array(wanted.collections, dtype=np.uint32),
+        as_run(wanted.key_part),
+        time.monotonic() + wanted.seconds_max,
+    )
+    is_through = _search_young(search, stored) and _search_blocks(search, stored)
+    is_all = not search.has_left_out and len(search.matches) <= wanted.rows
+    return Found(frames=search.newest(), is_complete=is_through and is_all, searched_bytes=search.searched_bytes)
+
+
+def _search_young(search: _Search, stored: Stored) -> bool:
+    """Returns whether the search has to go on behind them."""
+    vbucket = search.wanted.vbucket
+    for commit in reversed(stored.young):
+        search.look_through(commit.data if vbucket is None else commit.run(vbucket))
+        if len(search.matches) >= search.wanted.rows or search.is_exhausted:
+            return False
+    return True
+
+
+def _search_blocks(search: _Search, stored: Stored) -> bool:
+    """Returns whether everything was looked at."""
+    wanted = search.wanted.vbucket
+    # The vbucket that may have the newest change comes first.
+    unread = [(-cas, vbucket, _SEQNO_END) for vbucket, cas in stored.bounds if wanted in (None, vbucket)]
+    heapq.heapify(unread)
+    with stored.engine.view() as view:
+        while unread:
+            bound, vbucket, before = heapq.heappop(unread)
+            if search.is_exhausted or search.newer_than(-bound) >= search.wanted.rows:
+                return False
+            for run, last_seqno in _block_before(view, vbucket, before):
+                search.look_through(run)
+                heapq.heappush(unread, (-_first_cas(run, -bound), vbucket, last_seqno))
+    return True
+
+
+def _block_before(view: View, vbucket: int, before: int) -> Iterator[tuple[Bytes, int]]:
+    """The last block of a vbucket that ends before a seqno, if there is one."""
+    found = view.last_before(Table.BLOCKS, block_key(vbucket, before))
+    if found is not None and found[0] >= block_key(vbucket, 0):
+        yield as_run(found[1]), block_last_seqno(found[0])
+
+
+def _first_cas(run: Bytes, bound: int) -> int:
+    """No change before this block has a higher CAS; a system event has none, and says nothing."""
+    return int.from_bytes(run[16:24]) or bound if len(run) else bound
+
+
+# A stored change as the page shows it.
+
+
+_NANOSECONDS_PER_MS = 1_000_000
+_OPS = {Opcode.DCP_MUTATION: "mutation", Opcode.DCP_DELETION: "deletion", Opcode.DCP_EXPIRATION: "expiration"}
+
+
+def show_change(frame: bytes, manifest: Manifest) -> dict[str, Any]:
+    """A change as a row: what happened, to what, when, and how its value begins."""
+    document = decode_document(frame)
+    body, _ = _parts(document)
+    return {
+        **_numbers(document, manifest),
+        "vbucket": int.from_bytes(frame[6:8]),
+        "op": _OPS[Opcode(frame[1])],
+        "preview": _text(body[: 4 * PREVIEW_CHARS_MAX])[:PREVIEW_CHARS_MAX],
+        "value_bytes": len(body),
+    }
+
+
+def show_document(document: Document, manifest: Manifest, *, vbucket: int) -> dict[str, Any]:
+    """A document with its value and its extended attributes."""
+    body, xattrs = _parts(document)
+    text = _text(body)
+    return {
+        **_numbers(document, manifest),
+        "vbucket": vbucket,
+        "is_deleted": document.is_deleted,
+        "is_json": Datatype.JSON in document.datatype,
+        "value": text[:VALUE_CHARS_MAX],
+        "value_bytes": len(body),
+        "is_cut": len(text) > VALUE_CHARS_MAX,
+        "xattrs": xattrs,
+        "flags": document.flags,
+        "expiry_s": document.expiry,
+    }
+
+
+def _numbers(document: Document, manifest: Manifest) -> dict[str, Any]:
+    found = manifest.collection_by_id(document.collection_id)
+    return {
+        "key": document.key.decode(errors="replace"),
+        "collection": f"{found[0].name}.{found[1].name}" if found else f"dropped 0x{document.collection_id:x}",
+        "seqno": document.seqno,
+        # As text: a page's script has numbers of 53 bits.
+        "cas": str(document.cas),
+        "time_ms": document.cas // _NANOSECONDS_PER_MS,
+        "revision": document.rev_seqno,
+    }
+
+
+def _parts(document: Document) -> tuple[bytes, dict[str, Any]]:
+    value = document.value
+    try:
+        if Datatype.SNAPPY in document.datatype:
+            value = decompress(value)
+        if Datatype.XATTR in document.datatype:
+            parts = decode_xattrs(value)
+            return parts.body, {name: _loaded(text) for name, text in parts.xattrs.items()}
+    except HeadwaterError:
+        # It was taken in this form by somebody, and is shown in this form.
+        return value, {}
+    return value, {}
+
+
+def _loaded(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return _text(value)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+_NAME_CHARS_MAX = 600
+_CANDIDATES_PER_ROW = 3
+"""Of the changes found, some are of documents that have changed since; they are no documents of today."""
+
+
+class BucketViews:
+    """See the module."""
+
+    def __init__(self, source: NodeSource) -> None:
+        self._source = source
+        self._one_at_a_time = asyncio.Lock()
+        self._waiting = 0
+
+    # --- changes and documents ------------------------------------------------------------------------------------
+
+    async def show_changes(self, asked: Asked) -> Response:
+        """The newest changes, by collection and a part of the key."""
+        bucket = asked.sampler.bucket
+        found = await self._search(bucket, _wanted(asked))
+        rows = [show_change(frame, bucket.manifest) for frame in found.frames]
+        return as_json({"changes": rows, **_extent(found)})
+
+    async def show_documents(self, asked: Asked) -> Response:
+        """The documents that were changed last, as they are now."""
+        bucket = asked.sampler.bucket
+        wanted = _wanted(asked, rows_factor=_CANDIDATES_PER_ROW)
+        found = await self._search(bucket, wanted)
+        current = [frame for frame in found.frames if _is_current(bucket, frame)]
+        rows_max = wanted.rows // _CANDIDATES_PER_ROW
+        rows = [show_change(frame, bucket.manifest) for frame in current[:rows_max]]
+        extent = _extent(found)
+        extent["is_complete"] &= len(current) <= rows_max
+        return as_json({"documents": rows, **extent})
+
+    async def show_document(self, asked: Asked) -> Response:
+        """One document by its key, in the collection that is named or in the first that has it."""
+        bucket = asked.sampler.bucket
+        name = asked.query("collection", chars_max=_NAME_CHARS_MAX)
+        key = asked.query("key", chars_max=SEARCH_KEY_CHARS_MAX).encode()
+        if not key:
+            raise Refused(400, "A document is found by its key")
+        vbucket = vbucket_of(key, len(bucket.vbuckets))
+        if not bucket.vbuckets.exists(vbucket):
+            raise Refused(404, f"The key belongs to vbucket {vbucket}, which is on another node")
+        wanted = [_collection(bucket, name)] if name else [one for _, one in bucket.manifest.collections()]
+        found = (bucket.find(vbucket, collection.id, key) for collection in wanted)
+        entry = next((one for one in found if one is not None), None)
+        if entry is None or bucket.commit_of(entry) > bucket.durable_commit:
+            raise Refused(404, f"There is no such document in vbucket {vbucket}")
+        return as_json(show_document(bucket.read(vbucket, entry), bucket.manifest, vbucket=vbucket))
+
+    async def _search(self, bucket: Bucket, wanted: Wanted) -> Found:
+        if self._waiting >= SEARCHES_WAITING_MAX:
+            raise Refused(503, "Too many searches at once: try again in a moment")
+        self._waiting += 1
+        try:
+            async with self._one_at_a_time:
+                return await asyncio.to_thread(search_changes, Stored.of(bucket), wanted)
+        finally:
+            self._waiting -= 1
+
+    # --- vbuckets and connections ---------------------------------------------------------------------------------
+
+    async def show_vbucket(self, asked: Asked) -> Response:
+        """All there is to know of one vbucket, its failover log included."""
+        bucket, text = asked.sampler.bucket, asked.request.path_params["vbucket"]
+        vbucket = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else -1
+        if not bucket.vbuckets.exists(vbucket):
+            raise Refused(404, f"There is no vbucket {text[:8]} on this node")
+        facts, numbers = bucket.vbuckets.facts[vbucket], bucket.vbuckets
+        assert facts is not None, "the vbucket exists"
+        return as_json(
+            {
+                "vbucket": vbucket,
+                "state": facts.state.name.lower(),
+                "documents": int(asked.sampler.live.counts[vbucket]),
+                "high_seqno": int(numbers.high_seqnos[vbucket]),
+                "durable_seqno": int(numbers.durable_seqnos[vbucket]),
+                "purge_seqno": facts.purge_seqno,
+                "history_start_seqno": facts.history_start_seqno,
+                "superseded": int(numbers.superseded[vbucket]),
+                "lag": int(asked.sampler.lags()[vbucket]),
+                "failover_log": _failover_log(facts),
+            }
+        )
+
+    async def show_branches(self, asked: Asked) -> Response:
+        """The failover logs of the vbuckets whose history has branched."""
+        facts = asked.sampler.bucket.vbuckets.facts
+        branched = [
+            {"vbucket": vbucket, "state": one.state.name.lower(), "failover_log": _failover_log(one)}
+            for vbucket, one in enumerate(facts)
+            if one is not None and len(one.failover_log.entries) > 1
+        ]
+        return as_json({"branched": branched, "unbranched": sum(one is not None for one in facts) - len(branched)})
+
+    async def show_streams(self, asked: Asked) -> Response:
+        """The streams of a connection, those furthest behind first."""
+        name = asked.query("connection", chars_max=_NAME_CHARS_MAX)
+        connections = self._source.connections(asked.sampler.name, name)
+        if not connections:
+            raise Refused(404, "There is no such connection any more")
+        streams = sorted(connections[0].streams or (), key=lambda one: (-one.backlog_items, one.vbucket))
+        return as_json({"streams": [_stream(one) for one in streams[:STREAMS_SHOWN_MAX]], "count": len(streams)})
+
+
+def _wanted(asked: Asked, *, rows_factor: int = 1) -> Wanted:
+    bucket = asked.sampler.bucket
+    rows = asked.number("rows", smallest=1, largest=SEARCH_ROWS_MAX, default=50)
+    assert rows is not None
+    name = asked.query("collection", chars_max=_NAME_CHARS_MAX)
+    return Wanted(
+        rows=rows * rows_factor,
+        key_part=asked.query("key", chars_max=SEARCH_KEY_CHARS_MAX).encode(),
+        collections=(_collection(bucket, name).id,) if name else (),
+        vbucket=asked.number("vbucket", smallest=0, largest=len(bucket.vbuckets) - 1),
+    )
+
+
+def _collection(bucket: Bucket, name: str) -> Collection:
+    scope_name, _, collection_name = name.partition(".")
+    found = bucket.manifest.find(scope_name, collection_name)
+    if found is None:
+        raise Refused(404, f"There is no collection {name!r}")
+    return found
+
+
+def _extent(found: Found) -> dict[str, Any]:
+    return {"is_complete": found.is_complete, "searched_bytes": found.searched_bytes}
+
+
+def _is_current(bucket: Bucket, frame: bytes) -> bool:
+    document = decode_document(frame)
+    entry = bucket.find(int.from_bytes(frame[6:8]), document.collection_id, document.key)
+    return entry is not None and entry.seqno == document.seqno and not entry.is_deleted
+
+
+def _failover_log(facts: VBucketFacts) -> list[dict[str, object]]:
+    # A vbuuid as text: a page's script has numbers of 53 bits.
+    return [{"vbuuid": f"{entry.vbuuid:012x}", "seqno": entry.seqno} for entry in facts.failover_log.entries]
+
+
+def _stream(stream: StreamNumbers) -> dict[str, object]:
+    return {
+        "vbucket": stream.vbucket,
+        "stream_id": stream.stream_id,
+        "state": stream.state,
+        "start_seqno": stream.start_seqno,
+        # No end. The number itself is more than a page's script can hold.
+        "end_seqno": None if stream.end_seqno == SEQNO_MAX else stream.end_seqno,
+        "last_sent_seqno": stream.last_sent_seqno,
+        "backlog": stream.backlog_items,
+        "frames": stream.frames_sent,
+        "bytes": stream.bytes_sent,
+    }

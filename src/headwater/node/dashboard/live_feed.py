@@ -1,0 +1,255 @@
+"""The live feed: server-sent events, one message a tick with what has changed since the last.
+
+A viewer that reads slowly misses ticks, and nothing is kept for it: each message is made when it can be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response, StreamingResponse
+
+from headwater.node.dashboard.asking import NOT_KEPT, Asked, Refused
+from headwater.node.dashboard.cluster_numbers import PeerNode, Rows
+from headwater.node.dashboard.landing import Landings
+from headwater.node.dashboard.metrics import furthest_behind
+from headwater.node.dashboard.samples import BucketSampler, Point
+from headwater.node.dashboard.source import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX, NodeSource
+
+# The cluster as its config tells it: the nodes, and who has which vbucket.
+
+
+_NO_NODE = -1
+
+
+def show_cluster(config: bytes) -> dict[str, Any]:
+    """The nodes, and for each vbucket the node that has it active and those that have copies.
+
+    There may be no config: a bare node has none until one is set.
+    """
+    try:
+        told = json.loads(config) if config else {}
+    except ValueError:
+        told = {}
+    server_map = told.get("vBucketServerMap", {})
+    members = told.get("nodesExt", [])
+    servers = server_map.get("serverList", [])
+    return {
+        "revision": told.get("rev", 0),
+        "nodes": [_node(members[index] if index < len(members) else {}, kv) for index, kv in enumerate(servers)],
+        "map": server_map.get("vBucketMap", []),
+        "replicas": server_map.get("numReplicas", 0),
+    }
+
+
+def _node(member: dict[str, Any], kv_address: str) -> dict[str, Any]:
+    services = member.get("services", {})
+    host = member.get("hostname") or kv_address.rpartition(":")[0].replace("$HOST", "")
+    port, scheme = services.get("mgmt"), "http"
+    if port is None and services.get("mgmtSSL") is not None:
+        port, scheme = services["mgmtSSL"], "https"
+    return {
+        "name": kv_address,
+        "this": bool(member.get("thisNode")),
+        "url": f"{scheme}://{host}:{port}/ui/" if host and port else None,
+    }
+
+
+class Ticks:
+    """A signal to any number of viewers that new numbers are there."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+        self.is_closed = False
+
+    def notify(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.notify()
+
+    async def wait(self) -> None:
+        await self._next.wait()
+
+
+class LiveFeed:
+    """All viewers of a node."""
+
+    def __init__(self, source: NodeSource, landings: Landings) -> None:
+        self.ticks = Ticks()
+        self.viewers = 0
+        self._source = source
+        self._landings = landings
+
+    def stream(self, asked: Asked, still_allowed: Callable[[], bool]) -> Response:
+        if self.viewers >= VIEWERS_MAX or self.ticks.is_closed:
+            raise Refused(503, f"There are {VIEWERS_MAX} viewers already, or the node stops: try again later")
+        return StreamingResponse(
+            self._messages(asked.sampler, still_allowed), media_type="text/event-stream", headers=NOT_KEPT
+        )
+
+    async def _messages(self, sampler: BucketSampler, still_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+        if self.viewers >= VIEWERS_MAX:
+            return
+        self.viewers += 1
+        view = _View(self._source, self._landings, sampler)
+        try:
+            yield b"retry: %d\n\n" % int(2000 * TICK_S) + _message("hello", view.all())
+            while not self.ticks.is_closed:
+                await self.ticks.wait()
+                if not still_allowed():
+                    yield _message("bye", {})
+                    return
+                yield _message("tick", view.news())
+        finally:
+            self.viewers -= 1
+
+
+class _View:
+    """What one viewer has been told."""
+
+    def __init__(self, source: NodeSource, landings: Landings, sampler: BucketSampler) -> None:
+        self._source = source
+        self._landings = landings
+        self._sampler = sampler
+        self._rows: dict[str, Rows] = {}
+        """By node; that of this one has no name."""
+        self._event = 0
+        self._config = b""
+        self._manifest_uid = -1
+
+    def all(self) -> dict[str, Any]:
+        sampler = self._sampler
+        return {
+            **self.news(),
+            "bucket": sampler.name,
+            "version": self._source.version,
+            "vbucket_count": len(sampler.bucket.vbuckets),
+            "history": _points(sampler.history),
+        }
+
+    def news(self) -> dict[str, Any]:
+        sampler = self._sampler
+        # A node that comes back is told anew.
+        self._rows = {node: rows for node, rows in self._rows.items() if not node or node in sampler.cluster.peers}
+        news: dict[str, Any] = {
+            "point": _points([sampler.history[-1]] if sampler.history else []),
+            "uptime_s": round(self._source.uptime_s(), 1),
+            "totals": asdict(sampler.totals),
+            "rates": asdict(sampler.rates),
+            "documents": int(sampler.live.counts[sampler.bucket.vbuckets.states == 1].sum()),
+            "disk_bytes": sampler.disk_bytes,
+            "pending": sampler.bucket.pending.count,
+            "vbuckets": self._changed("", self._own_rows()),
+            "is_held": self._source.holds_replicas(sampler.name),
+            "peers": [self._peer(peer) for peer in sampler.cluster.peers.values()],
+            "connection_count": len(sampler.connections),
+            "connections": [_connection(sampler, one) for one in furthest_behind(sampler.connections)],
+            "consumers": self._consumers(),
+            "backlog": sampler.backlog,
+            "rolled_back": sampler.watch.rolled_back_total,
+            "events": [asdict(event) for event in sampler.watch.after(self._event)],
+            "landings": self._landings.of(sampler.name),
+        }
+        if sampler.watch.events:
+            self._event = sampler.watch.events[-1].number
+        config = self._source.cluster_config(sampler.name)
+        if config != self._config:
+            self._config = config
+            news["cluster"] = show_cluster(config)
+        manifest = sampler.bucket.manifest
+        if manifest.uid != self._manifest_uid:
+            self._manifest_uid = manifest.uid
+            news["collections"] = [
+                {"scope": scope.name, "name": one.name, "id": f"{one.id:x}", "max_ttl_s": one.max_ttl_s}
+                for scope, one in manifest.collections()
+            ]
+        return news
+
+    # --- vbuckets -------------------------------------------------------------------------------------------------
+
+    def _own_rows(self) -> Rows:
+        sampler = self._sampler
+        numbers = sampler.numbers()
+        return np.column_stack((numbers.states, numbers.documents, numbers.seqnos, sampler.lags()))
+
+    def _peer(self, peer: PeerNode) -> dict[str, Any]:
+        rows = self._sampler.cluster.rows_of(peer)
+        return {
+            "name": peer.name,
+            "heard_ms": peer.heard_ms,
+            "error": peer.error,
+            "is_known": rows is not None,
+            "is_held": peer.numbers is not None and peer.numbers.is_held,
+            "vbuckets": [] if rows is None else self._changed(peer.name, rows),
+        }
+
+    def _changed(self, node: str, rows: Rows) -> list[list[int]]:
+        """Vbucket, state, documents, durable seqno and lag of those that are not as they were told."""
+        known = self._rows.get(node)
+        changed = np.arange(len(rows)) if known is None else np.flatnonzero((rows != known).any(axis=1))
+        self._rows[node] = rows
+        told: list[list[int]] = np.column_stack((changed, rows[changed])).tolist()
+        return told
+
+    # --- copies ---------------------------------------------------------------------------------------------------
+
+    def _consumers(self) -> list[dict[str, Any]]:
+        sampler, lags = self._sampler, np.maximum(self._sampler.lags(), 0)
+        return [
+            {
+                "name": one.name,
+                "peer": one.peer,
+                "is_proxied": one.is_proxied,
+                "open_s": round(one.open_s),
+                "vbuckets": len(one.vbuckets),
+                "behind": int(lags[list(one.vbuckets)].sum()),
+                "messages": round(sampler.rates_received(one).messages, 1),
+                "bytes": round(sampler.rates_received(one).moved_bytes),
+                "unacked": one.unacked_bytes,
+                "window": one.buffer_bytes_max,
+                "is_held": one.is_held,
+                "held_bytes": one.held_bytes,
+            }
+            for one in sampler.consumers[:CONNECTIONS_SHOWN_MAX]
+        ]
+
+
+def _points(points: Iterable[Point]) -> dict[str, list[float]]:
+    taken = list(points)
+    return {
+        "time_ms": [point.time_ms for point in taken],
+        "changes": [round(point.rates.changes, 1) for point in taken],
+        "requests": [round(point.rates.requests, 1) for point in taken],
+        "messages": [round(point.rates.messages, 1) for point in taken],
+        "sent_bytes": [round(point.rates.sent_bytes) for point in taken],
+        "backlog": [point.backlog for point in taken],
+    }
+
+
+def _connection(sampler: BucketSampler, connection: Any) -> dict[str, Any]:
+    rates = sampler.rates_of(connection)
+    return {
+        "name": connection.name,
+        "type": connection.type,
+        "open_s": round(connection.open_s),
+        "streams": connection.num_streams,
+        "backlog": connection.backlog_items,
+        "messages": round(rates.messages, 1),
+        "bytes": round(rates.moved_bytes),
+        "sent_bytes": connection.total_bytes_sent,
+        "unacked": connection.unacked_bytes,
+        "window": connection.max_buffer_bytes,
+        "noop_wait": connection.noop_wait,
+    }
+
+
+def _message(event: str, content: dict[str, Any]) -> bytes:
+    return f"event: {event}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,407 @@
+"""Where a request's document lives, and its newest version.
+
+What is found may not be durable yet, and an answer that tells of it, be it a document or that there is none, has to
+wait until it is: otherwise a crash could take back what a client has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from headwater.errors import MalformedFrameInfo, MalformedSnappy
+from headwater.node.durability import TIMEOUT_S_DEFAULT, is_possible
+from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.service import BucketService, Lock
+from headwater.protocol.features import Feature
+from headwater.protocol.frames import DurabilityLevel, RequestInfo, decode_durability, find
+from headwater.protocol.kernels.json_check import is_json
+from headwater.protocol.manifest import Collection
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import (
+    DEFAULT_COLLECTION,
+    RELATIVE_EXPIRY_S_MAX,
+    VALUE_BYTES_MAX,
+    Cas,
+    CollectionId,
+    VBucketId,
+)
+from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype, body_offset, decompress, decompressed_bytes, keep_system_xattrs
+from headwater.store.bucket import Bucket, MakeValue, Written
+from headwater.store.compaction import expire_document, is_expired
+from headwater.store.data_format import Document
+from headwater.store.index import Entry
+from headwater.store.prepares import PENDING_BYTES_MAX, put_prepare
+from headwater.store.runs import as_run
+
+
+class DocumentRequest(Protocol):
+    """A request about one document."""
+
+    @property
+    def vbucket(self) -> VBucketId: ...
+
+    @property
+    def collection_id(self) -> CollectionId | None: ...
+
+    @property
+    def key(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a document lives, whether there is one or not."""
+
+    service: BucketService
+    vbucket: VBucketId
+    collection: Collection
+    key: bytes
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.service.bucket
+
+    def find(self) -> Entry | None:
+        """What the index knows, deleted and expired documents included."""
+        return self.bucket.find(self.vbucket, self.collection.id, self.key)
+
+    def read(self, entry: Entry) -> Document:
+        return self.bucket.read(self.vbucket, entry)
+
+
+def place_of(context: Context, request: DocumentRequest, *, state: VBucketState = VBucketState.ACTIVE) -> Place:
+    """The place a request is about. The vbucket must be here and in this state, the collection must exist."""
+    service = context.bucket_service
+    if service.bucket.vbuckets.state(request.vbucket) != state:
+        refuse_vbucket(context)
+    collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
+    collection = collection_by_id(context, collection_id)
+    return Place(service=service, vbucket=request.vbucket, collection=collection, key=request.key)
+
+
+def place_to_write(context: Context, request: DocumentRequest) -> Place:
+    """The place of a document that is to be written. One that has an undecided durable write is left to that."""
+    place = place_of(context, request)
+    in_the_way = place.service.sync_writes.in_the_way(place.vbucket, place.collection.id, place.key)
+    if in_the_way is not None:
+        raise Refused(in_the_way)
+    return place
+
+
+def refuse_vbucket(context: Context) -> NoReturn:
+    """The vbucket is not here. The cluster config tells the client where it is."""
+    raise Refused(Status.NOT_MY_VBUCKET, body=context.service.cluster_config(context.bucket_service.name))
+
+
+def collection_by_id(context: Context, collection_id: CollectionId) -> Collection:
+    manifest = context.bucket_service.bucket.manifest
+    found = manifest.collection_by_id(collection_id)
+    if found is None:
+        raise Refused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
+    return found[1]
+
+
+def newest(context: Context, place: Place) -> Entry | None:
+    """The newest version of a document, or its tombstone. One that has expired becomes an expiration first."""
+    bucket = place.bucket
+    entry = place.find()
+    if entry is not None and is_expired(entry, bucket.outside.now_s()) and _is_active(place):
+        if bucket.prepares.find(place.vbucket, place.collection.id, place.key) is not None:
+            # A durable write is about to give it another version. Until then nobody gets to see the old one.
+            return None
+        expire_document(bucket, place.vbucket, entry)
+        place.service.on_change()
+        entry = place.find()
+    if entry is not None and place.service.ack_when_durable:
+        context.wait_for(bucket.commit_of(entry))
+    return entry
+
+
+def live(context: Context, place: Place) -> Entry | None:
+    """The newest version of a document that is neither deleted nor expired."""
+    entry = newest(context, place)
+    # A replica's documents expire when its active copy says so, but nobody gets to see them meanwhile.
+    if entry is None or entry.is_deleted or is_expired(entry, place.bucket.outside.now_s()):
+        return None
+    return entry
+
+
+def live_or_refuse(context: Context, place: Place) -> Entry:
+    entry = live(context, place)
+    if entry is None:
+        raise Refused(Status.KEY_ENOENT)
+    return entry
+
+
+def _is_active(place: Place) -> bool:
+    return place.bucket.vbuckets.state(place.vbucket) == VBucketState.ACTIVE
+
+
+# When documents expire: the number a client sends, as a time.
+
+
+_TIME_S_MAX = 2**32 - 1
+
+NEVER = 0
+
+
+def expiry_time(asked: int, *, now_s: int, max_ttl_s: int | None) -> int:
+    """The time at which a document expires, in seconds since 1970; 0 for never.
+
+    A small number counts from now, a large one is a time. A collection may bound the lives of its documents.
+    """
+    expiry = now_s + asked if NEVER < asked <= RELATIVE_EXPIRY_S_MAX else asked
+    if max_ttl_s:
+        bound = now_s + max_ttl_s
+        expiry = bound if expiry == NEVER else min(expiry, bound)
+    return min(expiry, _TIME_S_MAX)
+
+
+def preserves_ttl(request: Request) -> bool:
+    """The request asks to leave the expiry of a document that exists as it is."""
+    return find(request.frame_infos, RequestInfo.PRESERVE_TTL) is not None
+
+
+# Locks on documents. They live in memory only, and run out by themselves.
+#
+# The index marks a locked document, and any new version of it loses the mark; who holds the lock and for how long is
+# kept beside it. A record whose document has no mark any more is left over and means nothing.
+
+
+LOCKS_MAX = 100_000
+"""Locks of a bucket at a time."""
+
+LOCKED_CAS = Cas(2**64 - 1)
+"""What others see as the CAS of a locked document, so that they can't write with it."""
+
+
+def lock_on(place: Place, entry: Entry) -> Lock | None:
+    """The lock on a document, if it has one that has not run out."""
+    lock = place.service.locks.get(_key(place)) if entry.is_locked else None
+    if lock is None or lock.until_ns > place.bucket.outside.now_ns():
+        return lock
+    release(place, entry)
+    return None
+
+
+def take_lock(place: Place, entry: Entry, *, lock_s: int) -> Cas:
+    """Lock a document. Returns the CAS that opens it, a new one, so that nobody has it from an earlier read."""
+    _make_room(place.service)
+    now_ns = place.bucket.outside.now_ns()
+    cas = place.bucket.vbuckets.next_cas(place.vbucket, now_ns)
+    place.service.locks[_key(place)] = Lock(cas=cas, until_ns=now_ns + lock_s * 1_000_000_000)
+    place.bucket.set_locked(place.vbucket, place.collection.id, place.key, entry, locked=True)
+    return cas
+
+
+def release(place: Place, entry: Entry) -> None:
+    """Let go of a lock. The document is what it was before."""
+    forget(place)
+    place.bucket.set_locked(place.vbucket, place.collection.id, place.key, entry, locked=False)
+
+
+def forget(place: Place) -> None:
+    """The document has a new version, which is not locked."""
+    place.service.locks.pop(_key(place), None)
+
+
+def forget_vbuckets(service: BucketService, vbuckets: set[int]) -> None:
+    """These vbuckets are gone, or empty."""
+    service.locks = {key: lock for key, lock in service.locks.items() if key[0] not in vbuckets}
+
+
+def check_cas(place: Place, entry: Entry, cas: Cas) -> None:
+    """Whether a write with this CAS may replace this version. One with the CAS of a lock may, and ends it."""
+    lock = lock_on(place, entry)
+    if lock is not None:
+        if cas != lock.cas:
+            raise Refused(Status.LOCKED)
+    elif cas not in (0, entry.cas):
+        raise Refused(Status.KEY_EEXISTS)
+
+
+def shown_cas(place: Place, entry: Entry) -> Cas:
+    return entry.cas if lock_on(place, entry) is None else LOCKED_CAS
+
+
+def _key(place: Place) -> tuple[int, CollectionId, bytes]:
+    return place.vbucket, place.collection.id, place.key
+
+
+def _make_room(service: BucketService) -> None:
+    if len(service.locks) < LOCKS_MAX:
+        return
+    now_ns = service.bucket.outside.now_ns()
+    service.locks = {key: lock for key, lock in service.locks.items() if lock.until_ns > now_ns}
+    if len(service.locks) >= LOCKS_MAX:
+        raise Refused(Status.ETMPFAIL, f"the bucket has {LOCKS_MAX} locked documents")
+
+
+# Writing a document: a new version of it or its tombstone, and what the answer says of it.
+#
+# A write that asks for durability on a vbucket with copies elsewhere is only begun here (`node.durability`): it is
+# prepared, and answered when the copies have acknowledged that. Where this is the only copy, a durable write is one
+# like any other that is answered when it is durable.
+
+
+def store(
+    context: Context, place: Place, *, value: bytes | MakeValue, datatype: Datatype, flags: int, expiry: int
+) -> Written:
+    """Store a new version. Whether it may be stored has been decided."""
+    asked = _asked(context)
+    if asked is not None and _has_copies(place):
+        return _prepare(context, place, asked, value=value, datatype=datatype, flags=flags, expiry=expiry)
+    written = place.bucket.put_mutation(
+        place.vbucket,
+        collection_id=place.collection.id,
+        key=place.key,
+        value=value,
+        datatype=datatype,
+        flags=flags,
+        expiry=expiry,
+    )
+    return _taken(context, place, written, must_be_durable=asked is not None)
+
+
+def remove(context: Context, place: Place, *, value: bytes | MakeValue, datatype: Datatype) -> Written:
+    """Store a tombstone. `value` holds the extended attributes that outlive the document."""
+    asked = _asked(context)
+    if asked is not None and _has_copies(place):
+        return _prepare(context, place, asked, value=value, datatype=datatype, is_removal=True)
+    written = place.bucket.put_removal(
+        place.vbucket, collection_id=place.collection.id, key=place.key, value=value, datatype=datatype
+    )
+    return _taken(context, place, written, must_be_durable=asked is not None)
+
+
+def xattrs_to_keep(place: Place, entry: Entry) -> bytes:
+    """The extended attributes that outlive a document."""
+    return keep_system_xattrs(place.read(entry).value) if entry.has_xattrs else b""
+
+
+def mutation_token(context: Context, place: Place, written: Written) -> dict[str, Any]:
+    """The fields of a response that say where a write stands in the vbucket's history, if they were asked for."""
+    if not context.session.has(Feature.MUTATION_SEQNO):
+        return {}
+    facts = place.bucket.vbuckets.facts[place.vbucket]
+    assert facts is not None, "only vbuckets that exist are written to"
+    return {"vbuuid": facts.failover_log.newest.vbuuid, "seqno": written.seqno}
+
+
+def _taken(context: Context, place: Place, written: Written, *, must_be_durable: bool) -> Written:
+    forget(place)
+    place.service.on_change()
+    if must_be_durable or place.service.ack_when_durable:
+        context.wait_for(written.commit)
+    return written
+
+
+# --- durable writes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    level: DurabilityLevel
+    timeout_s: float
+
+
+def _asked(context: Context) -> _Asked | None:
+    """The durability that the request asks for."""
+    try:
+        asked = decode_durability(context.request.frame_infos)
+    except MalformedFrameInfo as error:
+        raise Refused(Status.EINVAL, error.reason) from error
+    if asked is None:
+        return None
+    level, timeout_ms = asked
+    if not level.is_known:
+        raise Refused(Status.DURABILITY_INVALID_LEVEL)
+    return _Asked(level=level, timeout_s=timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT)
+
+
+def _has_copies(place: Place) -> bool:
+    """Every level of durability is met by one durable copy as long as there are no others."""
+    return bool(place.service.sync_writes.chains(place.vbucket))
+
+
+def _prepare(
+    context: Context, place: Place, asked: _Asked, *, value: bytes | MakeValue, datatype: Datatype, flags: int = 0,
+    expiry: int = 0, is_removal: bool = False,
+) -> Written:  # fmt: skip
+    """Begin a durable write. What is returned has the CAS that it will have, and for now the prepare's seqno."""
+    sync_writes = place.service.sync_writes
+    if not is_possible(sync_writes.chains(place.vbucket)):
+        raise Refused(Status.DURABILITY_IMPOSSIBLE)
+    if sync_writes.is_full or place.bucket.prepares.held_bytes >= PENDING_BYTES_MAX:
+        raise Refused(Status.ETMPFAIL, "too many durable writes are in progress")
+    prepare = put_prepare(
+        place.bucket, place.vbucket, collection_id=place.collection.id, key=place.key, value=value, datatype=datatype,
+        level=asked.level, flags=flags, expiry=expiry, is_removal=is_removal,
+    )  # fmt: skip
+    _unlock(place)
+    place.service.on_change()
+    context.sync_write = sync_writes.begin(prepare, deadline_s=context.service.now_s() + asked.timeout_s)
+    return Written(seqno=prepare.seqno, cas=prepare.cas, commit=prepare.commit)
+
+
+def _unlock(place: Place) -> None:
+    """The lock's holder has written. The version that was locked is still the newest."""
+    entry = place.find()
+    if entry is not None and entry.is_locked:
+        release(place, entry)
+
+
+# Values between clients and the store: inflated, measured, with the datatype that they really have.
+#
+# What is stored is never compressed. Extended attributes stand in front of the body; plain commands neither bring nor
+# see them, and a new body leaves those there are in place.
+
+
+def received_body(context: Context, value: bytes) -> bytes:
+    """The body that a client sends, inflated."""
+    datatype = context.request.datatype
+    if int(datatype) & ~int(_allowed(context)):
+        raise Refused(Status.EINVAL, f"datatype 0x{datatype:02x} was not negotiated, or is not for this command")
+    if datatype & Datatype.SNAPPY:
+        value = _inflated(value)
+    check_size(value)
+    return value
+
+
+def check_size(value: bytes) -> None:
+    if len(value) > VALUE_BYTES_MAX:
+        raise Refused(Status.E2BIG, f"a value has at most {VALUE_BYTES_MAX} bytes")
+
+
+def split_value(document: Document) -> tuple[bytes, bytes]:
+    """The section of extended attributes, which may be empty, and the body."""
+    at = body_offset(document.value) if document.datatype & Datatype.XATTR else 0
+    return document.value[:at], document.value[at:]
+
+
+def body_of(document: Document) -> bytes:
+    return split_value(document)[1]
+
+
+def join_value(xattrs: bytes, body: bytes) -> tuple[bytes, Datatype]:
+    """The value to store and its datatype: the body is JSON if it is, whatever its writer says."""
+    value = xattrs + body
+    check_size(value)
+    datatype = Datatype.JSON if is_json(as_run(body), 0, len(body)) else Datatype.RAW
+    return value, datatype | (Datatype.XATTR if xattrs else Datatype.RAW)
+
+
+def _allowed(context: Context) -> Datatype:
+    allowed = Datatype.JSON if context.session.understands_json else Datatype.RAW
+    return allowed | (Datatype.SNAPPY if context.session.has(Feature.SNAPPY) else Datatype.RAW)
+
+
+def _inflated(value: bytes) -> bytes:
+    try:
+        if decompressed_bytes(value) > VALUE_BYTES_MAX:
+            raise Refused(Status.E2BIG, f"a value has at most {VALUE_BYTES_MAX} bytes when it is inflated")
+        return decompress(value)
+    except MalformedSnappy as error:
+        raise Refused(Status.EINVAL, error.reason) from error

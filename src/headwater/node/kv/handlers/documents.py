@@ -1,0 +1,350 @@
+"""Handlers that read a document or its metadata, and that tell how far a vbucket is durable."""
+
+from __future__ import annotations
+
+from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.documents import (
+    Place,
+    body_of,
+    check_cas,
+    expiry_time,
+    join_value,
+    live,
+    live_or_refuse,
+    lock_on,
+    mutation_token,
+    newest,
+    place_of,
+    place_to_write,
+    preserves_ttl,
+    received_body,
+    refuse_vbucket,
+    release,
+    remove,
+    shown_cas,
+    split_value,
+    store,
+    take_lock,
+    xattrs_to_keep,
+)
+from headwater.node.kv.service import LOCK_S_DEFAULT, LOCK_S_MAX
+from headwater.protocol.features import Feature
+from headwater.protocol.messages.base import PlainResponse
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.messages.documents import (
+    COUNTER_MUST_EXIST,
+    Append,
+    CounterResponse,
+    Decrement,
+    Delete,
+    Get,
+    GetLocked,
+    GetMeta,
+    GetMetaResponse,
+    GetReplica,
+    GetResponse,
+    Increment,
+    Prepend,
+    Set,
+    StoreResponse,
+    Touch,
+    Unlock,
+)
+from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
+from headwater.protocol.numbers import Cas, Seqno
+from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
+from headwater.store.bucket import Written
+from headwater.store.data_format import Document
+from headwater.store.index import Entry
+
+_META_WITH_DATATYPE = 2
+
+
+def get(context: Context, request: Get) -> GetResponse:
+    return _get(context, request)
+
+
+def get_with_key(context: Context, request: Get) -> GetResponse:
+    return _get(context, request, with_key=True)
+
+
+def get_replica(context: Context, request: GetReplica) -> GetResponse:
+    return _get(context, request, state=VBucketState.REPLICA)
+
+
+def _get(
+    context: Context, request: Get, *, state: VBucketState = VBucketState.ACTIVE, with_key: bool = False
+) -> GetResponse:
+    place = place_of(context, request, state=state)
+    entry = live_or_refuse(context, place)
+    document = place.read(entry)
+    return context.reply(
+        GetResponse,
+        cas=shown_cas(place, entry),
+        datatype=context.session.datatype_for_peer(document.datatype),
+        flags=document.flags,
+        collection_id=request.collection_id if with_key else None,
+        key=request.key if with_key else b"",
+        value=body_of(document),
+    )
+
+
+def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
+    """The metadata of a document or of its tombstone."""
+    if request.version is not None and request.version > _META_WITH_DATATYPE:
+        raise Refused(Status.EINVAL, f"version {request.version} of the metadata is not known")
+    place = place_of(context, request)
+    entry = newest(context, place)
+    if entry is None:
+        raise Refused(Status.KEY_ENOENT)
+    document = place.read(entry)
+    return context.reply(
+        GetMetaResponse,
+        cas=shown_cas(place, entry),
+        deleted=int(document.is_deleted),
+        flags=document.flags,
+        # A tombstone has the time of its deletion where a document has its expiry.
+        expiry=document.delete_time if document.is_deleted else document.expiry,
+        rev_seqno=document.rev_seqno,
+        document_datatype=int(document.datatype) if request.version == _META_WITH_DATATYPE else None,
+    )
+
+
+def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoResponse:
+    """How far the vbucket is durable, on the branch of history that the client knows."""
+    vbuckets = context.bucket_service.bucket.vbuckets
+    facts = vbuckets.facts[request.vbucket] if vbuckets.exists(request.vbucket) else None
+    if facts is None or facts.state == VBucketState.DEAD:
+        refuse_vbucket(context)
+    durable = Seqno(int(vbuckets.durable_seqnos[request.vbucket]))
+    newest_vbuuid = facts.failover_log.newest.vbuuid
+    shared = facts.failover_log.branch_end(request.vbuuid, high_seqno=durable)
+    if shared is None:
+        raise Refused(Status.KEY_ENOENT)
+    is_older = request.vbuuid != newest_vbuuid
+    return context.reply(
+        ObserveSeqnoResponse,
+        vbucket=request.vbucket,
+        vbuuid=newest_vbuuid,
+        persisted_seqno=durable,
+        current_seqno=durable,
+        old_vbuuid=request.vbuuid if is_older else None,
+        last_received_seqno=shared if is_older else None,
+    )
+
+
+# Handlers that write a whole document: set, add, replace, delete, append, prepend, touch.
+
+
+# --- set, add, replace --------------------------------------------------------------------------------------------
+
+
+def set_document(context: Context, request: Set) -> StoreResponse:
+    """Store a document, whether there is one or not; with a CAS, only over the version that has it."""
+    place, body = place_to_write(context, request), received_body(context, request.value)
+    entry = live(context, place)
+    if entry is not None:
+        check_cas(place, entry, request.cas)
+    elif request.cas:
+        raise Refused(Status.KEY_ENOENT)
+    return _store_body(context, request, place, body, over=entry)
+
+
+def add(context: Context, request: Set) -> StoreResponse:
+    """Store a document where there is none."""
+    if request.cas:
+        raise Refused(Status.EINVAL, "a document that is to be added has no CAS yet")
+    place, body = place_to_write(context, request), received_body(context, request.value)
+    if live(context, place) is not None:
+        raise Refused(Status.KEY_EEXISTS)
+    return _store_body(context, request, place, body, over=None)
+
+
+def replace(context: Context, request: Set) -> StoreResponse:
+    """Store a document where there is one."""
+    place, body = place_to_write(context, request), received_body(context, request.value)
+    entry = live_or_refuse(context, place)
+    check_cas(place, entry, request.cas)
+    return _store_body(context, request, place, body, over=entry)
+
+
+def _store_body(context: Context, request: Set, place: Place, body: bytes, *, over: Entry | None) -> StoreResponse:
+    # A new body leaves the extended attributes alone, those of users too (kv_engine's mutation context has it so).
+    xattrs = split_value(place.read(over))[0] if over is not None and over.has_xattrs else b""
+    value, datatype = join_value(xattrs, body)
+    expiry = over.expiry if over is not None and preserves_ttl(request) else _expiry(place, request.expiry)
+    written = store(context, place, value=value, datatype=datatype, flags=request.flags, expiry=expiry)
+    return _stored(context, place, written)
+
+
+def _expiry(place: Place, asked: int) -> int:
+    return expiry_time(asked, now_s=place.bucket.outside.now_s(), max_ttl_s=place.collection.max_ttl_s)
+
+
+def _stored(context: Context, place: Place, written: Written) -> StoreResponse:
+    return context.reply(StoreResponse, cas=written.cas, **mutation_token(context, place, written))
+
+
+# --- delete -------------------------------------------------------------------------------------------------------
+
+
+def delete(context: Context, request: Delete) -> StoreResponse:
+    place = place_to_write(context, request)
+    entry = live_or_refuse(context, place)
+    check_cas(place, entry, request.cas)
+    kept = xattrs_to_keep(place, entry)
+    written = remove(context, place, value=kept, datatype=Datatype.XATTR if kept else Datatype.RAW)
+    return _stored(context, place, written)
+
+
+# --- append and prepend -------------------------------------------------------------------------------------------
+
+
+def append(context: Context, request: Append) -> StoreResponse:
+    return _extend(context, request, in_front=False)
+
+
+def prepend(context: Context, request: Prepend) -> StoreResponse:
+    return _extend(context, request, in_front=True)
+
+
+def _extend(context: Context, request: Append, *, in_front: bool) -> StoreResponse:
+    """Flags, expiry and extended attributes stay as they are."""
+    place, more = place_to_write(context, request), received_body(context, request.value)
+    entry = live(context, place)
+    if entry is None:
+        raise Refused(Status.NOT_STORED)
+    check_cas(place, entry, request.cas)
+    document = place.read(entry)
+    xattrs, body = split_value(document)
+    value, datatype = join_value(xattrs, more + body if in_front else body + more)
+    written = store(context, place, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
+    return _stored(context, place, written)
+
+
+# --- touch --------------------------------------------------------------------------------------------------------
+
+
+def touch(context: Context, request: Touch) -> PlainResponse:
+    _, cas = _touch(context, request)
+    return context.ok(cas=cas)
+
+
+def get_and_touch(context: Context, request: Touch) -> GetResponse:
+    document, cas = _touch(context, request)
+    return context.reply(
+        GetResponse,
+        cas=cas,
+        datatype=context.session.datatype_for_peer(document.datatype),
+        flags=document.flags,
+        value=body_of(document),
+    )
+
+
+def _touch(context: Context, request: Touch) -> tuple[Document, Cas]:
+    """Give a document another expiry. One that has it already stays the version it is."""
+    place = place_to_write(context, request)
+    entry = live_or_refuse(context, place)
+    check_cas(place, entry, request.cas)
+    document = place.read(entry)
+    expiry = _expiry(place, request.expiry)
+    if expiry == document.expiry:
+        return document, entry.cas
+    written = store(
+        context, place, value=document.value, datatype=document.datatype, flags=document.flags, expiry=expiry
+    )
+    return document, written.cas
+
+
+# Handlers for counters: documents that hold a number of 64 bits as decimal digits.
+
+
+_COUNTS = 2**64
+_DIGITS_MAX = len(str(_COUNTS - 1))
+
+
+def increment(context: Context, request: Increment) -> CounterResponse:
+    """Beyond 64 bits it starts again from 0."""
+    return _count(context, request, request.delta)
+
+
+def decrement(context: Context, request: Decrement) -> CounterResponse:
+    """It stops at 0."""
+    return _count(context, request, -request.delta)
+
+
+def _count(context: Context, request: Increment, delta: int) -> CounterResponse:
+    place = place_to_write(context, request)
+    entry = live(context, place)
+    if entry is None:
+        count, written = _begin(context, request, place)
+    else:
+        check_cas(place, entry, request.cas)
+        count, written = _go_on(context, place, entry, delta)
+    return context.reply(CounterResponse, cas=written.cas, count=count, **mutation_token(context, place, written))
+
+
+def _begin(context: Context, request: Increment, place: Place) -> tuple[int, Written]:
+    if request.expiry == COUNTER_MUST_EXIST or request.cas:
+        raise Refused(Status.KEY_ENOENT)
+    value, datatype = join_value(b"", b"%d" % request.initial)
+    now_s = place.bucket.outside.now_s()
+    expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=place.collection.max_ttl_s)
+    return request.initial, store(context, place, value=value, datatype=datatype, flags=0, expiry=expiry)
+
+
+def _go_on(context: Context, place: Place, entry: Entry, delta: int) -> tuple[int, Written]:
+    """The expiry of a counter that exists stays, whatever the request says."""
+    document = place.read(entry)
+    xattrs, body = split_value(document)
+    count = max(0, _number(body) + delta) % _COUNTS
+    value, datatype = join_value(xattrs, b"%d" % count)
+    return count, store(context, place, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
+
+
+def _number(body: bytes) -> int:
+    if not body.isdigit() or len(body) > _DIGITS_MAX or int(body) >= _COUNTS:
+        raise Refused(Status.DELTA_BADVAL, "the document is not a number of 64 bits")
+    return int(body)
+
+
+# Handlers that lock a document and let go of it.
+
+
+def get_locked(context: Context, request: GetLocked) -> GetResponse:
+    """Get a document and lock it. The CAS of the answer opens the lock."""
+    place = place_to_write(context, request)
+    entry = live_or_refuse(context, place)
+    if lock_on(place, entry) is not None:
+        raise _refused(context, Status.LOCKED)
+    document = place.read(entry)
+    # A time that is out of bounds is not refused: it means the default.
+    asked_s = request.lock_time_s or 0
+    lock_s = asked_s if 0 < asked_s <= LOCK_S_MAX else LOCK_S_DEFAULT
+    return context.reply(
+        GetResponse,
+        cas=take_lock(place, entry, lock_s=lock_s),
+        datatype=context.session.datatype_for_peer(document.datatype),
+        flags=document.flags,
+        value=body_of(document),
+    )
+
+
+def unlock(context: Context, request: Unlock) -> PlainResponse:
+    if not request.cas:
+        raise Refused(Status.EINVAL, "a document is unlocked with the CAS it was locked with")
+    place = place_of(context, request)
+    entry = live_or_refuse(context, place)
+    lock = lock_on(place, entry)
+    if lock is None:
+        raise _refused(context, Status.NOT_LOCKED)
+    if request.cas != lock.cas:
+        raise _refused(context, Status.LOCKED)
+    release(place, entry)
+    return context.ok()
+
+
+def _refused(context: Context, status: Status) -> Refused:
+    """To a client without extended errors, a lock that is in the way of another one is a passing failure."""
+    return Refused(status if context.session.has(Feature.XERROR) else Status.ETMPFAIL)

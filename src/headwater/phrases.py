@@ -1,0 +1,117 @@
+"""Numbers with what they count: `1 document`, `2,000 documents`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+def counted(count: int, noun: str, *, plural: str | None = None) -> str:
+    """`plural` is for nouns that do not just get an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+# How this program was installed, for advice on what is missing: what to type so that an extra comes to the same place.
+#
+# The name alone would not do: a clone is on no package index, and its environment may not be the one on the path.
+
+
+PACKAGE = "headwater"
+
+
+def missing_library(error: ModuleNotFoundError) -> str:
+    """What is not installed. A module of ours that is not found is a fault, and raised as that."""
+    if error.name is None or error.name.startswith(PACKAGE):
+        raise error
+    return error.name
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra beside what is there."""
+    options, what = _where_from(extra)
+    return shlex.join([sys.executable, "-m", "pip", "install", *options, what])
+
+
+def _where_from(extra: str) -> tuple[list[str], str]:
+    origin = _origin()
+    if origin is None:
+        return [], f"{PACKAGE}[{extra}]"
+    url = str(origin.get("url", ""))
+    if not url.startswith("file:"):
+        return [], f"{PACKAGE}[{extra}] @ {_with_tool(url, origin)}"
+    is_editable = origin.get("dir_info", {}).get("editable", False)
+    return (["-e"] if is_editable else []), f"{unquote(urlsplit(url).path)}[{extra}]"
+
+
+def _origin() -> dict[str, Any] | None:
+    """Where an installer has taken the package from, as PEP 610 has it. None for an index."""
+    try:
+        told = Distribution.from_name(PACKAGE).read_text("direct_url.json")
+    except PackageNotFoundError:
+        # It runs from its sources.
+        return {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}
+    return json.loads(told) if told else None
+
+
+def _with_tool(url: str, origin: dict[str, Any]) -> str:
+    """A URL of a repository names the tool that gets it."""
+    tool = origin.get("vcs_info", {}).get("vcs")
+    return f"{tool}+{url}" if tool else url
+
+
+# Telling somebody that kernels are compiled, which on a new machine takes long and would look like standing still.
+#
+# Whoever has people to tell asks for it here; where nobody does, nothing is told. This imports nothing, so that a
+# command can ask before the libraries are loaded.
+
+
+COMPILING = "compiling the kernels, once on this machine, which takes up to a minute; `headwater kernels` does it ahead"
+
+_to_tell: list[Callable[[], None]] = []
+"""At most one, and none once it was told."""
+
+
+def tell_first_compile(tell: Callable[[], None] | None) -> None:
+    """Call this once, when a kernel has to be compiled for the first time. It takes the place of who asked before."""
+    _to_tell[:] = [] if tell is None else [tell]
+
+
+def is_compiling() -> None:
+    """A kernel is about to be compiled: its machine code is not kept anywhere."""
+    if _to_tell:
+        _to_tell.pop()()
+
+
+# Text from a server in one line, with escapes for what is not to be printed: `\xff`, `\n`.
+
+
+_NOT_UTF_8 = "surrogateescape"
+_SURROGATES = range(0xDC80, 0xDD00)
+
+
+def escaped(text: str) -> str:
+    """A byte that is not UTF-8 is a lone surrogate, as in the keys of changes, and is shown as the byte."""
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def escaped_bytes(data: bytes) -> str:
+    return escaped(data.decode(errors=_NOT_UTF_8))
+
+
+def _shown(char: str) -> str:
+    if char.isprintable():
+        return char
+    if ord(char) in _SURROGATES:
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
+
+
+def printable(text: str) -> str:
+    """Text from the input without what a terminal would obey."""
+    return "".join(char if char.isprintable() else "?" for char in text)

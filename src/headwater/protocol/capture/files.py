@@ -1,0 +1,354 @@
+r"""Captures as hex text: bare hex, hex dumps, and annotated sessions.
+
+Every line is one of these:
+
+    8053 0000 ...                 hex, with or without spaces, commas, colons, `0x` or `\x`; `#` starts a remark
+    00000010: 8053 0000  .S..     a dump line of xxd or tcpdump: an offset, bytes, and perhaps the bytes as text
+    00000010  80 53 00 00 |.S..|  the same by hexdump -C, od -A x -t x1, tshark or Wireshark
+    [dcp] C->S DCP_OPEN ...       from here on the bytes are the client's on connection `dcp`; a frame starts
+    [dcp] anything else           an annotation
+    ## [dcp] new TCP connection   the connection starts afresh
+    # ...                         a remark
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from struct import Struct, unpack_from
+from typing import Any
+
+import dpkt
+
+from headwater.errors import CaptureError
+from headwater.protocol.capture.events import (
+    UNKNOWN_FLOW,
+    CaptureEvent,
+    Chunk,
+    Direction,
+    Endpoint,
+    Flow,
+    Opened,
+    Segment,
+)
+
+_HEADER = re.compile(r"\[(?P<connection>[^\]]+)\]\s+(?P<direction>C->S|S->C)(?:\s|$)")
+_NEW_CONNECTION = re.compile(r"#+\s*\[(?P<connection>[^\]]+)\]\s+(?:new (?:TCP )?connection|reconnecting)")
+_OFFSET_WITH_COLON = re.compile(r"\s*(?:0[xX])?[0-9a-fA-F]{4,16}:(?:\s+|$)")
+_OFFSET = re.compile(r"\s*[0-9a-fA-F]{4,16}(?:\s+|$)")
+_FIRST_OFFSET = re.compile(r"\s*0{4,16}(?:\s+|$)")
+_SEPARATORS = re.compile(r"0[xX]|\\x|[,:;\-]")
+_BYTE_PAIRS = re.compile(r"[0-9a-fA-F]{2}(?: [0-9a-fA-F]{2}){0,7}")
+_EXCERPT_CHARS = 40
+
+
+def read_hex_text(data: bytes) -> Iterator[CaptureEvent]:
+    """The events of hex text, line by line; a `CaptureError` at the first line that is nothing of the above."""
+    return _HexTextReader().read(data)
+
+
+class _HexTextReader:
+    def __init__(self) -> None:
+        self._flow = UNKNOWN_FLOW
+        self._starts_frame = False
+        self._bare_offsets: bool | None = None
+
+    def read(self, data: bytes) -> Iterator[CaptureEvent]:
+        for number, raw_line in enumerate(BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
+            line = raw_line.decode(errors="replace").rstrip()
+            stripped = line.lstrip()
+            if not stripped:
+                continue
+            if stripped.startswith("#"):
+                if opened := _NEW_CONNECTION.match(stripped):
+                    yield Opened(connection=opened["connection"])
+            elif stripped.startswith("["):
+                self._on_annotation(stripped)
+            elif decoded := self._decode_line(line, number):
+                yield Chunk(flow=self._flow, data=decoded, where=f"line {number}", starts_frame=self._starts_frame)
+                self._starts_frame = False
+
+    def _on_annotation(self, line: str) -> None:
+        if header := _HEADER.match(line):
+            self._flow = Flow(header["connection"], Direction(header["direction"]))
+            self._starts_frame = True
+
+    def _decode_line(self, line: str, number: int) -> bytes:
+        if line == "*":
+            raise CaptureError(
+                f"line {number} stands for repeated lines that the dump left out",
+                hint="Dump again with every line: `hexdump -v -C`, `od -v` or `xxd`",
+            )
+        if self._bare_offsets is None:
+            # No frame begins with zeros, so zeros at the very start can only be the first offset of a dump.
+            self._bare_offsets = _FIRST_OFFSET.match(line) is not None
+        offset = _OFFSET_WITH_COLON.match(line) or (_OFFSET.match(line) if self._bare_offsets else None)
+        hex_digits = _dump_columns(line[offset.end() :]) if offset else line.partition("#")[0]
+        try:
+            return bytes.fromhex(_SEPARATORS.sub(" ", hex_digits))
+        except ValueError as error:
+            excerpt = line.strip()[:_EXCERPT_CHARS]
+            raise CaptureError(
+                f"line {number} is neither whole bytes in hex nor an annotation: {excerpt!r}",
+                hint="Start remarks with #, or give the format as raw or pcap if this is no text",
+            ) from error
+
+
+def _dump_columns(line: str) -> str:
+    """The hex of a dump line behind its offset, without the column that shows the bytes as text.
+
+    Text may look like hex, so a second column counts only where the dumps that have one put it: two spaces behind
+    eight single bytes.
+    """
+    first, *others = line.partition("|")[0].rstrip().split("  ")
+    if others and len(first) == 23 and _BYTE_PAIRS.fullmatch(first) and _BYTE_PAIRS.fullmatch(others[0]):
+        return f"{first} {others[0]}"
+    return first
+
+
+# pcapng files: blocks, of which those with packets matter.
+#
+# dpkt's own reader takes every packet for one of the first interface, whose link type may be another one's (Wireshark
+# on loopback and Ethernet at once), passes over simple packet blocks, and parses options that nobody needs here.
+
+
+SECTION_HEADER = 0x0A0D0D0A
+_INTERFACE_DESCRIPTION = 1
+_PACKET = 2
+_SIMPLE_PACKET = 3
+_ENHANCED_PACKET = 6
+
+_BYTE_ORDERS = {b"\x1a\x2b\x3c\x4d": ">", b"\x4d\x3c\x2b\x1a": "<"}
+_BLOCK_BYTES_MIN = 12
+_SECTION_HEADER_BYTES_MIN = 28
+_PACKET_DATA_AT = 28
+
+
+def is_pcapng(data: bytes) -> bool:
+    return data.startswith(SECTION_HEADER.to_bytes(4, "big")) and data[8:12] in _BYTE_ORDERS
+
+
+def read_pcapng_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The link type and the bytes of every packet."""
+    order = ">"
+    link_types: list[int] = []
+    at = 0
+    while at < len(data):
+        if data[at : at + 4] == SECTION_HEADER.to_bytes(4, "big"):
+            order, link_types = _byte_order(data, at), []
+        kind, block_bytes = _block(data, at, order)
+        if kind == _INTERFACE_DESCRIPTION and block_bytes >= 20:
+            link_types.append(unpack_from(order + "H", data, at + 8)[0])
+        elif kind in _PACKET_READERS:
+            interface, packet = _PACKET_READERS[kind](data[at : at + block_bytes], order, at)
+            if interface >= len(link_types):
+                raise CaptureError(
+                    f"the packet at byte {at} of the file names interface {interface}, which was not described",
+                    hint="The file is damaged: capture again, or cut it before that byte",
+                )
+            yield link_types[interface], packet
+        at += block_bytes
+
+
+def _byte_order(data: bytes, at: int) -> str:
+    order = _BYTE_ORDERS.get(data[at + 8 : at + 12])
+    if order is None:
+        raise _damaged(at)
+    return order
+
+
+def _block(data: bytes, at: int, order: str) -> tuple[int, int]:
+    """The type and the length of the block at `at`, which is held against the file's end."""
+    if at + _BLOCK_BYTES_MIN > len(data):
+        raise _damaged(at)
+    kind, block_bytes = unpack_from(order + "II", data, at)
+    least = _SECTION_HEADER_BYTES_MIN if kind == SECTION_HEADER else _BLOCK_BYTES_MIN
+    if block_bytes < least or block_bytes % 4 or at + block_bytes > len(data):
+        raise _damaged(at)
+    return kind, block_bytes
+
+
+def _damaged(at: int) -> CaptureError:
+    return CaptureError(
+        f"the pcapng file is cut off or damaged at byte {at}",
+        hint="Let the capture finish before you copy it, or repair it with `editcap`",
+    )
+
+
+def _enhanced_packet(block: bytes, order: str, at: int) -> tuple[int, bytes]:
+    return _captured(block, Struct(order + "I"), order, at)
+
+
+def _packet(block: bytes, order: str, at: int) -> tuple[int, bytes]:
+    return _captured(block, Struct(order + "H"), order, at)
+
+
+def _captured(block: bytes, interface: Struct, order: str, at: int) -> tuple[int, bytes]:
+    if len(block) < _PACKET_DATA_AT + 4:
+        raise _damaged(at)
+    captured_bytes = unpack_from(order + "I", block, 20)[0]
+    if _PACKET_DATA_AT + captured_bytes + 4 > len(block):
+        raise _damaged(at)
+    return interface.unpack_from(block, 8)[0], block[_PACKET_DATA_AT : _PACKET_DATA_AT + captured_bytes]
+
+
+def _simple_packet(block: bytes, order: str, at: int) -> tuple[int, bytes]:
+    if len(block) < 16:
+        raise _damaged(at)
+    original_bytes = unpack_from(order + "I", block, 8)[0]
+    return 0, block[12 : min(12 + original_bytes, len(block) - 4)]
+
+
+_PACKET_READERS = {
+    _ENHANCED_PACKET: _enhanced_packet,
+    _PACKET: _packet,
+    _SIMPLE_PACKET: _simple_packet,
+}
+
+
+# Packet captures: pcap and pcapng files, and the TCP segments in their packets. dpkt does the layers.
+
+
+_PCAP_MAGICS = frozenset(
+    number.to_bytes(4, order)
+    for number in (dpkt.pcap.TCPDUMP_MAGIC, dpkt.pcap.TCPDUMP_MAGIC_NANO, dpkt.pcap.MODPCAP_MAGIC)
+    for order in ("big", "little")
+)
+_LINK_TYPE_BITS = 0xFFFF
+"""The upper half of a pcap file's link type says how long the frame check sequence is."""
+
+
+def is_packet_capture(data: bytes) -> bool:
+    return data[:4] in _PCAP_MAGICS or is_pcapng(data)
+
+
+# --- the file -----------------------------------------------------------------------------------------------------
+
+
+def read_segments(data: bytes) -> Iterator[Segment]:
+    """The TCP segments that carry something, in the file's order. Packets are numbered as Wireshark does."""
+    packets = read_pcapng_packets(data) if is_pcapng(data) else _read_pcap_packets(data)
+    for number, (link_type, packet) in enumerate(packets, 1):
+        strip = _LINK_TYPES.get(link_type)
+        if strip is None:
+            raise CaptureError(
+                f"packet {number} has link type {link_type}, which is not supported",
+                hint="Capture on Ethernet, loopback, Linux `any` or raw IP",
+            )
+        segment = _segment(number, strip, packet)
+        if segment is not None and (segment.payload or segment.syn):
+            yield segment
+
+
+def _read_pcap_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    try:
+        reader = dpkt.pcap.Reader(BytesIO(data))
+    except (ValueError, dpkt.Error) as error:
+        raise CaptureError(
+            "the input is no pcap or pcapng file",
+            hint="Give the format as hex or raw, or let it be found",
+        ) from error
+    link_type = reader.datalink() & _LINK_TYPE_BITS
+    packets = iter(reader)
+    number = 0
+    while True:
+        number += 1
+        try:
+            _, packet = next(packets)
+        except StopIteration:
+            return
+        except dpkt.Error as error:
+            raise CaptureError(
+                f"the pcap file is cut off in packet {number}",
+                hint="Let the capture finish before you copy it (`tcpdump -U` writes packet by packet)",
+            ) from error
+        yield link_type, packet
+
+
+# --- the layers ---------------------------------------------------------------------------------------------------
+# dpkt decodes every protocol it knows inside a packet. Only TCP is wanted here, and nothing else is to be trusted
+# with damaged bytes, so its tables of inner protocols are cut down.
+
+
+class _Ip(dpkt.ip.IP):  # type: ignore[misc]  # dpkt has no types
+    _protosw = {dpkt.ip.IP_PROTO_TCP: dpkt.tcp.TCP}  # noqa: RUF012  (dpkt's own name and form)
+
+
+class _Ip6(dpkt.ip6.IP6):  # type: ignore[misc]
+    _protosw = {dpkt.ip.IP_PROTO_TCP: dpkt.tcp.TCP}  # noqa: RUF012
+
+
+_IP_BY_ETHERTYPE = {dpkt.ethernet.ETH_TYPE_IP: _Ip, dpkt.ethernet.ETH_TYPE_IP6: _Ip6}
+_VLAN_TYPES = frozenset({dpkt.ethernet.ETH_TYPE_8021Q, dpkt.ethernet.ETH_TYPE_8021AD, dpkt.ethernet.ETH_TYPE_QINQ1})
+_IP_BY_VERSION = {4: _Ip, 6: _Ip6}
+_VLAN_TAGS_MAX = 2
+
+
+def _of_ethertype(ethertype: int, packet: bytes) -> Any:
+    ip = _IP_BY_ETHERTYPE.get(ethertype)
+    return None if ip is None else ip(packet)
+
+
+def _ethernet(packet: bytes) -> Any:
+    at = 12
+    for _ in range(_VLAN_TAGS_MAX):
+        if int.from_bytes(packet[at : at + 2], "big") in _VLAN_TYPES:
+            at += 4
+    return _of_ethertype(int.from_bytes(packet[at : at + 2], "big"), packet[at + 2 :])
+
+
+def _linux_cooked(packet: bytes) -> Any:
+    return _of_ethertype(int.from_bytes(packet[14:16], "big"), packet[16:])
+
+
+def _linux_cooked_v2(packet: bytes) -> Any:
+    return _of_ethertype(int.from_bytes(packet[:2], "big"), packet[20:])
+
+
+def _raw_ip(packet: bytes) -> Any:
+    ip = _IP_BY_VERSION.get(packet[0] >> 4) if packet else None
+    return None if ip is None else ip(packet)
+
+
+def _loopback(packet: bytes) -> Any:
+    # Four bytes name the address family, each system with its own numbers; the packet itself is plainer.
+    return _raw_ip(packet[4:])
+
+
+_RAW_IP_ON_OPENBSD = 14
+_LINK_TYPES: dict[int, Callable[[bytes], Any]] = {
+    dpkt.pcap.DLT_NULL: _loopback,
+    108: _loopback,  # OpenBSD's
+    dpkt.pcap.DLT_EN10MB: _ethernet,
+    dpkt.pcap.DLT_LINUX_SLL: _linux_cooked,
+    dpkt.pcap.DLT_LINUX_SLL2: _linux_cooked_v2,
+    12: _raw_ip,
+    _RAW_IP_ON_OPENBSD: _raw_ip,
+    101: _raw_ip,
+    dpkt.pcap.DLT_IPV4: _raw_ip,
+    dpkt.pcap.DLT_IPV6: _raw_ip,
+}
+
+
+def _segment(number: int, strip: Callable[[bytes], Any], packet: bytes) -> Segment | None:
+    """The TCP segment in a packet, or None: other protocols, later fragments and cut headers carry none.
+
+    Bytes of a connection that are lost this way show as a gap in its sequence numbers.
+    """
+    try:
+        ip = strip(packet)
+    except dpkt.Error:
+        return None
+    tcp = None if ip is None else ip.data
+    if not isinstance(tcp, dpkt.tcp.TCP):
+        return None
+    return Segment(
+        number=number,
+        source=Endpoint(bytes(ip.src), tcp.sport),
+        destination=Endpoint(bytes(ip.dst), tcp.dport),
+        sequence=tcp.seq,
+        syn=bool(tcp.flags & dpkt.tcp.TH_SYN),
+        ack=bool(tcp.flags & dpkt.tcp.TH_ACK),
+        payload=bytes(tcp.data),
+    )

@@ -1,0 +1,242 @@
+"""DCP messages about the connection: open, control, noop, buffer-ack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.errors import LocalProtocolError, MalformedMessage
+from headwater.protocol.failover_log import FailoverEntry
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import HEADER_BYTES
+from headwater.protocol.messages.base import Layout, PlainResponse, Request, Response, message, u8, u32, u64
+from headwater.protocol.numbers import SEQNO_MAX, OpenIntEnum, OpenIntFlag, Seqno, Vbuuid
+from headwater.protocol.status import Status
+
+__all__ = ["BufferAck", "Control", "DcpNoop", "Open", "OpenFlags", "PlainResponse"]
+
+
+class OpenFlags(OpenIntFlag):
+    PRODUCER = 0x01
+    """The receiver is to produce. Without it the receiver becomes a consumer."""
+    NOTIFIER = 0x02
+    INCLUDE_XATTRS = 0x04
+    NO_VALUE = 0x08
+    COLLECTIONS = 0x10
+    INCLUDE_DELETE_TIMES = 0x20
+    NO_VALUE_WITH_UNDERLYING_DATATYPE = 0x40
+    INCLUDE_DELETED_USER_XATTRS = 0x100
+    SKIP_DELETES_IN_INITIAL_BACKFILL = 0x200
+
+
+@message
+class Open(Request):
+    """Make this connection a DCP connection and name it."""
+
+    opcode = Opcode.DCP_OPEN
+    layouts = (Layout(u32("seqno"), u32("flags", OpenFlags)),)
+
+    seqno: int = 0
+    """Reserved; 0."""
+    flags: OpenFlags = OpenFlags.PRODUCER
+    key: bytes
+    """The connection's name."""
+    value: bytes = b""
+    """Optional JSON, such as the consumer's name for durable writes."""
+
+
+@message
+class Control(Request):
+    """Set one parameter of the connection."""
+
+    opcode = Opcode.DCP_CONTROL
+
+    key: bytes
+    value: bytes
+
+
+@message
+class DcpNoop(Request):
+    """Are you alive? The response echoes the opaque."""
+
+    opcode = Opcode.DCP_NOOP
+
+
+@message
+class BufferAck(Request):
+    """The consumer has taken this many bytes; the producer may send as many more. No response."""
+
+    opcode = Opcode.DCP_BUFFER_ACK
+    layouts = (Layout(u32("acked_bytes")),)
+
+    acked_bytes: int
+
+
+# DCP messages that open, close and describe streams.
+
+
+class StreamFlags(OpenIntFlag):
+    """The flags of add-stream and of stream-request."""
+
+    TAKEOVER = 0x01
+    DISK_ONLY = 0x02
+    LATEST = 0x04
+    NO_VALUE = 0x08
+    ACTIVE_ONLY = 0x10
+    STRICT_VBUUID = 0x20
+    FROM_LATEST = 0x40
+    IGNORE_PURGED_TOMBSTONES = 0x80
+    CACHE_TRANSFER = 0x100
+
+
+class StreamEndReason(OpenIntEnum):
+    OK = 0
+    CLOSED = 1
+    STATE_CHANGED = 2
+    DISCONNECTED = 3
+    TOO_SLOW = 4
+    BACKFILL_FAILED = 5
+    ROLLBACK = 6
+    FILTER_EMPTY = 7
+    LOST_PRIVILEGES = 8
+
+
+class VBucketState(OpenIntEnum):
+    ACTIVE = 1
+    REPLICA = 2
+    PENDING = 3
+    DEAD = 4
+
+
+@message
+class AddStream(Request):
+    """Tell a consumer to ask its producer for a stream."""
+
+    opcode = Opcode.DCP_ADD_STREAM
+    layouts = (Layout(u32("flags", StreamFlags)),)
+
+    flags: StreamFlags = StreamFlags(0)
+
+
+@message
+class AddStreamResponse(Response):
+    opcodes = (Opcode.DCP_ADD_STREAM,)
+    layouts = (Layout(u32("stream_opaque")),)
+
+    opcode: Opcode = Opcode.DCP_ADD_STREAM
+    stream_opaque: int
+    """The opaque of all messages of the new stream."""
+
+
+@message
+class CloseStream(Request):
+    opcode = Opcode.DCP_CLOSE_STREAM
+
+
+@message
+class StreamRequest(Request):
+    """Ask a producer for the changes of one vbucket."""
+
+    opcode = Opcode.DCP_STREAM_REQUEST
+    layouts = (
+        Layout(
+            u32("flags", StreamFlags),
+            u32("reserved"),
+            u64("start_seqno"),
+            u64("end_seqno"),
+            u64("vbuuid"),
+            u64("snapshot_start_seqno"),
+            u64("snapshot_end_seqno"),
+        ),
+    )
+
+    flags: StreamFlags = StreamFlags(0)
+    reserved: int = 0
+    start_seqno: Seqno = Seqno(0)
+    """The last seqno the consumer has."""
+    end_seqno: Seqno = SEQNO_MAX
+    vbuuid: Vbuuid = Vbuuid(0)
+    snapshot_start_seqno: Seqno = Seqno(0)
+    snapshot_end_seqno: Seqno = Seqno(0)
+    value: bytes = b""
+    """JSON, see `stream_request_value`."""
+
+
+FAILOVER_ENTRY = Layout(u64("vbuuid"), u64("seqno"))
+ROLLBACK_VALUE = Layout(u64("rollback_seqno"))
+
+
+def encode_failover_log(entries: tuple[FailoverEntry, ...]) -> bytes:
+    return b"".join(FAILOVER_ENTRY.pack(entry) for entry in entries)
+
+
+def decode_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
+    if len(value) % FAILOVER_ENTRY.size_bytes:
+        raise MalformedMessage(
+            f"a failover log of {len(value)} bytes is no whole number of 16-byte entries", offset=HEADER_BYTES
+        )
+    return tuple(
+        FailoverEntry(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno)) for vbuuid, seqno in FAILOVER_ENTRY.repeat(value)
+    )
+
+
+@message
+class StreamRequestResponse(Response):
+    """The failover log on success, the seqno to roll back to on ROLLBACK."""
+
+    opcodes = (Opcode.DCP_STREAM_REQUEST,)
+    statuses = frozenset({Status.SUCCESS, Status.ROLLBACK})
+
+    opcode: Opcode = Opcode.DCP_STREAM_REQUEST
+    failover_log: tuple[FailoverEntry, ...] = ()
+    rollback_seqno: Seqno | None = None
+
+    def encode_value(self) -> bytes:
+        if (self.status == Status.ROLLBACK) != (self.rollback_seqno is not None):
+            raise LocalProtocolError("a rollback seqno belongs to the status ROLLBACK and to no other")
+        return encode_failover_log(self.failover_log) if self.rollback_seqno is None else ROLLBACK_VALUE.pack(self)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        if known["status"] != Status.ROLLBACK:
+            return {"failover_log": decode_failover_log(value)}
+        if len(value) != ROLLBACK_VALUE.size_bytes:
+            raise MalformedMessage(f"a rollback seqno of {len(value)} bytes, not 8", offset=HEADER_BYTES)
+        return dict(ROLLBACK_VALUE.unpack(value))
+
+
+@message
+class GetFailoverLog(Request):
+    opcode = Opcode.DCP_GET_FAILOVER_LOG
+
+
+@message
+class GetFailoverLogResponse(Response):
+    opcodes = (Opcode.DCP_GET_FAILOVER_LOG,)
+
+    opcode: Opcode = Opcode.DCP_GET_FAILOVER_LOG
+    failover_log: tuple[FailoverEntry, ...] = ()
+
+    def encode_value(self) -> bytes:
+        return encode_failover_log(self.failover_log)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        return {"failover_log": decode_failover_log(value)}
+
+
+@message
+class StreamEnd(Request):
+    opcode = Opcode.DCP_STREAM_END
+    layouts = (Layout(u32("reason", StreamEndReason)),)
+
+    reason: StreamEndReason = StreamEndReason.OK
+
+
+@message
+class SetVBucketState(Request):
+    """Takeover: the consumer's vbucket takes this state. Answered with an empty response."""
+
+    opcode = Opcode.DCP_SET_VBUCKET_STATE
+    layouts = (Layout(u8("state", VBucketState)),)
+
+    state: VBucketState

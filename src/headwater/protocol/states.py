@@ -1,0 +1,352 @@
+"""One way to run a transition table.
+
+A machine is an enum of states and a table: state → event type → next state. What is not in the table is not allowed.
+Events are types: the messages themselves where a message is the event, small classes where something else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+from headwater.errors import UnexpectedMessage
+from headwater.protocol.messages.dcp_changes import (
+    Abort,
+    CacheTransfer,
+    CacheTransferEnd,
+    Commit,
+    DcpFlush,
+    Deletion,
+    Expiration,
+    Mutation,
+    OsoSnapshot,
+    Prepare,
+    SeqnoAcknowledged,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SystemEvent,
+)
+from headwater.protocol.messages.dcp_streams import (
+    AddStream,
+    BufferAck,
+    CloseStream,
+    Control,
+    DcpNoop,
+    GetFailoverLog,
+    Open,
+    SetVBucketState,
+    StreamEnd,
+    StreamEndReason,
+    StreamRequest,
+)
+
+S = TypeVar("S", bound=Enum)
+
+Table = Mapping[S, Mapping[type[Any], S]]
+
+
+def transition(table: Table[S], state: S, event: type[Any]) -> S:
+    """The state after `event`, or `UnexpectedMessage` where the table has none."""
+    allowed = table[state]
+    if event in allowed:
+        return allowed[event]
+    names = ", ".join(sorted(kind.__name__ for kind in allowed)) or "nothing"
+    raise UnexpectedMessage(f"{event.__name__} in state {state.name}, which allows {names}")
+
+
+def all_events(table: Table[S]) -> frozenset[type[Any]]:
+    """Every event the machine knows, in any state."""
+    return frozenset(event for row in table.values() for event in row)
+
+
+# The two endpoints of a DCP connection, as a node sees what it receives.
+#
+# An open message makes a connection a DCP connection, and its producer flag says what the *receiver* becomes. From then
+# on the two kinds of endpoint understand different messages:
+#
+# * a producer is asked for streams and told how much was taken;
+# * a consumer is told to add streams, and gets the changes of them.
+#
+# A message for the other kind of endpoint shows that the peers disagree about who is who, and the connection is closed
+# without an answer, as the seeds say; in the tables that is a transition to CLOSED. A message that is only out of turn,
+# such as a stream request before the open, is not in the tables: it is answered with EINVAL and the connection lives.
+
+
+class EndpointState(Enum):
+    UNOPENED = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class ConnectionLost:
+    """The socket is gone, or a connection of the same name has taken its place."""
+
+
+TO_A_PRODUCER = (Control, StreamRequest, BufferAck, SeqnoAcknowledged)
+TO_A_CONSUMER = (
+    AddStream,
+    StreamEnd,
+    SnapshotMarker,
+    Mutation,
+    Deletion,
+    Expiration,
+    DcpFlush,
+    SetVBucketState,
+    SystemEvent,
+    Prepare,
+    Commit,
+    Abort,
+    SeqnoAdvanced,
+    OsoSnapshot,
+    CacheTransfer,
+    CacheTransferEnd,
+)
+TO_BOTH = (CloseStream, GetFailoverLog, DcpNoop)
+
+
+def _table(own: tuple[type[Any], ...], foreign: tuple[type[Any], ...]) -> Table[EndpointState]:
+    opened = dict.fromkeys((*own, *TO_BOTH), EndpointState.OPEN)
+    closed = dict.fromkeys((*foreign, ConnectionLost), EndpointState.CLOSED)
+    return {
+        EndpointState.UNOPENED: {Open: EndpointState.OPEN, ConnectionLost: EndpointState.CLOSED},
+        EndpointState.OPEN: {**opened, **closed},
+        EndpointState.CLOSED: {},
+    }
+
+
+PRODUCER_ENDPOINT = _table(TO_A_PRODUCER, TO_A_CONSUMER)
+CONSUMER_ENDPOINT = _table(TO_A_CONSUMER, TO_A_PRODUCER)
+
+
+def producer_endpoint_after(state: EndpointState, event: type[Any]) -> EndpointState:
+    return transition(PRODUCER_ENDPOINT, state, event)
+
+
+def consumer_endpoint_after(state: EndpointState, event: type[Any]) -> EndpointState:
+    return transition(CONSUMER_ENDPOINT, state, event)
+
+
+# A stream's life, on the producer's side and on the consumer's.
+#
+# Producer: an accepted stream first reads what lies behind it from disk (backfill), then goes on with the changes as
+# they come. A consumer that is too slow for that falls back to disk reads. A takeover stream, once it has sent
+# everything, hands the vbucket over in two acknowledged steps: the consumer's copy becomes pending (the source stops
+# taking writes and sends the last of them), then active. Whatever the cause, a stream ends once, and the cause decides
+# the reason in the stream-end message.
+#
+# Consumer: the request is answered with yes, with no, or with a rollback, after which it is asked again from the seqno
+# rolled back to; that may repeat. Changes are allowed inside a snapshot only. A stream that the consumer closes may
+# still bring messages until the answer to the close has come.
+
+
+# --- the producer's side ------------------------------------------------------------------------------------------
+
+
+class ProducerStream(Enum):
+    ACCEPTED = auto()
+    """Nothing sent yet but the answer."""
+    BACKFILLING = auto()
+    STREAMING = auto()
+    TAKEOVER_SENDING = auto()
+    TAKEOVER_PENDING = auto()
+    """Pending was sent; waiting for the answer."""
+    TAKEOVER_ACTIVE = auto()
+    """Active was sent; waiting for the answer."""
+    ENDED = auto()
+
+
+class BackfillStarted:
+    """What the consumer lacks has to be read from disk; also when a slow consumer falls behind the live changes."""
+
+
+class BackfillDone:
+    """The disk snapshot is sent: what follows is live."""
+
+
+class TakeoverStarted:
+    """A takeover stream has caught up."""
+
+
+class PendingSent:
+    """Everything is sent and the consumer was told to become pending."""
+
+
+class HandOverAcknowledged:
+    """The consumer has answered a set-vbucket-state."""
+
+
+class EndReached:
+    """The seqno at which the stream was to end has been sent."""
+
+
+class CloseRequested:
+    """The consumer has sent a close-stream."""
+
+
+class VBucketStateChanged:
+    """The vbucket is no longer in a state that may be streamed, or is gone."""
+
+
+class ConsumerTooSlow:
+    """The consumer has not taken anything for longer than is allowed."""
+
+
+class BackfillFailed:
+    """The disk could not be read."""
+
+
+class VBucketRolledBack:
+    """What was sent is no longer the vbucket's history."""
+
+
+class FilterEmptied:
+    """The last collection of the stream's filter has been dropped."""
+
+
+class PrivilegesLost:
+    """The user may no longer read what the stream holds."""
+
+
+END_REASONS: dict[type[Any], StreamEndReason] = {
+    EndReached: StreamEndReason.OK,
+    CloseRequested: StreamEndReason.CLOSED,
+    VBucketStateChanged: StreamEndReason.STATE_CHANGED,
+    ConnectionLost: StreamEndReason.DISCONNECTED,
+    ConsumerTooSlow: StreamEndReason.TOO_SLOW,
+    BackfillFailed: StreamEndReason.BACKFILL_FAILED,
+    VBucketRolledBack: StreamEndReason.ROLLBACK,
+    FilterEmptied: StreamEndReason.FILTER_EMPTY,
+    PrivilegesLost: StreamEndReason.LOST_PRIVILEGES,
+}
+"""What ends a stream, and the reason the consumer is told."""
+
+_ENDS = dict.fromkeys(END_REASONS, ProducerStream.ENDED)
+_ENDS_WITHOUT_BACKFILL = {event: state for event, state in _ENDS.items() if event is not BackfillFailed}
+
+PRODUCER_STREAM: Table[ProducerStream] = {
+    ProducerStream.ACCEPTED: {
+        **_ENDS_WITHOUT_BACKFILL,
+        BackfillStarted: ProducerStream.BACKFILLING,
+        BackfillDone: ProducerStream.STREAMING,
+    },
+    ProducerStream.BACKFILLING: {**_ENDS, BackfillDone: ProducerStream.STREAMING},
+    ProducerStream.STREAMING: {
+        **_ENDS_WITHOUT_BACKFILL,
+        BackfillStarted: ProducerStream.BACKFILLING,
+        TakeoverStarted: ProducerStream.TAKEOVER_SENDING,
+    },
+    ProducerStream.TAKEOVER_SENDING: {**_ENDS_WITHOUT_BACKFILL, PendingSent: ProducerStream.TAKEOVER_PENDING},
+    ProducerStream.TAKEOVER_PENDING: {**_ENDS_WITHOUT_BACKFILL, HandOverAcknowledged: ProducerStream.TAKEOVER_ACTIVE},
+    ProducerStream.TAKEOVER_ACTIVE: {**_ENDS_WITHOUT_BACKFILL, HandOverAcknowledged: ProducerStream.ENDED},
+    ProducerStream.ENDED: {},
+}
+
+
+def producer_stream_after(state: ProducerStream, event: type[Any]) -> ProducerStream:
+    return transition(PRODUCER_STREAM, state, event)
+
+
+# --- the consumer's side ------------------------------------------------------------------------------------------
+
+
+class ConsumerStream(Enum):
+    IDLE = auto()
+    REQUESTED = auto()
+    ROLLING_BACK = auto()
+    OPEN = auto()
+    """Between snapshots: what has come so far is consistent."""
+    IN_SNAPSHOT = auto()
+    IN_OSO_SNAPSHOT = auto()
+    IN_CACHE_TRANSFER = auto()
+    CLOSING = auto()
+    ENDED = auto()
+
+
+class StreamAccepted:
+    """The answer was success, with the failover log."""
+
+
+class RollbackDemanded:
+    """The answer was ROLLBACK, with a seqno."""
+
+
+class StreamRefused:
+    """The answer was any other status."""
+
+
+class RollbackDone:
+    """Our own state is back at the seqno that was demanded."""
+
+
+class SnapshotCompleted:
+    """The last seqno of the snapshot has come."""
+
+
+class OsoEnded:
+    """The OSO snapshot's end marker has come."""
+
+
+class CloseAnswered:
+    """The answer to our close-stream has come."""
+
+
+_CHANGES = (Mutation, Deletion, Expiration, SystemEvent, Prepare, Commit, Abort)
+_IN_SNAPSHOT = (*_CHANGES, SeqnoAdvanced)
+_LOST = {ConnectionLost: ConsumerStream.ENDED, StreamEnd: ConsumerStream.ENDED}
+_OPEN_ENDS = {**_LOST, CloseStream: ConsumerStream.CLOSING}
+
+CONSUMER_STREAM: Table[ConsumerStream] = {
+    ConsumerStream.IDLE: {StreamRequest: ConsumerStream.REQUESTED},
+    ConsumerStream.REQUESTED: {
+        StreamAccepted: ConsumerStream.OPEN,
+        RollbackDemanded: ConsumerStream.ROLLING_BACK,
+        StreamRefused: ConsumerStream.ENDED,
+        # Who asked for the stream does not want it any more.
+        CloseStream: ConsumerStream.CLOSING,
+        ConnectionLost: ConsumerStream.ENDED,
+    },
+    ConsumerStream.ROLLING_BACK: {
+        RollbackDone: ConsumerStream.IDLE,
+        CloseStream: ConsumerStream.CLOSING,
+        ConnectionLost: ConsumerStream.ENDED,
+    },
+    ConsumerStream.OPEN: {
+        **_OPEN_ENDS,
+        SnapshotMarker: ConsumerStream.IN_SNAPSHOT,
+        OsoSnapshot: ConsumerStream.IN_OSO_SNAPSHOT,
+        CacheTransfer: ConsumerStream.IN_CACHE_TRANSFER,
+        CacheTransferEnd: ConsumerStream.OPEN,
+        SetVBucketState: ConsumerStream.OPEN,
+        DcpFlush: ConsumerStream.OPEN,
+    },
+    ConsumerStream.IN_SNAPSHOT: {
+        **_OPEN_ENDS,
+        **dict.fromkeys(_IN_SNAPSHOT, ConsumerStream.IN_SNAPSHOT),
+        SnapshotCompleted: ConsumerStream.OPEN,
+    },
+    ConsumerStream.IN_OSO_SNAPSHOT: {
+        **_OPEN_ENDS,
+        **dict.fromkeys(_IN_SNAPSHOT, ConsumerStream.IN_OSO_SNAPSHOT),
+        OsoEnded: ConsumerStream.OPEN,
+    },
+    ConsumerStream.IN_CACHE_TRANSFER: {
+        **_OPEN_ENDS,
+        CacheTransfer: ConsumerStream.IN_CACHE_TRANSFER,
+        CacheTransferEnd: ConsumerStream.OPEN,
+    },
+    ConsumerStream.CLOSING: {
+        **_LOST,
+        # A stream-end may follow the answer, where the consumer asked for one; until either has come, what was
+        # already on its way is dropped.
+        **dict.fromkeys(
+            (*_IN_SNAPSHOT, SnapshotMarker, OsoSnapshot, CacheTransfer, CacheTransferEnd), ConsumerStream.CLOSING
+        ),
+        CloseAnswered: ConsumerStream.ENDED,
+    },
+    ConsumerStream.ENDED: {StreamEnd: ConsumerStream.ENDED, ConnectionLost: ConsumerStream.ENDED},
+}
+
+
+def consumer_stream_after(state: ConsumerStream, event: type[Any]) -> ConsumerStream:
+    return transition(CONSUMER_STREAM, state, event)

@@ -1,0 +1,366 @@
+"""Stream admission: what a producer answers to a stream request.
+
+The checks run in the order of a real server, because the order decides which status a request with several faults
+gets. All that is known comes in as values; the outcome is `Accepted`, `Refused` with a status, or `Rollback`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from headwater.errors import LocalProtocolError, MalformedJson
+from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, Rollback, decide_rollback
+from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, VBucketState
+from headwater.protocol.numbers import (
+    STREAM_ID_MAX,
+    STREAM_REQUEST_VALUE_BYTES_MAX,
+    STREAMS_PER_VBUCKET_MAX,
+    CollectionId,
+    ManifestUid,
+    ScopeId,
+    Seqno,
+)
+from headwater.protocol.status import Status
+
+# The JSON value of a stream request: filters, stream id, and what the consumer has seen.
+#
+# Keys nobody knows are ignored. Collection and scope ids and the manifest uid are base-16 strings with no 0x, the purge
+# seqno is a base-10 string, the sid is a number.
+
+
+_U32_MAX = 2**32 - 1
+_U64_MAX = 2**64 - 1
+T = TypeVar("T")
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTransferOptions:
+    free_memory_bytes: int = 0
+    all_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRequestValue:
+    """What a stream request's value may say. The sid may be out of its range: that has a status of its own."""
+
+    uid: ManifestUid | None = None
+    sid: int | None = None
+    collections: tuple[CollectionId, ...] | None = None
+    scope: ScopeId | None = None
+    purge_seqno: Seqno | None = None
+    cache_transfer: CacheTransferOptions | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.collections is not None or self.scope is not None
+
+    def encode(self) -> bytes:
+        if self.collections is not None and self.scope is not None:
+            raise LocalProtocolError("a stream filters by collections or by scope, not by both")
+        members: dict[str, Any] = {}
+        if self.uid is not None:
+            members["uid"] = f"{self.uid:x}"
+        if self.sid is not None:
+            members["sid"] = self.sid
+        if self.collections is not None:
+            members["collections"] = [f"{collection:x}" for collection in self.collections]
+        if self.scope is not None:
+            members["scope"] = f"{self.scope:x}"
+        if self.purge_seqno is not None:
+            members["purge_seqno"] = str(self.purge_seqno)
+        if self.cache_transfer is not None:
+            members["cts"] = {
+                "free_memory": self.cache_transfer.free_memory_bytes,
+                "all_keys": self.cache_transfer.all_keys,
+            }
+        return json.dumps(members, separators=(",", ":")).encode() if members else b""
+
+    @classmethod
+    def decode(cls, value: bytes) -> StreamRequestValue:
+        """Every fault is a `MalformedJson`, whose status is EINVAL."""
+        if not value:
+            return cls()
+        if len(value) > STREAM_REQUEST_VALUE_BYTES_MAX:
+            raise MalformedJson(f"a stream request value exceeds {STREAM_REQUEST_VALUE_BYTES_MAX} bytes")
+        members = _object(value)
+        if "collections" in members and "scope" in members:
+            raise MalformedJson("collections and scope exclude each other")
+        return cls(
+            uid=_take(members, "uid", _uid),
+            sid=_take(members, "sid", _sid),
+            collections=_take(members, "collections", _collections),
+            scope=_take(members, "scope", _scope),
+            purge_seqno=_take(members, "purge_seqno", _purge_seqno),
+            cache_transfer=_take(members, "cts", _cache_transfer),
+        )
+
+
+def _object(value: bytes) -> dict[str, Any]:
+    try:
+        members = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise MalformedJson(f"the stream request value is not JSON: {error}") from error
+    if not isinstance(members, dict):
+        raise MalformedJson("the stream request value is not a JSON object")
+    return members
+
+
+def _take(members: dict[str, Any], name: str, convert: Callable[[object], T]) -> T | None:
+    return convert(members[name]) if name in members else None
+
+
+def _uid(value: object) -> ManifestUid:
+    return ManifestUid(_hex(value, "uid", _U64_MAX))
+
+
+def _sid(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= STREAM_ID_MAX:
+        raise MalformedJson(f"sid must be an integer up to {STREAM_ID_MAX}")
+    return value
+
+
+def _collections(value: object) -> tuple[CollectionId, ...]:
+    if not isinstance(value, list) or not value:
+        raise MalformedJson("collections must be an array of at least one id")
+    return tuple(CollectionId(_hex(member, "a collection id", _U32_MAX)) for member in value)
+
+
+def _scope(value: object) -> ScopeId:
+    return ScopeId(_hex(value, "scope", _U32_MAX))
+
+
+def _purge_seqno(value: object) -> Seqno:
+    if not isinstance(value, str) or not value.isascii() or not value.isdigit() or len(value) > 20:
+        raise MalformedJson("purge_seqno must be a base-10 string")
+    if int(value) > _U64_MAX:
+        raise MalformedJson("purge_seqno exceeds 64 bits")
+    return Seqno(int(value))
+
+
+def _cache_transfer(value: object) -> CacheTransferOptions:
+    if not isinstance(value, dict):
+        raise MalformedJson("cts must be an object")
+    free_memory, all_keys = value.get("free_memory", 0), value.get("all_keys", False)
+    if not isinstance(free_memory, int) or isinstance(free_memory, bool):
+        raise MalformedJson("cts.free_memory must be an integer")
+    if not 0 <= free_memory <= _U64_MAX:
+        raise MalformedJson("cts.free_memory must fit 64 bits, unsigned")
+    if not isinstance(all_keys, bool):
+        raise MalformedJson("cts.all_keys must be a boolean")
+    return CacheTransferOptions(free_memory_bytes=free_memory, all_keys=all_keys)
+
+
+def _hex(value: object, name: str, maximum: int) -> int:
+    if not isinstance(value, str) or not value or not _HEX.issuperset(value) or len(value) > 16:
+        raise MalformedJson(f"{name} must be a base-16 string with no 0x")
+    number = int(value, 16)
+    if number > maximum:
+        raise MalformedJson(f"{name} {value} is too large")
+    return number
+
+
+_KEPT_VALUES_MAX = 16
+_KEPT_VALUE_BYTES_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionFacts:
+    """What the connection has negotiated, and the streams it has on the request's vbucket."""
+
+    collections: bool = False
+    include_xattrs: bool = False
+    noop_enabled: bool = False
+    stream_id_enabled: bool = False
+    open_stream_ids: frozenset[int | None] = frozenset()
+    """The sids of the streams open on this vbucket; None stands for a stream without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VBucketFacts:
+    """What the producer knows of the vbucket."""
+
+    state: VBucketState
+    high_seqno: Seqno
+    purge_seqno: Seqno = Seqno(0)
+    failover_log: FailoverLog
+    manifest_uid: ManifestUid = ManifestUid(0)
+    collections: Mapping[CollectionId, ScopeId] = field(default_factory=lambda: {CollectionId(0): ScopeId(0)})
+    """The collections that exist, with their scopes."""
+    scopes: frozenset[ScopeId] = frozenset({ScopeId(0)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The stream may be opened, with these bounds and filters."""
+
+    start_seqno: Seqno
+    end_seqno: Seqno
+    snapshot_start_seqno: Seqno
+    stream_id: int | None
+    collections: tuple[CollectionId, ...] | None
+    scope: ScopeId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    status: Status
+    reason: str
+
+
+Admission = Accepted | Refused | Rollback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    request: StreamRequest
+    value: StreamRequestValue
+    connection: ConnectionFacts
+    vbucket: VBucketFacts
+
+
+def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket: VBucketFacts | None) -> Admission:
+    """The producer's answer. `vbucket` is None where it does not exist here."""
+    try:
+        is_short = len(request.value) <= _KEPT_VALUE_BYTES_MAX
+        value = _known_value(request.value) if is_short else StreamRequestValue.decode(request.value)
+    except MalformedJson as error:
+        return Refused(status=Status.EINVAL, reason=error.reason)
+    if vbucket is None:
+        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket does not exist on this node")
+    case = _Case(request=request, value=value, connection=connection, vbucket=vbucket)
+    for check in _CHECKS:
+        refusal = check(case)
+        if refusal is not None:
+            return refusal
+    return _decide_start(case)
+
+
+@lru_cache(_KEPT_VALUES_MAX)
+def _known_value(value: bytes) -> StreamRequestValue:
+    """Consumers ask for a thousand streams with the same value."""
+    return StreamRequestValue.decode(value)
+
+
+def _check_noop(case: _Case) -> Refused | None:
+    needs_noop = case.connection.include_xattrs or case.connection.collections or case.request.value
+    if needs_noop and not case.connection.noop_enabled:
+        return Refused(status=Status.NOT_SUPPORTED, reason="xattrs and collections need noop enabled on the connection")
+    return None
+
+
+def _check_state(case: _Case) -> Refused | None:
+    if case.vbucket.state == VBucketState.DEAD:
+        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket is dead")
+    if StreamFlags.ACTIVE_ONLY in case.request.flags and case.vbucket.state != VBucketState.ACTIVE:
+        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket is not active")
+    return None
+
+
+def _check_range(case: _Case) -> Refused | None:
+    request = case.request
+    if request.start_seqno > request.end_seqno:
+        return Refused(status=Status.ERANGE, reason="the start seqno exceeds the end seqno")
+    if not request.snapshot_start_seqno <= request.start_seqno <= request.snapshot_end_seqno:
+        return Refused(status=Status.ERANGE, reason="the start seqno lies outside its snapshot")
+    return None
+
+
+def _check_stream_id(case: _Case) -> Refused | None:
+    sid, enabled = case.value.sid, case.connection.stream_id_enabled
+    if sid is not None and not enabled:
+        return Refused(status=Status.DCP_STREAMID_INVALID, reason="a sid was given, but enable_stream_id is off")
+    if sid is None and enabled:
+        return Refused(status=Status.DCP_STREAMID_INVALID, reason="enable_stream_id is on, but no sid was given")
+    if sid == 0:
+        return Refused(status=Status.DCP_STREAMID_INVALID, reason="sid 0 is reserved")
+    return None
+
+
+def _check_open_streams(case: _Case) -> Refused | None:
+    open_ids = case.connection.open_stream_ids
+    if case.value.sid in open_ids:
+        return Refused(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")
+    if len(open_ids) >= STREAMS_PER_VBUCKET_MAX:
+        return Refused(status=Status.ENOMEM, reason=f"{STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket")
+    return None
+
+
+def _check_manifest(case: _Case) -> Refused | None:
+    if case.value.uid is not None and case.value.uid > case.vbucket.manifest_uid:
+        return Refused(
+            status=Status.MANIFEST_IS_AHEAD,
+            reason=f"the vbucket is at manifest {case.vbucket.manifest_uid:x}, not {case.value.uid:x}",
+        )
+    return None
+
+
+def _check_filter(case: _Case) -> Refused | None:
+    value, vbucket = case.value, case.vbucket
+    if value.is_filtered and not case.connection.collections:
+        return Refused(status=Status.EINVAL, reason="a filter needs collections negotiated on the connection")
+    for collection in value.collections or ():
+        if collection not in vbucket.collections:
+            return Refused(status=Status.UNKNOWN_COLLECTION, reason=f"collection {collection:x} is unknown")
+    if value.scope is not None and value.scope not in vbucket.scopes:
+        return Refused(status=Status.UNKNOWN_SCOPE, reason=f"scope {value.scope:x} is unknown")
+    return None
+
+
+_CHECKS: tuple[Callable[[_Case], Refused | None], ...] = (
+    _check_noop,
+    _check_state,
+    _check_range,
+    _check_stream_id,
+    # Before the filter: a collection may be unknown only because the vbucket has not seen its manifest yet, and that
+    # is worth another try.
+    _check_manifest,
+    _check_filter,
+    _check_open_streams,
+)
+
+
+def _decide_start(case: _Case) -> Accepted | Rollback:
+    request, vbucket = case.request, case.vbucket
+    if StreamFlags.FROM_LATEST in request.flags:
+        # The consumer wants what comes from now on, so what it may have had before does not matter.
+        return _accept(case, start=vbucket.high_seqno, snapshot_start=vbucket.high_seqno)
+    rollback = decide_rollback(
+        ConsumerPoint(
+            vbuuid=request.vbuuid,
+            start_seqno=request.start_seqno,
+            snapshot_start_seqno=request.snapshot_start_seqno,
+            snapshot_end_seqno=request.snapshot_end_seqno,
+            purge_seqno=case.value.purge_seqno,
+        ),
+        failover_log=vbucket.failover_log,
+        high_seqno=vbucket.high_seqno,
+        purge_seqno=vbucket.purge_seqno,
+        strict_vbuuid=StreamFlags.STRICT_VBUUID in request.flags,
+        ignore_purged_tombstones=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
+    )
+    if rollback is not None:
+        return rollback
+    return _accept(case, start=request.start_seqno, snapshot_start=request.snapshot_start_seqno)
+
+
+def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
+    request, high = case.request, case.vbucket.high_seqno
+    # "Latest" and "disk only" end at what is there when the stream is created (seed 002).
+    end = request.end_seqno
+    if StreamFlags.DISK_ONLY in request.flags:
+        end = min(end, high)
+    if StreamFlags.LATEST in request.flags:
+        end = high
+    return Accepted(
+        start_seqno=start,
+        end_seqno=Seqno(max(end, start)),
+        snapshot_start_seqno=snapshot_start,
+        stream_id=case.value.sid,
+        collections=case.value.collections,
+        scope=case.value.scope,
+    )

@@ -1,0 +1,149 @@
+"""Runs the tasks of a lake on the executors of a session, as one Spark job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import pickle
+import uuid
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import SparkFiles, TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater.client.warm_up import warm_up
+from headwater.lake.tasks import RESULT_DDL, Task, result_batch, results_of
+from headwater.protocol.kernels.machine_code import code_folder, sources_digest
+from headwater.spark.session import is_remote
+
+# What a Python worker of Spark has loaded is not looked through for garbage after each of its tasks.
+#
+# A worker that is used again collects its garbage when a task has ended. With Arrow, pandas and the compiled kernels
+# loaded that is a walk over a few hundred thousand objects which are all in use: it took a third of the processor time
+# of the workers, more than anything else that they do. Objects that are frozen are left out of the walk.
+
+
+@cache
+def keep_loaded(after: str) -> None:
+    """To be called at the end of a task. The first task of a kind is the one that loads things.
+
+    A process that is no worker of Spark, as where tests run tasks by themselves, is left alone.
+    """
+    if TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()
+
+
+_DESCRIPTION = "spark.job.description"
+
+
+class SparkRunner:
+    """A `Runner`: one Spark task for each task of the lake. `name` is what Spark's pages show its jobs under."""
+
+    def __init__(self, spark: SparkSession, name: str = "headwater") -> None:
+        self._spark = spark
+        self._name = name
+        self._tag = f"headwater-{uuid.uuid4().hex}"
+
+    def cancel(self) -> None:
+        """End the job that is running, if there is one. For any thread."""
+        # A session that has ended by itself has nothing to cancel.
+        with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+            self._spark.interruptTag(self._tag)
+
+    def __call__(self, tasks: Sequence[Task]) -> list[Any]:
+        if not tasks:
+            return []
+        count = len(tasks)
+        with self._marked(type(tasks[0])):
+            # A range has exactly one row in each of its partitions, and needs no shuffle.
+            frame = self._spark.range(0, count, 1, count)
+            rows = frame.mapInArrow(_RunOne(tuple(pickle.dumps(task) for task in tasks)), RESULT_DDL).collect()
+        return results_of((row.number, row.result) for row in rows)
+
+    @contextlib.contextmanager
+    def _marked(self, kind: type[Task]) -> Iterator[None]:
+        """Jobs of this thread can be found and cancelled meanwhile. The caller's own marks come back."""
+        context = None if is_remote(self._spark) else self._spark.sparkContext
+        before = None if context is None else context.getLocalProperty(_DESCRIPTION)
+        self._spark.addTag(self._tag)
+        if context is not None:
+            context.setLocalProperty(_DESCRIPTION, f"{self._name}: {(kind.__doc__ or '').partition(chr(10))[0]}")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Py4JError, ConnectionError):
+                self._spark.removeTag(self._tag)
+                if context is not None:
+                    context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunOne:
+    """What each Spark task does: run the tasks whose numbers it is given."""
+
+    pickled: tuple[bytes, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield result_batch(pickle.loads(self.pickled[number]).run(), number)
+        keep_loaded("lake")
+
+
+# Compiled kernels for executors that have none: made on the driver, carried there by Spark, used instead of compiling.
+#
+# Compiling takes seconds and would happen in the first task of every new executor. Where driver and executors share a
+# home, or ran Headwater before, there is nothing to carry. Machine code of another kind of processor is not used: numba
+# looks at that, and compiles.
+
+
+def _archive_name() -> str:
+    return f"headwater-kernels-{sources_digest()}.zip"
+
+
+_SHIPPED: set[tuple[int, str]] = set()
+"""The sessions that have them. A file can be given to a session once."""
+
+
+def ship_kernels(spark: SparkSession) -> None:
+    """Compile what is not compiled yet, and let all executors of a session have it."""
+    shipped = (id(spark), _archive_name())
+    if shipped in _SHIPPED:
+        return
+    _SHIPPED.add(shipped)
+    warm_up()
+    folder = Path(mkdtemp(prefix="headwater-kernels-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
+    archive = folder / _archive_name()
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted(code_folder().iterdir()):
+            packed.write(path, path.name)
+    # Takes the place of SparkContext.addFile where the session is a remote one.
+    spark.addArtifacts(str(archive), file=True)
+
+
+@cache
+def use_shipped_kernels() -> bool:
+    """In a task, before the first kernel is called: unpack what was shipped, unless there is something already.
+
+    Returns whether it was unpacked.
+    """
+    archive = Path(SparkFiles.get(_archive_name()))
+    folder = code_folder()
+    if any(folder.iterdir()) or not archive.exists():
+        return False
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(folder)
+    return True

@@ -1,0 +1,1 @@
+"""Documents in and out of a bucket, in bulk: `headwater load` and `headwater export`."""

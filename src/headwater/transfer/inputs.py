@@ -1,0 +1,204 @@
+"""What `headwater load` is given: a file, standard input, or a folder with a file for each collection."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path, PurePath
+from typing import Any
+
+import click
+
+from headwater.errors import InvalidInput
+from headwater.transfer.json_lines import NUMBERED, ByteReader, ExportedDocuments, JsonLines, begins_an_export
+from headwater.transfer.key_template import KeyTemplate
+from headwater.transfer.tables import CsvRows, ParquetRows, TableDocuments
+
+# Where `headwater load` takes its documents from.
+
+
+KEY_TEMPLATE = "doc::{#}"
+"""Of files that are no exports, unless told."""
+
+_PARQUET_MAGIC = b"PAR1"
+_TAB = "\t"
+_LOOK_BYTES = 256
+"""So much of a file tells whether it is an export, unless there is much white space in it."""
+
+
+class FileFormat(StrEnum):
+    """Of a file with documents."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+BY_ENDING = {
+    ".jsonl": FileFormat.JSONL,
+    ".csv": FileFormat.CSV,
+    ".tsv": FileFormat.CSV,
+    ".parquet": FileFormat.PARQUET,
+}
+
+FileSource = JsonLines | TableDocuments | ExportedDocuments
+
+
+def open_source(
+    file: io.BufferedReader,
+    template: KeyTemplate | None,
+    *,
+    format_: FileFormat | None,
+    delimiter: str | None,
+    texts: Sequence[str],
+    expiry: int | None = None,
+) -> FileSource:
+    """The documents of a file. Its format is told by the end of its name, or by its first bytes, unless it is given.
+
+    With no template for the keys, a file that `headwater export` has written is known by its first bytes, and its
+    documents become what they were; `expiry` counts in place of theirs.
+    """
+    format_ = format_ or _format_of(file)
+    if format_ is not FileFormat.CSV and (delimiter is not None or texts):
+        raise InvalidInput(f"--delimiter and --text are for CSV, and this is {format_}", hint="Leave them out")
+    otherwise = template or KeyTemplate.parse(KEY_TEMPLATE)
+    if format_ is FileFormat.JSONL:
+        if template is not None:
+            return JsonLines(file, template)
+        replayed = _Replayed(file)
+        if begins_an_export(replayed.start):
+            return ExportedDocuments(JsonLines(replayed, NUMBERED), unit="line", expiry=expiry)
+        return JsonLines(replayed, otherwise)
+    rows = _rows(file, format_, delimiter=delimiter, texts=texts, maybe_exported=template is None)
+    if rows.is_exported:
+        return ExportedDocuments(TableDocuments(rows, NUMBERED), unit="row", expiry=expiry)
+    return TableDocuments(rows, otherwise)
+
+
+def _rows(
+    file: io.BufferedReader,
+    format_: FileFormat,
+    *,
+    delimiter: str | None,
+    texts: Sequence[str],
+    maybe_exported: bool,
+) -> CsvRows | ParquetRows:
+    if format_ is FileFormat.CSV:
+        if delimiter is None:
+            delimiter = _TAB if _ending(file) == ".tsv" else ","
+        return CsvRows(file, delimiter=delimiter, texts=texts, maybe_exported=maybe_exported)
+    if not file.seekable():
+        raise InvalidInput("Parquet can't be read from a pipe", hint="Give the file itself: it ends in its index")
+    return ParquetRows(file, maybe_exported=maybe_exported)
+
+
+def _format_of(file: io.BufferedReader) -> FileFormat:
+    by_ending = BY_ENDING.get(_ending(file))
+    if by_ending is not None:
+        return by_ending
+    peek = getattr(file, "peek", None)
+    if peek is not None and file.seekable() and peek(len(_PARQUET_MAGIC)).startswith(_PARQUET_MAGIC):
+        return FileFormat.PARQUET
+    return FileFormat.JSONL
+
+
+def _ending(file: io.BufferedReader) -> str:
+    return PurePath(str(getattr(file, "name", ""))).suffix.lower()
+
+
+class _Replayed:
+    """A file whose beginning has been looked at, which of a pipe can be done once only."""
+
+    def __init__(self, file: ByteReader) -> None:
+        self._file = file
+        self.start = b""
+        while len(self.start.lstrip()) < _LOOK_BYTES and b"\n" not in self.start.lstrip():
+            more = file.read1(_LOOK_BYTES)
+            if not more:
+                break
+            self.start += more
+        self._rest = self.start
+
+    def read1(self, size: int, /) -> bytes:
+        if not self._rest:
+            return self._file.read1(size)
+        given, self._rest = self._rest[:size], self._rest[size:]
+        return given
+
+
+_HINT = "Give the folder that `headwater export` has written, or a file"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """An open file, and the collections that its documents are dealt out over; none for the default one."""
+
+    file: io.BufferedReader
+    collections: tuple[str, ...]
+    path: Path | None = None
+    """Where it is one of several."""
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Say which of several files an error is about."""
+        try:
+            yield
+        except InvalidInput as error:
+            if self.path is None:
+                raise
+            raise error.retold(f"{self.path}: {error.reason}") from error
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The size of a regular file; None for a pipe."""
+        try:
+            status = os.fstat(self.file.fileno())
+        except OSError:
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+class FileOrFolder(click.File):
+    """An open file, or the path of a folder."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        super().__init__("rb")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value != "-" and Path(value).is_dir():
+            return Path(value)
+        return super().convert(value, param, ctx)
+
+
+def files_in(folder: Path, format_: FileFormat | None) -> dict[str, Path]:
+    """The files that an export has put there by collection, of one format if told: `SCOPE.COLLECTION.jsonl`."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        kind = BY_ENDING.get(path.suffix.lower())
+        if path.name.startswith(".") or (format_ is not None and kind is not format_):
+            continue
+        if kind is None or path.stem.count(".") != 1 or not path.is_file():
+            raise InvalidInput(f"{path} is not called as the file of a collection", hint=_HINT)
+        if path.stem in found:
+            raise InvalidInput(
+                f"{folder} has two files of {path.stem}, {found[path.stem].name} and {path.name}",
+                hint="Choose with --format",
+            )
+        found[path.stem] = path
+    if not found:
+        raise InvalidInput(f"there is no file of a collection in {folder}", hint=_HINT)
+    return found
+
+
+def opened(files: dict[str, Path]) -> Iterator[LoadedFile]:
+    """One at a time."""
+    for collection, path in files.items():
+        with path.open("rb") as file:
+            yield LoadedFile(file, (collection,), path)

@@ -1,0 +1,320 @@
+"""Templates of keys: `user::{id}` takes a field of the document, `{#}` its number; `{{` and `}}` are braces.
+
+A field is one of the document's own, not of an object inside it, and must be a string or a whole number. Kernels find
+the fields in the JSON text. What is rare, such as a name with escapes in it, is left to the standard library, line by
+line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headwater.errors import InvalidDocument, InvalidKeyTemplate
+from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel
+from headwater.protocol.numbers import KEY_BYTES_MAX
+
+TEMPLATE_CHARS_MAX = 1024
+FIELDS_MAX = 8
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|(?P<stray>[{}])|(?P<text>[^{}]+)")
+_HINT = "Write {#} for the number of the line, {id} for a field of the document, and {{ for a brace"
+_NUMBER_DIGITS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that are the same in every key."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The number of the document: of its line in a file, counted from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the document."""
+
+    name: str
+
+
+Piece = Literal | Number | Field
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTemplate:
+    """What the keys are made of."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields it needs, each once."""
+        return tuple(dict.fromkeys(piece.name for piece in self.pieces if isinstance(piece, Field)))
+
+    @classmethod
+    def parse(cls, text: str) -> KeyTemplate:
+        if len(text) > TEMPLATE_CHARS_MAX:
+            raise InvalidKeyTemplate(f"the key template has more than {TEMPLATE_CHARS_MAX} characters", hint=_HINT)
+        pieces: list[Piece] = []
+        for match in _TOKEN.finditer(text):
+            if match["stray"]:
+                raise InvalidKeyTemplate(f"the key template {text!r} has a lone {match['stray']}", hint=_HINT)
+            pieces.append(_piece(match, text))
+        template = cls(tuple(pieces))
+        if all(isinstance(piece, Literal) for piece in pieces):
+            raise InvalidKeyTemplate(f"the key template {text!r} makes every key the same", hint=_HINT)
+        if len(template.fields) > FIELDS_MAX:
+            raise InvalidKeyTemplate(f"the key template has more than {FIELDS_MAX} fields", hint=_HINT)
+        return template
+
+    def build(
+        self, text: Bytes, starts: Column, ends: Column, numbers: Column
+    ) -> tuple[Bytes, Column, InvalidDocument | None]:
+        """The keys of documents, which are JSON and lie in `text` from their starts to their ends.
+
+        Gives the keys one behind the other, their ends, and what is wrong with the first document that has no key; the
+        keys are those of the documents before it.
+        """
+        found = _find_fields(self.fields, text, starts, ends, numbers)
+        count = found.count
+        keys = np.empty(self._bytes_max(count, found), dtype=np.uint8)
+        key_ends = np.empty(count, dtype=np.int64)
+        kinds, arguments, literals = self._tables()
+        built = _build(
+            kinds, arguments, literals, numbers, found.text, found.starts, found.ends, KEY_BYTES_MAX, keys, key_ends
+        )
+        if built < count:
+            problem = _document_error(
+                numbers[built],
+                f"its key would be empty or longer than {KEY_BYTES_MAX} bytes",
+                hint="Use another key template",
+            )
+            return keys, key_ends[:built], problem
+        return keys[: key_ends[-1] if count else 0], key_ends, found.problem
+
+    def _tables(self) -> tuple[Column, Column, Bytes]:
+        """The pieces for the kernel: what each is, and where its literal is or which field it takes."""
+        kinds = np.zeros(len(self.pieces), dtype=np.int64)
+        arguments = np.zeros((len(self.pieces), 2), dtype=np.int64)
+        literals = bytearray()
+        for index, piece in enumerate(self.pieces):
+            kinds[index] = _KINDS[type(piece)]
+            if isinstance(piece, Literal):
+                arguments[index] = len(literals), len(literals) + len(piece.text)
+                literals += piece.text
+            elif isinstance(piece, Field):
+                arguments[index, 0] = self.fields.index(piece.name)
+        return kinds, arguments, np.frombuffer(bytes(literals), dtype=np.uint8)
+
+    def _bytes_max(self, count: int, found: _Found) -> int:
+        fixed = sum(len(piece.text) if isinstance(piece, Literal) else _NUMBER_DIGITS_MAX for piece in self.pieces)
+        uses = [sum(piece == Field(name) for piece in self.pieces) for name in self.fields]
+        lengths = (found.ends - found.starts)[:, :count].clip(0, KEY_BYTES_MAX + 1).sum(axis=1)
+        return count * fixed + int(np.dot(uses, lengths)) if uses else count * fixed
+
+
+_KINDS: dict[type[Piece], int] = {Literal: 0, Number: 1, Field: 2}
+
+
+def _piece(match: re.Match[str], text: str) -> Piece:
+    if match["name"] is None:
+        return Literal(match[0].replace("{{", "{").replace("}}", "}").encode())
+    if not match["name"]:
+        raise InvalidKeyTemplate(f"the key template {text!r} has an empty {{}}", hint=_HINT)
+    return Number() if match["name"] == "#" else Field(match["name"])
+
+
+def _document_error(number: int, reason: str, *, hint: str) -> InvalidDocument:
+    return InvalidDocument(f"line {number}: {reason}", hint=hint)
+
+
+@kernel
+def _build(
+    kinds: Column, arguments: Column, literals: Bytes, numbers: Column,
+    text: Bytes, starts: Column, ends: Column, key_bytes_max: int, keys: Bytes, key_ends: Column,
+) -> int:  # fmt: skip
+    """Write the keys. Gives how many could be made: the next one would be empty or too long."""
+    at = i64(0)
+    for item in range(len(key_ends)):
+        start = at
+        for piece in range(len(kinds)):
+            if kinds[piece] == 0:
+                length = arguments[piece, 1] - arguments[piece, 0]
+                copy_bytes(keys, at, literals, arguments[piece, 0], length)
+                at += length
+            elif kinds[piece] == 1:
+                at = write_number(keys, at, numbers[item])
+            else:
+                field = arguments[piece, 0]
+                length = ends[field, item] - starts[field, item]
+                if length > key_bytes_max:
+                    return item
+                copy_bytes(keys, at, text, starts[field, item], length)
+                at += length
+        if at == start or at - start > key_bytes_max:
+            return item
+        key_ends[item] = at
+    return len(key_ends)
+
+
+@kernel
+def write_number(target: Bytes, at: int, number: int) -> int:
+    """Write a number in decimal, and give where it ends."""
+    digits = 1
+    rest = number // 10
+    while rest > 0:
+        digits += 1
+        rest //= 10
+    for i in range(digits - 1, -1, -1):
+        target[at + i] = 0x30 + number % 10
+        number //= 10
+    return at + digits
+
+
+# --- fields -------------------------------------------------------------------------------------------------------
+
+_FOUND, _MISSING, _ASK_JSON = range(3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Where the fields are: a row for every field, a column for every document."""
+
+    text: Bytes
+    starts: Column
+    ends: Column
+    count: int
+    """The documents that have all fields, up to the first that has not."""
+    problem: InvalidDocument | None = None
+
+
+def _find_fields(fields: tuple[str, ...], text: Bytes, starts: Column, ends: Column, numbers: Column) -> _Found:
+    found_starts = np.zeros((len(fields), len(starts)), dtype=np.int64)
+    found_ends = np.zeros((len(fields), len(starts)), dtype=np.int64)
+    spelled = bytearray()
+    count = len(starts)
+    problem: InvalidDocument | None = None
+    for row, field in enumerate(fields):
+        name = np.frombuffer(field.encode(), dtype=np.uint8)
+        states = np.zeros(count, dtype=np.uint8)
+        _find_field(text, starts, ends, name, found_starts[row], found_ends[row], states)
+        for item in np.flatnonzero(states):
+            try:
+                value = _field_by_json(text[starts[item] : ends[item]].tobytes(), field, numbers[item])
+            except InvalidDocument as error:
+                count, problem = int(item), error
+                break
+            found_starts[row, item] = len(text) + len(spelled)
+            spelled += value
+            found_ends[row, item] = len(text) + len(spelled)
+    if spelled:
+        text = np.concatenate((text, np.frombuffer(bytes(spelled), dtype=np.uint8)))
+    return _Found(text=text, starts=found_starts, ends=found_ends, count=count, problem=problem)
+
+
+def _field_by_json(document: bytes, field: str, number: int) -> bytes:
+    """A field that the kernel could not make out: there are escapes in it, or there is something wrong."""
+    hint = f"Every document needs a field {field!r} that is a string or a whole number; or use another key template"
+    try:
+        value: Any = json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise _document_error(number, f"the document is too much for Python's JSON: {error}", hint=hint) from error
+    if not isinstance(value, dict) or field not in value:
+        raise _document_error(number, f"the document has no field {field!r}", hint=hint)
+    value = value[field]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise _document_error(number, f"the field {field!r} is neither a string nor a whole number", hint=hint)
+    try:
+        return str(value).encode()
+    except UnicodeEncodeError as error:
+        raise _document_error(number, f"the field {field!r} is not valid Unicode", hint=hint) from error
+
+
+@kernel
+def _find_field(
+    text: Bytes, starts: Column, ends: Column, name: Bytes, found_starts: Column, found_ends: Column, states: Column
+) -> None:
+    for item in range(len(states)):
+        state, start, end = _field_in(text, starts[item], ends[item], name)
+        states[item] = state
+        found_starts[item] = start
+        found_ends[item] = end
+
+
+@kernel
+def _field_in(text: Bytes, at: int, end: int, name: Bytes) -> tuple[int, int, int]:
+    """Where a field's value is in a document that is known to be JSON. A name that comes twice counts the last time."""
+    state, start, stop = 1, i64(0), i64(0)
+    depth = 0
+    is_key = False
+    while at < end:
+        byte = text[at]
+        if byte == 0x22:
+            quote_end, escaped = _string_in(text, at)
+            if is_key and depth == 1:
+                if escaped:
+                    return 2, i64(0), i64(0)
+                if _equals(text, at + 1, quote_end - 1, name):
+                    state, start, stop = _value_in(text, quote_end, end)
+                is_key = False
+            at = quote_end
+            continue
+        if byte == 0x7B or byte == 0x5B:
+            depth += 1
+            is_key = byte == 0x7B
+        elif byte == 0x7D or byte == 0x5D:
+            depth -= 1
+        elif byte == 0x2C:
+            is_key = True
+        at += 1
+    return state, start, stop
+
+
+@kernel
+def _string_in(text: Bytes, at: int) -> tuple[int, bool]:
+    """Behind the string that starts at `at`, and whether there are escapes in it."""
+    escaped = False
+    at += 1
+    while text[at] != 0x22:
+        if text[at] == 0x5C:
+            escaped = True
+            at += 1
+        at += 1
+    return at + 1, escaped
+
+
+@kernel
+def _equals(text: Bytes, start: int, end: int, name: Bytes) -> bool:
+    if end - start != len(name):
+        return False
+    same = 0
+    while same < len(name) and text[start + same] == name[same]:
+        same += 1
+    return same == len(name)
+
+
+@kernel
+def _value_in(text: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """The value behind a name, if it is a string without escapes or a whole number."""
+    while text[at] == 0x3A or text[at] == 0x20 or text[at] == 0x09 or text[at] == 0x0D:
+        at += 1
+    if text[at] == 0x22:
+        quote_end, escaped = _string_in(text, at)
+        return (2 if escaped else 0), i64(at + 1), i64(quote_end - 1)
+    start = at
+    if text[at] == 0x2D:
+        at += 1
+    digits = at
+    while at < end and 0x30 <= text[at] <= 0x39:
+        at += 1
+    # A point or an exponent would make it another kind of number.
+    is_whole = at > digits and not (text[at] == 0x2E or text[at] == 0x65 or text[at] == 0x45)
+    return (0 if is_whole else 2), i64(start), i64(at)
