@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.testing.nursery import Nursery
-from node_process import NodeProcess, StartNode
+from support.node_process import NodeProcess, StartNode
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from nodes_in_process import InProcessNodes, in_process
 
 from headwater.errors import StoreError
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import ManifestUid
+from support.nodes_in_process import InProcessNodes, in_process
 
 
 def names(nodes: InProcessNodes, number: int) -> list[str]:

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cli import main
 from headwater.cluster.nodes import NodePort
-from node_process import PASSWORD, USER
+from support.node_process import PASSWORD, USER
+from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 
 async def cluster(*arguments: str) -> Result:

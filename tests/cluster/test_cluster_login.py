@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nodes_in_process import LOGIN, VBUCKETS, in_process
 
 from headwater.cluster.nodes import NodePort
 from headwater.cluster.publisher import SECRET_BYTES, new_nodes_login
@@ -18,6 +17,7 @@ from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.session import SetClusterConfig
 from headwater.protocol.status import Status
+from support.nodes_in_process import LOGIN, VBUCKETS, in_process
 
 
 def test_the_log_in_of_the_nodes_is_for_their_bucket_only(tmp_path: Path) -> None:

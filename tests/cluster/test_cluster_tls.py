@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes
 
-from certificates import Authority, self_signed
 from headwater.cli import main
 from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, TlsFailed
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
-from node_process import PASSWORD, USER
+from support.certificates import Authority, self_signed
+from support.node_process import PASSWORD, USER
+from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes
 
 KEYS = [b"key-%d" % number for number in range(60)]
 NODES = 3

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, InvalidInput, StatusError, StoreFull
@@ -18,6 +17,7 @@ from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
 from headwater.protocol.status import Status
+from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 KEYS = [b"key-%d" % number for number in range(60)]
 

@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from cluster_consumer import ClusterConsumer, stored_documents
-from cluster_processes import VBUCKETS, ClusterProcesses
 from couchbase.durability import DurabilityLevel, ServerDurability
-from sdk_writer import SdkWriter
+
+from support.cluster_consumer import ClusterConsumer, stored_documents
+from support.cluster_processes import VBUCKETS, ClusterProcesses
+from support.sdk_writer import SdkWriter
 
 MAJORITY = ServerDurability(DurabilityLevel.MAJORITY)
 SETTLED_S_MAX = 20.0

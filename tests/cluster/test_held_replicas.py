@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from cluster_processes import ClusterProcesses
-from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cli import main
 from headwater.client.cluster_map import vbucket_of
@@ -18,7 +16,9 @@ from headwater.cluster.coordinator import Coordinator
 from headwater.node.consumer.connection import ConsumerSettings
 from headwater.node.replication import replicator
 from headwater.node.replication.peer_connection import PeerConnection
-from node_process import PASSWORD, USER
+from support.cluster_processes import ClusterProcesses
+from support.node_process import PASSWORD, USER
+from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 SHARED = [b"shared-%d" % number for number in range(40)]
 LATER = [b"later-%d" % number for number in range(40)]

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner
-from cluster_processes import ClusterProcesses
 
 from headwater.cli import main
 from headwater.client.handshake import Credentials
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.nodes import NodePort
 from headwater.protocol.messages.dcp_streams import VBucketState
-from node_process import PASSWORD, USER
+from support.cluster_processes import ClusterProcesses
+from support.node_process import PASSWORD, USER
 
 NEW_PASSWORD = "another secret for tests"
 LOST = 2

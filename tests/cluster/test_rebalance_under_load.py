@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from cluster_consumer import ClusterConsumer, stored_documents
-from cluster_processes import VBUCKETS, ClusterProcesses
-from sdk_writer import SdkWriter
+from support.cluster_consumer import ClusterConsumer, stored_documents
+from support.cluster_processes import VBUCKETS, ClusterProcesses
+from support.sdk_writer import SdkWriter
 
 PAUSE_S_MAX = 3.0
 """A single vbucket is without an active copy for milliseconds; the SDK's way of trying again takes longer."""

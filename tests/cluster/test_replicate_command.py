@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
-from nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 from headwater.cli import main
 from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
-from node_process import PASSWORD, USER
+from support.node_process import PASSWORD, USER
+from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 KEYS = [b"key-%d" % number for number in range(40)]
 FOLLOWED_S_MAX = 60.0

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from node_process import PASSWORD, USER, run_serve, serve_command
+from support.node_process import PASSWORD, USER, run_serve, serve_command
 
 OPTIONS = ("--nodes", "2", "--vbuckets", "8", "--user", USER, "--password", PASSWORD, "--json")
 

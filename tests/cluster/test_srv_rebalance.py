@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from nodes_in_process import VBUCKETS, InProcessNodes, in_process
-
 import headwater
-from dns_server import DnsServer
 from headwater.client.changes import Mutation
 from headwater.client.reading import Changes
-from node_process import PASSWORD, USER
+from support.dns_server import DnsServer
+from support.node_process import PASSWORD, USER
+from support.nodes_in_process import VBUCKETS, InProcessNodes, in_process
 
 NAME = "cb.example.com"
 WAIT_S_MAX = 60.0

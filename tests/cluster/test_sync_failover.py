@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from cluster_processes import ClusterProcesses
 from couchbase.durability import Durability, ServerDurability
-from sdk_writer import SdkWriter
+
+from support.cluster_processes import ClusterProcesses
+from support.sdk_writer import SdkWriter
 
 DURABLE = ServerDurability(Durability.MAJORITY)
 

@@ -16,7 +16,7 @@ from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER, NodeProcess
 
 VBUCKET = VBucketId(0)
 FEATURES = frozenset(

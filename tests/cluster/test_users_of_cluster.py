@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
-from cluster_processes import ClusterProcesses
 
 from headwater.cli import main
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AuthenticationFailed
-from node_process import PASSWORD, USER, NodeProcess
+from support.cluster_processes import ClusterProcesses
+from support.node_process import PASSWORD, USER, NodeProcess
 
 ADD = ("kim", "--role", "data_reader[default]", "--new-password", "violets")
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 # The node in a process without sockets, which the tests of the key-value front end use as well.
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "node" / "kv"))
-
-from dcp_world import World
-from replication_world import make_replica
+from support.dcp_world import World
+from support.replication_world import make_replica
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, PURGE_ALL, VBUCKET, Consumer, World
 
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import Message
@@ -23,6 +22,7 @@ from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionDropped, decode_event
 from headwater.store.settling import roll_back
+from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, PURGE_ALL, VBUCKET, Consumer, World
 
 STEPS = 300
 KEYS = 25

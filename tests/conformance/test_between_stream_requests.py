@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dcp_world import COLLECTIONS, World, of_type, stream_request
-
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration
 from headwater.protocol.messages.dcp_streams import StreamRequestResponse
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
+from support.dcp_world import COLLECTIONS, World, of_type, stream_request
 
 
 def test_a_control_counts_for_the_streams_that_are_asked_for_after_it(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import COLLECTIONS, Consumer, World, changes, of_type, stream_request
 
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import ErrorResponse
@@ -15,6 +14,7 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     decode_event,
 )
+from support.dcp_world import COLLECTIONS, Consumer, World, changes, of_type, stream_request
 
 FRUIT, SHOP, ORDERS = 8, 9, 10
 """Collection, scope, collection of that scope."""

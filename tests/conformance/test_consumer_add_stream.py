@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-from dcp_world import COLLECTIONS, OPAQUE, VBUCKET, World
-from replication_world import Link, Receiver, change_log, documents
 
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.messages.base import ErrorResponse, Message, Response
@@ -27,6 +25,8 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from support.dcp_world import COLLECTIONS, OPAQUE, VBUCKET, World
+from support.replication_world import Link, Receiver, change_log, documents
 
 SEED_REQUEST = bytes.fromhex("80510000 04000005 00000004 00000001 00000000 00000000 00000001".replace(" ", ""))
 SEED_RESPONSE = bytes.fromhex("81510000 04000000 00000004 00000001 00000000 00000000 00001000".replace(" ", ""))

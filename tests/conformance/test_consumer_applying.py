@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dcp_world import PURGE_ALL, VBUCKET, World, brief
-from replication_world import Link, Receiver, change_log, documents
 
 from headwater.errors import UnexpectedMessage
 from headwater.protocol.failover_log import FailoverEntry
@@ -41,6 +39,8 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
+from support.dcp_world import PURGE_ALL, VBUCKET, World, brief
+from support.replication_world import Link, Receiver, change_log, documents
 
 LOG = (FailoverEntry(vbuuid=Vbuuid(0xFEED), seqno=Seqno(0)),)
 HISTORY = SnapshotFlags.MEMORY | SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTAIN_DUPLICATES

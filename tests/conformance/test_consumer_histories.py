@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dcp_world import KEEP_NOTHING, VBUCKET, World
-from replication_world import Link, change_log, documents, make_replica
 
 from headwater.node.failover_drill import roll_back_vbucket
 from headwater.protocol.features import WITH_COLLECTIONS
@@ -22,6 +20,8 @@ from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
+from support.dcp_world import KEEP_NOTHING, VBUCKET, World
+from support.replication_world import Link, change_log, documents, make_replica
 
 KEYS = 12
 STEPS = 120

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from replication_world import PRODUCER_FLAGS
-
 from headwater.node.node import Node
 from headwater.node.options import NodeOptions
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
@@ -23,6 +21,7 @@ from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
+from support.replication_world import PRODUCER_FLAGS
 
 VBUCKETS = 4
 FEATURES = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.XATTR, Feature.JSON, Feature.COLLECTIONS)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dcp_world import COLLECTIONS, VBUCKET, World, brief
-from replication_world import Link, change_log, documents
-
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.values import Datatype
 from headwater.store.vbuckets import vbucket_manifest
+from support.dcp_world import COLLECTIONS, VBUCKET, World, brief
+from support.replication_world import Link, change_log, documents
 
 
 def _facts(world: World):  # type: ignore[no-untyped-def]

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
-from replication_world import Link, Receiver, change_log, documents, make_replica
 
 from headwater.errors import StoreError
 from headwater.node.failover_drill import roll_back_vbucket
@@ -22,6 +20,8 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.status import Status
+from support.dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
+from support.replication_world import Link, Receiver, change_log, documents, make_replica
 
 
 def _rollbacks(messages: list[Message]) -> list[int]:

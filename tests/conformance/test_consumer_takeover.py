@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dcp_world import COLLECTIONS, VBUCKET, World, brief
-from replication_world import Link, change_log, documents
-
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.status import Status
+from support.dcp_world import COLLECTIONS, VBUCKET, World, brief
+from support.replication_world import Link, change_log, documents
 
 
 def _states(*worlds: World) -> list[VBucketState | None]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import VBUCKET, World
-from kv_harness import Client
-from replication_world import Link
 
 from headwater.node.consumer import views as module
 from headwater.node.consumer.views import ConsumerView, consumer_views
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import Stat
+from support.dcp_world import VBUCKET, World
+from support.kv_harness import Client
+from support.replication_world import Link
 
 
 def views(world: World, name: str | None = None) -> list[ConsumerView]:

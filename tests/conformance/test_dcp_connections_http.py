@@ -10,7 +10,7 @@ import pytest
 
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.numbers import Seqno, VBucketId
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 
 @pytest.fixture

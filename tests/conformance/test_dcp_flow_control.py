@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import Consumer, World, brief, of_type
 
 from headwater.errors import UnexpectedMessage
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages.dcp_streams import Control, DcpNoop
 from headwater.protocol.status import Status
+from support.dcp_world import Consumer, World, brief, of_type
 
 FRAME_BYTES_MAX = 24 + 31 + 4 + 20
 """Of a mutation in these tests."""

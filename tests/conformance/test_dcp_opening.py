@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
 from headwater.protocol.messages.dcp_streams import AddStream, Control, DcpNoop, GetFailoverLog, Open, OpenFlags
 from headwater.protocol.status import Status
+from support.dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
 
 def test_open_makes_a_producer(world: World) -> None:

@@ -32,7 +32,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKET = VBucketId(1)
 DEFAULT = CollectionId(0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import VBUCKET, World
-from replication_world import Link
 
 from headwater.node.cluster_config import NodeAddress
 from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.vbucket_states import end_takeovers
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.status import Status
+from support.dcp_world import VBUCKET, World
+from support.replication_world import Link
 
 SOURCE, TARGET = 0, 1
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000))

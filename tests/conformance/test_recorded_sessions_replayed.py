@@ -26,7 +26,6 @@ difference shows in the recordings: after an expiration, 7.0.5 starts the revisi
 from __future__ import annotations
 
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -47,11 +46,8 @@ from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
-from node_process import NodeProcess
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "vectors"))
-
-from recorded_sessions import RecordedFrame, read_session
+from support.node_process import NodeProcess
+from support.recorded_sessions import RecordedFrame, read_session
 
 USER, PASSWORD = "@admin", "password"
 """As in the recorded logins."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dcp_world import PURGE_ALL, VBUCKET, World, resume, stream_request
-
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.messages.dcp_changes import SnapshotMarker
 from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequestResponse
 from headwater.protocol.numbers import Seqno, Vbuuid
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
+from support.dcp_world import PURGE_ALL, VBUCKET, World, resume, stream_request
 
 OLD, NEW = Vbuuid(0xAAAA), Vbuuid(0xBBBB)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, World, brief, changes, of_type
 
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
+from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, World, brief, changes, of_type
 
 BOTH = pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
 

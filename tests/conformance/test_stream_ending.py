@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, changes, stream_request
 
 from headwater.errors import StoreError
 from headwater.protocol.features import Feature
@@ -13,6 +12,7 @@ from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
+from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, changes, stream_request
 
 # --- closed by the consumer ---------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import COLLECTIONS, Consumer, World, of_type, stream_request
 
 from headwater.protocol.features import Magic
 from headwater.protocol.manifest import Manifest
@@ -11,6 +10,7 @@ from headwater.protocol.messages.dcp_changes import Mutation, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamEnd
 from headwater.protocol.numbers import STREAMS_PER_VBUCKET_MAX
 from headwater.protocol.status import Status
+from support.dcp_world import COLLECTIONS, Consumer, World, of_type, stream_request
 
 
 def _consumer(world: World, flags: OpenFlags = OpenFlags.PRODUCER) -> Consumer:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import COLLECTIONS, OPAQUE, World, changes, of_type, resume, stream_request
 
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags, VBucketState
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.status import Status
+from support.dcp_world import COLLECTIONS, OPAQUE, World, changes, of_type, resume, stream_request
 
 # --- what is answered ---------------------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dcp_world import COLLECTIONS, PLAIN, World, of_type
 
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import OpenFlags
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, decompress, encode_xattrs
+from support.dcp_world import COLLECTIONS, PLAIN, World, of_type
 
 PRODUCER = OpenFlags.PRODUCER
 XATTRS = PRODUCER | OpenFlags.INCLUDE_XATTRS

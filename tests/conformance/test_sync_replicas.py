@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-from dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
-from kv_harness import Client
-from replication_world import Link, change_log, documents
-from sync_world import ACTIVE, REPLICA, answers, durable_set, plain, set_topology, statuses, tick, value_of, writer
 
 from headwater.protocol.frames import DurabilityLevel, durability
 from headwater.protocol.messages.base import Response
@@ -29,6 +25,21 @@ from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
+from support.dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
+from support.kv_harness import Client
+from support.replication_world import Link, change_log, documents
+from support.sync_world import (
+    ACTIVE,
+    REPLICA,
+    answers,
+    durable_set,
+    plain,
+    set_topology,
+    statuses,
+    tick,
+    value_of,
+    writer,
+)
 
 NAMED = json.dumps({"consumer_name": REPLICA}).encode()
 SHORT = durability(DurabilityLevel.MAJORITY, timeout_ms=1000)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
-from sync_world import REPLICA_FLAGS, PlayedReplica
 
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES
 from headwater.protocol.frames import DurabilityLevel
@@ -15,6 +13,8 @@ from headwater.protocol.messages.dcp_streams import OpenFlags
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.values import Datatype
 from headwater.store.prepares import PendingPrepare, abort_prepare, commit_prepare, put_prepare
+from support.dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
+from support.sync_world import REPLICA_FLAGS, PlayedReplica
 
 
 def prepare(world: World, key: str, value: bytes = b"1", *, is_removal: bool = False) -> PendingPrepare:

@@ -5,22 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dcp_world import NO_XERROR, VBUCKET, World, stream_request
-from sync_world import (
-    ACTIVE,
-    MAJORITY,
-    REPLICA,
-    SECOND,
-    PlayedReplica,
-    answers,
-    durable_set,
-    plain,
-    set_topology,
-    statuses,
-    tick,
-    value_of,
-    writer,
-)
 
 from headwater.errors import StoreError
 from headwater.node.kv import session
@@ -47,6 +31,22 @@ from headwater.protocol.messages.subdocument import SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
+from support.dcp_world import NO_XERROR, VBUCKET, World, stream_request
+from support.sync_world import (
+    ACTIVE,
+    MAJORITY,
+    REPLICA,
+    SECOND,
+    PlayedReplica,
+    answers,
+    durable_set,
+    plain,
+    set_topology,
+    statuses,
+    tick,
+    value_of,
+    writer,
+)
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import Consumer, World, brief, changes, of_type, stream_request
 
 from headwater.errors import StoreError
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamFlags, VBucketState
 from headwater.protocol.status import Status
+from support.dcp_world import Consumer, World, brief, changes, of_type, stream_request
 
 
 def _answer_state(consumer: Consumer, messages: list[Message]) -> list[Message]:

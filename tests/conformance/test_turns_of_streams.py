@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from dcp_world import Consumer, World
 
 from headwater.node.producer.connection import ProducerConnection
 from headwater.protocol.messages.dcp_changes import Mutation
+from support.dcp_world import Consumer, World
 
 VBUCKETS = 3
 CHANGES = 4

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from certificates import self_signed
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.protocol.features import WITH_COLLECTIONS
@@ -20,7 +19,8 @@ from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamEnd, StreamFlags, StreamRequest
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.certificates import self_signed
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 4
 TOTAL_BYTES = 12_000_000

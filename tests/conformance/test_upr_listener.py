@@ -31,7 +31,7 @@ from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.session import Flush
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import CollectionId, VBucketId
-from node_process import NodeProcess, StartNode, run_serve
+from support.node_process import NodeProcess, StartNode, run_serve
 
 SEEDS = Path(__file__).parents[1] / "vectors" / "seeds"
 VBUCKET = VBucketId(12)  # the draft's

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, DRIVER, Browser, running_browser
+
+from support.browser import CHROMIUM, DRIVER, Browser, running_browser
 
 
 @pytest.fixture

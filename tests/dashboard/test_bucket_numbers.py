@@ -22,7 +22,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 from headwater.store.settling import roll_back
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 8
 

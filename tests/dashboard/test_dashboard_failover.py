@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browser import Browser
-from cluster_world import fail_over, hold_replicas, keys_of, make_cluster, write
-from page_checks import axe_findings, log_in
 from selenium.webdriver.support.ui import Select
 
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.browser import Browser
+from support.cluster_world import fail_over, hold_replicas, keys_of, make_cluster, write
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.page_checks import axe_findings, log_in
 
 VBUCKETS = 32
 HERE, THERE = ".map-node[data-this=true]", ".map-node[data-this=false]"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browser import DESKTOP, PHONE, Browser
-from page_checks import axe_findings, log_in
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
@@ -17,7 +15,9 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.browser import DESKTOP, PHONE, Browser
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.page_checks import axe_findings, log_in
 
 VBUCKETS = 64
 PAGES = ("overview", "streams", "changes", "documents", "history", "landing")

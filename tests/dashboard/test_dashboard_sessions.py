@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dashboard_world import ADMIN, OWN, READER, World, in_world
 
 from headwater.node.auth.accounts import FREE_FAILURES
 from headwater.node.dashboard import asking
+from support.dashboard_world import ADMIN, OWN, READER, World, in_world
 
 
 def test_the_right_password_begins_a_session(tmp_path: Path) -> None:

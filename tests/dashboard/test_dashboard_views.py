@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
-from dashboard_world import OWN, READER, VBUCKETS, World, in_world
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.node.dashboard import live_feed
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
+from headwater.store.search import Search, SearchedBucket, search_changes
 from headwater.store.settling import settle_now
+from support.dashboard_world import OWN, READER, VBUCKETS, World, in_world
 
 OF_BUCKET = ("live", "changes", "documents", "document?key=a", "vbuckets/0", "branches", "streams?connection=a")
 
@@ -90,16 +92,14 @@ def test_changes_come_newest_first_wherever_they_lie(tmp_path: Path) -> None:
     in_world(tmp_path, scenario)
 
 
-def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.node.dashboard import browsing
-
+def test_a_search_stops_at_its_bounds_and_says_so(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.log_in()
         await world.write("old")
         for number in range(20):
             await world.write(f"new-{number}")
-        wanted = browsing.Wanted(rows=10, key_part=b"old", bytes_max=200)
-        found = browsing.search_changes(browsing.Stored.of(world.beer), wanted)
+        wanted = Search(rows=10, key_part=b"old", bytes_max=200, seconds_max=10)
+        found = search_changes(SearchedBucket.of(world.beer), wanted, now_s=time.monotonic)
         assert found.frames == []
         assert not found.is_complete
 

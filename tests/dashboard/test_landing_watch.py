@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from dashboard_world import World, in_world
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.cli.land import LandingMetrics
@@ -18,7 +17,8 @@ from headwater.node.dashboard import landing
 from headwater.node.dashboard.landing import Landings, fetch_landing
 from headwater.node.dashboard.routes import DashboardSettings
 from headwater.spark.landing import LandingStatus
-from node_process import run_serve
+from support.dashboard_world import World, in_world
+from support.node_process import run_serve
 
 
 @contextmanager

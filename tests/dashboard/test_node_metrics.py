@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import httpx
-from dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.cli.land import LandingMetrics
@@ -17,6 +16,7 @@ from headwater.node.dashboard.metrics import KINDS, PREFIX
 from headwater.node.dashboard.routes import DashboardSettings
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.landing import LandingStatus
+from support.dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "docs" / "reference" / "grafana" / "headwater.json"

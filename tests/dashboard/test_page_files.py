@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from dashboard_world import World, in_world
+from support.dashboard_world import World, in_world
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "src" / "headwater" / "dashboard" / "assets"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from doc_blocks import ROOT, Block, blocks_of, run_bash
 from headwater.client.changes import Mutation, Rollback
 from headwater.client.offsets import Offsets
 from headwater.testing.cluster import HeadwaterCluster
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
+from support.doc_blocks import ROOT, Block, blocks_of, run_bash
 
 KEY = "fox"
 

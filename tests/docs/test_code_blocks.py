@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from doc_blocks import (
+from headwater.testing.node import HeadwaterNode
+from headwater.testing.nursery import Nursery
+from support.doc_blocks import (
     LANGUAGES,
     PAGES,
     PASSWORD,
@@ -19,8 +21,6 @@ from doc_blocks import (
     run_python,
     with_node,
 )
-from headwater.testing.node import HeadwaterNode
-from headwater.testing.nursery import Nursery
 
 RUNNING = [page for page in PAGES if any(block.runs_with_node for block in blocks_of(page))]
 

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from doc_blocks import PAGES, Block, blocks_of
+from support.doc_blocks import PAGES, Block, blocks_of
 
 _LABEL = r"[\w ,'()-]+"
 _STATE = r"\[\*\]|[a-z_]+"

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from doc_blocks import PAGES, ROOT
+from support.doc_blocks import PAGES, ROOT
 
 WRITTEN = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
 

@@ -11,8 +11,8 @@ import click
 import pytest
 from handbook.command_sections import all_commands
 
-from doc_blocks import PAGES, ROOT
 from headwater import errors
+from support.doc_blocks import PAGES, ROOT
 
 SOURCE = ROOT / "src" / "headwater"
 _FENCED = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from doc_blocks import ROOT
 from headwater.protocol.features import Opcode
+from support.doc_blocks import ROOT
 
 PAGE = (ROOT / "docs" / "supported-dcp.md").read_text(encoding="utf-8")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 
-from fault_proxy import free_port
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
-from node_process import PASSWORD, USER, StartNode
+from support.fault_proxy import free_port
+from support.node_process import PASSWORD, USER, StartNode
 
 HOST = "127.0.0.1"
 SEEN_PORT = 31210

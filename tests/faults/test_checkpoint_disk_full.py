@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forked import forked
 
 from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.client.checkpoints.sqlite import SqliteCheckpoint
@@ -22,6 +21,7 @@ from headwater.client.offsets import Offsets
 from headwater.errors import CheckpointFailed
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from support.forked import forked
 
 NOBODY = 65534
 

@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from forked import FAILED, forked
 
 from headwater.client.checkpoints import file as file_module
 from headwater.client.checkpoints import sqlite as sqlite_module
@@ -27,6 +26,7 @@ from headwater.client.checkpoints.sqlite import SqliteCheckpoint
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from support.forked import FAILED, forked
 
 SEED = 7
 KILLS = 25

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import forked
 
 from headwater.errors import StoreFull
 from headwater.protocol.features import WITH_COLLECTIONS
@@ -31,6 +30,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine, check_pages
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
 from headwater.store.settling import abandon, flush, roll_back, settle_now
+from support.forked import forked
 
 VBUCKETS = 4
 OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(secrets.randbits(63) + 1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import StatusError, TemporaryFailure
 from headwater.protocol.messages.documents import Set
-from node_process import NodeProcess, StartNode
+from support.node_process import NodeProcess, StartNode
 
 VBUCKETS = 16
 ROUNDS = 400

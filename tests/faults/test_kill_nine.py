@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
 
 from headwater.client.kv_connection import KvConnection
 from headwater.protocol.failover_log import FailoverLog
@@ -21,7 +20,8 @@ from headwater.store.data_format import BucketFacts, VBucketFacts, vbucket_of_ke
 from headwater.store.engine import Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 SEED = 20
 KILLS, SOAK_KILLS = 3, 20

@@ -13,7 +13,7 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.errors import KeyNotFound, StatusError
 from headwater.protocol.messages.documents import Get, GetResponse, Set
 from headwater.protocol.status import Status
-from node_process import NodeProcess, StartNode
+from support.node_process import NodeProcess, StartNode
 
 VBUCKETS = 16
 VALUE = b"x" * 20_000

@@ -10,9 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from acknowledged_writes import exchange, statistics
 
-from certificates import self_signed
 from headwater.client.kv_connection import KvConnection
 from headwater.errors import HeadwaterError
 from headwater.protocol.features import Magic, Opcode
@@ -21,7 +19,9 @@ from headwater.protocol.messages.documents import Get, GetResponse, Set
 from headwater.protocol.messages.session import Hello, Noop, SaslAuth, SaslListMechanisms
 from headwater.protocol.numbers import DEFAULT_COLLECTION, FRAME_BODY_BYTES_MAX
 from headwater.protocol.sasl import PlainLogin
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.acknowledged_writes import exchange, statistics
+from support.certificates import self_signed
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 FEW_VBUCKETS = ("--vbuckets", "16")
 SOON_S = 1.0

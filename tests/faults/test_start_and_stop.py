@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
 
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import Noop
 from headwater.protocol.numbers import DEFAULT_COLLECTION
-from node_process import PASSWORD, USER, NodeProcess, StartNode, run_serve
+from support.acknowledged_writes import PipelinedWriter, WriteHistory, check_history, statistics
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode, run_serve
 
 VBUCKETS = 16
 FEW_VBUCKETS = ("--vbuckets", str(VBUCKETS))

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from acknowledged_writes import statistics
 
-from fault_proxy import free_port
 from headwater.node.node import Node
 from headwater.node.options import NodeOptions
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
-from node_process import PASSWORD, USER, NodeProcess, StartNode, serve_command
+from support.acknowledged_writes import statistics
+from support.fault_proxy import free_port
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode, serve_command
 
 FEW_VBUCKETS = ("--vbuckets", "16")
 WAIT_S_MAX = 60.0

@@ -20,7 +20,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from forked import FAILED, forked
 
 from headwater.errors import StoreError
 from headwater.protocol.manifest import Manifest
@@ -35,6 +34,7 @@ from headwater.store.engine import Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
 from headwater.store.settling import settle_now
+from support.forked import FAILED, forked
 
 PAGE = 4096
 VBUCKETS = 8

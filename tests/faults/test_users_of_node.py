@@ -16,7 +16,7 @@ from headwater.errors import AccessDenied, AuthenticationFailed
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 KIM = "/settings/rbac/users/local/kim"
 FORM = {"password": "violets", "roles": "bucket_full_access[default]"}

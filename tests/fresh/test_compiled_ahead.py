@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER, NodeProcess
 
 
 class Headwater:

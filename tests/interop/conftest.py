@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from couchbase.cluster import Cluster
 from couchbase.collection import Collection
-from sdk_connection import connected
 
-from node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER, NodeProcess
+from support.sdk_connection import connected
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from couchbase.exceptions import (
 from couchbase.management.collections import CollectionManager, CreateCollectionSettings
 from couchbase.options import GetOptions, UpsertOptions
 
-from node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER, NodeProcess
 
 SHORT = timedelta(seconds=1)
 

@@ -23,8 +23,8 @@ from couchbase.exceptions import (
 from couchbase.kv_range_scan import PrefixScan
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, GetOptions, WaitUntilReadyOptions
 
-from certificates import self_signed
-from node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.certificates import self_signed
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 READY_S_MAX = 2.0
 REFUSED_S_MAX = 5.0

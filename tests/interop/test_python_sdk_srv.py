@@ -7,9 +7,9 @@ from couchbase.cluster import Cluster
 from couchbase.options import ClusterOptions
 
 import headwater.blocking
-from dns_server import DnsServer
 from headwater.client.changes import Mutation
-from node_process import PASSWORD, USER, NodeProcess
+from support.dns_server import DnsServer
+from support.node_process import PASSWORD, USER, NodeProcess
 
 NAME = "cb.example.com"
 

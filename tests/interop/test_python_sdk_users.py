@@ -16,9 +16,9 @@ from couchbase.exceptions import (
 )
 from couchbase.management.users import Role, User, UserManager
 from couchbase.options import GetOptions, UpsertOptions
-from sdk_connection import connected
 
-from node_process import NodeProcess
+from support.node_process import NodeProcess
+from support.sdk_connection import connected
 
 SHORT = timedelta(seconds=2)
 PASSWORD = "violets and daisies"

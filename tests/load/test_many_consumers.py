@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checked_streams import CAS, PASSED, SEQNO, VERSION, CheckedStreams, key_of, vbucket_of
-from dcp_consumers import Consumer, Manner, Selection
-from document_writer import DocumentWriter
 
 from headwater.protocol.messages.dcp_streams import StreamFlags
-from node_process import NodeProcess, StartNode
+from support.checked_streams import CAS, PASSED, SEQNO, VERSION, CheckedStreams, key_of, vbucket_of
+from support.dcp_consumers import Consumer, Manner, Selection
+from support.document_writer import DocumentWriter
+from support.node_process import NodeProcess, StartNode
 
 SEED = 4
 MIB = 1024 * 1024

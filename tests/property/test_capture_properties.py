@@ -11,7 +11,6 @@ import dpkt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from message_strategies import any_message
 
 from headwater.cli.frame_view import annotate, json_line, view_dcp_frame, view_upr_frame
 from headwater.errors import CaptureError
@@ -26,6 +25,7 @@ from headwater.protocol.capture import (
 )
 from headwater.protocol.capture.events import Endpoint, Segment, reassemble
 from headwater.protocol.messages.dcp_changes import Mutation
+from support.message_strategies import any_message
 
 CLIENT = Endpoint(b"\x0a\x00\x00\x02", 50000)
 SERVER = Endpoint(b"\x0a\x00\x00\x01", 11210)

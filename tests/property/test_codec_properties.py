@@ -9,10 +9,8 @@ import json
 from typing import Any
 
 import pytest
-from documented_errors import only
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from message_strategies import frame_infos, u8, u16, u32, u64
 
 from headwater.errors import (
     MalformedFrameInfo,
@@ -59,6 +57,8 @@ from headwater.protocol.values import (
     decompressed_bytes,
     encode_xattrs,
 )
+from support.documented_errors import only
+from support.message_strategies import frame_infos, u8, u16, u32, u64
 
 # --- frame infos --------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from documented_errors import only
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from message_strategies import any_message, frame_infos, u8, u16, u32, u64
 
 from headwater.errors import FrameTooLarge, RemoteProtocolError, TruncatedFrame
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Negotiated
@@ -33,6 +31,8 @@ from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
+from support.documented_errors import only
+from support.message_strategies import any_message, frame_infos, u8, u16, u32, u64
 
 
 @st.composite

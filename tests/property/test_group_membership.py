@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from group_world import Action, GroupChecker, RuleBroken, Script, World
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.groups.group_document import GroupDocument
 from headwater.client.groups.lease_member import LeaseMember, ReaderReleased, VBucketState, plan_targets
+from support.group_world import Action, GroupChecker, RuleBroken, Script, World
 
 FAULTS = ("join", "replace", "restart", "kill", "leave", "stall", "pause", "cut")
 

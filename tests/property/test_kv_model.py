@@ -7,7 +7,6 @@ dies and is opened again. The model is written from Couchbase's description and 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,10 +16,6 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "node" / "kv"))
-
-from kv_harness import WITH_COLLECTIONS, Client, Node
 
 from headwater.protocol.features import WITH_COLLECTIONS as STORED_FORM
 from headwater.protocol.frames import decode_frames
@@ -52,6 +47,7 @@ from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.settling import settle_now
+from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 VBUCKETS = 2
 SHORT_LIVED = CollectionId(8)

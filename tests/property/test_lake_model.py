@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
 from headwater.client.offsets import Offsets
 from headwater.lake import change_files, change_rows, data_files, upkeep
 from headwater.lake.commits import begin_batch, commit_batch, merge
@@ -32,7 +31,8 @@ from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.upkeep import join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
-from lake_checks import (
+from support.bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
+from support.lake_checks import (
     Place,
     Row,
     check_documents,
@@ -42,7 +42,7 @@ from lake_checks import (
     place_of,
     table_rows,
 )
-from model_verification import verify_model
+from support.model_verification import verify_model
 
 VBUCKETS = 5
 KEYS = [b"a", b"b", b"c", b"\xff\xfe", b"\\xff"]

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-from documented_errors import only
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from headwater.transfer.json_lines import JsonLines
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.loader import WriteLane
 from headwater.transfer.set_frames import Documents, encode_sets, scan_answers, set_opaques, split_frames, vbuckets_of
+from support.documented_errors import only
 
 u32 = st.integers(0, 2**32 - 1)
 keys = st.binary(min_size=1, max_size=250)

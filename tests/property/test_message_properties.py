@@ -7,11 +7,11 @@ from dataclasses import fields
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import MESSAGE_CLASSES, STRUCTURED, any_message, messages_of, structured_parts
 
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, decode_message
+from support.message_strategies import MESSAGE_CLASSES, STRUCTURED, any_message, messages_of, structured_parts
 
 FIXED_FIELDS: dict[type[Message], set[str]] = {
     # Server-initiated frames have no room for frame infos.

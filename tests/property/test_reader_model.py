@@ -6,11 +6,11 @@ Whatever happens, what the caller was given adds up to what the bucket holds onc
 from __future__ import annotations
 
 import pytest
-from reader_run import VBUCKETS, Run
 
 from headwater.client.read_options import End, ReadOptions
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
+from support.reader_run import VBUCKETS, Run
 
 SEEDS = 200
 SEEDS_A_TEST = 25

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from reader_run import Run
-from reader_steps import arrive, ask, connect, run_of_one_node
-from reader_world import Connection, Stream
 
 from headwater.client.link_pool import CloseConnection, OpenConnection
 from headwater.client.read_options import End, Snapshots
@@ -18,6 +15,9 @@ from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamReque
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
+from support.reader_run import Run
+from support.reader_steps import arrive, ask, connect, run_of_one_node
+from support.reader_world import Connection, Stream
 
 FIRST = VBucketId(0)
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from documented_errors import only
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from headwater.protocol.sasl import (
     best_mechanism,
     derive_credentials,
 )
+from support.documented_errors import only
 
 SALT = b"sixteen bytes ok"
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from reader_run import VBUCKETS, Run
-from reader_steps import arrive, connect, run_of_one_node
 
 from headwater.client.read_options import End
 from headwater.protocol.messages.dcp_streams import GetFailoverLog, StreamRequest
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from support.reader_run import VBUCKETS, Run
+from support.reader_steps import arrive, connect, run_of_one_node
 
 FIRST = VBucketId(0)
 ALL = {VBucketId(vbucket): StreamOffset() for vbucket in range(VBUCKETS)}

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "cli"))
-
-from change_batches import batch_of, document, event, rollback
-
 from headwater.client.changes import changes_of
 from headwater.transfer.change_lines import JsonLines
+from support.change_batches import batch_of, document, event, rollback
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_node import SourceBucket, SparkNode
 
 from headwater.spark.session import start_session
+from support.spark_node import SourceBucket, SparkNode
 
 BUCKETS = 25
 """Of one node, each for one test: each takes a part of the addresses that a process can have."""

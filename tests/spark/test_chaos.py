@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import quantiles
 
 import pytest
-from land_process import LandProcess
-from landed_bucket import check_delivery
-from live_bucket import HotLoad, LiveChecker, LiveWriter
-from spark_node import SourceBucket, SparkNode
 
 from headwater.spark.verification import compare
-from lake_checks import check_no_duplicates, table_rows
+from support.lake_checks import check_no_duplicates, table_rows
+from support.land_process import LandProcess
+from support.landed_bucket import check_delivery
+from support.live_bucket import HotLoad, LiveChecker, LiveWriter
+from support.spark_node import SourceBucket, SparkNode
 
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors, each with a Java machine of its own."""

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from spark_node import SourceBucket
 
 from headwater import spark as headwater_spark
 from headwater.spark.freshness import LagListener, progress_lag
-from node_process import PASSWORD
+from support.node_process import PASSWORD
+from support.spark_node import SourceBucket
 
 TOLD_S_MAX = 60.0
 COLUMNS = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
 
 from headwater.errors import UnknownCollection
 from headwater.spark.verification import compare
-from lake_checks import table_rows
+from support.lake_checks import table_rows
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 ORDERS, ITEMS, OTHER = "shop.orders", "shop.items", "shop.other"
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driven_source import read_batch
-from landed_bucket import NEVER_FRESH
-from live_bucket import LiveChecker, LiveWriter
-from simulated_landing import RunHere, SimulatedLanding, without_spark
-from spark_node import DEFAULT, SourceBucket, SparkNode
 
 from headwater.cli.land import batch_object, status_line
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing import LandingQuery
-from lake_checks import table_rows
+from support.driven_source import read_batch
+from support.lake_checks import table_rows
+from support.landed_bucket import NEVER_FRESH
+from support.live_bucket import LiveChecker, LiveWriter
+from support.simulated_landing import RunHere, SimulatedLanding, without_spark
+from support.spark_node import DEFAULT, SourceBucket, SparkNode
 
 WAIT_S_MAX = 60.0
 BATCHES = 8

@@ -7,14 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from landed_bucket import NEVER_FRESH, LandedBucket
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from spark_node import DEFAULT, SourceBucket
 
 import headwater.spark
 from headwater.errors import InvalidInput
 from headwater.spark.frames import ChangeBatch
+from support.landed_bucket import NEVER_FRESH, LandedBucket
+from support.spark_node import DEFAULT, SourceBucket
 
 VBUCKET = 1
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
 
 from headwater.errors import InvalidInput
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.spark.landing import Landing
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 pytest.importorskip("pyiceberg")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
 
-from fault_proxy import free_port
 from headwater.cli import main
-from node_process import PASSWORD, USER
+from support.fault_proxy import free_port
+from support.node_process import PASSWORD, USER
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 COMMAND_S_MAX = 120.0
 

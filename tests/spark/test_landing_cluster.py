@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from landed_bucket import LandedBucket, key_of
 from pyspark.sql import SparkSession
-from spark_cluster import VBUCKETS, ClusterBucket, SparkCluster
-from spark_node import DEFAULT
 
 from headwater.errors import KeyNotFound
+from support.landed_bucket import LandedBucket, key_of
+from support.spark_cluster import VBUCKETS, ClusterBucket, SparkCluster
+from support.spark_node import DEFAULT
 
 HOTELS = "inventory.hotel"
 ROOMS = "inventory.room"

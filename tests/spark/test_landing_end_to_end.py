@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from landed_bucket import LandedBucket, key_of
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
-from spark_node import DEFAULT, SourceBucket
 
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.documents_merge import MergeRules
@@ -29,7 +27,9 @@ from headwater.spark import executors, landing
 from headwater.spark.executors import SparkRunner
 from headwater.spark.planning import whole_place
 from headwater.spark.task_read import LandShare
-from node_process import PASSWORD, USER
+from support.landed_bucket import LandedBucket, key_of
+from support.node_process import PASSWORD, USER
+from support.spark_node import DEFAULT, SourceBucket
 
 HOTELS = "inventory.hotel"
 ROOMS = "inventory.room"

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkRuntimeError
-from simulated_landing import RunHere, SimulatedLanding, without_spark
-from spark_node import DEFAULT, SourceBucket, SparkNode
 
 from headwater.errors import InvalidInput, LakeInUse, QueryFailed, ReadRolledBack
 from headwater.lake.lake import Lake
 from headwater.spark import landing
 from headwater.spark.landing import FAILURES_MAX, parse_interval_s
 from headwater.spark.task_read import LandShare
-from lake_checks import table_rows
+from support.lake_checks import table_rows
+from support.simulated_landing import RunHere, SimulatedLanding, without_spark
+from support.spark_node import DEFAULT, SourceBucket, SparkNode
 
 EVERY_S = 0.05
 

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from landed_bucket import NEVER_FRESH
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
 
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake
 from headwater.lake.tasks import run_here
 from headwater.lake.upkeep import trim_changes
+from support.landed_bucket import NEVER_FRESH
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 KEYS = 3
 

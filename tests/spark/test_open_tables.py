@@ -12,10 +12,10 @@ import pandas as pd
 import polars as pl
 import pytest
 from deltalake import DeltaTable
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
 
 from headwater.lake.documents_merge import MergeRules
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 VBUCKET = 1
 KEYS = 6

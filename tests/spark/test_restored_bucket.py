@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from landed_bucket import key_of
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import DEFAULT, SourceBucket, SparkNode
 
-from lake_checks import table_rows
+from support.lake_checks import table_rows
+from support.landed_bucket import key_of
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import DEFAULT, SourceBucket, SparkNode
 
 
 @pytest.mark.parametrize("crashes", [False, True], ids=["", "to before a crash"])

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from landed_bucket import ALWAYS_FRESH, NEVER_FRESH
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket, SparkNode
 
 from headwater.lake.documents_merge import MergeRules
+from support.landed_bucket import ALWAYS_FRESH, NEVER_FRESH
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket, SparkNode
 
 SEEDS = 4
 SOAK_SEEDS = range(1000, 1400)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driven_source import DrivenStream, batch_reader, read_batch, rows_of
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from spark_node import SourceBucket, SparkNode
 
 from headwater.client.offsets import Offsets
 from headwater.errors import (
@@ -25,6 +23,8 @@ from headwater.errors import (
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import task_read
+from support.driven_source import DrivenStream, batch_reader, read_batch, rows_of
+from support.spark_node import SourceBucket, SparkNode
 
 VBUCKET = 1
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import httpx
 import pytest
-from landed_bucket import check_delivery
-from spark_node import SourceBucket
 
-from fault_proxy import free_port
 from headwater.spark.verification import compare
-from lake_checks import check_no_duplicates, table_rows
-from node_process import PASSWORD, USER
+from support.fault_proxy import free_port
+from support.lake_checks import check_no_duplicates, table_rows
+from support.landed_bucket import check_delivery
+from support.node_process import PASSWORD, USER
+from support.spark_node import SourceBucket
 
-CLIENT = Path(__file__).with_name("connect_client.py")
+CLIENT = Path(__file__).parents[1] / "support" / "connect_client.py"
 SUBMITTED = """\
 import sys
 from pyspark.sql import SparkSession

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from spark_node import SourceBucket
 
-from doc_blocks import PAGES, Block, blocks_of
-from node_process import PASSWORD, USER
+from support.doc_blocks import PAGES, Block, blocks_of
+from support.node_process import PASSWORD, USER
+from support.spark_node import SourceBucket
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page) if block.need == "spark"]
 

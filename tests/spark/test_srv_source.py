@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
-from spark_node import SourceBucket
 
-from dns_server import DnsServer
+from support.dns_server import DnsServer
+from support.spark_node import SourceBucket
 
 NAME = "cb.example.com"
 

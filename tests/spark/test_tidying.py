@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
+
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 OLD_S = 30 * 24 * 3600
 

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import SourceBucket
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.judging import FindingKind
 from headwater.spark.verification import Verification, compare
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import SourceBucket
 
 VBUCKETS = 4
 PEOPLE = "_default.people"

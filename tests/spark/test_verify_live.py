@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from simulated_landing import SimulatedLanding, without_spark
-from spark_node import DEFAULT, SourceBucket
 
 from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput, UnknownCollection
@@ -27,7 +25,9 @@ from headwater.lake.tasks import Runner, run_here
 from headwater.protocol.numbers import VBucketId
 from headwater.spark import verification
 from headwater.spark.verification import Verification, VerifyTask, compare
-from node_process import PASSWORD, USER
+from support.node_process import PASSWORD, USER
+from support.simulated_landing import SimulatedLanding, without_spark
+from support.spark_node import DEFAULT, SourceBucket
 
 HOTELS = "_default.hotels"
 COMMAND_S_MAX = 120.0

@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from recorded_sessions import RecordedFrame, bytes_literal, hello_features, read_session
 
 from headwater.errors import MalformedMessage
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic
@@ -20,6 +19,7 @@ from headwater.protocol.messages import Message, decode_message
 from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
 from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.numbers import SEQNO_MAX
+from support.recorded_sessions import RecordedFrame, bytes_literal, hello_features, read_session
 
 FRAME_COUNTS = {"4.6.5": 142, "7.0.5": 313}
 CUT_COUNTS = {"4.6.5": 0, "7.0.5": 0}

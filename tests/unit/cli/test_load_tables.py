@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from loading_server import PASSWORD, USER, LoadingCluster
 
 from headwater.cli import main
+from support.loading_server import PASSWORD, USER, LoadingCluster
 
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from peer_server import down, serving
 
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.cluster_map import ClusterMap
@@ -23,6 +22,7 @@ from headwater.errors import HostUnreachable
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
+from support.peer_server import down, serving
 
 
 def new_edge(address: Address, *, from_now: bool = False, **options: float) -> AsyncioEdge:

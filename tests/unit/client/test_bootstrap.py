@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from handshake_peer import PASSWORD, USER, Peer, refused
-from peer_server import Talk, answering, answering_http, down, hanging_up, http_answer, saying, serving, silent
 
-from headwater.client.bootstrap import Bootstrap, bootstrap
+from headwater.client.bootstrap import Bootstrap, KvCluster, bootstrap
 from headwater.client.cluster_map import Network
 from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.kv_connection import Timeouts
@@ -27,14 +26,17 @@ from headwater.errors import (
     NoAnswer,
     NotSupported,
     TemporaryFailure,
+    UnexpectedMessage,
     UnknownBucket,
     WrongProtocol,
 )
-from headwater.protocol.messages.session import GetClusterConfig, SelectBucket
+from headwater.protocol.messages.session import GetClusterConfig, Noop, SelectBucket
 from headwater.protocol.status import Status
-from node_process import PASSWORD as NODE_PASSWORD
-from node_process import USER as NODE_USER
-from node_process import StartNode
+from support.handshake_peer import PASSWORD, USER, Peer, refused
+from support.node_process import PASSWORD as NODE_PASSWORD
+from support.node_process import USER as NODE_USER
+from support.node_process import StartNode
+from support.peer_server import Talk, answering, answering_http, down, hanging_up, http_answer, saying, serving, silent
 
 TERSE = "/pools/default/b/travel"
 
@@ -269,3 +271,69 @@ def test_what_comes_out_of_it_is_a_bootstrap(hosts: ExitStack) -> None:
     found = bootstrap(settings([address]))
     assert isinstance(found, Bootstrap)
     assert [found.cluster_map.active_node(vbucket) for vbucket in range(3)] == [0, 1, 2]
+
+
+# A cluster as a client sees it, by both ways to bootstrap.
+
+
+def cluster_settings(where: str, **options: Any) -> ClientSettings:
+    return ClientSettings.make(f"couchbase://{where}", **{"user": USER, "password": PASSWORD, **options})
+
+
+def cluster_config(*ports: int) -> bytes:
+    nodes = [{"services": {"kv": port}, "hostname": "127.0.0.1"} for port in ports]
+    servers = [f"127.0.0.1:{port}" for port in ports]
+    rows = [[at] for at in range(len(ports))]
+    server_map = {"serverList": servers, "vBucketMap": rows}
+    return json.dumps({"rev": 1, "name": "travel", "nodesExt": nodes, "vBucketServerMap": server_map}).encode()
+
+
+def test_a_cluster_of_one_real_node_by_both_ways(start_node: StartNode) -> None:
+    node = start_node("--bucket", "travel", "--vbuckets", "4")
+    login = {"user": NODE_USER, "password": NODE_PASSWORD}
+    http_host = node.http_url.partition("://")[2]
+    for where in (f"{node.address}/travel", f"{http_host}/travel?bootstrap=http"):
+        cluster = KvCluster(cluster_settings(where, **login))
+        with cluster.connect() as connection:
+            assert connection.address == node.address
+            assert cluster.map_of(connection) == cluster.read_map()
+        cluster.open(node.address).close()
+
+
+def test_over_http_any_node_of_the_map_will_do() -> None:
+    with serving(answering(Peer)) as node:
+        answer = http_answer(cluster_config(down().port, node.port))
+        with serving(answering_http({TERSE: answer}, [])) as manager:
+            cluster = KvCluster(cluster_settings(f"{down()},{manager}/travel?bootstrap=http"))
+            with cluster.connect() as connection:
+                assert connection.address == node
+
+
+def test_over_http_all_nodes_of_the_map_may_be_down() -> None:
+    nodes = (down(), down())
+    answer = http_answer(cluster_config(*(node.port for node in nodes)))
+    with serving(answering_http({TERSE: answer}, [])) as manager:
+        cluster = KvCluster(cluster_settings(f"{manager}/travel?bootstrap=http"))
+        with pytest.raises(HostUnreachable) as raised:
+            cluster.connect()
+    assert all(str(address) in raised.value.reason for address in (manager, *nodes))
+
+
+def test_a_socket_of_its_own_has_nothing_left_in_it() -> None:
+    """Who gets the socket alone would never see what has been received already."""
+    trailing = [b""]
+
+    def talk(sock: socket.socket) -> None:
+        peer = Peer()
+        while data := sock.recv(1 << 16):
+            answers = peer.receive_data(data)
+            if isinstance(peer.seen[-1], GetClusterConfig):
+                answers += trailing[0]
+            sock.sendall(answers)
+
+    with serving(talk) as address:
+        cluster = KvCluster(cluster_settings(f"{address}/travel"))
+        cluster.open(address).close()
+        trailing[0] = Noop().encode()
+        with pytest.raises(UnexpectedMessage, match="more than the answers"):
+            cluster.open(address)

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handshake_peer import CONFIG, PASSWORD, USER, Peer, ok, refused
-from peer_server import answering, down, dripping, hanging_up, saying, serving, silent
 
-from certificates import self_signed
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection, Timeouts, is_loopback
 from headwater.client.settings import ClientSettings, TlsSettings
@@ -48,9 +45,12 @@ from headwater.protocol.messages.session import ClustermapChangeNotification, Ge
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import Mechanism
 from headwater.protocol.status import Status
-from node_process import PASSWORD as NODE_PASSWORD
-from node_process import USER as NODE_USER
-from node_process import StartNode
+from support.certificates import self_signed
+from support.handshake_peer import CONFIG, PASSWORD, USER, Peer, ok, refused
+from support.node_process import PASSWORD as NODE_PASSWORD
+from support.node_process import USER as NODE_USER
+from support.node_process import StartNode
+from support.peer_server import answering, down, dripping, hanging_up, saying, serving, silent
 
 QUICK = Timeouts(connect_s=5.0, answer_s=0.2)
 PATIENT = Timeouts()

@@ -6,8 +6,9 @@ from headwater.client.connection_string import Address
 from headwater.client.dcp_link import DcpLink
 from headwater.client.handshake import ClientHandshake
 from headwater.client.kv_connection import Backoff
-from headwater.client.link_pool import SCOUT, CloseConnection, LinkPool, OpenConnection, Slot
+from headwater.client.link_pool import SCOUT, CloseConnection, LinkPool, OpenConnection, Slot, VBucketWaits
 from headwater.errors import ConnectionFailed
+from headwater.protocol.numbers import VBucketId
 
 A, B = Address("a", 1), Address("b", 2)
 CUT = ConnectionFailed("cut")
@@ -98,3 +99,52 @@ def test_scouts_carry_no_streams() -> None:
     scout = next(iter(pool.slots.values()))
     assert not pool.on_ready(scout)
     assert pool.ready == []
+
+
+# Vbuckets that wait for a stream.
+
+
+ONE, TWO = VBucketId(1), VBucketId(2)
+
+
+def new_waits() -> VBucketWaits:
+    waits = VBucketWaits(Backoff(delay_s_min=1.0, delay_s_max=8.0, random=lambda: 0.0))
+    waits.begin(ONE, now_s=0.0)
+    return waits
+
+
+def test_one_that_is_asked_for_is_not_due_whatever_is_heard_of_it() -> None:
+    waits = new_waits()
+    assert list(waits.due(0.0)) == [ONE]
+    waits.asked(ONE)
+    waits.hurry(ONE, now_s=1.0)
+    assert list(waits.due(1e9)) == []
+
+
+def test_the_delay_grows_with_refusals_and_not_with_what_is_to_be_tried_at_once() -> None:
+    waits = new_waits()
+    waits.again(ONE, CUT, now_s=0.0, at_once=True)
+    assert list(waits.due(0.0)) == [ONE]
+    for due_s in (0.5, 1.0, 2.0):
+        waits.again(ONE, CUT, now_s=0.0, at_once=False)
+        assert list(waits.due(due_s - 0.01)) == []
+        assert list(waits.due(due_s)) == [ONE]
+
+
+def test_news_make_it_due() -> None:
+    waits = new_waits()
+    waits.again(ONE, CUT, now_s=0.0, at_once=False)
+    waits.hurry(ONE, now_s=0.1)
+    waits.hurry(TWO, now_s=0.1)
+    assert list(waits.due(0.1)) == [ONE]
+
+
+def test_patience_ends_for_one_that_waits_on_and_begins_anew_with_a_stream() -> None:
+    waits = new_waits()
+    waits.again(ONE, CUT, now_s=5.0, at_once=False)
+    waits.asked(ONE)
+    assert waits.overdue(10.0, after_s=10.0) is None
+    assert waits.overdue(10.1, after_s=10.0) == (ONE, CUT)
+    waits.end(ONE)
+    waits.again(ONE, None, now_s=10.0, at_once=True)
+    assert waits.overdue(10.1, after_s=10.0) is None

@@ -21,7 +21,7 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
-from node_process import PASSWORD, USER, StartNode
+from support.node_process import PASSWORD, USER, StartNode
 
 A, B, C, D, E = NODES = tuple(Address(f"node{number}", 11210) for number in range(5))
 VB = VBucketId(0)

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
-
-from store_harness import FailingEngine, new_bucket, put
 
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.service import BucketService
@@ -19,6 +13,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention
 from headwater.store.engine import Change, MemoryEngine
 from headwater.store.settling import settle_now
+from support.store_harness import FailingEngine, new_bucket, put
 
 
 class SlowEngine(FailingEngine):

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from store_harness import (
+
+from headwater.errors import LocalProtocolError
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_changes import Deletion, Mutation
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import CollectionId
+from headwater.protocol.system_events import CollectionCreated, CollectionDropped, ScopeCreated, decode_event
+from headwater.protocol.values import Datatype
+from headwater.store.bucket import Bucket
+from headwater.store.settling import settle_now
+from support.store_harness import (
     Clock,
     changes_of,
     check_counts,
@@ -17,16 +27,6 @@ from store_harness import (
     seqnos_of,
     value_of,
 )
-
-from headwater.errors import LocalProtocolError
-from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Deletion, Mutation
-from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import CollectionId
-from headwater.protocol.system_events import CollectionCreated, CollectionDropped, ScopeCreated, decode_event
-from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket
-from headwater.store.settling import settle_now
 
 
 @pytest.fixture

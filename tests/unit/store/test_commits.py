@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from store_harness import changes_of, get, new_bucket, put
 
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.store.commits import PendingCommit
 from headwater.store.data_format import vbucket_key
 from headwater.store.engine import Put, Table
+from support.store_harness import changes_of, get, new_bucket, put
 
 
 def frame(seqno: int, vbucket: int = 0, value: bytes = b"v") -> bytes:

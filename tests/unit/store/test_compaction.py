@@ -7,7 +7,18 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from store_harness import (
+
+from headwater.errors import StoreFull
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import Seqno
+from headwater.store import compaction, settling
+from headwater.store.bucket import Bucket
+from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
+from headwater.store.engine import MemoryEngine
+from headwater.store.receiving import begin_snapshot
+from headwater.store.settling import abandon, roll_back, settle_now
+from support.store_harness import (
     EVERYTHING_KEPT,
     NOTHING_KEPT,
     START_S,
@@ -27,17 +38,6 @@ from store_harness import (
     state_of,
     value_of,
 )
-
-from headwater.errors import StoreFull
-from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Seqno
-from headwater.store import compaction, settling
-from headwater.store.bucket import Bucket
-from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
-from headwater.store.engine import MemoryEngine
-from headwater.store.receiving import begin_snapshot
-from headwater.store.settling import abandon, roll_back, settle_now
 
 LONG = 10**9
 

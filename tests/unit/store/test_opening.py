@@ -8,26 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_harness import (
-    NOTHING_KEPT,
-    SECRET,
-    Clock,
-    FailingEngine,
-    changes_of,
-    check_counts,
-    compact,
-    events_of,
-    facts_of,
-    get,
-    new_bucket,
-    put,
-    remove,
-    reopened,
-    seqnos_of,
-    state_of,
-    stopped_everywhere,
-    value_of,
-)
 
 from headwater.errors import DataDamaged, DataTooNew, StoreFull
 from headwater.protocol.manifest import Manifest
@@ -49,6 +29,26 @@ from headwater.store.engine import Delete, Engine, MemoryEngine, Put, Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 from headwater.store.settling import flush, remove_vbucket, roll_back, settle_now
+from support.store_harness import (
+    NOTHING_KEPT,
+    SECRET,
+    Clock,
+    FailingEngine,
+    changes_of,
+    check_counts,
+    compact,
+    events_of,
+    facts_of,
+    get,
+    new_bucket,
+    put,
+    remove,
+    reopened,
+    seqnos_of,
+    state_of,
+    stopped_everywhere,
+    value_of,
+)
 
 
 def opened(engine: Engine) -> Bucket:

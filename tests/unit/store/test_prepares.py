@@ -7,20 +7,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import pytest
-from store_harness import (
-    EVERYTHING_KEPT,
-    NOTHING_KEPT,
-    Clock,
-    FailingEngine,
-    compact,
-    facts_of,
-    get,
-    new_bucket,
-    put,
-    remove,
-    reopened,
-    value_of,
-)
 
 from headwater.errors import StoreFull
 from headwater.protocol.features import Opcode
@@ -44,6 +30,20 @@ from headwater.store.prepares import (
     put_prepare,
 )
 from headwater.store.settling import abandon, flush, remove_vbucket, remove_vbuckets, roll_back, settle_now
+from support.store_harness import (
+    EVERYTHING_KEPT,
+    NOTHING_KEPT,
+    Clock,
+    FailingEngine,
+    compact,
+    facts_of,
+    get,
+    new_bucket,
+    put,
+    remove,
+    reopened,
+    value_of,
+)
 
 VB = VBucketId(1)
 LEVEL = DurabilityLevel.MAJORITY

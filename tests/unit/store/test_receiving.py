@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from store_harness import Clock
 
 from headwater.errors import MalformedMessage, SnapshotViolation
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
@@ -42,6 +41,7 @@ from headwater.store.receiving import (
 )
 from headwater.store.runs import as_run
 from headwater.store.settling import abandon, roll_back
+from support.store_harness import Clock
 
 VBUCKET = 1
 END = Seqno(100)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from store_harness import (
+
+from headwater.errors import StoreFull
+from headwater.store import settling
+from headwater.store.bucket import Bucket
+from headwater.store.data_format import block_last_seqno, blocks_of
+from headwater.store.engine import MemoryEngine, Put, Table
+from headwater.store.settling import Settling, is_due, settle_now
+from support.store_harness import (
     FailingEngine,
     changes_of,
     check_counts,
@@ -17,13 +24,6 @@ from store_harness import (
     state_of,
     value_of,
 )
-
-from headwater.errors import StoreFull
-from headwater.store import settling
-from headwater.store.bucket import Bucket
-from headwater.store.data_format import block_last_seqno, blocks_of
-from headwater.store.engine import MemoryEngine, Put, Table
-from headwater.store.settling import Settling, is_due, settle_now
 
 TARGET = 1000
 

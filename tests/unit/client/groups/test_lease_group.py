@@ -6,8 +6,6 @@ import asyncio
 import re
 
 import pytest
-from memory_document import ANSWER_S, MemoryDocument
-from virtual_time import run, virtual_clock_s
 
 from headwater.client.groups.lease_group import LEAVE_S_MAX, LeaseGroup, lease_clock_s
 from headwater.client.groups.membership import Assignment, assignments, joined
@@ -23,6 +21,8 @@ from headwater.errors import (
 )
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
+from support.memory_document import ANSWER_S, MemoryDocument
+from support.virtual_time import run, virtual_clock_s
 
 LEASE_S, INTERVAL_S, MARGIN_S = 10.0, 2.0, 3.0
 GIVE_UP_AFTER_S = 60.0

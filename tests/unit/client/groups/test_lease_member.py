@@ -6,12 +6,13 @@ How members do together under faults is shown by simulation, in `tests/property`
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from headwater.client.groups.group_document import SEATS_MAX, GroupDocument, Seat
+from headwater.client.groups.group_document import LEASE_S_MAX, SEATS_MAX, GroupDocument, Seat
 from headwater.client.groups.lease_member import (
     HAND_OVER,
     MEMBER,
@@ -29,8 +30,9 @@ from headwater.client.groups.lease_member import (
     SeatCleared,
     Taken,
     VBucketState,
+    plan_targets,
 )
-from headwater.errors import GroupDocumentInvalid, GroupFull, UnexpectedMessage
+from headwater.errors import GroupDocumentInvalid, GroupFull, InvalidInput, UnexpectedMessage
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.states import Table, all_events, transition
 
@@ -593,3 +595,69 @@ def test_more_members_than_vbuckets_share_what_there_is(shared: Shared) -> None:
             shared.turn(member, START_S + late_s)
             member.release(member.assignment(START_S + late_s).to_release, START_S + late_s)
     assert sorted(len(reading(member, START_S + 6)) for member in members) == [0, 0, 1, 1, 1, 1]
+
+
+# Plans of who is to have what, by example. That they are balanced and move little is shown in `tests/property`.
+
+
+NOBODY = None
+
+
+def test_the_first_member_has_all() -> None:
+    assert plan_targets([NOBODY] * 4, ["a"]) == ("a",) * 4
+
+
+def test_vbuckets_are_dealt_in_turns() -> None:
+    assert plan_targets([NOBODY] * 6, ["c", "a", "b"]) == ("a", "b", "c", "a", "b", "c")
+
+
+def test_without_members_nobody_has_anything() -> None:
+    assert plan_targets(["a", "b"], []) == (None, None)
+
+
+def test_who_comes_gets_some_of_every_node() -> None:
+    """A node has a run of neighbours, so the half that moves must not be a half of the bucket."""
+    plan = plan_targets(["a"] * 8, ["a", "b"])
+    assert plan[:4].count("b") == plan[4:].count("b") == 2
+
+
+def test_who_stays_keeps_all_when_another_goes() -> None:
+    assert plan_targets(["a", "b", "a", "b", "c", "c"], ["a", "c"]) == ("a", "a", "a", "c", "c", "c")
+
+
+def test_who_has_one_more_than_others_keeps_it() -> None:
+    assert plan_targets(["b", "b", "a"], ["a", "b"]) == ("b", "b", "a")
+
+
+def test_the_order_of_the_members_does_not_matter() -> None:
+    assert plan_targets([NOBODY] * 7, ["b", "a"]) == plan_targets([NOBODY] * 7, ["a", "b"])
+
+
+# Times that make no sense are refused.
+
+
+def test_there_is_room_for_lost_heartbeats_unless_told() -> None:
+    terms = LeaseTerms()
+    assert terms.interval_s * 3 <= terms.lease_s
+    assert 0 < terms.busy_interval_s < terms.interval_s
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lease_s", 0),
+        ("lease_s", -1),
+        ("lease_s", LEASE_S_MAX + 1),
+        ("lease_s", math.nan),
+        ("interval_s", 0),
+        ("interval_s", 8),
+        ("interval_s", math.nan),
+        ("margin_s", 0),
+        ("margin_s", math.inf),
+        ("margin_s", math.nan),
+    ],
+)
+def test_times_that_make_no_sense_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidInput, match=name) as caught:
+        LeaseTerms(**{name: value})
+    assert caught.value.hint

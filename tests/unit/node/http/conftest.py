@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_node import OUTSIDE, Client, Node
 
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
+from support.http_node import OUTSIDE, Client, Node
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kv_harness import WITH_COLLECTIONS, Client, Node
+
+from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 
 @pytest.fixture

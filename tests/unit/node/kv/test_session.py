@@ -7,7 +7,6 @@ from dataclasses import replace
 from struct import pack
 
 import pytest
-from kv_harness import FEATURES, PASSWORD, Client, Node
 
 from headwater.errors import BadMagic, FrameTooLarge
 from headwater.node.kv.handlers import HANDLERS
@@ -42,6 +41,7 @@ from headwater.protocol.messages.session import (
 from headwater.protocol.sasl import SCRAM_MECHANISMS, Mechanism, PlainLogin, ScramClient
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
+from support.kv_harness import FEATURES, PASSWORD, Client, Node
 
 PLAIN = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password=PASSWORD).encode())
 WRONG = SaslAuth(key=b"PLAIN", value=PlainLogin(user="admin", password="wrong").encode())

@@ -1,0 +1,532 @@
+"""A checkpoint in the bucket that is read, on a real node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.client.checkpoints.file import CheckpointStore
+from headwater.client.checkpoints.threaded_kv import ThreadedKv
+from headwater.client.checkpoints.xattrs import (
+    ATTEMPTS_MAX,
+    GROUP_BYTES_MAX,
+    KEY_PREFIX,
+    XATTR,
+    XattrCheckpoint,
+    checkpoint_key,
+)
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.kv_connection import FEATURES, KvConnection
+from headwater.client.offsets import Offsets
+from headwater.client.settings import ClientSettings
+from headwater.errors import (
+    CheckpointFailed,
+    CheckpointInUse,
+    CheckpointOfOtherBucket,
+    ConnectionFailed,
+    InvalidInput,
+    InvalidOffsets,
+    StatusError,
+)
+from headwater.protocol.features import Feature
+from headwater.protocol.messages import Request, Response
+from headwater.protocol.messages.documents import Delete, Get, GetResponse, Set, StoreResponse
+from headwater.protocol.messages.subdocument import PathFlags, SubdocDelete, SubdocDictUpsert, SubdocGet, SubdocResponse
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
+from headwater.protocol.snapshots import StreamOffset
+from support.checkpoint_samples import VBUCKETS, offset_at, offsets_at, run, settings_for
+from support.node_process import PASSWORD, USER, NodeProcess
+
+
+class Checkpoints:
+    """Stores of one group on one node, each as a process of its own would have it."""
+
+    def __init__(self, node: NodeProcess, group: str) -> None:
+        self.node = node
+        self.group = group
+        self.uuid = run(ThreadedKv(settings_for(node)).cluster_map()).uuid
+
+    def new(self, **options: Any) -> XattrCheckpoint:
+        return XattrCheckpoint(ThreadedKv(settings_for(self.node)), group=self.group, **options)
+
+    def at(self, seqno: int, vbuckets: Iterable[int] = range(VBUCKETS)) -> Offsets:
+        return Offsets(self.uuid, {VBucketId(vbucket): offset_at(seqno) for vbucket in vbuckets})
+
+    def saved(self) -> Offsets | None:
+        """What any other reader would load."""
+        return together(self.new(), lambda store: store.load())
+
+    def key(self, vbucket: int) -> bytes:
+        return checkpoint_key(self.group, VBucketId(vbucket), VBUCKETS)
+
+    def document(self, vbucket: int) -> dict[str, Any]:
+        """What a request needs to be about a vbucket's document."""
+        return {"vbucket": VBucketId(vbucket), "collection_id": DEFAULT_COLLECTION, "key": self.key(vbucket)}
+
+    def set_xattr(self, vbucket: int, value: bytes) -> None:
+        with self.node.connect() as connection:
+            connection.request(
+                SubdocDictUpsert(flags=PathFlags.XATTR, path=XATTR, new_value=value, **self.document(vbucket))
+            )
+
+
+def together(store: XattrCheckpoint, *calls: Callable[[XattrCheckpoint], Coroutine[Any, Any, Any]]) -> Any:
+    """Call a store several times and close it. Gives what the last call has given."""
+
+    async def call_all() -> Any:
+        try:
+            for call in calls:
+                given = await call(store)
+            return given
+        finally:
+            await store.close()
+
+    return run(call_all())
+
+
+@pytest.fixture
+def checkpoints(checkpoint_node: NodeProcess, request: pytest.FixtureRequest) -> Checkpoints:
+    return Checkpoints(checkpoint_node, request.node.name.replace(":", "_").replace(" ", "_")[:GROUP_BYTES_MAX])
+
+
+# --- saving and loading -------------------------------------------------------------------------------------------
+
+
+def test_nothing_was_saved_yet(checkpoints: Checkpoints) -> None:
+    assert checkpoints.saved() is None
+
+
+def test_what_was_saved_last_is_loaded(checkpoints: Checkpoints) -> None:
+    store: CheckpointStore = checkpoints.new()
+
+    async def save_some() -> None:
+        for seqno in (5, 9, 3):
+            await store.save(checkpoints.at(seqno))
+        assert await store.load() == checkpoints.at(3)
+        await store.close()
+        assert await store.load() == checkpoints.at(3)
+        await store.close()
+
+    run(save_some())
+    assert checkpoints.saved() == checkpoints.at(3)
+
+
+def test_the_layout_of_a_document(checkpoints: Checkpoints) -> None:
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(7)))
+    with checkpoints.node.connect() as connection:
+        body = connection.request(Get(**checkpoints.document(5)))
+        xattr = connection.request(SubdocGet(flags=PathFlags.XATTR, path=XATTR, **checkpoints.document(5)))
+    assert isinstance(body, GetResponse)
+    assert body.value == b"{}"
+    assert isinstance(xattr, SubdocResponse)
+    stored = json.loads(xattr.value)
+    assert stored.keys() == {"writer", "checkpoint"}
+    assert stored["checkpoint"] == json.loads(checkpoints.at(7, [5]).to_json())
+    assert checkpoints.key(5).startswith(KEY_PREFIX)
+
+
+def test_members_of_a_group_save_their_own_vbuckets(checkpoints: Checkpoints) -> None:
+    even, odd = range(0, VBUCKETS, 2), range(1, VBUCKETS, 2)
+    first, second = checkpoints.new(), checkpoints.new()
+
+    async def save_in_turns() -> None:
+        for store in (first, second):
+            assert await store.load() is None
+        for seqno in range(1, 6):
+            await first.save(checkpoints.at(seqno, even))
+            await second.save(checkpoints.at(seqno * 10, odd))
+        assert await first.load(map(VBucketId, odd)) == checkpoints.at(50, odd)
+        for store in (first, second):
+            await store.close()
+
+    run(save_in_turns())
+    assert checkpoints.saved() == checkpoints.at(5, even).updated(checkpoints.at(50, odd).offsets)
+
+
+def test_some_vbuckets_can_be_loaded(checkpoints: Checkpoints) -> None:
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(7, [1, 2, 3])))
+    assert together(checkpoints.new(), lambda store: store.load([VBucketId(2), VBucketId(9)])) == checkpoints.at(7, [2])
+    assert together(checkpoints.new(), lambda store: store.load([VBucketId(9)])) is None
+
+
+def test_groups_are_apart(checkpoints: Checkpoints) -> None:
+    other = Checkpoints(checkpoints.node, checkpoints.group + "-2")
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(7)))
+    assert other.saved() is None
+
+
+@pytest.mark.parametrize("group", ["", "a b", "a:b", "a\0", "\ud800", "x" * (GROUP_BYTES_MAX + 1)])
+def test_groups_that_have_no_name(checkpoints: Checkpoints, group: str) -> None:
+    checkpoints.group = group
+    with pytest.raises(InvalidInput) as raised:
+        checkpoints.new()
+    assert raised.value.hint
+
+
+def test_a_vbucket_that_the_bucket_does_not_have(checkpoints: Checkpoints) -> None:
+    with pytest.raises(InvalidOffsets, match=f"there is no vbucket {VBUCKETS}"):
+        together(checkpoints.new(), lambda store: store.save(checkpoints.at(7, [VBUCKETS])))
+
+
+def test_offsets_of_another_bucket_are_not_saved(checkpoints: Checkpoints) -> None:
+    with pytest.raises(CheckpointOfOtherBucket):
+        together(checkpoints.new(), lambda store: store.save(offsets_at(7)))
+    assert checkpoints.saved() is None
+
+
+# --- what is written, and what is not -----------------------------------------------------------------------------
+
+
+class CountingKv(ThreadedKv):
+    """Counts the writes, and loses the answers to some of them after the node has carried them out."""
+
+    def __init__(self, settings: ClientSettings, *, lost: int = 0) -> None:
+        super().__init__(settings)
+        self.written: list[int] = []
+        self.lost = lost
+
+    async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
+        answers = await super().request(requests)
+        writes = [request.vbucket for request in requests if isinstance(request, SubdocDictUpsert)]
+        self.written += writes
+        if writes and self.lost:
+            self.lost -= 1
+            raise ConnectionFailed("the answer is lost", hint="Try again")
+        return answers
+
+
+def test_only_what_has_moved_is_written(checkpoints: Checkpoints) -> None:
+    kv = CountingKv(settings_for(checkpoints.node))
+    store = XattrCheckpoint(kv, group=checkpoints.group)
+    moved = checkpoints.at(5).with_offset(VBucketId(3), offset_at(6))
+    unread = checkpoints.at(5, range(1, VBUCKETS)).with_offset(VBucketId(0), StreamOffset())
+
+    async def save_some() -> None:
+        await store.save(unread)
+        assert kv.written == list(range(1, VBUCKETS))
+        await store.save(unread)
+        assert len(kv.written) == VBUCKETS - 1
+        kv.written.clear()
+        await store.save(moved)
+        assert kv.written == [0, 3]
+        await store.load()
+        await store.save(moved)
+        assert kv.written == [0, 3]
+        await store.close()
+
+    run(save_some())
+    assert checkpoints.saved() == moved
+
+
+class Reader:
+    """Reads a bucket as far as it goes, without looking at what it gets."""
+
+    def __init__(self, node: NodeProcess, uuid: str) -> None:
+        self.node = node
+        self.uuid = uuid
+        self.vbuuids: dict[VBucketId, Any] = {}
+
+    def write(self, connection: KvConnection, vbucket: int) -> None:
+        """A change by somebody else."""
+        answer = connection.request(
+            Set(vbucket=VBucketId(vbucket), collection_id=DEFAULT_COLLECTION, key=b"key", value=b"1")
+        )
+        assert isinstance(answer, StoreResponse)
+        self.vbuuids[VBucketId(vbucket)] = answer.vbuuid
+
+    def offsets(self, connection: KvConnection) -> Offsets:
+        answer = connection.request(GetAllVbSeqnos())
+        assert isinstance(answer, GetAllVbSeqnosResponse)
+        return Offsets(
+            self.uuid,
+            {
+                vbucket: offset_at(seqno, vbuuid=self.vbuuids[vbucket])
+                for vbucket, seqno in ((entry.vbucket, entry.seqno) for entry in answer.seqnos)
+                if vbucket in self.vbuuids
+            },
+        )
+
+
+def test_a_bucket_that_nobody_writes_to_comes_to_rest(checkpoints: Checkpoints) -> None:
+    """Every save is a change that the reader gets. If it were saved again, that would never end."""
+    kv = CountingKv(settings_for(checkpoints.node))
+    store = XattrCheckpoint(kv, group=checkpoints.group)
+    reader = Reader(checkpoints.node, checkpoints.uuid)
+    login = settings_for(checkpoints.node, features=(*FEATURES, Feature.MUTATION_SEQNO)).login()
+
+    async def save_and_rest() -> None:
+        with KvConnection.open(checkpoints.node.address, login) as connection:
+            for vbucket in range(VBUCKETS):
+                reader.write(connection, vbucket)
+            await store.save(reader.offsets(connection))
+            assert len(kv.written) == VBUCKETS
+            for _ in range(3):
+                await store.save(reader.offsets(connection))
+            assert len(kv.written) == VBUCKETS
+            # Somebody else's change is saved, and so are two that came before our own was seen.
+            reader.write(connection, 4)
+            await store.save(reader.offsets(connection))
+            reader.write(connection, 5)
+            reader.write(connection, 5)
+            await store.save(reader.offsets(connection))
+            assert kv.written[VBUCKETS:] == [4, 5]
+            last = reader.offsets(connection)
+            await store.save(last)
+            assert kv.written[VBUCKETS:] == [4, 5]
+        await store.close()
+
+    run(save_and_rest())
+
+
+@pytest.mark.parametrize("is_save_seen", [False, True])
+def test_a_change_between_the_offset_and_our_own_save_is_saved(checkpoints: Checkpoints, is_save_seen: bool) -> None:
+    """Whether the reader comes to that change alone, or by now to the save as well."""
+    kv = CountingKv(settings_for(checkpoints.node))
+    store = XattrCheckpoint(kv, group=checkpoints.group)
+    reader = Reader(checkpoints.node, checkpoints.uuid)
+    login = settings_for(checkpoints.node, features=(*FEATURES, Feature.MUTATION_SEQNO)).login()
+
+    async def save_late() -> None:
+        with KvConnection.open(checkpoints.node.address, login) as connection:
+            reader.write(connection, 2)
+            before = reader.offsets(connection)
+            reader.write(connection, 2)
+            between = reader.offsets(connection)
+            await store.save(before)
+            await store.save(reader.offsets(connection) if is_save_seen else between)
+            assert kv.written == [2, 2]
+        await store.close()
+
+    run(save_late())
+
+
+# --- two readers --------------------------------------------------------------------------------------------------
+
+
+def test_the_second_to_save_is_refused(checkpoints: Checkpoints) -> None:
+    first, second = checkpoints.new(), checkpoints.new()
+
+    async def save_both() -> None:
+        for store in (first, second):
+            assert await store.load() is None
+        await first.save(checkpoints.at(6))
+        with pytest.raises(CheckpointInUse) as raised:
+            await second.save(checkpoints.at(7))
+        assert raised.value.hint
+        await first.save(checkpoints.at(8))
+        for store in (first, second):
+            await store.close()
+
+    run(save_both())
+    assert checkpoints.saved() == checkpoints.at(8)
+
+
+def test_a_reader_that_another_has_taken_over_from_is_refused(checkpoints: Checkpoints) -> None:
+    old, new = checkpoints.new(), checkpoints.new()
+
+    async def take_over() -> None:
+        await old.save(checkpoints.at(5))
+        assert await new.load() == checkpoints.at(5)
+        await new.save(checkpoints.at(6, [3]))
+        with pytest.raises(CheckpointInUse, match="vbucket 3"):
+            await old.save(checkpoints.at(7))
+        assert await old.load([VBucketId(3)]) == checkpoints.at(6, [3])
+        await old.save(checkpoints.at(8, [3]))
+        for store in (old, new):
+            await store.close()
+
+    run(take_over())
+
+
+def test_one_that_was_loaded_before_a_save_of_its_owner_is_not_taken_over(checkpoints: Checkpoints) -> None:
+    owner, late = checkpoints.new(), checkpoints.new()
+
+    async def come_late() -> None:
+        await owner.save(checkpoints.at(5))
+        await late.load()
+        await owner.save(checkpoints.at(6))
+        with pytest.raises(CheckpointInUse):
+            await late.save(checkpoints.at(7))
+        for store in (owner, late):
+            await store.close()
+
+    run(come_late())
+    assert checkpoints.saved() == checkpoints.at(6)
+
+
+# --- changes that are no other reader's ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, 5], ids=["the first save", "a later save"])
+def test_a_save_whose_answer_was_lost(checkpoints: Checkpoints, before: int | None) -> None:
+    kv = CountingKv(settings_for(checkpoints.node))
+    store = XattrCheckpoint(kv, group=checkpoints.group)
+
+    async def lose_an_answer() -> None:
+        if before is not None:
+            await store.save(checkpoints.at(before))
+        kv.lost = 1
+        with pytest.raises(CheckpointFailed, match="the answer is lost"):
+            await store.save(checkpoints.at(6))
+        await store.save(checkpoints.at(7))
+        await store.close()
+
+    run(lose_an_answer())
+    assert checkpoints.saved() == checkpoints.at(7)
+
+
+def test_a_document_that_was_deleted_is_made_again(checkpoints: Checkpoints) -> None:
+    store = checkpoints.new()
+
+    async def delete_one() -> None:
+        await store.save(checkpoints.at(5))
+        with checkpoints.node.connect() as connection:
+            connection.request(Delete(**checkpoints.document(3)))
+        await store.save(checkpoints.at(6))
+        await store.close()
+
+    run(delete_one())
+    assert checkpoints.saved() == checkpoints.at(6)
+
+
+def test_a_document_that_was_changed_in_another_part(checkpoints: Checkpoints) -> None:
+    store = checkpoints.new()
+
+    def touch() -> None:
+        with checkpoints.node.connect() as connection:
+            connection.request(SubdocDictUpsert(path=b"note", new_value=b'"mine"', **checkpoints.document(3)))
+
+    async def change_the_body() -> None:
+        await store.save(checkpoints.at(5))
+        touch()
+        await store.save(checkpoints.at(6))
+        await store.close()
+        # Also where it was another process that saved it.
+        await store.load()
+        touch()
+        await store.save(checkpoints.at(7))
+        await store.close()
+
+    run(change_the_body())
+    assert checkpoints.saved() == checkpoints.at(7)
+
+
+def test_a_document_that_never_stays_the_same(checkpoints: Checkpoints) -> None:
+    """Each time it is looked at again it has changed once more. That ends, too."""
+
+    class Meddling(CountingKv):
+        async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
+            if any(isinstance(request, SubdocDictUpsert) for request in requests):
+                with checkpoints.node.connect() as connection:
+                    connection.request(SubdocDictUpsert(path=b"note", new_value=b"1", **checkpoints.document(3)))
+            return await super().request(requests)
+
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
+    kv = Meddling(settings_for(checkpoints.node))
+    with pytest.raises(CheckpointInUse, match="vbucket 3"):
+        together(XattrCheckpoint(kv, group=checkpoints.group), lambda store: store.save(checkpoints.at(6)))
+    assert kv.written[VBUCKETS:] == [3] * (ATTEMPTS_MAX - 1)
+    assert checkpoints.saved() == checkpoints.at(6).with_offset(VBucketId(3), offset_at(5))
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"1",
+        b"{}",
+        b'{"writer":"x"}',
+        b'{"writer":"x","checkpoint":{}}',
+        b'{"writer":"x","checkpoint":"\xc3\xa9"}',
+        b"[]",
+    ],
+)
+def test_a_damaged_document_is_an_error(checkpoints: Checkpoints, value: bytes) -> None:
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
+    checkpoints.set_xattr(3, value)
+    for call in (lambda store: store.load(), lambda store: store.save(checkpoints.at(6))):
+        with pytest.raises(CheckpointFailed) as raised:
+            together(checkpoints.new(), call)
+        assert f"the checkpoint in document {checkpoints.key(3).decode()!r} is damaged" in raised.value.reason
+        assert "delete the document" in raised.value.hint
+
+
+def test_a_document_without_the_attribute_is_an_error(checkpoints: Checkpoints) -> None:
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
+    with checkpoints.node.connect() as connection:
+        connection.request(SubdocDelete(flags=PathFlags.XATTR, path=XATTR, **checkpoints.document(3)))
+    with pytest.raises(CheckpointFailed, match="the attribute is missing"):
+        checkpoints.saved()
+
+
+def test_a_document_of_another_vbucket_is_an_error(checkpoints: Checkpoints) -> None:
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
+    other = checkpoints.at(5, [4]).to_json().encode()
+    checkpoints.set_xattr(3, b'{"writer":"x","checkpoint":%s}' % other)
+    with pytest.raises(CheckpointFailed, match="of another vbucket"):
+        checkpoints.saved()
+
+
+def test_a_document_that_came_from_another_bucket(checkpoints: Checkpoints) -> None:
+    """By a backup, or by replication between clusters."""
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
+    other = Offsets("another", checkpoints.at(5, [3]).offsets).to_json().encode()
+    checkpoints.set_xattr(3, b'{"writer":"x","checkpoint":%s}' % other)
+    with pytest.raises(CheckpointOfOtherBucket):
+        checkpoints.saved()
+
+
+def test_a_newer_version_says_so(checkpoints: Checkpoints) -> None:
+    together(checkpoints.new(), lambda store: store.save(checkpoints.at(5)))
+    checkpoints.set_xattr(3, b'{"writer":"x","checkpoint":{"version":2}}')
+    with pytest.raises(CheckpointFailed, match="version 2") as raised:
+        checkpoints.saved()
+    assert "newer" in raised.value.hint
+
+
+# --- collections --------------------------------------------------------------------------------------------------
+
+
+def test_a_collection_of_its_own(checkpoints: Checkpoints) -> None:
+    url = f"{checkpoints.node.http_url}/pools/default/buckets/default/scopes/_default/collections"
+    httpx.post(url, data={"name": "checkpoints"}, auth=(USER, PASSWORD)).raise_for_status()
+    save, load = (lambda store: store.save(checkpoints.at(5))), (lambda store: store.load())
+    together(checkpoints.new(collection="_default.checkpoints"), save)
+    assert checkpoints.saved() is None
+    assert together(checkpoints.new(collection="_default.checkpoints"), load) == checkpoints.at(5)
+
+
+def test_no_such_collection(checkpoints: Checkpoints) -> None:
+    store = checkpoints.new(collection="_default.nowhere")
+    with pytest.raises(CheckpointFailed, match="can't be reached") as raised:
+        together(store, lambda store: store.load())
+    assert raised.value.hint
+
+
+def test_a_port_that_knows_no_collections(checkpoints: Checkpoints) -> None:
+    old = tuple(feature for feature in FEATURES if feature is not Feature.COLLECTIONS)
+    kv = ThreadedKv(settings_for(checkpoints.node, features=old))
+    store = XattrCheckpoint(kv, group=checkpoints.group)
+    together(store, lambda store: store.save(checkpoints.at(5)))
+    assert checkpoints.saved() == checkpoints.at(5)
+    with pytest.raises(CheckpointFailed, match="no collections"):
+        together(XattrCheckpoint(kv, group="g", collection="_default.some"), lambda store: store.load())
+
+
+def test_the_default_collection_has_its_id(checkpoints: Checkpoints) -> None:
+    kv = ThreadedKv(settings_for(checkpoints.node))
+
+    async def ask() -> tuple[CollectionId | None, CollectionId | None, ClusterMap]:
+        return await kv.collection_id(None), await kv.collection_id("_default._default"), await kv.cluster_map()
+
+    unnamed, named, cluster_map = run(ask())
+    run(kv.close())
+    assert unnamed == named == DEFAULT_COLLECTION
+    assert cluster_map.vbuckets == VBUCKETS

@@ -1,0 +1,105 @@
+"""However much there is to read, and however slowly it is taken, a client holds a bounded part of it, in few files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.node_process import PASSWORD, USER, NodeProcess
+
+MB = 1_000_000
+DRAIN_S_MAX = 300.0
+SMALL_DOCUMENTS = 500
+INTERLEAVED_DOCUMENTS = 50_000
+FILES_MAX = 200
+TESTS = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    documents: int
+    value_bytes: int
+    vbuckets: int
+    grown_bytes_max: int
+
+    def __str__(self) -> str:
+        return f"{self.documents} documents of {self.value_bytes} bytes in {self.vbuckets} vbuckets"
+
+
+FEW_LARGE_SNAPSHOTS = Data(documents=100_000, value_bytes=2000, vbuckets=2, grown_bytes_max=100 * MB)
+"""Each is larger than what may be held of snapshots in memory."""
+MANY_SMALL_SNAPSHOTS = Data(documents=1_000_000, value_bytes=1000, vbuckets=1024, grown_bytes_max=200 * MB)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[FEW_LARGE_SNAPSHOTS, pytest.param(MANY_SMALL_SNAPSHOTS, marks=pytest.mark.soak)],
+    ids=str,
+)
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[NodeProcess, Data]]:
+    """A node with two buckets: `small` has a few documents."""
+    data: Data = request.param
+    folder = tmp_path_factory.mktemp("memory") / "data"
+    with NodeProcess(folder, "--vbuckets", str(data.vbuckets), "--bucket", "default", "--bucket", "small") as node:
+        node.start()
+        load(node, "small", SMALL_DOCUMENTS, data.value_bytes)
+        load(node, "default", data.documents, data.value_bytes)
+        yield node, data
+
+
+def load(node: NodeProcess, bucket: str, documents: int, value_bytes: int) -> None:
+    what = ("--generate", str(documents), "--value-bytes", str(value_bytes))
+    run("-m", "headwater", "load", f"{node.url}/{bucket}", *what, "--user", USER, "--password", PASSWORD)
+
+
+def run(*arguments: str) -> str:
+    """A Python process; returns what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True, text=True, timeout=DRAIN_S_MAX, check=False, env=environment,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def drain(*arguments: str) -> dict[str, Any]:
+    """What the process that reads tells."""
+    told: dict[str, Any] = json.loads(run("-m", "support.draining_process", *arguments))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("client", "speed"),
+    [("asyncio", "fast"), ("asyncio", "stopped"), ("blocking", "slow"), ("blocking", "stopped")],
+)
+def test_memory_is_bounded(loaded: tuple[NodeProcess, Data], client: str, speed: str) -> None:
+    node, data = loaded
+    told = drain("memory", f"{node.url}/small", f"{node.url}/default", client, speed)
+    print(
+        f"{client}, {speed}: {told['grown_bytes'] / MB:.0f} MB more, {told['batches']} batches, {told['took_s']:.1f} s"
+    )
+    assert told["rows"] == data.documents
+    assert told["grown_bytes"] < data.grown_bytes_max
+
+
+def test_files_are_few(tmp_path: Path) -> None:
+    """Snapshots too large for memory may come interleaved, from many vbuckets, to a process that may open few files.
+
+    A small window makes the node take turns, as other servers do with any.
+    """
+    with NodeProcess(tmp_path / "data", "--vbuckets", "1024") as node:
+        node.start()
+        load(node, "default", INTERLEAVED_DOCUMENTS, 100)
+        told = drain("few-files", f"{node.url}/default", str(FILES_MAX))
+    assert told["rows"] == INTERLEAVED_DOCUMENTS

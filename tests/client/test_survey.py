@@ -1,0 +1,58 @@
+"""How far every vbucket is, asked of a real node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headwater.client.settings import ClientSettings
+from headwater.client.survey import Surveyor
+from headwater.errors import HeadwaterError
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.numbers import CollectionId, VBucketId
+from support.node_process import PASSWORD, USER, NodeProcess
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with NodeProcess(tmp_path_factory.mktemp("survey") / "data", "--vbuckets", "4") as node:
+        yield node.start()
+
+
+def surveyor_of(node: NodeProcess) -> Surveyor:
+    return Surveyor(ClientSettings.make(f"{node.url}/default", user=USER, password=PASSWORD, tls=None))
+
+
+def test_every_vbucket_tells_how_far_it_is_and_on_which_branch(node: NodeProcess) -> None:
+    with node.connect() as connection, surveyor_of(node) as surveyor:
+        before = surveyor.survey()
+        assert sorted(before) == [0, 1, 2, 3]
+        connection.request(Set(vbucket=VBucketId(2), key=b"k", collection_id=CollectionId(0), value=b"{}"))
+        after = surveyor.survey([VBucketId(2)])
+        assert list(after) == [2]
+        assert after[VBucketId(2)].high_seqno == before[VBucketId(2)].high_seqno + 1
+        assert after[VBucketId(2)].failover_log == before[VBucketId(2)].failover_log
+
+
+def test_after_a_failure_no_old_answer_is_taken_for_a_new_one(
+    node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(value: bytes) -> None:
+        raise HeadwaterError("an answer that can't be read")
+
+    with surveyor_of(node) as surveyor:
+        expected = surveyor.survey()
+        with monkeypatch.context() as patch:
+            patch.setattr("headwater.client.survey.decode_failover_log", refuse)
+            with pytest.raises(HeadwaterError, match="can't be read"):
+                surveyor.survey()
+        assert surveyor.survey() == expected
+
+
+def test_a_node_that_comes_back_is_found_again(node: NodeProcess) -> None:
+    with surveyor_of(node) as surveyor:
+        expected = surveyor.survey()
+        for connection in surveyor._connections.values():
+            connection.sock.shutdown(2)
+        assert surveyor.survey() == expected

@@ -1,0 +1,152 @@
+"""Real nodes in the process of the test, on real sockets and disks: as many as wanted, and ready at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.client.connection_string import Address
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import Login
+from headwater.cluster.coordinator import Coordinator
+from headwater.errors import HeadwaterError, KeyNotFound
+from headwater.node.membership import PEER_FEATURES
+from headwater.node.node import Node
+from headwater.node.node_folder import Surroundings
+from headwater.node.options import NodeOptions
+from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.messages.documents import Get, Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION
+from support.fault_proxy import free_port
+from support.node_process import PASSWORD, USER
+
+VBUCKETS = 8
+LOGIN = Login(credentials=Credentials(USER, PASSWORD), bucket="default", features=PEER_FEATURES)
+
+
+class InProcessNodes:
+    """Nodes that are stopped and started by their numbers."""
+
+    def __init__(self, folder: Path, *, login: Login = LOGIN) -> None:
+        self._folder = folder
+        self.login = login
+        self._options: list[NodeOptions] = []
+        self.running: dict[int, Node] = {}
+
+    async def start_new(
+        self, *, vbuckets: int = VBUCKETS, bare: bool = False, certificate: tuple[Path, Path] | None = None
+    ) -> int:
+        number = len(self._options)
+        self._options.append(
+            NodeOptions(
+                data=self._folder / f"node-{number}",
+                port=free_port(),
+                vbuckets=vbuckets,
+                bare=bare,
+                user=USER,
+                password=PASSWORD,
+                tls_cert=None if certificate is None else certificate[0],
+                tls_key=None if certificate is None else certificate[1],
+            )
+        )
+        await self.start(number)
+        return number
+
+    async def start(self, number: int) -> Node:
+        node = Node(self._options[number], Surroundings(serves_http=False))
+        await node.start()
+        self.running[number] = node
+        return node
+
+    async def stop(self, number: int) -> None:
+        await self.running.pop(number).stop()
+
+    async def stop_all(self) -> None:
+        for number in list(self.running):
+            await self.stop(number)
+
+    def address(self, number: int) -> Address:
+        port = self._options[number].port
+        assert port is not None
+        return Address("127.0.0.1", port)
+
+    def name(self, number: int) -> str:
+        return str(self.address(number))
+
+    @asynccontextmanager
+    async def coordinator(self, *seeds: int) -> AsyncIterator[Coordinator]:
+        coordinator = Coordinator([self.address(seed) for seed in seeds or (0,)], self.login)
+        try:
+            yield coordinator
+        finally:
+            coordinator.close()
+
+    # --- documents ------------------------------------------------------------------------------------------------
+
+    async def store(self, documents: Iterable[bytes]) -> None:
+        """Write to whichever node takes it."""
+        wanted = list(documents)
+        assert await self.try_to_store(wanted) == wanted
+
+    async def try_to_store(self, documents: Iterable[bytes]) -> list[bytes]:
+        """The same, and returns what was taken."""
+        taken = []
+        connections = [await PeerConnection.open(self.address(number), self.login) for number in self.running]
+        for key in documents:
+            for connection in connections:
+                try:
+                    await connection.request(_set(key))
+                    taken.append(key)
+                    break
+                except HeadwaterError:
+                    continue
+        for connection in connections:
+            connection.close()
+        return taken
+
+    async def found(self, documents: Iterable[bytes]) -> list[bytes]:
+        """Those of the documents that a node gives as their active one."""
+        connections = [await PeerConnection.open(self.address(number), self.login) for number in self.running]
+        found = []
+        for key in documents:
+            for connection in connections:
+                try:
+                    await connection.request(Get(**_place(key)))
+                    found.append(key)
+                    break
+                except KeyNotFound:
+                    break
+                except HeadwaterError:
+                    continue
+        for connection in connections:
+            connection.close()
+        return found
+
+    def copies(self, vbucket: int) -> dict[int, str]:
+        """The state of a vbucket on each of the nodes."""
+        states = {
+            number: node.bucket_service("default").bucket.vbuckets.state(vbucket)
+            for number, node in self.running.items()
+        }
+        return {number: state.name.lower() for number, state in states.items() if state is not None}
+
+
+def _place(key: bytes) -> dict[str, object]:
+    return {"vbucket": vbucket_of(key, VBUCKETS), "collection_id": DEFAULT_COLLECTION, "key": key}
+
+
+def _set(key: bytes) -> Set:
+    return Set(value=b'{"a": 1}', **_place(key))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def in_process(folder: Path, count: int) -> AsyncIterator[InProcessNodes]:
+    nodes = InProcessNodes(folder)
+    try:
+        for _ in range(count):
+            await nodes.start_new()
+        yield nodes
+    finally:
+        await nodes.stop_all()

@@ -1,0 +1,204 @@
+"""Takes the pictures of the dashboard that the documentation shows: a real cluster of two nodes after a failover.
+
+    PYTHONPATH=tests .venv/bin/python tests/support/pictures.py docs/images
+    PYTHONPATH=tests .venv/bin/python tests/support/pictures.py FOLDER --all
+
+With `--all` every page is taken, wide and narrow, light and dark, for people to look at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from headwater.client.cluster_map import vbucket_of
+from headwater.errors import HeadwaterError
+from headwater.protocol.messages.documents import Set
+from support.browser import Browser, running_browser
+from support.node_process import PASSWORD, USER, NodeProcess
+from support.page_checks import log_in
+
+BUCKET = "travel"
+WIDE, NARROW = (1440, 900), (390, 844)
+HEIGHT_MAX = 1600
+PAGES = ("overview", "streams", "changes", "documents", "history", "landing")
+AIRPORTS = ("HAM", "CDG", "AMS", "OSL", "ATH", "DUB")
+COLLECTIONS = ("inventory.hotel", "inventory.airport", "booking.trip")
+_ENVIRONMENT = {**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+
+
+def headwater(*arguments: str) -> None:
+    command = [sys.executable, "-m", "headwater", *arguments]
+    subprocess.run(command, env=_ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "headwater", *arguments]
+    process = subprocess.Popen(command, env=_ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Writer:
+    """Writes bookings over and over, now more and now fewer, where their vbuckets are active."""
+
+    def __init__(self, nodes: list[NodeProcess], vbuckets: int) -> None:
+        self._nodes = nodes
+        self._collections = collection_ids(nodes[0])
+        self._vbuckets = vbuckets
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        for turn in itertools.count():
+            if self._is_over.is_set():
+                return
+            for at, node in enumerate(self._nodes):
+                try:
+                    self._write_to(node, turn * 2 + at)
+                except (HeadwaterError, AssertionError, OSError):
+                    # A node that is lost takes nothing.
+                    time.sleep(0.2)
+            time.sleep(0.1)
+
+    def _write_to(self, node: NodeProcess, turn: int) -> None:
+        """One batch. What is not active on the node is refused, and left to the other's turn."""
+        chance = random.Random(turn // 2)
+        count = int(500 + 350 * math.sin(turn / 9) + chance.randrange(150))
+        batch = b"".join(self._trip(chance).encode() for _ in range(count))
+        with node.connect(BUCKET) as connection:
+            for _ in connection.exchange(batch, answers=count):
+                pass
+
+    def _trip(self, chance: random.Random) -> Set:
+        number = chance.randrange(40_000)
+        trip = {"id": number, "from": chance.choice(AIRPORTS), "to": "LIS", "price": 90 + number % 400}
+        key = f"trip::{number:05d}".encode()
+        return Set(
+            key=key,
+            value=json.dumps(trip).encode(),
+            vbucket=vbucket_of(key, self._vbuckets),
+            collection_id=chance.choice(self._collections),
+        )
+
+
+def collection_ids(node: NodeProcess) -> list[int]:
+    scopes = httpx.get(f"{node.http_url}/pools/default/buckets/{BUCKET}/scopes", auth=(USER, PASSWORD)).json()["scopes"]
+    found = {f"{scope['name']}.{one['name']}": int(one["uid"], 16) for scope in scopes for one in scope["collections"]}
+    return [found[name] for name in COLLECTIONS]
+
+
+@contextmanager
+def cluster(folder: Path, vbuckets: int) -> Iterator[list[NodeProcess]]:
+    """Two nodes, one of which was lost, failed over, and is back."""
+    options = ("--bucket", BUCKET, "--vbuckets", str(vbuckets))
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(NodeProcess(folder / f"node-{at}", *options)).start() for at in (1, 2)]
+        url = f"couchbase://{nodes[0].address},{nodes[1].address}/{BUCKET}"
+        headwater("cluster", "init", url, "--replicas", "1")
+        for name in ("inventory", "booking", *COLLECTIONS):
+            headwater("collections", "create", url, name)
+        first = f"couchbase://{nodes[0].address}/{BUCKET}"
+        stack.enter_context(running("tail", url, "--name", "trips-to-search"))
+        stack.enter_context(running("tail", url, "--name", "headwater-land-travel", "--collection", COLLECTIONS[2]))
+        stack.enter_context(Writer(nodes, vbuckets))
+        time.sleep(12)
+        headwater("drill", "hold-replicas", first)
+        time.sleep(2)
+        lost, ports = str(nodes[1].address), (nodes[1].ready["ready"], nodes[1].http_url)
+        nodes[1].kill()
+        headwater("cluster", "failover", first, lost)
+        headwater("drill", "release-replicas", first)
+        port, http_port = (one.rpartition(":")[2] for one in ports)
+        again = NodeProcess(folder / "node-2-again", *options, "--port", port, "--http-port", http_port)
+        nodes[1] = stack.enter_context(again).start()
+        headwater("cluster", "add", first, lost)
+        headwater("cluster", "rebalance", first)
+        time.sleep(10)
+        for vbucket in ("17", "210"):
+            headwater("drill", "rollback", first, "--vbucket", vbucket, "--to", "30")
+        yield nodes
+
+
+def picture(browser: Browser, path: Path, *, whole_page: bool, ratio: int = 1) -> None:
+    width = browser.run("return innerWidth")
+    height = browser.run("return document.documentElement.scrollHeight") if whole_page else NARROW[1]
+    height = min(height, HEIGHT_MAX)
+    metrics = {"width": width, "height": height, "deviceScaleFactor": ratio, "mobile": width < 600}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    time.sleep(1.5)
+    browser.screenshot(path)
+
+
+def go(browser: Browser, page: str, size: tuple[int, int], scheme: str) -> None:
+    browser.resize(size)
+    browser.prefer(scheme)
+    browser.run(f"location.hash = '#/{page}'")
+    browser.find(f"nav a[href='#/{page}'][aria-current=page]")
+    time.sleep(2)
+
+
+def take_all(browser: Browser, folder: Path) -> None:
+    for page, size, scheme in itertools.product(PAGES, (WIDE, NARROW), ("light", "dark")):
+        go(browser, page, size, scheme)
+        if page == "streams":
+            browser.run("document.querySelector('button.disclose[aria-expanded=false]')?.click()")
+            time.sleep(1)
+        if page == "documents":
+            browser.run("document.querySelector('.document-list a')?.click()")
+            time.sleep(1)
+        picture(browser, folder / f"{page}-{size[0]}-{scheme}.png", whole_page=True)
+
+
+def take_shown(browser: Browser, folder: Path) -> None:
+    go(browser, "overview", WIDE, "light")
+    browser.find(".map-node[data-this=true] .cell[data-vbucket='17']").click()
+    time.sleep(1)
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 5, "y": 5})
+    picture(browser, folder / "dashboard.png", whole_page=True)
+    browser.find(".details header button").click()
+    go(browser, "overview", NARROW, "dark")
+    picture(browser, folder / "dashboard-phone.png", whole_page=False, ratio=2)
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder, is_all = Path(arguments[0]), "--all" in arguments
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster(Path(scratch), 1024) as nodes,
+        running_browser(Path(scratch) / "profile") as browser,
+    ):
+        log_in(browser, nodes[0])
+        browser.find(".status.live")
+        time.sleep(20)
+        (take_all if is_all else take_shown)(browser, folder)
+        print(*browser.console(), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

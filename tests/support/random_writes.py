@@ -1,0 +1,180 @@
+"""A writer that does everything to a bucket that can be done to one, as a seed decides, past the proxy.
+
+It sets, deletes and expires documents, creates and drops collections, and now and then lets a vbucket fail over to a
+copy that is behind. At the end it writes a fence into every vbucket: who has seen all fences has seen all the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+from headwater.client.kv_connection import KvConnection
+from headwater.errors import KeyNotFound, UnknownCollection
+from headwater.protocol.messages.documents import Delete, Get, Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
+from support.consumer_state import ConsumerState, Key
+from support.proxied_node import ProxiedBucket
+from support.stored_documents import read_documents
+
+KEYS = 30
+"""Of every collection."""
+COLLECTIONS_MAX = 3
+VALUE_BYTES_MAX = 500
+PAUSE_S_MAX = 0.012
+LONG_AGO_S = 3_000_000
+"""As an expiry: more than 30 days, so a time, and one that has passed. Whoever looks at such a document removes it."""
+ROLLED_BACK_MAX = 40
+"""Changes that a failover takes back, at most."""
+
+_WEIGHTS = {"set": 60, "delete": 15, "expire": 8, "create": 1, "drop": 1, "roll back": 4}
+
+
+def written_keys(bucket: ProxiedBucket) -> list[Key]:
+    """All that may be there, but for the fences."""
+    ids = [int(DEFAULT_COLLECTION), *bucket.collections.values()]
+    return [(collection, b"key-%d" % number) for collection in ids for number in range(KEYS)]
+
+
+def keys_in_every_vbucket(bucket: ProxiedBucket, prefix: bytes) -> tuple[bytes, ...]:
+    """One key of each."""
+    found: dict[int, bytes] = {}
+    for number in itertools.count():
+        key = b"%s-%d" % (prefix, number)
+        found.setdefault(bucket.vbucket_of(key), key)
+        if len(found) == bucket.vbuckets:
+            break
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fences:
+    """What the last writes of a writer are known by."""
+
+    keys: tuple[bytes, ...]
+    value: bytes
+
+    def write(self, bucket: ProxiedBucket, connection: KvConnection) -> None:
+        for key in self.keys:
+            place = {"collection_id": DEFAULT_COLLECTION, "key": key, "vbucket": bucket.vbucket_of(key)}
+            connection.request(Set(value=self.value, **place))
+
+    def are_in(self, state: ConsumerState) -> bool:
+        documents = state.documents()
+        found = (documents.get((int(DEFAULT_COLLECTION), key)) for key in self.keys)
+        return all(document is not None and document.value == self.value for document in found)
+
+
+def write_fences(bucket: ProxiedBucket, value: bytes) -> Fences:
+    """One document in every vbucket."""
+    fences = Fences(keys_in_every_vbucket(bucket, b"fence"), value)
+    with bucket.connect_directly() as connection:
+        fences.write(bucket, connection)
+    return fences
+
+
+class RandomWrites(threading.Thread):
+    """Writes while the `with` block goes on, whose end waits until all is written and raises what has gone wrong."""
+
+    def __init__(self, bucket: ProxiedBucket, seed: int, *, operations: int, with_rollbacks: bool = True) -> None:
+        super().__init__(name=f"writer-{seed}")
+        self.fences = Fences(keys_in_every_vbucket(bucket, b"fence"), b'{"fence":"%d/%d"}' % (seed, time.time_ns()))
+        self.left: dict[Key, tuple[int, bytes]] = {}
+        """CAS and value of all that is there in the end, but for the fences."""
+        self._bucket = bucket
+        self._dice = random.Random(seed)
+        self._operations = operations
+        self._with_rollbacks = with_rollbacks
+        self._expired: list[Get] = []
+        """What has to be looked at to be gone."""
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> RandomWrites:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait until all is written."""
+        self.join()
+        if self._error is not None:
+            raise AssertionError("the writer has failed") from self._error
+
+    def run(self) -> None:
+        try:
+            with self._bucket.connect_directly() as connection:
+                for number in range(self._operations):
+                    # Not before a consumer has had the time to see what a failover takes back.
+                    may_roll_back = self._with_rollbacks and number > self._operations // 2
+                    weights = {**_WEIGHTS, "roll back": _WEIGHTS["roll back"] if may_roll_back else 0}
+                    self._do(connection, self._dice.choices(list(weights), list(weights.values()))[0])
+                    time.sleep(self._dice.choice([0, 0, self._dice.uniform(0, PAUSE_S_MAX)]))
+                # A rollback may have brought some back that had expired: whoever looks at those removes them.
+                self.left = read_documents(self._bucket, connection, written_keys(self._bucket))
+                self.fences.write(self._bucket, connection)
+        except BaseException as error:
+            self._error = error
+
+    def _do(self, connection: KvConnection, what: str) -> None:
+        if what == "create":
+            self._create_collection()
+        elif what == "drop":
+            self._drop_collection()
+        elif what == "roll back":
+            self._roll_back(connection)
+        else:
+            self._change_document(connection, what)
+
+    # --- what it does ---------------------------------------------------------------------------------------------
+
+    def _change_document(self, connection: KvConnection, what: str) -> None:
+        collection, key = self._dice.choice(written_keys(self._bucket))
+        place = {
+            "collection_id": CollectionId(collection),
+            "key": key,
+            "vbucket": self._bucket.vbucket_of(key),
+        }
+        try:
+            if what == "delete":
+                connection.request(Delete(**place))
+                return
+            expiry = LONG_AGO_S if what == "expire" else 0
+            connection.request(Set(value=self._value(), expiry=expiry, **place))
+            if what == "expire":
+                self._expired.append(Get(**place))
+        except KeyNotFound:
+            pass
+        if self._dice.random() < 0.3:
+            self._look_at_expired(connection)
+
+    def _look_at_expired(self, connection: KvConnection) -> None:
+        """They are removed by this, unless they have been written again, or dropped, or were never there."""
+        for get in self._expired:
+            with contextlib.suppress(KeyNotFound, UnknownCollection):
+                connection.request(get)
+        self._expired.clear()
+
+    def _value(self) -> bytes:
+        padding = b"x" * self._dice.randrange(VALUE_BYTES_MAX)
+        return b'{"number":%d,"padding":"%s"}' % (self._dice.randrange(1 << 30), padding)
+
+    def _create_collection(self) -> None:
+        if len(self._bucket.collections) < COLLECTIONS_MAX:
+            # No name is used again: the time is never the same.
+            self._bucket.create_collection(f"made-{time.time_ns()}")
+
+    def _drop_collection(self) -> None:
+        if self._bucket.collections:
+            self._bucket.drop_collection(self._dice.choice(list(self._bucket.collections)))
+
+    def _roll_back(self, connection: KvConnection) -> None:
+        seqnos = self._bucket.high_seqnos(connection)
+        vbucket = self._dice.choice(list(seqnos))
+        lost = self._dice.randrange(ROLLED_BACK_MAX)
+        self._bucket.roll_back(vbucket, max(0, seqnos[vbucket] - lost))

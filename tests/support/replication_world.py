@@ -1,0 +1,212 @@
+"""Two nodes, and what stands between them: a proxy that passes bytes from a producer connection to a consumer one.
+
+No sockets, clocks that stand still, nothing durable unless a test says so or lets the link run. What the proxy itself
+asked for, such as add-stream, it keeps the answers to; everything else goes to the other side as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.errors import RemoteProtocolError
+from headwater.node.consumer.connection import ConsumerConnection
+from headwater.node.kv.context import CloseConnection
+from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
+from headwater.protocol.frames import Frame, decode_frames
+from headwater.protocol.messages import decode_message
+from headwater.protocol.messages.base import Message, Request, Response
+from headwater.protocol.messages.dcp_streams import (
+    AddStream,
+    AddStreamResponse,
+    CloseStream,
+    Open,
+    OpenFlags,
+    StreamFlags,
+    VBucketState,
+)
+from headwater.protocol.numbers import VBucketId
+from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket
+from support.dcp_world import COLLECTIONS, VBUCKET, Consumer, World
+from support.kv_harness import Client
+
+PRODUCER_FLAGS = (
+    OpenFlags.PRODUCER
+    | OpenFlags.INCLUDE_XATTRS
+    | OpenFlags.INCLUDE_DELETE_TIMES
+    | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+)
+"""Without any of these a copy would not hold all that the source does."""
+NO_STREAM_FLAGS = StreamFlags(0)
+ROUNDS_MAX = 1000
+_PROXY_OPCODES = frozenset({Opcode.DCP_ADD_STREAM, Opcode.DCP_CLOSE_STREAM, Opcode.DCP_GET_FAILOVER_LOG})
+
+
+class Receiver:
+    """The proxy's end of a connection on which the node is the consumer. Speaks bytes, and checks none of them."""
+
+    def __init__(self, world: World, *, features: tuple[Feature, ...] = COLLECTIONS, name: str = "replication") -> None:
+        self.world = world
+        client: Client = world.node.client(features=features)
+        self.session = client.session
+        self.negotiated = client.negotiated
+        self.is_closed = False
+        self.name = name
+        self.session.on_replaced = self.close
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.session.disconnected()
+
+    def open(self, *, value: bytes = b"") -> list[Message]:
+        """Open the connection; the control messages that the node sends."""
+        self.send(Open(key=self.name.encode(), flags=OpenFlags(0), value=value))
+        answer, *controls = self.received()
+        assert isinstance(answer, Response)
+        assert answer.status == Status.SUCCESS, answer
+        return controls
+
+    @property
+    def connection(self) -> ConsumerConnection:
+        assert self.session.consumer is not None
+        return self.session.consumer
+
+    def send(self, *messages: Request | Response | bytes) -> None:
+        data = b"".join(message if isinstance(message, bytes) else message.encode() for message in messages)
+        try:
+            self.session.receive_data(data)
+            while self.session.is_held_back:
+                self.session.receive_data(b"")
+        except (CloseConnection, RemoteProtocolError):
+            self.close()
+
+    def data(self) -> bytes:
+        """What the node sends now."""
+        data = b""
+        while self.session.outgoing and self.session.outgoing[0].may_be_sent:
+            data += self.session.outgoing.popleft().data
+        if self.session.consumer is not None:
+            self.session.consumer.on_durable()
+            data += self.session.consumer.data_to_send()
+        return data
+
+    def frames(self) -> list[Frame]:
+        return decode_frames(self.data())
+
+    def received(self) -> list[Message]:
+        return [decode_message(frame, self.negotiated) for frame in self.frames()]
+
+
+class Link:
+    """A producer connection of one node joined to a consumer connection of another."""
+
+    def __init__(self, source: World, target: World, *, name: str = "replication", value: bytes = b"") -> None:
+        self.source = source
+        self.target = target
+        self.answers: list[Message] = []
+        self.passed: list[Message] = []
+        """What the producer has sent, for tests that look at the wire."""
+        self.receiver = Receiver(target, name=name)
+        self.producer: Consumer = source.consumer(flags=PRODUCER_FLAGS, features=COLLECTIONS, name=name)
+        self._to_source = b"".join(message.encode() for message in self.receiver.open(value=value))
+
+    def add_stream(self, vbucket: int = VBUCKET, flags: StreamFlags = NO_STREAM_FLAGS, opaque: int = 1) -> None:
+        self.receiver.send(AddStream(vbucket=VBucketId(vbucket), flags=flags, opaque=opaque))
+
+    def add(self, vbucket: int = VBUCKET, flags: StreamFlags = NO_STREAM_FLAGS) -> int:
+        """Add a stream and run until all is quiet. Returns the stream's opaque."""
+        self.add_stream(vbucket, flags)
+        self.run()
+        answer = self.answers.pop()
+        assert isinstance(answer, AddStreamResponse), answer
+        return answer.stream_opaque
+
+    def refused(self, vbucket: int = VBUCKET, flags: StreamFlags = NO_STREAM_FLAGS) -> Status:
+        self.add_stream(vbucket, flags)
+        self.run()
+        answer = self.answers.pop()
+        assert isinstance(answer, Response)
+        assert answer.status != Status.SUCCESS
+        return answer.status
+
+    def close_stream(self, vbucket: int = VBUCKET) -> None:
+        """As the proxy does it: first at the producer, then at the consumer."""
+        close = CloseStream(vbucket=VBucketId(vbucket), opaque=7)
+        self.producer.send(close)
+        self.receiver.send(close)
+
+    def cut(self) -> None:
+        """Both connections are gone, with what was on its way."""
+        self.receiver.close()
+        self.producer.session.disconnected()
+        self.producer.is_closed = True
+
+    def step(self, bytes_max: int = 1 << 20) -> bool:
+        """Pass on what there is. Returns whether there was anything."""
+        to_target = self._from_producer(bytes_max)
+        if to_target and not self.receiver.is_closed:
+            self.receiver.send(to_target)
+        to_source, self._to_source = self._to_source + self._from_receiver(), b""
+        if to_source and not self.producer.is_closed:
+            self.producer.send(to_source)
+        return bool(to_target or to_source)
+
+    def run(self) -> None:
+        """Until nobody has anything to say. Everything becomes durable."""
+        for _ in range(ROUNDS_MAX):
+            moved = self.step()
+            self.source.commit()
+            self.target.commit()
+            if not moved and not self.step():
+                return
+        raise AssertionError("the link does not come to rest")
+
+    def _from_producer(self, bytes_max: int) -> bytes:
+        session = self.producer.session
+        data = b""
+        while session.outgoing and session.outgoing[0].may_be_sent:
+            data += session.outgoing.popleft().data
+        if session.dcp is not None and not self.producer.is_closed:
+            data += session.dcp.produce(bytes_max)
+        frames = decode_frames(data)
+        self.passed += [decode_message(frame, self.producer.negotiated) for frame in frames]
+        return b"".join(f.encode() for f in frames if f.magic.is_request or f.opcode not in _PROXY_OPCODES)
+
+    def _from_receiver(self) -> bytes:
+        data = b""
+        for frame in self.receiver.frames():
+            if frame.magic.is_request or frame.opcode not in _PROXY_OPCODES:
+                data += frame.encode()
+            else:
+                self.answers.append(decode_message(frame, self.receiver.negotiated))
+        return data
+
+
+def make_replica(world: World, number: int = 1) -> None:
+    """Make all vbuckets of a node copies, with branches that no other node has made up."""
+    world.node._vbuuids += 0x1_0000 * number
+    for vbucket in range(len(world.bucket.vbuckets)):
+        world.set_state(VBucketState.REPLICA, vbucket)
+        world.set_failover_log(FailoverLog.start(world.node._new_vbuuid()), vbucket)
+
+
+# --- comparing copies ---------------------------------------------------------------------------------------------
+
+
+def change_log(bucket: Bucket, vbucket: int = VBUCKET, *, after_seqno: int = 0) -> bytes:
+    """All durable changes of a vbucket as they are stored."""
+    return b"".join(run.tobytes() for run in bucket.runs(vbucket, after_seqno=after_seqno))
+
+
+def documents(bucket: Bucket, vbucket: int = VBUCKET) -> dict[tuple[int, bytes], Any]:
+    """The newest version of every document, read through the index."""
+    found: dict[tuple[int, bytes], Any] = {}
+    for frame in decode_frames(change_log(bucket, vbucket)):
+        if frame.opcode in (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION):
+            message: Any = decode_message(frame, WITH_COLLECTIONS)
+            entry = bucket.find(vbucket, message.collection_id, message.key)
+            assert entry is not None, message
+            found[message.collection_id, message.key] = bucket.read(vbucket, entry)
+    return found

@@ -1,0 +1,141 @@
+"""Buckets of a real node with known documents in them, and `headwater tail` on them in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from click.testing import CliRunner
+
+from headwater.cli import main
+from headwater.client.cluster_map import vbucket_of
+from headwater.client.kv_connection import KvConnection
+from headwater.protocol.messages.documents import Delete, Set
+from headwater.protocol.messages.subdocument import PathFlags, SubdocDictUpsert
+from headwater.protocol.numbers import CollectionId, VBucketId
+from support.node_process import PASSWORD, USER, NodeProcess
+
+VBUCKETS = 16
+LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+END_S_MAX = 300.0
+"""Far beyond what any of it takes, even where kernels have to be compiled first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailedBucket:
+    """One bucket of the node."""
+
+    node: NodeProcess
+    name: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.node.url}/{self.name}"
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, *keys: str, value: bytes = b'{"legs":4}', collection: int = 0) -> None:
+        with closing(self._connect()) as connection:
+            for key in keys:
+                where = VBucketId(vbucket_of(key.encode(), VBUCKETS))
+                connection.request(
+                    Set(vbucket=where, collection_id=CollectionId(collection), key=key.encode(), value=value)
+                )
+
+    def set_xattr(self, key: str, name: str, value: bytes) -> None:
+        with closing(self._connect()) as connection:
+            connection.request(
+                SubdocDictUpsert(
+                    vbucket=VBucketId(vbucket_of(key.encode(), VBUCKETS)),
+                    collection_id=CollectionId(0),
+                    key=key.encode(),
+                    path=name.encode(),
+                    new_value=value,
+                    flags=PathFlags.XATTR,
+                )
+            )
+
+    def delete(self, key: str) -> None:
+        where = VBucketId(vbucket_of(key.encode(), VBUCKETS))
+        with closing(self._connect()) as connection:
+            connection.request(Delete(vbucket=where, collection_id=CollectionId(0), key=key.encode()))
+
+    def fill(self, documents: int, value_bytes: int = 200) -> None:
+        """`doc::1` to `doc::N`."""
+        self.command("load", self.url, "--generate", str(documents), "--value-bytes", str(value_bytes))
+
+    def command(self, *arguments: str) -> str:
+        """Another command of ours."""
+        result = CliRunner().invoke(main, arguments, env=LOGIN)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def _connect(self) -> KvConnection:
+        return self.node.connect(self.name)
+
+    # --- tailing --------------------------------------------------------------------------------------------------
+
+    def start(self, *options: str, **how: Any) -> subprocess.Popen[bytes]:
+        """`headwater tail` on this bucket."""
+        return start_tail(self.url, *options, **how)
+
+    def tail_process(self, *options: str) -> bytes:
+        """What it prints up to its end."""
+        with self.start("--to", "now", *options, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            stdout, stderr = process.communicate(timeout=END_S_MAX)
+        assert (process.returncode, stderr) == (0, b""), stderr.decode()
+        return stdout
+
+    def tail(self, *options: str) -> bytes:
+        """The same in this process, which takes no time to start."""
+        result = CliRunner().invoke(main, ["tail", self.url, "--to", "now", *options], env=LOGIN)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        return result.stdout_bytes
+
+    def lines(self, *options: str) -> list[dict[str, Any]]:
+        """The changes that it prints up to its end."""
+        return json_lines(self.tail("--json", *options))
+
+    def keys(self, *options: str) -> list[str]:
+        return [line["key"] for line in self.lines(*options)]
+
+
+def start_tail(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **LOGIN, "COLUMNS": "", **how.pop("env", {})}
+    return subprocess.Popen(
+        tail_command(*arguments),
+        env={name: value for name, value in environment.items() if value},
+        preexec_fn=_heed_interrupts,
+        bufsize=0,  # a test reads some of the output, and `communicate` gets all of the rest
+        **how,
+    )
+
+
+def tail_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "headwater", "tail", *arguments]
+
+
+def _heed_interrupts() -> None:
+    """Shells make what they start in the background ignore interrupts, and so what the tests start would."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def json_lines(text: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def documents(count: int) -> list[str]:
+    """The keys that `fill` writes, sorted."""
+    return sorted(f"doc::{number}" for number in range(1, count + 1))
+
+
+def places(lines: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    for line in lines:
+        yield line["vbucket"], line["seqno"]

@@ -1,0 +1,214 @@
+"""`headwater land` without Spark: how it ends, what it prints, and what it takes options for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, generate_latest
+
+from headwater.cli import land as land_module
+from headwater.cli.land import COUNTERS, EXIT_INTERRUPTED, GAUGES, LandingMetrics, _run, _View, land, status_line
+from headwater.client.offsets import Offsets
+from headwater.errors import LakeOutOfStep
+from headwater.spark.landing import LandedBatch, LandingStatus
+
+STATUS = LandingStatus(
+    is_active=True, doing="waiting", batch=3, rows=1200, rollbacks=2, documents=900, tables=2, lag_seqnos=17,
+    lag_s=2.5, documents_age_s=300.0, last_batch_s=0.5, last_merge_s=None, failures=0,
+)  # fmt: skip
+
+
+def batch(rows: int = 1) -> LandedBatch:
+    return LandedBatch(
+        batch_id=3,
+        rows=rows,
+        rollbacks={1: 5},
+        merges=1,
+        tables=("a.b",),
+        rows_by_table={"a.b": rows},
+        read_again=frozenset(),
+        offsets=Offsets("uuid"),
+        took_s=0.5,
+        status=STATUS,
+    )
+
+
+@dataclass
+class Query:
+    """Lands its batches as soon as it is looked at, and ends."""
+
+    batches: list[LandedBatch]
+    failure: Exception | None = None
+    on_batch: Callable[[LandedBatch], None] | None = None
+    on_look: Callable[[], None] = lambda: None
+    is_stopped: bool = False
+    landing_status: LandingStatus = STATUS
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  (Spark's names)
+        self.on_look()
+        assert self.on_batch is not None
+        was_active = bool(self.batches)
+        while self.batches:
+            self.on_batch(self.batches.pop(0))
+        return was_active
+
+    def awaitTermination(self) -> bool:  # noqa: N802
+        if self.failure is not None:
+            raise self.failure
+        return True
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@dataclass
+class Landing:
+    query: Query
+
+    def start(self, spark: object, *, every: str | None, on_batch: Callable[[LandedBatch], None]) -> Query:
+        self.query.on_batch = on_batch
+        return self.query
+
+
+@pytest.fixture(autouse=True)
+def _same_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(land_module, "POLL_S", 0)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def run(query: Query, *, as_json: bool = False) -> int:
+    landing: Any = Landing(query)
+    return _run(landing, None, _View(as_json=as_json, quiet=True), None)
+
+
+def test_a_landing_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Query([batch(1)])) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("1 change landed in ")
+    assert said.endswith(" 1 rollback; 900 documents in 2 tables\n")
+
+
+def test_a_landing_that_fails() -> None:
+    with pytest.raises(LakeOutOfStep, match="out of step"):
+        run(Query([batch()], LakeOutOfStep("out of step", hint="Do that")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    query = Query([batch()], on_look=lambda: os.kill(os.getpid(), number))
+    code = run(query)
+    assert (code, query.is_stopped) == (EXIT_INTERRUPTED, True)
+    assert capsys.readouterr().err == "Stopped. The same command goes on from here.\n"
+
+
+def test_a_line_of_json_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    run(Query([batch(7), batch(8)]), as_json=True)
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {
+        "batch": 3,
+        "rows": 7,
+        "seconds": 0.5,
+        "rollbacks": 1,
+        "merges": 1,
+        "collections": {"a.b": 7},
+        "lag": 17,
+        "lag_seconds": 2.5,
+        "documents_age_seconds": 300.0,
+        "documents": 900,
+        "total_rows": 1200,
+        "total_rollbacks": 2,
+    }
+    assert second["rows"] == 8
+
+
+def test_the_line_says_what_is_known() -> None:
+    assert str(status_line(STATUS)) == (
+        "waiting  batch 3  900 documents  lag 17 seqnos, 2.5 s  documents 5 min behind  2 rollbacks"
+    )
+    unknown = replace(STATUS, lag_seqnos=None, lag_s=None, documents_age_s=None, rollbacks=None)
+    assert str(status_line(unknown)) == (
+        "waiting  batch 3  900 documents  lag unknown, unknown time  documents unknown time behind"
+    )
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "read"), [("500ms", 0.5), ("5s", 5.0), ("1h", 3600.0)])
+def test_times(text: str, read: float) -> None:
+    assert land_module._parse_time(click.Context(land), land.params[0], text) == read
+
+
+@pytest.mark.parametrize("text", ["5", "s", "5 s", "-1s", "1d", ""])
+def test_times_that_are_none(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write 500ms, 5s, 1m or 1h"):
+        land_module._parse_time(click.Context(land), land.params[0], text)
+
+
+def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(land_module.Landing, "prepare", lambda landing: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        told = CliRunner().invoke(
+            land,
+            ["couchbase://127.0.0.1/b", "--into", "lake", "--metrics-port", port, "--user", "u", "--password", "p"],
+        )
+    assert told.exit_code == 1
+    assert told.stderr.startswith(f"Error: port {port} can't be used for metrics: ")
+
+
+# A landing's numbers, as Prometheus gets them.
+
+
+SCRAPED_STATUS = LandingStatus(
+    is_active=True, doing="waiting", batch=11, rows=1200, rollbacks=3, documents=900, tables=2, lag_seqnos=17,
+    lag_s=2.5, documents_age_s=4.5, last_batch_s=0.3, last_merge_s=1.1, failures=0,
+)  # fmt: skip
+
+
+def lines(status: LandingStatus | None) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(LandingMetrics("travel", lambda: status))
+    shown = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name.partition("{")[0]: float(value) for name, value in (line.split(" ") for line in shown)}
+
+
+def test_the_numbers_are_those_of_the_status() -> None:
+    assert lines(SCRAPED_STATUS) == {
+        "headwater_land_rows_total": 1200,
+        "headwater_land_batches_total": 12,
+        "headwater_land_rollbacks_total": 3,
+        "headwater_land_active": 1,
+        "headwater_land_tables": 2,
+        "headwater_land_documents": 900,
+        "headwater_land_lag_seqnos": 17,
+        "headwater_land_lag_seconds": 2.5,
+        "headwater_land_documents_age_seconds": 4.5,
+        "headwater_land_last_batch_seconds": 0.3,
+        "headwater_land_last_merge_seconds": 1.1,
+        "headwater_land_failures": 0,
+    }
+    assert len(COUNTERS) + len(GAUGES) == len(fields(LandingStatus)) - 1, "all of it but the words"
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    shown = lines(
+        replace(SCRAPED_STATUS, rows=None, lag_seqnos=None, lag_s=None, documents_age_s=None, last_merge_s=None)
+    )
+    assert not {name for name in shown if "lag" in name or "age" in name or "merge" in name or "rows" in name}
+    assert lines(None) == {}

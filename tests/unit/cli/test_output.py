@@ -1,0 +1,104 @@
+"""Tables in a pipe: neither cut nor folded, however narrow the terminal is said to be."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from headwater.cli.cluster import _show
+from headwater.cli.output import JsonFormatter, documents_in
+from headwater.cluster.nodes import ClusterStatus, NodeStatus
+from support.node_process import StartNode
+
+HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
+
+
+def test_rows_and_sentences_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    node = NodeStatus(
+        name=f"{HOST}:11210", http=f"{HOST}:8091", is_reachable=False, active=1, replica=0, building=0, behind=0
+    )
+    status = ClusterStatus(
+        bucket="travel",
+        uuid="u",
+        revision=7,
+        replicas=1,
+        vbuckets=1,
+        settled=False,
+        missing=1,
+        orphans=1,
+        nodes=(node,),
+    )
+    _show(status)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "bucket travel, 1 vbucket with 1 replica, config 7"
+    assert lines[1].split() == ["NODE", "HTTP", "ACTIVE", "REPLICA", "BUILDING", "BEHIND"]
+    assert lines[2].split(maxsplit=6) == [node.name, node.http, "1", "0", "0", "0", "can't be reached"]
+    assert lines[3:] == ["no node has 1 vbucket", "1 replica missing: run `headwater cluster rebalance`"]
+
+
+# A rate is told where a run is long enough to have one.
+
+
+@pytest.mark.parametrize(
+    ("documents", "seconds", "told"),
+    [
+        (3, 6.82, "3 documents in 6.82 s"),
+        (1, 0.0, "1 document in 0.00 s"),
+        (999, 2.0, "999 documents in 2.00 s"),
+        (50_000, 0.99, "50,000 documents in 0.99 s"),
+        (1000, 2.0, "1,000 documents in 2.00 s: 500 documents/s, 1.5 MB/s"),
+    ],
+)
+def test_what_is_told(documents: int, seconds: float, told: str) -> None:
+    assert documents_in(documents, seconds, and_rate=", 1.5 MB/s") == told
+
+
+# The log as JSON: one object a line, whatever is in a message.
+
+
+def formatted(**members: object) -> dict[str, object]:
+    record = logging.makeLogRecord({"name": "headwater.x", "levelname": "INFO", "created": 1.5, **members})
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    told: dict[str, object] = json.loads(line)
+    return told
+
+
+def test_a_line_has_time_level_logger_and_message() -> None:
+    assert formatted(msg="hello %s", args=("you",)) == {
+        "time": "1970-01-01T00:00:01.500+00:00",
+        "level": "info",
+        "logger": "headwater.x",
+        "message": "hello you",
+    }
+
+
+def test_fields_and_exceptions_are_members() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        told = formatted(msg="m", bucket="beer", seqno=3, exc_info=(ValueError, error, error.__traceback__))
+    assert told["fields"] == {"bucket": "beer", "seqno": 3}
+    assert "ValueError: two\nlines" in str(told["exception"])
+
+
+def test_what_is_no_json_is_told_as_text() -> None:
+    assert formatted(msg="m", thing={1, 2}.__class__)["fields"] == {"thing": "<class 'set'>"}
+
+
+def test_a_node_writes_its_log_as_json(start_node: StartNode) -> None:
+    node = start_node("--log-format", "json", "--vbuckets", "4")
+    with node.connect() as connection:
+        connection.close()
+    node.stop()
+    for line in node.log().splitlines():
+        assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
+
+
+def test_the_least_that_is_logged(start_node: StartNode) -> None:
+    node = start_node("--log-format", "json", "--log-level", "warning", "--vbuckets", "4")
+    node.stop()
+    assert node.log() == "", "that it is ready is no trouble"

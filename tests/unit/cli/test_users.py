@@ -1,0 +1,205 @@
+"""`headwater users` without a node: whom it asks, what it makes of answers, and where it gets passwords from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headwater.cli import main
+from headwater.cli import users as users_module
+from headwater.cli.management import Answer, Management
+from support.command_results import printed, sentence
+
+URL = "http://127.0.0.1:1"
+LOGIN = ("--user", "ann", "--password", "pencil")
+FORBIDDEN = Answer(403, {"message": "Forbidden. User needs the following permissions", "permissions": ["x"]})
+KIM = {
+    "id": "kim",
+    "domain": "local",
+    "name": "Kim",
+    "roles": [
+        {"role": "data_reader", "bucket_name": "beer", "scope_name": "*", "collection_name": "*"},
+        {"role": "query_select", "bucket_name": "beer", "scope_name": "s", "collection_name": "c"},
+        {"role": "admin", "origins": [{"type": "user"}]},
+    ],
+}
+Asked = list[tuple[str, str, Any]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What a Couchbase cluster of two nodes has been asked for. It has one user, kim."""
+    asked: Asked = []
+    answers = {
+        ("GET", "/pools"): Answer(200, {"implementationVersion": "7.6.0-2176-enterprise"}),
+        ("GET", "/settings/rbac/users/local"): Answer(200, [KIM]),
+        ("GET", "/settings/rbac/users/local/kim"): Answer(200, KIM),
+        ("DELETE", "/settings/rbac/users/local/kim"): Answer(200, ""),
+        ("PUT", "/settings/rbac/users/local/kim"): Answer(200, ""),
+        ("PUT", "/settings/rbac/users/local/new"): Answer(200, ""),
+    }
+
+    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        asked.append((method, "/" + "/".join(path), form))
+        return answers.get(asked[-1][:2], Answer(404, "Unknown user."))
+
+    monkeypatch.setattr(Management, "ask", ask)
+    return asked
+
+
+def run(*arguments: str, env: dict[str, str] | None = None, stdin: str = "") -> Result:
+    clean = {"HEADWATER_USER": None, "HEADWATER_PASSWORD": None, "HEADWATER_NEW_PASSWORD": None}
+    return CliRunner().invoke(main, ["users", *arguments, *LOGIN], env={**clean, **(env or {})}, input=stdin)
+
+
+def done(*arguments: str, **parts: Any) -> str:
+    return printed(run(*arguments, **parts))
+
+
+def failed(*arguments: str, **parts: Any) -> str:
+    return sentence(run(*arguments, **parts))
+
+
+def test_the_list_of_a_couchbase_cluster_is_that_of_one_node(asked: Asked) -> None:
+    assert done("list", URL) == (
+        "USER  DISPLAY NAME  ROLES\nkim   Kim           admin data_reader[beer] query_select[beer:s:c]\n"
+    )
+    assert [path for _, path, _ in asked] == ["/pools", "/settings/rbac/users/local"]
+    assert json.loads(done("list", URL, "--json")) == {
+        "users": [
+            {
+                "user": "kim",
+                "display_name": "Kim",
+                "roles": ["admin", "data_reader[beer]", "query_select[beer:s:c]"],
+                "nodes": ["127.0.0.1:1"],
+            }
+        ],
+        "failed": {},
+    }
+
+
+def test_add(asked: Asked) -> None:
+    arguments = ("add", URL, "new", "--role", "data_reader[beer]", "--role", "data_writer[beer]")
+    assert done(*arguments, "--new-password", "violets") == "added new\n"
+    form = {"roles": "data_reader[beer],data_writer[beer]", "password": "violets", "name": ""}
+    assert asked[-1] == ("PUT", "/settings/rbac/users/local/new", form)
+    assert json.loads(done(*arguments, "--new-password", "violets", "--json")) == {
+        "user": "new",
+        "nodes": ["127.0.0.1:1"],
+        "unchanged": [],
+        "failed": {},
+    }
+    sentence = failed("add", URL, "kim", "--role", "admin", "--new-password", "violets")
+    assert sentence == "user 'kim' exists already. Change it with `headwater users change`"
+
+
+def test_change_leaves_what_is_not_given(asked: Asked) -> None:
+    assert done("change", URL, "kim", "--role", "data_reader[*]") == "changed kim\n"
+    assert asked[-1][2] == {"roles": "data_reader[*]", "name": "Kim"}
+    done("change", URL, "kim", "--new-password", "violets")
+    assert asked[-1][2] == {
+        "roles": "admin,data_reader[beer],query_select[beer:s:c]",
+        "name": "Kim",
+        "password": "violets",
+    }
+    done("change", URL, "kim", "--display-name", "")
+    assert asked[-1][2]["name"] == ""
+    assert failed("change", URL, "new", "--role", "admin") == "there is no user 'new'. Look at `headwater users list`"
+
+
+def test_remove(asked: Asked) -> None:
+    assert done("remove", URL, "kim") == "removed kim\n"
+    assert asked[-1][:2] == ("DELETE", "/settings/rbac/users/local/kim")
+    assert failed("remove", URL, "new") == "there is no user 'new'. Look at `headwater users list`"
+
+
+@pytest.mark.parametrize("command", [("add", URL, "new", "--role", "admin"), ("change", URL, "kim")])
+def test_where_a_password_comes_from(asked: Asked, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    assert done(*command, env={"HEADWATER_NEW_PASSWORD": "from the air"})
+    assert asked[-1][2]["password"] == "from the air"
+    assert "Set HEADWATER_NEW_PASSWORD" in failed(*command)
+
+    monkeypatch.setattr(users_module, "_is_terminal", lambda: True)
+    result = run(*command, stdin="typed in\ntyped in\n")
+    assert result.exit_code == 0, result.output
+    assert asked[-1][2]["password"] == "typed in"
+    assert "typed in" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (FORBIDDEN, "the user may not manage users. Log in as one with the role admin"),
+        (Answer(401, ""), "the user name or the password is wrong. Check --user and --password"),
+        (Answer(200, "fine"), "the answer does not tell of users"),
+        (Answer(200, [{"id": "kim"}]), "the answer does not tell of users"),
+        (Answer(400, {"errors": {"_": "no \x1b[31m", "roles": "bad"}}), "no ?[31m; roles: bad"),
+    ],
+)
+def test_answers_that_are_none(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
+    monkeypatch.setattr(Management, "ask", lambda *_, **__: answer)
+    assert failed("list", URL, "--this-node-only").startswith(words)
+
+
+NODES = {"nodesExt": [{"thisNode": True}, {"hostname": "h", "services": {"mgmt": 8092}}]}
+
+
+@pytest.mark.parametrize(
+    ("config", "addresses"),
+    [
+        (NODES, ["127.0.0.1:1", "h:8092"]),
+        ({"nodesExt": [{"thisNode": True}, {"services": {"mgmt": 8092}}]}, ["127.0.0.1:1", "127.0.0.1:8092"]),
+        ({"nodesExt": [{"hostname": "h", "services": {"mgmt": 8092}}]}, ["127.0.0.1:1"]),
+        ({"nodesExt": [{"thisNode": True}]}, ["127.0.0.1:1"]),
+    ],
+)
+def test_all_nodes_of_a_cluster_are_asked(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], addresses: list[str]
+) -> None:
+    asked = _cluster(monkeypatch, config, lambda address: Answer(200, ""))
+    done("remove", URL, "kim")
+    assert asked == addresses
+    asked.clear()
+    done("remove", f"{URL}/beer", "kim")
+    assert asked == addresses
+    asked.clear()
+    done("remove", URL, "kim", "--this-node-only")
+    assert asked == ["127.0.0.1:1"]
+
+
+def test_a_node_that_fails_is_told_and_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    _cluster(monkeypatch, NODES, lambda address: Answer(200, "") if address == "h:8092" else FORBIDDEN)
+    result = run("remove", URL, "kim")
+    assert (result.exit_code, result.stdout) == (1, "removed kim on 1 of 2 nodes\n")
+    assert result.stderr == (
+        "Error: not done on 127.0.0.1:1: the user may not manage users. Log in as one with the role admin\n"
+    )
+    result = run("remove", URL, "kim", "--json")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    told = json.loads(result.stdout)
+    assert (told["nodes"], list(told["failed"])) == (["h:8092"], ["127.0.0.1:1"])
+
+
+def test_a_config_that_tells_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    _cluster(monkeypatch, {"nodesExt": [{"thisNode": True}, {}]}, lambda address: Answer(200, ""))
+    assert "Give --this-node-only" in failed("remove", URL, "kim")
+
+
+def _cluster(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], delete: Callable[[str], Answer]) -> list[str]:
+    """Nodes of ours with this config. Returns where users will have been deleted."""
+    asked: list[str] = []
+
+    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        if path == ("pools",):
+            return Answer(200, {"implementationVersion": "7.6.0-0000-headwater-0.1.0"})
+        if path in (("pools", "default", "nodeServices"), ("pools", "default", "b", "beer")):
+            return Answer(200, config)
+        asked.append(str(management.address))
+        return delete(asked[-1])
+
+    monkeypatch.setattr(Management, "ask", ask)
+    return asked

@@ -1,0 +1,148 @@
+"""Several hosts that fail: which failure is told, and which ends the search."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import PROTOCOL_FAULTS_MAX, Backoff, HostFailures, Tolerance, is_final
+from headwater.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BadMagic,
+    Busy,
+    ConnectionClosed,
+    ConnectionFailed,
+    HeadwaterError,
+    HostUnreachable,
+    InvalidInput,
+    LocalProtocolError,
+    MalformedJson,
+    NoAnswer,
+    StoreFull,
+    TemporaryFailure,
+    TlsFailed,
+    UnknownBucket,
+)
+from headwater.protocol.status import Status
+
+HOSTS = tuple(Address(host, 11210) for host in "abc")
+DOWN = HostUnreachable("it can't be reached", hint="Start it")
+SILENT = NoAnswer("it says nothing", hint="Look at it")
+CLOSED = ConnectionClosed("it hung up", hint="Look at it")
+NO_TLS = TlsFailed("it speaks no TLS", hint="Check the port")
+NONSENSE = BadMagic("it speaks nonsense")
+NO_BUCKET = UnknownBucket(Status.KEY_ENOENT, "there is no bucket 'x'")
+NO_ACCESS = AccessDenied(Status.EACCESS, "the user may not")
+BUSY = Busy(Status.EBUSY, "it is busy")
+
+
+def verdict(*errors: HeadwaterError) -> HeadwaterError:
+    failures = HostFailures()
+    for address, error in zip(HOSTS, errors, strict=False):
+        failures.add(address, error)
+    return failures.verdict()
+
+
+def test_one_host_is_told_as_it_is_with_its_address() -> None:
+    told = verdict(DOWN)
+    assert type(told) is HostUnreachable
+    assert str(told) == "a:11210: it can't be reached. Start it"
+    named = HostUnreachable("a:11210 can't be reached", hint="Start it")
+    assert verdict(named).reason == "a:11210 can't be reached"
+
+
+def test_hosts_that_are_all_down() -> None:
+    told = verdict(DOWN, DOWN)
+    assert type(told) is HostUnreachable
+    assert told.reason == "no host can be reached: a:11210: it can't be reached; b:11210: it can't be reached"
+    assert told.hint == "Start it"
+
+
+@pytest.mark.parametrize("worst", [NO_BUCKET, NO_ACCESS, NO_TLS, NONSENSE, BUSY, CLOSED, SILENT])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_tells_most_is_told_whatever_else_is_down(worst: HeadwaterError, place: int) -> None:
+    errors: list[HeadwaterError] = [DOWN, DOWN]
+    errors.insert(place, worst)
+    told = verdict(*errors)
+    assert type(told) is type(worst)
+    assert told.hint == worst.hint
+    assert told.reason.startswith("no host can be used: a:11210: ")
+    assert worst.reason in told.reason
+    assert told.reason.count("it can't be reached") == 2
+    assert told.__cause__ is worst
+    assert getattr(told, "status", None) == getattr(worst, "status", None)
+
+
+def test_the_order_of_what_tells_most() -> None:
+    order = [NO_BUCKET, NO_TLS, NONSENSE, BUSY, SILENT, DOWN]
+    for better, worse in itertools.pairwise(order):
+        assert type(verdict(worse, better)) is type(verdict(better, worse)) is type(better)
+    assert type(verdict(NO_ACCESS, NO_BUCKET)) is AccessDenied, "the first of two that tell the same much"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationFailed(Status.AUTH_ERROR, "the password is wrong"),
+        InvalidInput("the file can't be used"),
+        LocalProtocolError("a fault of ours"),
+    ],
+)
+def test_what_is_the_same_everywhere_ends_the_search(error: HeadwaterError) -> None:
+    failures = HostFailures()
+    failures.add(HOSTS[0], DOWN)
+    with pytest.raises(type(error)) as raised:
+        failures.add(HOSTS[1], error)
+    assert raised.value.reason == f"b:11210: {error.reason}"
+    assert raised.value.__cause__ is error
+
+
+def test_no_host_at_all() -> None:
+    with pytest.raises(LocalProtocolError, match="none was named"):
+        HostFailures().verdict()
+
+
+# Whether and when to try again.
+
+
+NODE = Address("node", 1)
+
+
+def delays(random: float) -> list[float]:
+    backoff = Backoff(delay_s_min=1.0, delay_s_max=5.0, random=lambda: random)
+    return [backoff.delay_s(failures) for failures in (0, 1, 2, 3, 4, 10_000)]
+
+
+def test_delays_double_up_to_a_bound() -> None:
+    assert delays(0.0) == [0.5, 0.5, 1.0, 2.0, 2.5, 2.5]
+
+
+def test_no_two_clients_wait_for_the_same_time() -> None:
+    assert all(late > early for early, late in zip(delays(0.0), delays(0.9), strict=True))
+    assert max(delays(0.999999)) <= 5.0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_the_last"),
+    [
+        (ConnectionFailed("cut"), False),
+        (TlsFailed("not trusted"), True),
+        (AuthenticationFailed(Status.AUTH_ERROR, "wrong password"), True),
+        (TemporaryFailure(Status.ETMPFAIL, "not now"), False),
+        (MalformedJson("half of it"), False),
+        (StoreFull("full"), True),
+    ],
+)
+def test_which_errors_are_final(error: HeadwaterError, is_the_last: bool) -> None:
+    assert is_final(error) is is_the_last
+
+
+def test_a_node_may_break_the_protocol_now_and_then_but_not_again_and_again() -> None:
+    tolerance = Tolerance(within_s=100.0)
+    assert not any(tolerance.ends_with(NODE, now_s * 50.0) for now_s in range(1000))
+    outcomes = [tolerance.ends_with(NODE, 100_000.0) for _ in range(PROTOCOL_FAULTS_MAX)]
+    assert outcomes == [False] * (PROTOCOL_FAULTS_MAX - 1) + [True]
+    assert not any(Tolerance(within_s=None).ends_with(NODE, 0.0) for _ in range(1000))

@@ -1,0 +1,280 @@
+"""Settings of a client: what is read, what does not fit together, and that they travel."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.client.cluster_map import Network
+from headwater.client.connection_string import Address, ConnectionString
+from headwater.client.handshake import Credentials
+from headwater.client.kv_connection import FEATURES, Timeouts
+from headwater.client.settings import AGENT_CHARS_MAX, ClientSettings, TlsSettings
+from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
+from headwater.protocol.features import Feature
+from headwater.protocol.sasl import Mechanism
+from support.certificates import self_signed
+
+URL = "couchbase://a,b:1/travel"
+LOGIN = {"user": "ann", "password": "pencil"}
+
+
+def test_what_is_there_unless_told() -> None:
+    settings = ClientSettings.make(URL)
+    assert settings.addresses == (Address("a", 11210), Address("b", 1))
+    assert settings.bucket == "travel"
+    assert settings.credentials is None
+    assert settings.tls is None
+    assert settings.tls_context() is None
+    assert not settings.is_tls
+    assert settings.mechanism is None
+    assert settings.network is Network.AUTO
+    assert settings.features == FEATURES
+    assert settings.agent.startswith("headwater/")
+    assert settings.timeouts == Timeouts()
+
+
+def test_all_that_can_be_told() -> None:
+    settings = ClientSettings.make(
+        "couchbases://a/travel?network=default",
+        **LOGIN,
+        tls=TlsSettings(skip_verify=True),
+        mechanism="SCRAM-SHA256",
+        network="external",
+        agent="a tool",
+        features=(Feature.XERROR,),
+        timeouts=Timeouts(connect_s=1, answer_s=2),
+    )
+    login = settings.login()
+    assert login.credentials == settings.credentials == Credentials("ann", "pencil")
+    assert login.bucket == "travel"
+    assert login.tls is settings.tls_context() is not None
+    assert login.tls.verify_mode is ssl.CERT_NONE
+    assert login.mechanism is settings.mechanism is Mechanism.SCRAM_SHA256
+    assert settings.network is Network.EXTERNAL
+    assert (login.agent, login.features, login.timeouts) == (
+        "a tool",
+        (Feature.XERROR,),
+        Timeouts(connect_s=1, answer_s=2),
+    )
+
+
+def test_who_logs_in() -> None:
+    assert ClientSettings.make("couchbase://ann@a/b", password="p").credentials == Credentials("ann", "p")
+    assert ClientSettings.make("couchbase://ann@a/b", user="bob", password="p").credentials == Credentials("bob", "p")
+
+
+def test_tls_without_options_trusts_the_system() -> None:
+    settings = ClientSettings.make("couchbases://a/b")
+    assert settings.tls == TlsSettings()
+    assert settings.is_tls
+
+
+def test_a_certificate_needs_no_user_and_allows_one() -> None:
+    tls = TlsSettings(certificate_file="c.pem", key_file="k.pem")
+    assert ClientSettings.make("couchbases://a/b", tls=tls).credentials is None
+    assert ClientSettings.make("couchbases://a/b", tls=tls, **LOGIN).credentials is not None
+
+
+def test_the_network_of_the_url() -> None:
+    assert ClientSettings.make(f"{URL}?network=external").network is Network.EXTERNAL
+    assert ClientSettings.make(f"{URL}?network=external", network=Network.AUTO).network is Network.AUTO
+
+
+def test_which_hosts_speak_the_key_value_protocol() -> None:
+    assert ClientSettings.make("couchbase://a:8091,b,c:9/t").kv_addresses == (Address("b", 11210), Address("c", 9))
+    assert ClientSettings.make("couchbase://a:8091/t").kv_addresses == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "kind", "reason", "hint"),
+    [
+        ("couchbase://a", {}, InvalidConnectionString, "names no bucket", "couchbase://host/bucket"),
+        ("a/b", {}, InvalidConnectionString, "does not start with", "couchbase://host"),
+        (URL, {"tls": TlsSettings()}, InvalidInput, "TLS options, but no TLS", "couchbases://"),
+        (URL, {"password": "p"}, InvalidInput, "a password, but no user", "Give the user"),
+        (URL, {"user": "ann"}, InvalidInput, "the password is missing", "Give both"),
+        (URL, {"user": "", "password": "p"}, InvalidInput, "is missing", "Give both"),
+        (URL, {"user": "ann", "password": ""}, InvalidInput, "is missing", "Give both"),
+        ("couchbase://ann@a/b", {}, InvalidInput, "the password is missing", "Give both"),
+        (URL, {"user": "a" * 129, "password": "p"}, InvalidInput, "is not possible", "128"),
+        (URL, {"user": "a\0", "password": "p"}, InvalidInput, "is not possible", "NUL"),
+        (URL, {"user": "ann", "password": "\udc80"}, InvalidInput, "is not possible", "UTF-8"),
+        (URL, {"mechanism": "CRAM-MD5", **LOGIN}, InvalidInput, "no mechanism 'CRAM-MD5'", "SCRAM-SHA512"),
+        (URL, {"mechanism": "PLAIN"}, InvalidInput, "nobody to log in by PLAIN", "Give a user"),
+        (URL, {"network": "inside"}, InvalidConnectionString, "no network 'inside'", "auto, default, external"),
+        (f"{URL}?network=x", {}, InvalidConnectionString, "no network 'x'", "auto, default, external"),
+        (URL, {"agent": ""}, InvalidInput, "can't be the agent's name", "printable"),
+        (URL, {"agent": "x" * (AGENT_CHARS_MAX + 1)}, InvalidInput, "can't be the agent's name", "printable"),
+        (URL, {"agent": "a\r\nCookie: b"}, InvalidInput, "can't be the agent's name", "printable"),
+        (URL, {"agent": "ä"}, InvalidInput, "can't be the agent's name", "ASCII"),
+        (URL, {"timeouts": Timeouts(connect_s=0)}, InvalidInput, "not above 0", "seconds"),
+        (URL, {"timeouts": Timeouts(answer_s=-1)}, InvalidInput, "not above 0", "seconds"),
+    ],
+)
+def test_what_does_not_fit_together(
+    url: str, options: dict[str, Any], kind: type[InvalidInput], reason: str, hint: str
+) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        ClientSettings.make(url, **options)
+    assert type(raised.value) is kind
+    assert reason in raised.value.reason
+    assert hint in raised.value.hint
+
+
+def test_who_logs_in_is_in_no_repr() -> None:
+    settings = ClientSettings.make(URL, **LOGIN)
+    for text in (repr(settings), str(settings)):
+        assert "pencil" not in text
+        assert "ann" not in text
+
+
+def test_settings_travel_without_the_context_of_tls(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    tls = TlsSettings(ca_file=certificate, certificate_file=certificate, key_file=key)
+    settings = ClientSettings.make("couchbases://a/b", tls=tls, **LOGIN)
+    context = settings.tls_context()
+    assert settings.tls_context() is context, "it is made once"
+    for travelled in (pickle.loads(pickle.dumps(settings)), copy.deepcopy(settings)):
+        assert travelled == settings
+        assert travelled.credentials == Credentials("ann", "pencil")
+        assert isinstance(travelled.tls_context(), ssl.SSLContext)
+        assert travelled.tls_context() is not context
+
+
+def test_the_files_of_tls_are_read_when_they_are_needed(tmp_path: Path) -> None:
+    settings = ClientSettings.make("couchbases://a/b", tls=TlsSettings(ca_file=tmp_path / "later.pem"))
+    with pytest.raises(InvalidInput, match="can't be used"):
+        settings.login()
+    self_signed(tmp_path)[0].rename(tmp_path / "later.pem")
+    assert settings.login().tls is not None
+
+
+def test_settings_are_as_good_as_their_parts() -> None:
+    where = ConnectionString.parse(URL)
+    assert ClientSettings.of(where, Credentials("ann", "pencil")) == ClientSettings.make(URL, **LOGIN)
+
+
+def test_a_later_map_is_of_the_network_of_the_first() -> None:
+    node = {"services": {"kv": 1}, "hostname": "in", "alternateAddresses": {"external": {"hostname": "out"}}}
+    server_map = {"serverList": ["in:1"], "vBucketMap": [[0]]}
+    config = json.dumps({"nodesExt": [node], "vBucketServerMap": server_map}).encode()
+    settings = ClientSettings.make(URL)
+    first = settings.decode_map(config, asked=Address("out", 1))
+    assert first.nodes == (Address("out", 1),)
+    elsewhere = Address("alias", 1)
+    assert settings.decode_map(config, asked=elsewhere).nodes == (Address("in", 1),)
+    assert settings.decode_map(config, asked=elsewhere, network=first.network).nodes == first.nodes
+
+
+def test_a_server_outside_a_cluster_has_no_map() -> None:
+    with pytest.raises(NotSupported, match="a:1 has no cluster config"):
+        ClientSettings.make(URL).decode_map(None, asked=Address("a", 1))
+
+
+# Settings of TLS: what fits together, and files that can't be used.
+
+
+def test_anybody_is_trusted_only_if_told() -> None:
+    assert TlsSettings().context().verify_mode is ssl.CERT_REQUIRED
+    assert TlsSettings().context().check_hostname
+    careless = TlsSettings(skip_verify=True).context()
+    assert careless.verify_mode is ssl.CERT_NONE
+    assert not careless.check_hostname
+
+
+def test_the_ca_file_replaces_those_of_the_system(tmp_path: Path) -> None:
+    certificate, _ = self_signed(tmp_path)
+    for file in (certificate, str(certificate)):
+        (trusted,) = TlsSettings(ca_file=file).context().get_ca_certs()
+        assert trusted["subject"] == ((("commonName", "127.0.0.1"),),)
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    junk, missing = tmp_path / "junk.pem", tmp_path / "missing.pem"
+    junk.write_text("junk")
+    other = tmp_path / "other"
+    other.mkdir()
+    _, other_key = self_signed(other)
+    for settings, what in [
+        (TlsSettings(ca_file=junk), "the CA file"),
+        (TlsSettings(ca_file=missing), "the CA file"),
+        (TlsSettings(certificate_file=missing), "the client certificate"),
+        (TlsSettings(certificate_file=junk, key_file=key), "the client certificate"),
+        (TlsSettings(certificate_file=certificate), "the client certificate"),
+        (TlsSettings(certificate_file=certificate, key_file=other_key), "the client certificate"),
+    ]:
+        with pytest.raises(InvalidInput, match=rf"^{what} .* can't be used") as raised:
+            settings.context()
+        assert "PEM" in raised.value.hint
+
+
+def encrypted_key(folder: Path) -> tuple[Path, Path]:
+    """A certificate, and its key under the password `sesame`."""
+    certificate, key = self_signed(folder)
+    encrypted = folder / "encrypted.pem"
+    subprocess.run(
+        ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", str(encrypted)],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, encrypted
+
+
+def test_nobody_is_asked_for_a_password_on_the_terminal(tmp_path: Path) -> None:
+    """A process that has one would wait there for ever."""
+    certificate, encrypted = encrypted_key(tmp_path)
+    code = (
+        "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "from headwater.client.settings import TlsSettings\n"
+        f"TlsSettings(certificate_file={str(certificate)!r}, key_file={str(encrypted)!r}).context()"
+    )
+    ours, theirs = os.openpty()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdin=theirs, capture_output=True, timeout=60, start_new_session=True
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"InvalidInput: the client certificate" in ended.stderr
+
+
+def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:
+    certificate, encrypted = encrypted_key(tmp_path)
+    TlsSettings(certificate_file=certificate, key_file=encrypted, key_password="sesame").context()
+    for password in (None, "abracadabra"):
+        with pytest.raises(InvalidInput, match="can't be used"):
+            TlsSettings(certificate_file=certificate, key_file=encrypted, key_password=password).context()
+
+
+def test_the_key_may_be_in_the_same_file(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.read_text() + key.read_text())
+    settings = TlsSettings(certificate_file=both)
+    settings.context()
+    assert settings.has_certificate
+    assert not TlsSettings().has_certificate
+
+
+def test_a_key_needs_a_certificate() -> None:
+    for parts in ({"key_file": "key.pem"}, {"key_password": "sesame"}):
+        with pytest.raises(InvalidInput, match="no client certificate"):
+            TlsSettings(**parts)
+
+
+def test_settings_travel_and_do_not_tell(tmp_path: Path) -> None:
+    settings = TlsSettings(ca_file=tmp_path / "ca.pem", certificate_file="c.pem", key_file="k.pem", key_password="s3s")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert "s3s" not in repr(settings)

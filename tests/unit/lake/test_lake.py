@@ -1,0 +1,436 @@
+"""The lake as its driver sees it: batches, replays, refusals, merges and what they cost."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.errors import (
+    ColumnsChanged,
+    LakeDamaged,
+    LakeInUse,
+    LakeOfOtherBucket,
+    LakeOutOfStep,
+)
+from headwater.lake.change_files import ChangeReport
+from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
+from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
+from headwater.lake.lake import Lake, LakeSettings, with_columns
+from headwater.lake.tasks import result_batch, results_of, run_here
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.spark.planning import whole_place
+from support.bucket_model import BUCKET_UUID, ModelBucket, batches
+from support.lake_checks import check_documents, check_no_duplicates, table_rows
+from support.small_lake import HOTEL, SmallLake, merging
+
+DEFAULT = "_default._default"
+
+
+def keys(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted(row["key"] for row in rows)
+
+
+def test_a_batch_is_landed_and_merged(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", "b")
+    small.write(3, "c", collection=HOTEL)
+    committed = small.land()
+    assert committed.rows == 3
+    assert committed.rows_by_table == {DEFAULT: 2, "inventory.hotel": 1}
+    assert keys(small.rows(f"documents/{DEFAULT}")) == ["a", "b"]
+    assert keys(small.rows("documents/inventory.hotel")) == ["c"]
+    assert small.rows("documents/inventory.hotel")[0]["vbucket_group"] == 1
+    assert small.lake.held_offsets() == small.bucket.offsets()
+    assert small.lake.held_offsets("inventory.hotel") == small.bucket.offsets()
+
+
+def test_the_next_batch_begins_where_the_tables_end(tmp_path: Path) -> None:
+    """The tables are the only memory: rows that they hold are refused, whoever brings them again."""
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    rows = small.bucket.rows(0)
+    small.land()
+    for lake in (small.lake, small.reopen()):
+        batch = begin_batch(lake)
+        assert batch.number == 1
+        with pytest.raises(LakeOutOfStep, match="seqno 1 of vbucket 0 comes again"):
+            batch.writer.write(batches(rows, 10))
+
+
+def test_an_attempt_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    for _ in range(2):
+        small.begin().writer.write(batches(small.bucket.rows(0), 10))
+    assert small.rows("changes") == []
+    small.land()
+    assert keys(small.rows("changes")) == ["a"]
+
+
+def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land()
+    moved = whole_place(Vbuuid(7), Seqno(5))
+    commit_batch(small.lake, small.begin(), [ChangeReport(reached={VBucketId(2): moved})])
+    assert small.reopen().held_offsets() == small.bucket.offsets().updated({VBucketId(2): moved})
+    assert small.lake.last_batch == 1
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_another_bucket_are_refused(tmp_path: Path) -> None:
+    SmallLake(tmp_path)
+    with pytest.raises(LakeOfOtherBucket, match="'other'"):
+        Lake.open(str(tmp_path), bucket_uuid="other")
+    with pytest.raises(LakeOfOtherBucket):
+        Lake.create(str(tmp_path), bucket_uuid="other", vbuckets=4)
+
+
+def test_another_number_of_vbuckets_is_refused(tmp_path: Path) -> None:
+    SmallLake(tmp_path)
+    with pytest.raises(LakeDamaged, match="4 vbuckets, not for 8"):
+        Lake.create(str(tmp_path), bucket_uuid=BUCKET_UUID, vbuckets=8)
+
+
+def test_xattrs_can_not_be_had_later(tmp_path: Path) -> None:
+    SmallLake(tmp_path)
+    with pytest.raises(ColumnsChanged, match="without xattrs"):
+        Lake.create(str(tmp_path), bucket_uuid=BUCKET_UUID, vbuckets=4, xattrs=True)
+
+
+def test_where_there_is_no_lake_there_is_none(tmp_path: Path) -> None:
+    assert Lake.open(str(tmp_path)) is None
+
+
+def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    late = small.begin()
+    report = small.write_batch(late, [0])
+    other = SmallLake(tmp_path, bucket=small.bucket)
+    other.land()
+    with pytest.raises(LakeInUse):
+        commit_batch(small.lake, late, [report])
+    assert keys(small.rows("changes")) == ["a"]
+    # It sees what has happened, and goes on from there.
+    small.write(0, "b")
+    small.land()
+    assert keys(small.rows(f"documents/{DEFAULT}")) == ["a", "b"]
+
+
+# --- merging ------------------------------------------------------------------------------------------------------
+
+
+def fill(small: SmallLake, rows: int) -> None:
+    for number in range(rows):
+        small.write(number % 4, f"key-{number}")
+
+
+def files_of(small: SmallLake) -> set[str]:
+    documents = small.lake.tables[DEFAULT].documents
+    assert documents is not None
+    return {file.path for file in documents.log.files()}
+
+
+def test_few_changes_wait_and_are_seen_by_who_asks(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    fill(small, 100)
+    small.land()
+    small.write(0, "new", "key-0", value=b"{}")
+    small.bucket.change(1, "deletion", 0, b"key-1")
+    small.land(merges=False)
+    assert len(small.rows(f"documents/{DEFAULT}")) == 100
+    assert keys(small.documents_now()) == sorted([f"key-{n}" for n in range(100) if n != 1] + ["new"])
+    check_documents(small.documents_now(), small.bucket.sent_documents())
+    assert merge(small.lake) == 1
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+
+
+def test_new_documents_are_appended_and_no_file_is_written_again(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    fill(small, 20)
+    small.land()
+    before = files_of(small)
+    small.write(0, *(f"new-{n}" for n in range(20)))
+    small.land()
+    assert before < files_of(small)
+
+
+def test_only_files_with_replaced_documents_are_written_again(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, groups=1)
+    for number in range(3):
+        small.write(0, *(f"key-{number}-{n}" for n in range(10 * (number + 1))))
+        small.land()
+    documents = small.lake.tables[DEFAULT].documents
+    assert documents is not None
+    before = files_of(small)
+    small.write(0, "key-1-3")
+    small.land()
+    assert len(before - files_of(small)) == 1
+
+
+def test_an_idle_table_says_that_it_is_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.lake.commits._IDLE_BATCHES_MAX", 3)
+    small = SmallLake(tmp_path)
+    small.write(0, "a", collection=HOTEL)
+    small.land()
+    for number in range(6):
+        small.write(0, f"b{number}")
+        small.land()
+    assert small.lake.tables["inventory.hotel"].merged_at(0) > 0
+    assert small.reopen().held_offsets("inventory.hotel").vbuckets == small.bucket.offsets().vbuckets
+
+
+def test_a_table_that_is_lost_is_built_again(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=merging(history=True))
+    fill(small, 20)
+    small.land()
+    small.write(0, "key-0", value=b"{}")
+    small.land()
+    shutil.rmtree(tmp_path / "documents" / DEFAULT)
+    small.reopen()
+    check_documents(small.documents_now(), small.bucket.sent_documents())
+    merge(small.lake)
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+
+
+def test_a_collection_that_is_made_again_keeps_its_table(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "old", collection=HOTEL)
+    small.land()
+    small.bucket.event("collection_dropped", HOTEL)
+    small.land()
+    assert small.rows("documents/inventory.hotel") == []
+    small.bucket.names[12] = ("inventory", "hotel")
+    small.bucket.event("collection_created", 12)
+    small.write(0, "new", collection=12)
+    small.land()
+    assert [(row["key"], row["collection_id"]) for row in small.rows("documents/inventory.hotel")] == [("new", 12)]
+
+
+def test_a_collection_without_documents_has_a_table(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.bucket.event("collection_created", HOTEL)
+    small.land()
+    assert (tmp_path / "documents" / "inventory.hotel" / "_delta_log").exists()
+    assert small.documents_now("inventory.hotel") == []
+
+
+def test_a_name_that_was_told_once_is_known_from_then_on(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", collection=HOTEL)
+    small.land()
+    small.bucket.names[HOTEL] = (None, None)  # type: ignore[assignment]
+    small.write(0, "b", collection=HOTEL)
+    small.land()
+    assert keys(small.rows("documents/inventory.hotel")) == ["a", "b"]
+
+
+# --- rollbacks ----------------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_is_undone_everywhere(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=merging(history=True))
+    small.write(0, "kept", "changed", "removed")
+    small.write(1, "other")
+    small.land()
+    small.write(0, "changed", value=b'{"n": 2}')
+    small.write(0, "created")
+    small.bucket.change(0, "deletion", 0, b"removed")
+    small.land()
+    assert keys(small.rows(f"documents/{DEFAULT}")) == ["changed", "created", "kept", "other"]
+    small.bucket.fail_over(0, 3)
+    committed = small.land()
+    assert committed.rollbacks == {0: 3}
+    assert keys(small.rows(f"documents/{DEFAULT}")) == ["changed", "kept", "other", "removed"]
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+    changes = small.rows("changes")
+    assert sorted(row["seqno"] for row in changes if row["void"]) == [4, 5, 6]
+    check_no_duplicates(changes)
+    history = small.rows(f"history/{DEFAULT}")
+    assert sorted((row["key"], row["is_current"], row["valid_to"]) for row in history) == [
+        (key, True, None) for key in ("changed", "kept", "other", "removed")
+    ]
+
+
+def test_a_rollback_writes_only_those_files_again_that_it_must(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    for vbucket in (0, 0, 3):
+        small.write(vbucket, "a")
+        small.land([vbucket])
+    before = {file.path for file in small.lake.changes.files()}
+    small.bucket.fail_over(0, 1)
+    small.land()
+    after = {file.path for file in small.lake.changes.files()}
+    assert len(before - after) == 1
+
+
+def test_a_rollback_into_the_middle_of_a_snapshot_is_not_trusted(tmp_path: Path) -> None:
+    """The version of `a` at seqno 1 was never handed out, for it had a newer one in its snapshot. That one is dead."""
+    small = SmallLake(tmp_path)
+    small.write(0, "a", "b", "a")
+    small.land(deduplicated=True)
+    small.bucket.fail_over(0, 2)
+    small.write(0, "c")
+    assert small.land(careless=True).read_again == {0}
+    assert small.rows(f"documents/{DEFAULT}") == []
+    assert VBucketId(0) not in small.lake.held_offsets(), "the next batch reads it from 0"
+
+
+def test_a_rollback_into_a_snapshot_of_the_same_batch_is_not_trusted(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", "b", "a")
+    rows = small.bucket.rows(0, deduplicated=True)
+    small.bucket.mark_sent([0])
+    small.bucket.fail_over(0, 2)
+    batch = small.begin()
+    report = batch.writer.write(batches([*rows, *small.bucket.rows(0, careless=True)], 10))
+    assert commit_batch(small.lake, batch, [report]).read_again == {0}
+    merge(small.lake)
+    assert small.documents_now() == []
+
+
+def test_without_the_rollback_the_tables_would_be_wrong(tmp_path: Path) -> None:
+    """The check can fail: a dead branch that nobody takes back stays in the table."""
+    small = SmallLake(tmp_path)
+    small.write(0, "dead")
+    small.land()
+    small.bucket.fail_over(0, 0)
+    small.bucket.vbuckets[0].fork_seqno = None
+    small.bucket.vbuckets[0].sent_seqno = 0
+    with pytest.raises(AssertionError):
+        check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+
+
+# --- typed columns ------------------------------------------------------------------------------------------------
+
+
+def test_documents_that_do_not_fit_are_rejected_until_they_do(tmp_path: Path) -> None:
+    settings = with_columns(LakeSettings(), {"*": "n INT"})
+    small = SmallLake(tmp_path, settings=settings)
+    small.write(0, "good", value=b'{"n": 5}')
+    small.write(0, "bad", value=b'{"n": "five"}')
+    small.land()
+    rows = small.rows(f"documents/{DEFAULT}")
+    assert sorted((row["key"], row["n"]) for row in rows if row["n"] is not None) == [("good", 5)]
+    assert len(rows) == 2
+    assert [(row["key"], row["reason"]) for row in small.rows(f"rejects/{DEFAULT}")] == [
+        ("bad", "column n: INT can't hold a string like this")
+    ]
+    small.write(0, "bad", value=b'{"n": 6}')
+    small.land()
+    assert small.rows(f"rejects/{DEFAULT}") == []
+
+
+def test_other_columns_than_the_table_has_are_refused(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=with_columns(LakeSettings(), {DEFAULT: "n INT"}))
+    small.write(0, "a")
+    small.land()
+    for columns in ({DEFAULT: "n BIGINT"}, {"*": "m INT"}):
+        with pytest.raises(ColumnsChanged, match="n INT"):
+            Lake.open(str(tmp_path), settings=with_columns(LakeSettings(), columns))
+    small.reopen(LakeSettings())
+    small.write(0, "b")
+    small.land()
+    assert sorted(row["n"] for row in small.rows(f"documents/{DEFAULT}")) == [1, 1]
+
+
+def test_columns_are_inferred_from_the_first_documents(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=LakeSettings(infer=True))
+    small.write(0, "a", value=b'{"n": 5, "city": "Bern"}')
+    small.write(1, "b", collection=HOTEL, value=b"\xff")
+    small.land()
+    assert [(row["n"], row["city"]) for row in small.rows(f"documents/{DEFAULT}")] == [(5, "Bern")]
+    assert "n" not in small.rows("documents/inventory.hotel")[0]
+
+
+# --- where the work is done ---------------------------------------------------------------------------------------
+
+
+def run_elsewhere(tasks: Sequence[Any]) -> list[Any]:
+    """As on Spark: every task goes through bytes, and comes back in any order."""
+    carried = [pickle.loads(pickle.dumps(task)) for task in tasks]
+    answers = [result_batch(task.run(), number).to_pylist()[0] for number, task in enumerate(carried)]
+    return results_of((row["number"], row["result"]) for row in reversed(answers))
+
+
+def test_all_work_can_be_done_in_other_processes(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=with_columns(merging(history=True), {"*": "n INT"}))
+    fill(small, 20)
+    small.land(run=run_elsewhere)
+    small.bucket.fail_over(0, 2)
+    small.write(0, "again")
+    small.land(run=run_elsewhere)
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+
+
+def test_reading_in_between_can_be_done_in_other_processes(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    fill(small, 20)
+    small.land()
+    small.write(0, "new")
+    small.land(merges=False)
+    tasks: list[MergeTask] = pickle.loads(pickle.dumps(small.lake.read_tasks(DEFAULT)))
+    rows = [row for task in tasks for table in merged_rows(task) for row in table.to_pylist()]
+    check_documents(rows, small.bucket.sent_documents())
+
+
+def test_a_merge_can_not_be_committed_over_a_newer_batch(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land(merges=False)
+    tasks = plan_merges(small.lake)
+    results = run_here(tasks)
+    small.write(0, "b")
+    small.land(merges=False)
+    with pytest.raises(AssertionError, match="since the merges were planned"):
+        commit_merges(small.lake, tasks, results)
+
+
+def test_xattrs_come_along(tmp_path: Path) -> None:
+    lake = Lake.create(
+        str(tmp_path),
+        bucket_uuid=BUCKET_UUID,
+        vbuckets=1,
+        xattrs=True,
+        settings=LakeSettings(merging=MergeRules(history=True)),
+    )
+    bucket = ModelBucket(1)
+    bucket.change(0, "mutation", 0, b"a", b"{}")
+    bucket.change(0, "mutation", 0, b"b", b"{}")
+    (batch,) = batches(bucket.rows(0), 10)
+    xattrs = pa.array([[("_sync", b"{}")], None], pa.map_(pa.string(), pa.binary()))
+    begun = begin_batch(lake)
+    commit_batch(lake, begun, [begun.writer.write([batch.append_column("xattrs", xattrs)])])
+    merge(lake)
+    for table in (f"documents/{DEFAULT}", f"history/{DEFAULT}", "changes"):
+        found = table_rows(tmp_path / table)
+        assert sorted((row["key"], row["xattrs"]) for row in found) == [("a", [("_sync", b"{}")]), ("b", None)]
+
+
+def test_a_query_that_failed_half_way_is_completed_by_the_next_in_the_same_process(tmp_path: Path) -> None:
+    """Between the tables of two new collections. The object knows both, and counts anew what is pending."""
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.write(0, "b", collection=HOTEL)
+
+    def fail(name: str) -> None:
+        if name == "create documents inventory.hotel":
+            raise RuntimeError(name)
+
+    small.lake.step = fail
+    with pytest.raises(RuntimeError):
+        small.land()
+    small.lake.step = lambda name: None
+    small.bucket.mark_sent(range(4))
+    merge(small.lake)
+    assert keys(small.rows(f"documents/{DEFAULT}")) == ["a"]
+    assert keys(small.rows("documents/inventory.hotel")) == ["b"]

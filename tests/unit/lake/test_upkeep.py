@@ -1,0 +1,289 @@
+"""Joining files, trimming changes, deleting what is dead: and the tables are what they were."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import InvalidInput, LakeDamaged, LakeOutOfStep
+from headwater.lake import upkeep
+from headwater.lake.commits import merge
+from headwater.lake.data_files import DataFile
+from headwater.lake.upkeep import clean_logs, files_to_join, join_files, trim_changes, vacuum
+from headwater.protocol.numbers import VBucketId
+from support.bucket_model import batches
+from support.lake_checks import check_documents, check_no_duplicates
+from support.small_lake import SmallLake, merging
+
+DEFAULT = "_default._default"
+LONG_AGO = datetime.now(UTC) - timedelta(days=10)
+YESTERDAY = datetime.now(UTC) - timedelta(days=1)
+
+
+# --- joining ------------------------------------------------------------------------------------------------------
+
+
+def sized(*sizes: int, partition: str = "0") -> list[DataFile]:
+    where = (("vbucket_group", partition),)
+    return [DataFile(path=f"{partition}-{n}", size_bytes=size, rows=1, partition=where) for n, size in enumerate(sizes)]
+
+
+def test_files_of_about_one_size_are_joined() -> None:
+    small, large = sized(*[1000] * 8), sized(*[300_000] * 7)
+    (found,) = files_to_join([*small, *large], file_bytes=10**8)
+    assert list(found) == small
+    assert files_to_join(small[:7], file_bytes=10**8) == []
+
+
+def test_files_of_several_partitions_stay_apart() -> None:
+    assert files_to_join([*sized(*[10] * 7, partition="0"), *sized(*[10] * 7, partition="1")], file_bytes=10**8) == []
+
+
+def test_what_is_large_enough_is_left_alone_and_sets_do_not_grow_beyond_it() -> None:
+    assert files_to_join(sized(*[60_000_000] * 20), file_bytes=10**8) == []
+    found = files_to_join(sized(*[10_000_000] * 25), file_bytes=10**8)
+    assert [len(part) for part in found] == [10, 10]
+
+
+def test_every_row_is_joined_only_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand batches of one size: what is written again is a few times what was written."""
+    files: list[DataFile] = []
+    rewritten = 0
+    for number in range(1000):
+        files.append(DataFile(path=str(number), size_bytes=50_000, rows=1))
+        for part in files_to_join(files, file_bytes=10**9):
+            total = sum(file.size_bytes for file in part)
+            rewritten += total
+            files = [file for file in files if file not in part]
+            files.append(DataFile(path=f"joined-{number}-{part[0].path}", size_bytes=total, rows=1))
+    assert len(files) < 40
+    assert rewritten < 6 * 1000 * 50_000
+
+
+@pytest.mark.parametrize("bytes_a_time", [1, 2**28])
+def test_joined_files_hold_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_a_time: int) -> None:
+    monkeypatch.setattr(upkeep, "JOIN_BYTES_A_TIME", bytes_a_time)
+    small = SmallLake(tmp_path, settings=merging(history=True))
+    for number in range(20):
+        small.write(number % 4, f"new-{number}", f"key-{number}")
+        small.land()
+    before = {
+        name: sorted(small.rows(name), key=str) for name in ("changes", f"documents/{DEFAULT}", f"history/{DEFAULT}")
+    }
+    assert join_files(small.lake) > 10
+    assert len(small.lake.changes.files()) == 1
+    for name, rows in before.items():
+        assert sorted(small.rows(name), key=str) == rows
+    # Pending changes are found in joined files as well.
+    small.write(0, "pending")
+    small.land(merges=False)
+    for number in range(8):
+        small.write(1, f"pending-{number}")
+        small.land(merges=False)
+    join_files(small.lake)
+    small.reopen()
+    check_documents(small.documents_now(), small.bucket.sent_documents())
+    merge(small.lake)
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+    assert small.lake.held_offsets() == small.bucket.offsets()
+
+
+def test_few_files_are_not_joined(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land()
+    version = small.lake.changes.version
+    assert join_files(small.lake) == 0
+    assert small.lake.changes.version == version
+
+
+# --- trimming -----------------------------------------------------------------------------------------------------
+
+
+def old_and_young(directory: Path) -> SmallLake:
+    small = SmallLake(directory, settings=merging(history=True))
+    for number in range(5):
+        small.write(0, "a", "b", value=b'{"n": %d}' % number)
+        small.write(1, "gone")
+        small.bucket.change(1, "deletion", 0, b"gone")
+        small.land(landed_at=LONG_AGO)
+    small.write(0, "a", value=b'{"young": 1}')
+    small.write(0, "a", value=b'{"young": 2}')
+    small.land()
+    return small
+
+
+def test_old_changes_are_folded_and_young_ones_stay(tmp_path: Path) -> None:
+    small = old_and_young(tmp_path)
+    assert trim_changes(small.lake, YESTERDAY) == 22 - 2 - 3
+    rows = sorted((row["vbucket"], row["seqno"], row["key"]) for row in small.rows("changes"))
+    # Of the first vbucket what it held, of the second the row that tells how far back it goes.
+    assert rows == [(0, 9, "a"), (0, 10, "b"), (0, 11, "a"), (0, 12, "a"), (1, 10, "gone")]
+    check_no_duplicates(small.rows("changes"))
+    small.reopen()
+    check_documents(small.documents_now(), small.bucket.sent_documents())
+
+
+def test_what_was_trimmed_still_builds_the_tables_and_takes_rollbacks(tmp_path: Path) -> None:
+    small = old_and_young(tmp_path)
+    trim_changes(small.lake, YESTERDAY)
+    small.bucket.fail_over(0, 11)
+    assert small.land().read_again == frozenset()
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+    small.bucket.fail_over(0, 10)
+    assert small.land().read_again == frozenset()
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+
+
+def test_a_rollback_behind_what_was_trimmed_has_the_vbucket_read_again(tmp_path: Path) -> None:
+    small = old_and_young(tmp_path)
+    trim_changes(small.lake, YESTERDAY)
+    small.bucket.fail_over(0, 9)
+    small.write(0, "c")
+    committed = small.land()
+    assert committed.read_again == {0}
+    assert small.rows(f"documents/{DEFAULT}") == []
+    assert small.lake.held_offsets().get(VBucketId(0)) is None
+    # The next batch begins where the tables end: at 0, in this vbucket.
+    small.reopen()
+    small.bucket.mark_unread(0)
+    small.land()
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+    check_no_duplicates(small.rows("changes"))
+
+
+def test_what_is_not_merged_is_not_trimmed(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    for number in range(5):
+        small.write(0, "a", value=b'{"n": %d}' % number)
+        small.land(landed_at=LONG_AGO, merges=False)
+    assert trim_changes(small.lake, YESTERDAY) == 0
+    merge(small.lake)
+    assert trim_changes(small.lake, YESTERDAY) == 4
+
+
+def test_trimming_waits_until_it_pays(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", "b", "c", "a")
+    small.land(landed_at=LONG_AGO)
+    assert trim_changes(small.lake, YESTERDAY) == 0
+
+
+def test_young_changes_are_not_trimmed(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    for number in range(5):
+        small.write(0, "a", value=b'{"n": %d}' % number)
+        small.land()
+    assert trim_changes(small.lake, YESTERDAY) == 0
+
+
+def test_a_history_that_missed_what_was_trimmed_does_not_go_on(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=merging(history=True))
+    small.write(0, "a")
+    small.land(landed_at=LONG_AGO)
+    small.reopen(merging(history=False))
+    for number in range(5):
+        small.write(0, "a", value=b'{"n": %d}' % number)
+        small.land(landed_at=LONG_AGO)
+    assert trim_changes(small.lake, YESTERDAY) > 0
+    small.reopen(merging(history=True))
+    with pytest.raises(LakeOutOfStep, match="history of"):
+        merge(small.lake)
+    shutil.rmtree(tmp_path / "history" / DEFAULT)
+    small.reopen()
+    merge(small.lake)
+    assert [(row["seqno"], row["is_current"]) for row in small.rows(f"history/{DEFAULT}")] == [(6, True)]
+
+
+def test_a_table_that_was_brought_back_from_long_ago_is_told(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land(landed_at=LONG_AGO)
+    shutil.copytree(tmp_path / "documents", tmp_path / "backup")
+    for number in range(5):
+        small.write(0, "a", value=b'{"n": %d}' % number)
+        small.land(landed_at=LONG_AGO)
+    trim_changes(small.lake, YESTERDAY)
+    shutil.rmtree(tmp_path / "documents")
+    (tmp_path / "backup").rename(tmp_path / "documents")
+    with pytest.raises(LakeDamaged, match="misses changes"):
+        small.reopen()
+    shutil.rmtree(tmp_path / "documents" / DEFAULT)
+    small.reopen()
+    merge(small.lake)
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+
+
+# --- deleting -----------------------------------------------------------------------------------------------------
+
+
+def make_old(directory: Path, days: int = 30) -> None:
+    at = time.time() - days * 24 * 3600
+    for file in directory.rglob("*.parquet"):
+        os.utime(file, (at, at))
+
+
+def test_only_what_nobody_needs_is_deleted(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land()
+    batch = small.begin()
+    small.write(1, "never committed")
+    (orphan,) = batch.writer.write(batches(small.bucket.rows(1), 10)).files
+    # As young as this, it may be somebody's who has not committed it yet.
+    assert vacuum(small.lake) == 0
+    make_old(tmp_path)
+    assert vacuum(small.lake) == 1
+    assert not (tmp_path / "changes" / orphan.path).exists()
+    assert len(small.rows("changes")) == 1
+    assert len(small.rows(f"documents/{DEFAULT}")) == 1
+    assert small.reopen().held_offsets() == small.bucket.offsets()
+
+
+def test_a_file_that_was_removed_lately_stays_for_its_readers(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land()
+    small.write(0, "a", value=b"{}")
+    small.land()
+    make_old(tmp_path)
+    assert vacuum(small.lake, retention_hours=1) == 0
+
+
+def test_a_retention_that_is_not_safe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="safely"):
+        vacuum(SmallLake(tmp_path).lake, retention_hours=0)
+
+
+def test_nothing_to_delete_makes_no_entry_in_a_log(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a")
+    small.land()
+    version = small.lake.changes.version
+    vacuum(small.lake)
+    clean_logs(small.lake)
+    small.lake.changes.refresh()
+    assert small.lake.changes.version == version
+
+
+def test_landing_goes_on_after_all_of_it(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    for number in range(10):
+        small.write(0, f"key-{number}")
+        small.land()
+    join_files(small.lake)
+    make_old(tmp_path)
+    old = time.time() - 60 * 24 * 3600
+    for entry in tmp_path.rglob("_delta_log/*"):
+        os.utime(entry, (old, old))
+    vacuum(small.lake)
+    clean_logs(small.lake)
+    small.write(0, "last")
+    small.land()
+    check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
+    assert small.reopen().held_offsets() == small.bucket.offsets()

@@ -1,0 +1,44 @@
+"""After warming up nothing is compiled any more, whatever is landed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from numba.core.dispatcher import Dispatcher
+
+from headwater.lake import digests, json_fields, key_index
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import LakeSettings, with_columns
+from headwater.lake.warm_up import warm_up
+from support.model_verification import verify_model
+from support.small_lake import SmallLake
+
+
+def signatures() -> dict[str, int]:
+    kernels = {
+        f"{module.__name__}.{name}": it
+        for module in (digests, json_fields, key_index)
+        for name, it in vars(module).items()
+        if isinstance(it, Dispatcher) and it.__module__ == module.__name__
+    }
+    return {name: len(kernel.signatures) for name, kernel in kernels.items()}
+
+
+def test_all_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None:
+    warm_up()
+    warm = signatures()
+    settings = with_columns(
+        LakeSettings(merging=MergeRules(history=True)), {"*": "n INT, s STRING, d DOUBLE, o STRUCT<a: INT>"}
+    )
+    small = SmallLake(tmp_path, settings=settings)
+    small.write(0, "a", "", value=b'{"n": 1, "s": "x\\n", "d": 1.5, "o": {"a": 1}}')
+    small.write(1, "b", value=b"\xff")
+    small.land()
+    small.write(0, "a", value=b"[]")
+    small.bucket.change(1, "deletion", 0, b"b")
+    small.bucket.event("collection_created", 0)
+    small.land()
+    small.bucket.fail_over(0, 1)
+    small.land()
+    assert not verify_model(small.reopen(), small.bucket).findings.counts
+    assert signatures() == warm

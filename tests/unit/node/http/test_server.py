@@ -1,0 +1,231 @@
+"""The HTTP server on real sockets, and streams of configs that end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import http.client
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.node.auth.accounts import FREE_FAILURES
+from headwater.node.cluster_config import Cluster, NodeAddress
+from headwater.node.http import call, server
+from headwater.node.http.server import HttpServer
+from support.http_node import ADMIN, UUID, Node
+
+
+@contextlib.asynccontextmanager
+async def serving(node: Node) -> AsyncIterator[tuple[HttpServer, int]]:
+    bound = socket.create_server(("127.0.0.1", 0))
+    http_server = HttpServer(node)
+    await http_server.listen(bound)
+    try:
+        yield http_server, bound.getsockname()[1]
+    finally:
+        await http_server.stop()
+
+
+async def stream_of(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    credentials = base64.b64encode(b"rob:quill").decode()
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {credentials}\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding: chunked" in head.lower()
+    return reader, writer
+
+
+async def chunk_of(reader: asyncio.StreamReader) -> bytes:
+    chunk_bytes = int(await asyncio.wait_for(reader.readline(), 5), 16)
+    return (await reader.readexactly(chunk_bytes + 2))[:-2]
+
+
+async def config_of(reader: asyncio.StreamReader) -> dict[str, Any]:
+    chunk = await chunk_of(reader)
+    assert chunk.endswith(b"}\n\n\n\n")
+    config: dict[str, Any] = json.loads(chunk)
+    return config
+
+
+def change_config(node: Node) -> None:
+    nodes = (*node.cluster.nodes, NodeAddress(host="127.0.0.1", kv_port=11310, http_port=9091))
+    node.cluster = Cluster(nodes=nodes, revision=node.cluster.revision + 1, uuid=UUID)
+    node.config_changes.notify()
+
+
+@pytest.mark.parametrize(
+    "path", ["/pools/default/bs/beer", "/pools/default/bucketsStreaming/beer", "/poolsStreaming/default"]
+)
+def test_a_stream_says_the_config_again_when_it_changes_and_ends_with_the_node(node: Node, path: str) -> None:
+    async def scenario() -> None:
+        async with serving(node) as (http_server, port):
+            reader, writer = await stream_of(port, path)
+            for nodes in (1, 2, 3):
+                assert len((await config_of(reader))["nodes"]) == nodes
+                change_config(node)
+            await config_of(reader)
+            await http_server.stop()
+            assert await chunk_of(reader) == b""
+            assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_says_the_config_again_now_and_then(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "STREAM_REPEAT_S", 0.02)
+
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            reader, writer = await stream_of(port, "/pools/default/bs/beer")
+            assert [(await config_of(reader))["rev"] for _ in range(3)] == [1, 1, 1]
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_ends_when_its_bucket_is_gone(node: Node) -> None:
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            reader, writer = await stream_of(port, "/pools/default/bs/beer")
+            await config_of(reader)
+            node.bucket = lambda name: None  # type: ignore[method-assign]
+            node.config_changes.notify()
+            assert await chunk_of(reader) == b""
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/pools/default/bs/beer", "/poolsStreaming/default"])
+def test_a_stream_ends_when_its_user_is_gone(node: Node, path: str) -> None:
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            reader, writer = await stream_of(port, path)
+            await config_of(reader)
+            await node.change_users(lambda users: users.remove("rob"))
+            assert await chunk_of(reader) == b""
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_only_so_many_streams(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "STREAMS_MAX", 1)
+
+    async def status(port: int) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        headers = {"Authorization": "Basic " + base64.b64encode(b"rob:quill").decode()}
+        await asyncio.to_thread(connection.request, "GET", "/pools/default/bs/beer", headers=headers)
+        response = await asyncio.to_thread(connection.getresponse)
+        response.close()
+        connection.close()
+        return response.status
+
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            reader, writer = await stream_of(port, "/pools/default/bs/beer")
+            await config_of(reader)
+            assert await status(port) == 503
+            writer.close()
+            await asyncio.sleep(0.1)
+            assert await status(port) == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_goes_leaves_nothing_behind(node: Node) -> None:
+    async def scenario() -> int:
+        async with serving(node) as (http_server, port):
+            streams = http_server._app.state.streams
+            for _ in range(3):
+                reader, writer = await stream_of(port, "/pools/default/bs/beer")
+                await config_of(reader)
+                writer.close()
+            await asyncio.sleep(0.1)
+            gc.collect()
+            await asyncio.sleep(0)
+            assert isinstance(streams, call.ConfigStreams)
+            return streams.open
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_silent_connections_are_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S_MAX", 0.1)
+
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            for sent in (b"", b"GET / HT"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+                writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_trickles_its_second_request_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S_MAX", 0.2)
+
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b'{"status":"ok"}')
+            await asyncio.sleep(0.3)
+            for _ in range(3):
+                writer.write(b"G")
+                await asyncio.sleep(0.08)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_s_own_word_for_its_address_is_not_taken(node: Node) -> None:
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            url = f"http://127.0.0.1:{port}/pools"
+            async with httpx.AsyncClient() as client:
+                for number in range(FREE_FAILURES):
+                    await client.get(url, auth=("ann", "x"), headers={"X-Forwarded-For": f"192.0.2.{number}"})
+                assert (await client.get(url, auth=ADMIN)).status_code == 429
+
+    asyncio.run(scenario())
+
+
+def test_two_sockets_stop_together(node: Node) -> None:
+    async def scenario() -> None:
+        http_server = HttpServer(node)
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        ports = [bound.getsockname()[1] for bound in sockets]
+        for bound in sockets:
+            await http_server.listen(bound)
+        async with httpx.AsyncClient() as client:
+            for port in ports:
+                assert (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200
+        await http_server.stop()
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_can_t_start_says_so(node: Node) -> None:
+    async def scenario() -> None:
+        closed = socket.create_server(("127.0.0.1", 0))
+        closed.close()
+        with pytest.raises(OSError, match="descriptor"):
+            await HttpServer(node).listen(closed)
+
+    asyncio.run(scenario())

@@ -1,0 +1,304 @@
+"""The lookups, as tables of (document, path) and what comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.node.kv.subdocument.json_text import (
+    COMPONENTS_MAX,
+    LAST,
+    LEVELS_MAX,
+    PATH_BYTES_MAX,
+    Path,
+    SubdocFailure,
+    document_text,
+    exists,
+    get,
+    get_count,
+    is_json,
+    parse_path,
+)
+from headwater.protocol.status import Status
+
+ENOENT = Status.SUBDOC_PATH_ENOENT
+MISMATCH = Status.SUBDOC_PATH_MISMATCH
+EINVAL = Status.SUBDOC_PATH_EINVAL
+E2BIG = Status.SUBDOC_PATH_E2BIG
+NOT_JSON = Status.SUBDOC_DOC_NOT_JSON
+E2DEEP = Status.SUBDOC_DOC_E2DEEP
+
+
+def outcome(operation: object, document: str | bytes, path: str) -> str | Status:
+    data = document.encode() if isinstance(document, str) else document
+    try:
+        return operation(document_text(data), parse_path(path.encode()))  # type: ignore[operator]
+    except SubdocFailure as failure:
+        return failure.status
+
+
+ARRAY = '[ 0, "one", 2.0 ]'
+DICT = ' { "int": 1,  "string": "two", "true": true, "null" : null, "list":[ 1 , {"a": "b, c : d"} ] }\n'
+NESTED = '{"k1": ["first", {"k2":[6,7,8]},"last"], "":{"a.b":1,"`":2,"q\\"q":3, "\\u0041":4}}'
+
+GETS: list[tuple[str, str, str | Status]] = [
+    (ARRAY, "[0]", "0"),
+    (ARRAY, "[1]", '"one"'),
+    (ARRAY, "[2]", "2.0"),
+    (ARRAY, "[-1]", "2.0"),
+    (ARRAY, "", '[0,"one",2.0]'),
+    (ARRAY, "[-2]", EINVAL),
+    (ARRAY, "[3]", ENOENT),
+    (ARRAY, "[9999]", ENOENT),
+    (ARRAY, f"[{2**63 - 1}]", ENOENT),
+    (ARRAY, "missing_key", MISMATCH),
+    (ARRAY, "[2].nothing_here", MISMATCH),
+    (DICT, "int", "1"),
+    (DICT, "string", '"two"'),
+    (DICT, "true", "true"),
+    (DICT, "null", "null"),
+    (DICT, "list", '[1,{"a":"b, c : d"}]'),
+    (DICT, "list[1].a", '"b, c : d"'),
+    (DICT, "missing_key", ENOENT),
+    (DICT, "missing.key", ENOENT),
+    (DICT, "missing[0]", ENOENT),
+    (DICT, "[0]", MISMATCH),
+    (DICT, "[-1]", MISMATCH),
+    (DICT, "int.nothing_here", MISMATCH),
+    (DICT, "string[0]", MISMATCH),
+    (DICT, "list.a", MISMATCH),
+    (NESTED, "k1[-1]", '"last"'),
+    (NESTED, "k1[1].k2[-1]", "8"),
+    (NESTED, "k1[1].k2", "[6,7,8]"),
+    ('{"a.b":1,"`":2,"q\\"q":3,"\\u0041":4,"é":5}', "`a.b`", "1"),
+    ('{"a.b":1,"`":2,"q\\"q":3,"\\u0041":4,"é":5}', "````", "2"),
+    ('{"a.b":1,"`":2,"q\\"q":3,"\\u0041":4,"é":5}', r"q\"q", "3"),
+    ('{"a.b":1,"`":2,"q\\"q":3,"\\u0041":4,"é":5}', "A", "4"),
+    ('{"a.b":1,"`":2,"q\\"q":3,"\\u0041":4,"é":5}', "é", "5"),
+    ("[1,2,3,[4,5,6,[7,8,9]]]", "[-1].[-1].[-1]", "9"),
+    ("[]", "[0]", ENOENT),
+    ("[]", "[-1]", ENOENT),
+    ("[]", "a", MISMATCH),
+    ("{}", "[0]", MISMATCH),
+    ("{}", "a", ENOENT),
+    # Text is kept: numbers that Python would round or refuse, escapes, and the order of names.
+    ('{"n":12345678901234567890123}', "n", "12345678901234567890123"),
+    (f'{{"n":{"9" * 5000}}}', "n", "9" * 5000),
+    ('{"n":1.10}', "n", "1.10"),
+    ('{"n":-0}', "n", "-0"),
+    ('{"n":1E400}', "n", "1E400"),
+    ('{"n":0.1000000000000000055511151231257827}', "n", "0.1000000000000000055511151231257827"),
+    ('{"s":"\\u00e9\\ud800 \\/"}', "s", '"\\u00e9\\ud800 \\/"'),
+    ('{"o":{"z":1,"a":2}}', "o", '{"z":1,"a":2}'),
+    # Where a name stands twice, the last one counts.
+    ('{"a":1,"a":2}', "a", "2"),
+    ('{"a":{"b":1},"a":{"c":2}}', "a.b", ENOENT),
+]
+
+COUNTS: list[tuple[str, str, str | Status]] = [
+    ('{"array":[1,2,3,4]}', "array", "4"),
+    ('{"array":[1,2,3,4]}', "array[0]", MISMATCH),
+    ('{"array":[1,2,3,4]}', "", "1"),
+    ("[]", "", "0"),
+    ("[1]", "", "1"),
+    ("{}", "", "0"),
+    ('{"a":1,"b":2}', "", "2"),
+    ('{"a":1,"a":2}', "", "1"),
+    ("{}", "non.exist.path", ENOENT),
+    ('{"a":"k"}', "n", ENOENT),
+    ('{"a":"k"}', "a", MISMATCH),
+    ('{"array":[[]]}', "array[-1]", "0"),
+    ('{"o":{"a":{"b":1},"c":[]}}', "o", "2"),
+    ("[1]", "a", MISMATCH),
+]
+
+
+@pytest.mark.parametrize(("document", "path", "expected"), GETS)
+def test_get_and_exists(document: str, path: str, expected: str | Status) -> None:
+    assert outcome(get, document, path) == expected
+    assert outcome(exists, document, path) == (expected if isinstance(expected, Status) else "")
+
+
+@pytest.mark.parametrize(("document", "path", "expected"), COUNTS)
+def test_get_count(document: str, path: str, expected: str | Status) -> None:
+    assert outcome(get_count, document, path) == expected
+
+
+NOT_DOCUMENTS: list[bytes] = [
+    b"",
+    b" ",
+    b"not; json",
+    b"1",
+    b'"string"',
+    b"null",
+    b"{",
+    b"[1,]",
+    b"{'a':1}",
+    b'{"a":1,}',
+    b'{"a" 1}',
+    b"[NaN]",
+    b"[-Infinity]",
+    b"[01]",
+    b"[1.]",
+    b"[.5]",
+    b'["tab\there"]',
+    b'["nul\0here"]',
+    b"[1] trailing",
+    b"{}{}",
+    b'["\xff"]',
+    "\ufeff{}".encode(),
+    "{}".encode("utf-16"),
+]
+
+
+@pytest.mark.parametrize("document", NOT_DOCUMENTS)
+def test_what_is_no_json_document(document: bytes) -> None:
+    assert outcome(get, document, "a") == NOT_JSON
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b"1", True), (b' "s" ', True), (b"null", True), (b"{}", True), (b"", False), (b"{]", False), (b"\xff", False)],
+)
+def test_is_json_takes_any_value(data: bytes, expected: bool) -> None:
+    assert is_json(data) is expected
+
+
+def nested(levels: int, innermost: str = "") -> str:
+    return "[" * levels + innermost + "]" * levels
+
+
+DEPTHS: list[tuple[str, str, str | Status]] = [
+    (nested(LEVELS_MAX), "[0]" * (LEVELS_MAX - 1), "[]"),
+    (nested(LEVELS_MAX - 1, "1"), "[0]" * (LEVELS_MAX - 1), "1"),
+    # A number is a level of its own.
+    (nested(LEVELS_MAX, "1"), "[0]", E2DEEP),
+    (nested(LEVELS_MAX + 1), "[0]", E2DEEP),
+    (nested(LEVELS_MAX), "[0]" * LEVELS_MAX, E2BIG),
+    ('{"a":' * (LEVELS_MAX - 1) + "1" + "}" * (LEVELS_MAX - 1), "a", '{"a":' * 30 + "1" + "}" * 30),
+    ('{"a":' * LEVELS_MAX + "1" + "}" * LEVELS_MAX, "a", E2DEEP),
+    ('{"a":[' * 16 + "]}" * 16, "b", ENOENT),
+    ('{"a":[' * 16 + "{}" + "]}" * 16, "b", E2DEEP),
+    # Brackets inside strings are no levels.
+    ('{"a":"' + "[" * 100 + '\\""}', "a", '"' + "[" * 100 + '\\""'),
+    # Far beyond what Python can nest.
+    (nested(100_000), "[0]", E2DEEP),
+    ("[" * 100_000, "[0]", E2DEEP),
+    ('{"a":' * 100_000, "a", E2DEEP),
+]
+
+
+@pytest.mark.parametrize(("document", "path", "expected"), DEPTHS, ids=range(len(DEPTHS)))
+def test_depth(document: str, path: str, expected: str | Status) -> None:
+    assert outcome(get, document, path) == expected
+
+
+# The path syntax, as a table of paths and what they mean. The cases follow the tests of couchbase/subjson.
+
+
+VALID: dict[str, Path] = {
+    "": (),
+    "a": ("a",),
+    "foo.bar.baz": ("foo", "bar", "baz"),
+    "array[1].item[9]": ("array", 1, "item", 9),
+    "foo[0][0][0]": ("foo", 0, 0, 0),
+    "[1][2][3]": (1, 2, 3),
+    "[1].[2].[3]": (1, 2, 3),
+    "a.[0]": ("a", 0),
+    "foo[-1][-1]": ("foo", LAST, LAST),
+    "[007]": (7,),
+    f"[{2**63 - 1}]": (2**63 - 1,),
+    "`simple`.`escaped`": ("simple", "escaped"),
+    "escaped.`arr.idx`[9]": ("escaped", "arr.idx", 9),
+    "`a[0]`": ("a[0]",),
+    "`]`": ("]",),
+    "`BACKTICK``HAPPY`.`CAMPER`": ("BACKTICK`HAPPY", "CAMPER"),
+    "a``b": ("a`b",),
+    "````": ("`",),
+    "a`.`b": ("a.b",),
+    "`a`x`b`": ("axb",),
+    r"\"quoted.path": ('"quoted', "path"),
+    r"back\\slash": ("back\\slash",),
+    r"a\/b\n": ("a/b\n",),
+    r"`field.with.\"quotes\"`": ('field.with."quotes"',),
+    "Fútbol.日本": ("Fútbol", "日本"),
+    "with space": ("with space",),
+    "0.1": ("0", "1"),
+    "-1": ("-1",),
+    "$document.CAS": ("$document", "CAS"),
+    # A dot at the very end is nothing.
+    "a.": ("a",),
+    "[0].": (0,),
+}
+
+INVALID = (
+    ".",
+    "....",
+    ".a",
+    "a..b",
+    "a...",
+    "a]",
+    "]",
+    "[",
+    "[]",
+    "[0",
+    "a[",
+    "a[]",
+    "[not][a][number]",
+    "[1.5]",
+    "[+1]",
+    "[ 1]",
+    "[-2]",
+    "[-1",
+    "[--1]",
+    "[-01]",
+    f"[{2**63}]",
+    f"[{'9' * 500}]",
+    "hello[0]world",
+    "[0]world",
+    "`",
+    "```",
+    "``",
+    "a.``",
+    "`unterminated",
+    "a`b",
+    '"invalid.path',
+    "line\nbreak",
+    "nul\0",
+    "trailing\\",
+    r"\x",
+    r"\.",
+    r"\u0041",
+    "[٣]",
+)
+
+
+@pytest.mark.parametrize(("path", "components"), VALID.items())
+def test_path(path: str, components: Path) -> None:
+    assert parse_path(path.encode()) == components
+
+
+def failure(path: bytes) -> Status:
+    with pytest.raises(SubdocFailure) as raised:
+        parse_path(path)
+    return raised.value.status
+
+
+@pytest.mark.parametrize("path", INVALID)
+def test_invalid_path(path: str) -> None:
+    assert failure(path.encode()) == Status.SUBDOC_PATH_EINVAL
+
+
+def test_a_path_that_is_not_utf8_is_invalid() -> None:
+    assert failure(b"\xff") == Status.SUBDOC_PATH_EINVAL
+
+
+@pytest.mark.parametrize("component", ["a", "[0]", "`x`"])
+def test_the_number_of_components_is_limited(component: str) -> None:
+    longest = ".".join([component] * COMPONENTS_MAX).encode()
+    assert len(parse_path(longest)) == COMPONENTS_MAX
+    assert failure(longest + b"." + component.encode()) == Status.SUBDOC_PATH_E2BIG
+
+
+def test_the_length_in_bytes_is_limited() -> None:
+    assert parse_path(b"x" * PATH_BYTES_MAX) == ("x" * PATH_BYTES_MAX,)
+    assert failure(b"x" * (PATH_BYTES_MAX + 1)) == Status.SUBDOC_PATH_E2BIG

@@ -1,0 +1,72 @@
+"""A membership between opening and starting: the node listens already, and does not know yet by which address."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headwater.client.kv_connection import Login
+from headwater.node.cluster_config import NodeAddress
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.kv.context import Refused
+from headwater.node.kv.service import BucketService
+from headwater.node.membership import MemberSettings, Membership
+from headwater.node.published_config import PublishedConfig
+from headwater.node.replication.peers import Peers
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.status import Status
+from headwater.store.compaction import Retention
+from support.store_harness import new_bucket
+
+NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1, 2, 3))
+CONFIG = PublishedConfig(revision=5, bucket="default", uuid="0" * 32, nodes=NODES[:1], rows=((0,),) * 4, settled=True)
+
+
+def membership() -> tuple[Membership, BucketService]:
+    service = BucketService(bucket=new_bucket())
+    loop = CommitLoop(
+        service, retention=Retention(), expiry_every_s=60, compact_every_s=60, on_durable=lambda: None,
+        on_void=lambda commits: None, on_failed=lambda: None,
+    )  # fmt: skip
+    settings = MemberSettings(
+        login=lambda bucket, credentials: Login(credentials=credentials, bucket=bucket), random_bytes=bytes,
+        now_s=lambda: 0.0, on_config=lambda: None, on_login=lambda bucket, login: None,
+    )  # fmt: skip
+    return Membership(service, loop, settings), service
+
+
+def test_a_config_that_comes_before_the_node_knows_its_address_is_refused_for_now() -> None:
+    """Otherwise it would be a config that leaves this node out, and all that it has would be dead."""
+
+    async def story() -> None:
+        member, service = membership()
+        with pytest.raises(Refused) as refused:
+            member.adopt(CONFIG)
+        assert refused.value.status == Status.ETMPFAIL
+        assert member.config is None
+        member.on_void()
+        await member.start(NODES[0])
+        assert member.adopt(CONFIG)
+        assert {service.bucket.vbuckets.state(vbucket) for vbucket in range(4)} == {VBucketState.ACTIVE}
+        await member.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_nodes_may_leave_while_the_others_are_asked() -> None:
+    async def story() -> None:
+        wide = PublishedConfig(revision=5, bucket="default", uuid="0", nodes=NODES, rows=((0,),) * 4)
+        known = [wide]
+        peers = Peers(
+            BucketService(bucket=new_bucket()),
+            login=lambda config: Login(credentials=None, bucket="default"),
+            config=lambda: known[0],
+            this_node=lambda: 0,
+            adopt=lambda config: True,
+        )
+        asking = asyncio.create_task(peers.exchange())
+        asyncio.get_running_loop().call_soon(known.__setitem__, 0, CONFIG)
+        assert await asking == 0
+
+    asyncio.run(asyncio.wait_for(story(), 20))
