@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from headwater.durable_files import replace_file
 from headwater.errors import StoreError
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import Users
@@ -117,26 +118,12 @@ class NodeFolder:
 
     def store_note(self, name: str, note: bytes) -> None:
         path = self._data / f"{name}.note"
-        unfinished = path.with_suffix(".unfinished")
         try:
-            with unfinished.open("wb") as file:
-                file.write(note)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-            self._sync()
+            replace_file(path, note, unfinished=path.with_suffix(".unfinished"))
         except OSError as error:
             raise StoreError(
                 f"{path} can't be written: {error.strerror}", hint="Check the folder's permissions and free space"
             ) from error
-
-    def _sync(self) -> None:
-        """A new name is on disk once the folder is."""
-        number = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 # What a node takes from the machine it runs on: clocks, randomness, a folder, and what becomes of it when it fails.

@@ -29,6 +29,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from headwater.durable_files import sync_folder
 from headwater.errors import InvalidInput, StoreFull
 from headwater.lake.json_fields import Kind, find_fields, integers
 from headwater.lake.typed_columns import COLUMNS_MAX, ColumnDef, TypedColumns, is_column_name, to_ddl
@@ -446,11 +447,7 @@ class OutputFiles:
         for path, place in self._whole:
             path.replace(place)
         with contextlib.suppress(OSError):
-            folder = os.open(self._target, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._target)
         return [place for _, place in self._whole]
 
     def _check(self, place: Path) -> None:

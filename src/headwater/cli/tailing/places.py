@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headwater.client.batches import OPS
 from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
 from headwater.client.read_options import Start
+from headwater.durable_files import replace_file
 from headwater.errors import InvalidInput, InvalidOffsets
 
 SHOWN_CHARS_MAX = 1000
@@ -81,9 +82,7 @@ def write_offsets(path: Path, offsets: Offsets) -> None:
             path.write_text(text)  # a pipe, say
             return
         target = Path(os.path.realpath(path))
-        beside = target.with_name(f"{target.name}.tmp")
-        beside.write_text(text)
-        beside.replace(target)
+        replace_file(target, text.encode(), unfinished=target.with_name(f"{target.name}.tmp"))
     except OSError as error:
         raise InvalidInput(
             f"the offsets can't be written to {str(path)!r}: {error.strerror}",

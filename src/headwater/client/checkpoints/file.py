@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import fcntl
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
+from headwater.durable_files import replace_file
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidOffsets, OffsetsTooNew
 
 
@@ -131,7 +131,7 @@ class FileCheckpoint:
         with self._turn:
             self._hold()
             try:
-                _replace_file(self.path, text)
+                replace_file(self.path, text, unfinished=_beside(self.path, ".tmp"))
             except OSError as error:
                 raise _not_written(self.path, error) from error
 
@@ -153,42 +153,6 @@ def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
         # One more than allowed is enough to be refused for.
         return file.read(TEXT_CHARS_MAX + 2)
-
-
-def _replace_file(path: Path, text: bytes) -> None:
-    temporary = _beside(path, ".tmp")
-    try:
-        _write_file(temporary, text)
-        os.replace(temporary, path)
-    except BaseException:
-        # It would do no harm, and it would take up room that is missing already.
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(path.parent)
-
-
-def _write_file(path: Path, text: bytes) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    # A new file every time: in a folder that others can write to, a link may lie in wait under this name.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE), "wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name is on the disk once the folder is."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    except OSError as error:
-        # A file system that can't do this for folders says so in this way, and has no better one.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(number)
 
 
 def _beside(path: Path, ending: str) -> Path:

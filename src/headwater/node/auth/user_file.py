@@ -16,11 +16,11 @@ import errno
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headwater.durable_files import replace_file
 from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, StoreError, StoreFull
 from headwater.node.auth.users import Grant, Role, User, Users
 from headwater.protocol.sasl import SCRAM_MECHANISMS, SCRAM_SALT_BYTES, Mechanism, ScramCredentials, digest_bytes
@@ -29,7 +29,6 @@ VERSION = 1
 USER_FILE_BYTES_MAX = 64 * 1024 * 1024
 """Above what the limits on users and grants can fill in earnest."""
 
-_OWNER_ONLY = 0o600
 _OTHERS = 0o077
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 T = TypeVar("T")
@@ -42,38 +41,13 @@ def store_users(path: Path, users: Users) -> None:
     """Replaces the file. It is on disk when this returns; if this fails, the old file is as it was."""
     text = json.dumps(_encode(users), indent=1).encode() + b"\n"
     try:
-        _replace_file(path, text)
+        replace_file(path, text, is_private=True)
     except OSError as error:
         kind = StoreFull if error.errno in _NO_ROOM else StoreError
         raise kind(
             f"the user file {path} cannot be written: {error.strerror}",
             hint="Check the folder's permissions and free space; the users are as they were",
         ) from error
-
-
-def _replace_file(path: Path, text: bytes) -> None:
-    # A name of its own for every writer: two that share one could rename each other's half of a file.
-    file_number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(file_number, "wb") as file:
-            os.fchmod(file.fileno(), _OWNER_ONLY)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name is on disk once the folder is."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _encode(users: Users) -> dict[str, Any]:
