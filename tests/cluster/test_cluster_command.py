@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -119,7 +120,7 @@ def test_nodes_that_were_told_different_things_are_named(tmp_path: Path) -> None
             assert known is not None
             for number in (0, 1):
                 port = NodePort(nodes.address(number), LOGIN)
-                await port.publish(known.next(coordinator=str(number)))
+                await port.publish(replace(known, revision=known.revision + 1, coordinator=str(number)))
                 port.close()
             told = f"{nodes.name(0)}: another config, left by commands that ran at the same time"
             assert told in await done("status", everywhere)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster.nodes import NodePort
 from headwater.cluster.publisher import SECRET_BYTES, new_nodes_login
 from headwater.errors import StatusError
 from headwater.node.auth.users import Action
-from headwater.node.published_config import PublishedConfig
-from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.messages.session import SetClusterConfig
 from headwater.protocol.status import Status
 from support.nodes_in_process import LOGIN, VBUCKETS, in_process
@@ -25,7 +25,7 @@ def test_the_log_in_of_the_nodes_is_for_their_bucket_only(tmp_path: Path) -> Non
         async with in_process(tmp_path, 1) as nodes, nodes.coordinator() as coordinator:
             config = await coordinator.init(replicas=0)
             assert config.login is not None
-            peer = await PeerConnection.open(nodes.address(0), replace(LOGIN, credentials=config.login))
+            peer = await AsyncKvConnection.open(nodes.address(0), replace(LOGIN, credentials=config.login))
             with pytest.raises(StatusError) as refused:
                 await peer.request(SetClusterConfig(epoch=9, revision=1, key=b"", value=b"{}"))
             peer.close()

@@ -97,7 +97,7 @@ async def published_twice(nodes: InProcessNodes) -> bool:
     known = nodes.running[0].membership("default").config
     assert known is not None
     ports = [NodePort(nodes.address(number), LOGIN) for number in (0, 2)]
-    one, other = (known.next(coordinator=name) for name in ("one", "other"))
+    one, other = (replace(known, revision=known.revision + 1, coordinator=name) for name in ("one", "other"))
     try:
         await asyncio.gather(ports[0].publish(one), ports[1].publish(other))
     except Overtaken:
@@ -105,7 +105,7 @@ async def published_twice(nodes: InProcessNodes) -> bool:
     else:
         for port in ports:
             with pytest.raises(Overtaken):
-                await port.publish(known.next(coordinator="a third"))
+                await port.publish(replace(known, revision=known.revision + 1, coordinator="a third"))
         return True
     finally:
         for port in ports:

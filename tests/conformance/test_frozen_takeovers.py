@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.node.cluster_config import NodeAddress
-from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.vbucket_states import end_takeovers
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.status import Status
 from support.dcp_world import VBUCKET, World

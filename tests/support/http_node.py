@@ -13,10 +13,10 @@ import httpx
 
 from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
-from headwater.node.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.node.http.app import http_app
 from headwater.node.http.call import BucketUsage, BucketView, Changes, NodeView
 from headwater.node.node_folder import NodeFolder
+from headwater.protocol.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Vbuuid
 from headwater.store.bucket import Bucket, Outside

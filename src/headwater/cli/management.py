@@ -16,15 +16,15 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import rich_click as click
 
-from headwater.cli.connection_options import connection_options, json_option, needed_credentials, tls_context
+from headwater.cli.options import LoginOptions, connection_options, json_option
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
-from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, TlsFailed
+from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
+from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
 
 HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
-PORT_MAX = 0xFFFF
 
 CONNECT_S = 10.0
 ANSWER_S = 40.0
@@ -124,15 +124,16 @@ def find_management(
 
 
 def _management_port(config: bytes | None, *, tls: bool) -> int:
+    failure: MalformedJson | None = None
     try:
-        node = next(node for node in json.loads(config or b"{}")["nodesExt"] if node.get("thisNode"))
-        port = int(node["services"]["mgmtSSL" if tls else "mgmt"])
-        if not 0 < port <= PORT_MAX:
-            raise ValueError(port)
-    except (StopIteration, LookupError, TypeError, ValueError, AttributeError) as error:
+        node = ClusterConfig.decode(config or b"").this_node
+        port = None if node is None else node.http_port(tls=tls)
+    except MalformedJson as error:
+        port, failure = None, error
+    if port is None:
         raise HeadwaterError(
             f"the node does not tell its management port{' with TLS' if tls else ''}", hint="Give it with --http-port"
-        ) from error
+        ) from failure
     return port
 
 
@@ -239,18 +240,15 @@ class Management:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What the options tell."""
+    """The values of `management_options`."""
 
-    user: str | None
-    password: str | None = field(repr=False)
-    tls_ca: Path | None
-    tls_skip_verify: bool
+    login: LoginOptions
     http_port: int | None = None
 
     def open(self, where: ManagementUrl) -> Management:
         """The management side of the node of a URL. The node is looked for, and who logs in may be asked."""
-        credentials = needed_credentials(where, self.user, self.password)
-        tls = tls_context(where, self.tls_ca, self.tls_skip_verify)
+        credentials = self.login.needed_credentials(where)
+        tls = self.login.tls_context(where)
         address = find_management(where, credentials=credentials, tls=tls, http_port=self.http_port)
         return Management(address=address, credentials=credentials, tls=tls)
 
@@ -267,18 +265,8 @@ def management_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     @json_option
     @functools.wraps(command)
-    def wrapped(
-        user: str | None,
-        password: str | None,
-        tls_ca: Path | None,
-        tls_skip_verify: bool,
-        http_port: int | None,
-        **rest: Any,
-    ) -> None:
-        access = Access(
-            user=user, password=password, tls_ca=tls_ca, tls_skip_verify=tls_skip_verify, http_port=http_port
-        )
-        command(access=access, **rest)
+    def wrapped(login: LoginOptions, http_port: int | None, **rest: Any) -> None:
+        command(access=Access(login=login, http_port=http_port), **rest)
 
     return wrapped
 
@@ -360,20 +348,22 @@ def nodes_of_cluster(first: Management, *, bucket: str = "") -> list[Management]
     if not isinstance(pools, dict) or "headwater" not in str(pools.get("implementationVersion", "")):
         return [first]
     path = ("b", bucket) if bucket else ("nodeServices",)
-    config = first.ask("GET", "pools", "default", *path).accepted()
+    answer = first.ask("GET", "pools", "default", *path).accepted()
     try:
-        members = config["nodesExt"]
-        if not any(member.get("thisNode") for member in members):
-            # It was left out of the cluster that it tells of, or has never been in one.
+        members = ClusterConfig.of(answer).nodes
+        if not any(member.is_this_node for member in members):
+            # It was left out of the cluster whose config it gives, or has never been in one.
             return [first]
-        others = [_address(member, first) for member in members if not member.get("thisNode")]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        others = [_address(member, first) for member in members if not member.is_this_node]
+    except MalformedJson as error:
         raise HeadwaterError(
             "the node does not tell the addresses of its cluster", hint="Give --this-node-only, and each node's URL"
         ) from error
     return [first, *(replace(first, address=address) for address in others)]
 
 
-def _address(member: dict[str, Any], first: Management) -> Address:
-    port = int(member["services"]["mgmt" if first.tls is None else "mgmtSSL"])
-    return Address(str(member.get("hostname") or first.address.host), port)
+def _address(node: ConfigNode, first: Management) -> Address:
+    port = node.http_port(tls=first.tls is not None)
+    if port is None:
+        raise malformed_config("a node has no management port")
+    return Address(node.host or first.address.host, port)

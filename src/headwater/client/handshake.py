@@ -15,13 +15,14 @@ A client that has shown a certificate of its own is logged in by that, before th
 takes the user from the certificate and then answers SASL with NOT_SUPPORTED. Such a client gives no credentials.
 
 Where HELLO has agreed on it, the server may also send requests of its own, such as a new cluster map, between any two
-answers. They are kept, and so is whatever comes behind the last answer: both are for those who use the connection.
+answers. They are kept. What comes behind the last answer stays in the exchange, which the user of the connection goes
+on with.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -40,9 +41,10 @@ from headwater.errors import (
     WrongProtocol,
     status_error,
 )
-from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Magic, Negotiated, Opcode
-from headwater.protocol.frames import Frame, FrameBuffer
-from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
+from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Exchange, Pushed
+from headwater.protocol.features import Feature, Negotiated, Opcode
+from headwater.protocol.frames import Frame
+from headwater.protocol.messages import ErrorResponse, Response
 from headwater.protocol.messages.session import (
     GetClusterConfig,
     Hello,
@@ -52,27 +54,17 @@ from headwater.protocol.messages.session import (
     SaslStep,
     SelectBucket,
 )
+from headwater.protocol.sasl import Credentials as Credentials
 from headwater.protocol.sasl import Mechanism, PlainLogin, ScramClient, best_mechanism
 from headwater.protocol.states import Table, transition
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, decompress
-
-ANSWER_BYTES_MAX = 8 * 1024 * 1024
-"""The largest answer is the config; that of a hundred nodes is far below a megabyte."""
 
 PUSHED_FRAMES_MAX = 8
 """Frames of the server's own that are kept. Of more the newest count: a new cluster map replaces an older one."""
 
 _NO_CONFIG = frozenset({Status.KEY_ENOENT, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.NO_BUCKET})
 """What servers outside a cluster say when asked for the config."""
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Who logs in. The password is shown in no repr."""
-
-    user: str
-    password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +158,9 @@ HANDSHAKE: Table[HandshakeState] = {
 class ClientHandshake:
     """One handshake: send what `data_to_send` gives and pass in what comes, until there is an `outcome` or an error.
 
-    `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be a new one every time. `plain_allowed` says that nobody
-    can listen: the connection is encrypted, or does not leave the machine. `mechanism` is the one to log in by, where
-    it is not to be the best that the server has; PLAIN is then taken even where others can listen.
+    `nonce` is for SCRAM, from `sasl.encode_nonce`, and must be a new one every time. `plain_allowed` says that no third
+    party can listen: the connection is encrypted, or does not leave the machine. `mechanism` is the one to log in by,
+    where it is not to be the best that the server has; PLAIN is then used even where others can listen.
     """
 
     def __init__(
@@ -181,35 +173,44 @@ class ClientHandshake:
         agent: str = "headwater",
         plain_allowed: bool = False,
         mechanism: Mechanism | None = None,
+        peer: str = "the server",
+        answer_s_max: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.state = HandshakeState.HELLO
         self.outcome: HandshakeOutcome | None = None
+        self.exchange = Exchange(peer=peer, answer_s_max=answer_s_max)
+        """What all further requests of the connection go through, once there is an outcome."""
         self.pushed: deque[Frame] = deque(maxlen=PUSHED_FRAMES_MAX)
         """What the server has sent of its own accord before the last answer."""
-        self.trailing_data = b""
-        """What was received behind the last answer, once there is an outcome."""
         self._credentials = credentials
         self._bucket = bucket
         self._nonce = nonce
         self._plain_allowed = plain_allowed
         self._wanted_mechanism = mechanism
-        self._frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
-        self._to_send = bytearray()
-        self._due: deque[Request] = deque()
-        self._opaque = 0
-        self._negotiated = NOTHING_NEGOTIATED
         self._mechanism: Mechanism | None = None
         self._scram: ScramClient | None = None
-        self._send(Hello, key=agent.encode(), features=features)
+        self.exchange.send(Hello(key=agent.encode(), features=features))
         if credentials is None:
             self._send_last()
         else:
-            self._send(SaslListMechanisms)
+            self.exchange.send(SaslListMechanisms())
+
+    def _send_last(self) -> None:
+        if self._bucket is not None:
+            self.exchange.send(SelectBucket(key=self._bucket.encode()))
+        self.exchange.send(GetClusterConfig())
 
     def data_to_send(self) -> bytes:
-        data = bytes(self._to_send)
-        self._to_send.clear()
-        return data
+        return self.exchange.data_to_send()
+
+    @property
+    def trailing_data(self) -> bytes:
+        """What was received behind the last answer, for a receiver that does not go on with the exchange."""
+        return self.exchange.rest
+
+    def tick(self, now_s: float) -> None:
+        """Raises `NoAnswer` where the server takes too long to answer."""
+        self.exchange.tick(now_s)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the server has sent.
@@ -217,13 +218,15 @@ class ClientHandshake:
         Raises a `StatusError` for a refusal, `RemoteProtocolError` for nonsense, and `TlsFailed` if it is TLS.
         """
         self._check_under_way()
-        self._frames.receive_data(data)
+        self.exchange.receive_data(data)
         try:
-            for frame in self._frames.frames():
-                self._take(frame)
-                if self.outcome is not None:
-                    self.trailing_data = bytes(self._frames.peek())
-                    return
+            while self.outcome is None and (event := self.exchange.next_event()) is not None:
+                if not isinstance(event, Pushed):
+                    _ANSWERED[Opcode(event.request.opcode)](self, event.response())
+                elif self.state is HandshakeState.HELLO:
+                    raise UnexpectedMessage(f"{event.frame.opcode_name}, where the answer to Hello was due")
+                else:
+                    self.pushed.append(event.frame)
         except HeadwaterError as error:
             self._fail()
             if isinstance(error, BadMagic) and error.offset == 0:
@@ -233,9 +236,10 @@ class ClientHandshake:
     def receive_end(self) -> None:
         """The server has closed the connection, which is too soon."""
         self._check_under_way()
+        due = type(self.exchange.oldest).__name__
         self._fail()
         raise ConnectionClosed(
-            f"the server closed the connection when {self._due[0].__class__.__name__} was to be answered",
+            f"the server closed the connection when {due} was to be answered",
             hint="Check that the port speaks the Couchbase key-value protocol, and TLS on both ends or on neither",
         )
 
@@ -247,42 +251,13 @@ class ClientHandshake:
         self._move(HandshakeFailed)
         self.outcome = None
 
-    # --- out ------------------------------------------------------------------------------------------------------
-
-    def _send(self, message: type[Request], **parts: Any) -> None:
-        request = message(opaque=self._opaque, **parts)
-        self._opaque += 1
-        self._due.append(request)
-        self._to_send += request.encode()
-
-    def _send_last(self) -> None:
-        if self._bucket is not None:
-            self._send(SelectBucket, key=self._bucket.encode())
-        self._send(GetClusterConfig)
-
-    # --- in -------------------------------------------------------------------------------------------------------
-
-    def _take(self, frame: Frame) -> None:
-        if frame.magic is Magic.SERVER_REQUEST and self.state is not HandshakeState.HELLO:
-            self.pushed.append(frame)
-            return
-        due = self._due.popleft()
-        if frame.magic.is_request or frame.opcode != due.opcode or frame.opaque != due.opaque:
-            raise UnexpectedMessage(
-                f"{frame.magic.name} {frame.opcode_name} with opaque {frame.opaque}, where the answer to "
-                f"{due.__class__.__name__} with opaque {due.opaque} was due"
-            )
-        answer = decode_message(frame)
-        assert isinstance(answer, Response)
-        _ANSWERED[Opcode(due.opcode)](self, answer)
-
     def _move(self, event: type[Any]) -> None:
         self.state = transition(HANDSHAKE, self.state, event)
 
     def _on_hello(self, answer: Response) -> None:
         if not isinstance(answer, HelloResponse):
             raise _refused(answer, "the server refused HELLO")
-        self._negotiated = Negotiated(frozenset(answer.features))
+        self.exchange.negotiated = Negotiated(frozenset(answer.features))
         self._move(HelloAnswered)
         if self._credentials is None:
             self._move(LoginSkipped)
@@ -301,11 +276,11 @@ class ClientHandshake:
         self._move(MechanismsListed)
         user, password = self._credentials.user, self._credentials.password
         if self._mechanism is Mechanism.PLAIN:
-            self._send(SaslAuth, key=self._mechanism.encode(), value=PlainLogin(user, password).encode())
+            self.exchange.send(SaslAuth(key=self._mechanism.encode(), value=PlainLogin(user, password).encode()))
             self._send_last()
         else:
             self._scram = ScramClient(self._mechanism, user, password, self._nonce)
-            self._send(SaslAuth, key=self._mechanism.encode(), value=self._scram.first())
+            self.exchange.send(SaslAuth(key=self._mechanism.encode(), value=self._scram.first()))
 
     def _choose_mechanism(self, offered: bytes) -> Mechanism:
         wanted = self._wanted_mechanism
@@ -331,7 +306,7 @@ class ClientHandshake:
             raise UnexpectedMessage(f"{answer.status.name} as the answer to the first SCRAM message")
         self._move(Challenged)
         assert self._mechanism is not None
-        self._send(SaslStep, key=self._mechanism.encode(), value=self._scram.final(value))
+        self.exchange.send(SaslStep(key=self._mechanism.encode(), value=self._scram.final(value)))
         self._send_last()
 
     def _on_proof(self, answer: Response) -> None:
@@ -381,7 +356,9 @@ class ClientHandshake:
             if config and Datatype.SNAPPY in answer.datatype:
                 config = decompress(config)
         self._move(ConfigAnswered)
-        self.outcome = HandshakeOutcome(negotiated=self._negotiated, mechanism=self._mechanism, cluster_config=config)
+        self.outcome = HandshakeOutcome(
+            negotiated=self.exchange.negotiated, mechanism=self._mechanism, cluster_config=config
+        )
 
 
 _ANSWERED = {

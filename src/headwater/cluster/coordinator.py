@@ -21,10 +21,9 @@ from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
 from headwater.cluster.publisher import Publisher, new_nodes_login, with_nodes, with_rows
 from headwater.cluster.rebalance import Progress, Rebalance, Rebalanced, Report, resolve
 from headwater.errors import HeadwaterError, InvalidInput, Overtaken
-from headwater.node.cluster_config import NOBODY
 from headwater.node.kv.service import NO_CONFIG
-from headwater.node.published_config import PublishedConfig, kv_address
 from headwater.phrases import counted
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.numbers import VBucketId
 
 # The config that is in force: asked of all nodes that any node knows of.
@@ -67,7 +66,7 @@ async def find_cluster(
         asked |= dict(zip(new, answers, strict=True))
         for config in answers:
             if isinstance(config, PublishedConfig):
-                addresses |= {node.kv_address: kv_address(node, tls=tls) for node in config.nodes}
+                addresses |= {node.kv_address: Address(node.host, node.kv_port_for(tls=tls)) for node in config.nodes}
     found = {name: config for name, config in asked.items() if isinstance(config, PublishedConfig)}
     if not found:
         for failure in asked.values():
@@ -162,7 +161,7 @@ class Coordinator:
             uuid=facts[0].bucket_uuid,
             nodes=tuple(fact.address for fact in facts),
             replicas=replicas,
-            rows=((NOBODY,) * (replicas + 1),) * facts[0].vbuckets,
+            rows=((NO_NODE,) * (replicas + 1),) * facts[0].vbuckets,
             settled=is_new,
             coordinator=self._name,
             login=new_nodes_login(self._bucket, self._login.random_bytes),
@@ -268,7 +267,7 @@ class Coordinator:
 
     def _open_ports(self, config: PublishedConfig) -> None:
         for node in config.nodes:
-            self._port(node.kv_address, kv_address(node, tls=self._login.tls is not None))
+            self._port(node.kv_address, Address(node.host, node.kv_port_for(tls=self._login.tls is not None)))
 
     async def _found(self) -> FoundCluster:
         found = await find_cluster(self._seeds, self._port, tls=self._login.tls is not None)

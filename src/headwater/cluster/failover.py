@@ -16,10 +16,9 @@ from headwater.cluster.nodes import NodePort, Survey, survey
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher, rows_of, with_frozen, with_nodes, with_rows
 from headwater.errors import HeadwaterError, InvalidInput
-from headwater.node.cluster_config import NOBODY
 from headwater.node.kv.service import ConfigVersion
-from headwater.node.published_config import PublishedConfig
 from headwater.phrases import counted
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import VBucketId
 
@@ -79,7 +78,7 @@ async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
     frozen = [
         number
         for number, row in enumerate(config.rows)
-        if row[0] != NOBODY
+        if row[0] != NO_NODE
         and names[row[0]] in lost
         and any(names[node] not in lost for node in config.holders(number))
     ]

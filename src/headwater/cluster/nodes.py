@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy
 from headwater.errors import HeadwaterError, KeyExists, MalformedJson, Overtaken, TemporaryFailure
-from headwater.node.cluster_config import NOBODY, NodeAddress
 from headwater.node.kv.service import ConfigVersion
-from headwater.node.published_config import PublishedConfig, node_address
-from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
@@ -54,13 +53,13 @@ class NodePort:
     def __init__(self, address: Address, login: Login) -> None:
         self.address = address
         self.login = login
-        self._connection: PeerConnection | None = None
+        self._connection: AsyncKvConnection | None = None
         self._connecting = asyncio.Lock()
 
-    async def connection(self) -> PeerConnection:
+    async def connection(self) -> AsyncKvConnection:
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
-                self._connection = await PeerConnection.open(self.address, self.login)
+                self._connection = await AsyncKvConnection.open(self.address, self.login)
             return self._connection
 
     def close(self) -> None:
@@ -82,17 +81,17 @@ class NodePort:
 
     async def facts(self) -> NodeFacts:
         statistics = await (await self.connection()).statistics()
-        whole = await PeerConnection.open(self.address, replace(self.login, bucket=None))
+        whole = await AsyncKvConnection.open(self.address, replace(self.login, bucket=None))
         try:
-            members = json.loads(whole.outcome.cluster_config or b"{}")
+            config = ClusterConfig.decode(whole.outcome.cluster_config or b"")
         finally:
             whole.close()
-        this_node = next((node for node in members.get("nodesExt", []) if node.get("thisNode")), None)
+        this_node = config.this_node
         if this_node is None:
             raise MalformedJson(f"{self.address} does not say by which address it is reached")
         return NodeFacts(
-            address=node_address(this_node),
-            revision=int(members.get("rev", 0)),
+            address=this_node.address(),
+            revision=config.revision,
             bucket_uuid=statistics.get("ep_bucket_uuid", ""),
             vbuckets=int(statistics.get("ep_max_vbuckets", 0)),
             items=int(statistics.get("curr_items_tot", 0)),
@@ -242,8 +241,8 @@ def status_of(config: PublishedConfig, found: Survey, *, disagreeing: tuple[str,
         replicas=config.replicas,
         vbuckets=len(config.rows),
         settled=config.settled,
-        missing=sum(node == NOBODY for row in config.rows for node in row[1:]),
-        orphans=sum(row[0] == NOBODY for row in config.rows),
+        missing=sum(node == NO_NODE for row in config.rows for node in row[1:]),
+        orphans=sum(row[0] == NO_NODE for row in config.rows),
         nodes=nodes,
         disagreeing=disagreeing,
     )
@@ -254,7 +253,7 @@ def _behind(config: PublishedConfig, found: Survey, node: int) -> int:
     names = config.names()
     for number, row in enumerate(config.rows):
         vbucket = VBucketId(number)
-        if node not in row[1:] or row[0] == NOBODY:
+        if node not in row[1:] or row[0] == NO_NODE:
             continue
         active, copy = found.copy(names[row[0]], vbucket), found.copy(names[node], vbucket)
         if active is not None:

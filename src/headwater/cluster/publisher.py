@@ -21,8 +21,7 @@ from headwater.cluster.nodes import NodePort
 from headwater.cluster.planning import Row, VBucketMap
 from headwater.errors import HeadwaterError, Overtaken
 from headwater.log_fields import LogEvent, fields
-from headwater.node.cluster_config import NOBODY, NodeAddress
-from headwater.node.published_config import PublishedConfig, nodes_user
+from headwater.protocol.cluster_config import NO_NODE, NodeAddress, PublishedConfig, nodes_user
 from headwater.protocol.numbers import VBucketId
 
 logger = logging.getLogger(__name__)
@@ -199,7 +198,7 @@ SECRET_BYTES = 32
 
 def rows_of(config: PublishedConfig) -> VBucketMap:
     names = config.names()
-    return tuple(tuple(None if node == NOBODY else names[node] for node in row) for row in config.rows)
+    return tuple(tuple(None if node == NO_NODE else names[node] for node in row) for row in config.rows)
 
 
 def with_rows(config: PublishedConfig, changed: Mapping[VBucketId, Row]) -> PublishedConfig:
@@ -207,7 +206,7 @@ def with_rows(config: PublishedConfig, changed: Mapping[VBucketId, Row]) -> Publ
     index = {name: at for at, name in enumerate(config.names())}
     rows = list(config.rows)
     for vbucket, row in changed.items():
-        rows[vbucket] = tuple(NOBODY if name is None else index[name] for name in row)
+        rows[vbucket] = tuple(NO_NODE if name is None else index[name] for name in row)
     return replace(config, rows=tuple(rows))
 
 
@@ -239,20 +238,20 @@ def with_handing_over(config: PublishedConfig, changed: Mapping[VBucketId, str |
 def with_frozen(config: PublishedConfig, vbuckets: Iterable[int]) -> PublishedConfig:
     """The same config with vbuckets, and all that are on their way, kept as they are on every node."""
     frozen = {vbucket: config.rows[vbucket][0] for vbucket in (*vbuckets, *config.handing_over)}
-    return replace(config, handing_over={vbucket: node for vbucket, node in sorted(frozen.items()) if node != NOBODY})
+    return replace(config, handing_over={vbucket: node for vbucket, node in sorted(frozen.items()) if node != NO_NODE})
 
 
 def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> PublishedConfig:
     """The same config with other nodes. What the ones that go had is nobody's."""
     kept = tuple(nodes)
     new_index = {node.kv_address: at for at, node in enumerate(kept)}
-    moved = [new_index.get(name, NOBODY) for name in config.names()]
+    moved = [new_index.get(name, NO_NODE) for name in config.names()]
 
     def move(node: int) -> int:
-        return NOBODY if node == NOBODY else moved[node]
+        return NO_NODE if node == NO_NODE else moved[node]
 
     building = {
-        vbucket: tuple(move(node) for node in builders if move(node) != NOBODY)
+        vbucket: tuple(move(node) for node in builders if move(node) != NO_NODE)
         for vbucket, builders in config.building.items()
     }
     return replace(
@@ -260,7 +259,7 @@ def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> Publish
         nodes=kept,
         rows=tuple(tuple(move(node) for node in row) for row in config.rows),
         building={vbucket: builders for vbucket, builders in building.items() if builders},
-        handing_over={vbucket: move(node) for vbucket, node in config.handing_over.items() if move(node) != NOBODY},
+        handing_over={vbucket: move(node) for vbucket, node in config.handing_over.items() if move(node) != NO_NODE},
     )
 
 

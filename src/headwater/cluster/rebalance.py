@@ -26,8 +26,8 @@ from headwater.cluster.publisher import (
     with_rows,
 )
 from headwater.errors import HeadwaterError, Overtaken
-from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.proxy import Proxy
+from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags, VBucketState
 from headwater.protocol.numbers import VBucketId
 

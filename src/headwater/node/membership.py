@@ -16,16 +16,15 @@ from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
 from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
 from headwater.log_fields import LogEvent, fields
-from headwater.node.cluster_config import NodeAddress
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.context import Refused
 from headwater.node.kv.documents import forget_vbuckets
 from headwater.node.kv.service import NO_CONFIG, BucketService
 from headwater.node.options import NodeOptions, peer_context
-from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.peers import Peers, PeerStatistics
 from headwater.node.replication.replicator import ReplicationManager
 from headwater.node.replication.vbucket_states import apply_config, end_takeovers, replicated
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.status import Status

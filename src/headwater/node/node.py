@@ -18,14 +18,6 @@ from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, LogEvent, fields
 from headwater.node.auth.accounts import ADMIN, Accounts, Change, LoginThrottle
 from headwater.node.auth.users import Users
-from headwater.node.cluster_config import (
-    BucketMap,
-    Cluster,
-    NodeAddress,
-    bucket_config,
-    join_host_port,
-    node_config,
-)
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.consumer.views import ConsumerView, consumer_views
 from headwater.node.failover_drill import RolledBack, roll_back_vbucket
@@ -47,14 +39,21 @@ from headwater.node.options import (
 )
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.upr_listener import UprListener
-from headwater.node.warm_up import warm_up
+from headwater.protocol.cluster_config import (
+    BucketMap,
+    Cluster,
+    NodeAddress,
+    bucket_config,
+    join_host_port,
+    node_config,
+)
+from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket, Outside
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import Engine
-from headwater.store.index import CAPACITY, SLOT_WORDS
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 
 # Finding the port to listen on: the one that was asked for, the usual one, or a free one.
@@ -92,6 +91,14 @@ logger = logging.getLogger(__name__)
 
 SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
 """Clients decide by the first three numbers what they may use."""
+KERNEL_PACKAGES = (
+    "headwater.protocol.kernels.frame_runs",
+    "headwater.protocol.kernels.siphash",
+    "headwater.store",
+    "headwater.node",
+)
+"""Where the kernels are that a node calls. It compiles them before it is ready: that takes a minute on a new machine,
+during which it could answer no client. Later starts load what was kept."""
 _UUID_BYTES = 16
 
 
@@ -225,7 +232,7 @@ class Node:
 
     def _open_buckets(self) -> None:
         self.why_not_ready = "it loads or compiles its kernels"
-        warm_up()
+        compile_kernels(*KERNEL_PACKAGES)
         if self._http is not None:
             self._http.prepare()
         for number, name in enumerate(self._engines, start=1):
@@ -504,5 +511,4 @@ class Node:
 
 
 def _memory_bytes(bucket: Bucket) -> int:
-    slot_bytes = int(bucket.index.tables[:, CAPACITY].sum()) * SLOT_WORDS * 8
-    return slot_bytes + bucket.young.total_bytes + len(bucket.pending.frames)
+    return bucket.index.memory_bytes + bucket.young.total_bytes + len(bucket.pending.frames)

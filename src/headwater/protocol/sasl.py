@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 
 from headwater.errors import AuthenticationFailed, LocalProtocolError, MalformedMessage
 from headwater.protocol.status import Status
@@ -62,6 +63,14 @@ SCRAM_ITERATIONS_MAX = 1_000_000
 hour."""
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who logs in. The password is shown in no repr."""
+
+    user: str
+    password: str = field(repr=False)
+
+
 # --- mechanisms ---------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +94,19 @@ class Mechanism(StrEnum):
 _BY_NAME = {mechanism.encode(): mechanism for mechanism in Mechanism}
 _HASHES = {Mechanism.SCRAM_SHA512: "sha512", Mechanism.SCRAM_SHA256: "sha256", Mechanism.SCRAM_SHA1: "sha1"}
 SCRAM_MECHANISMS = tuple(_HASHES)
+
+
+def is_loopback_address(host: str) -> bool:
+    """Whether what is sent to, or comes from, this IP address stays on this machine.
+
+    There a password may be sent in clear (PLAIN, and HTTP's basic authentication). What is no IP address is elsewhere.
+    """
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def best_mechanism(offered: bytes, *, plain_allowed: bool = False) -> Mechanism:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.client.connection_string import Address
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError
-from headwater.node.published_config import PublishedConfig
+from headwater.protocol.cluster_config import PublishedConfig
 from headwater.sim.node_host import BUCKET, PORT, NodeHost
 from headwater.sim.processes import Process
 from headwater.sim.writers import login_of

@@ -12,11 +12,18 @@ from enum import IntEnum
 
 import numpy as np
 
-from headwater.client.cluster_map import VBUCKETS_MAX
 from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, RemoteProtocolError, UnexpectedMessage
+from headwater.protocol.cluster_config import VBUCKETS_MAX
 from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    ByteRows,
     Bytes,
     Column,
+    Int64Rows,
+    Int64s,
+    UInt16s,
+    UInt32,
+    UInt32s,
     copy_bytes,
     i64,
     kernel,
@@ -53,7 +60,7 @@ def vbuckets_of(keys: Bytes, ends: Column, vbuckets: int) -> Column:
 
 
 @kernel
-def _hash_keys(keys: Bytes, ends: Column, vbuckets: int, table: Column, found: Column) -> None:
+def _hash_keys(keys: Bytes, ends: Int64s, vbuckets: int, table: UInt32s, found: UInt16s) -> None:
     at = i64(0)
     for item in range(len(ends)):
         crc = u32(0xFFFFFFFF)
@@ -147,9 +154,9 @@ def encode_sets(
 
 @kernel
 def _encode_sets(
-    keys: Bytes, key_ends: Column, values: Bytes, value_starts: Column, value_ends: Column,
-    vbuckets: Column, prefixes: Column, prefix_lengths: Column, turn: int, flags: int, expiry: int,
-    data: Bytes, starts: Column,
+    keys: Bytes, key_ends: Int64s, values: AnyBytes, value_starts: Int64s, value_ends: Int64s,
+    vbuckets: UInt16s, prefixes: ByteRows, prefix_lengths: Int64s, turn: int, flags: UInt32, expiry: UInt32,
+    data: Bytes, starts: Int64s,
 ) -> None:  # fmt: skip
     at = i64(0)
     key_at = i64(0)
@@ -210,8 +217,8 @@ def split_frames(frames: SetFrames, lane_of_vbucket: Column, *, lanes: int) -> l
 
 @kernel
 def _split(
-    source: Bytes, source_starts: Column, source_vbuckets: Column, lane_of_vbucket: Column,
-    lane_ends: Column, byte_ends: Column, data: Bytes, starts: Column, vbuckets: Column,
+    source: Bytes, source_starts: Int64s, source_vbuckets: UInt16s, lane_of_vbucket: Int64s,
+    lane_ends: Int64s, byte_ends: Int64s, data: Bytes, starts: Int64s, vbuckets: UInt16s,
 ) -> None:  # fmt: skip
     count = len(source_vbuckets)
     for item in range(count):
@@ -234,7 +241,7 @@ def _split(
 
 
 @kernel
-def set_opaques(data: Bytes, starts: Column, first: int) -> None:
+def set_opaques(data: Bytes, starts: Int64s, first: int) -> None:
     """Number the frames from `first` on, in 32 bits."""
     for item in range(len(starts) - 1):
         store_u32(data, starts[item] + 12, u32(first + item))
@@ -287,7 +294,7 @@ def _fault(fault: Fault, data: Bytes, at: int, opaque: int) -> RemoteProtocolErr
 
 
 @kernel
-def _scan(data: Bytes, opaque: int, body_bytes_max: int, failures: Column) -> tuple[int, int, int, int]:
+def _scan(data: Bytes, opaque: UInt32, body_bytes_max: int, failures: Int64Rows) -> tuple[int, int, int, int]:
     at = i64(0)
     answered = i64(0)
     failed = i64(0)
@@ -318,14 +325,3 @@ def _scan(data: Bytes, opaque: int, body_bytes_max: int, failures: Column) -> tu
         at += 24 + body_bytes
         answered += 1
     return at, answered, failed, 0
-
-
-def warm_up() -> None:
-    """Have the kernels compiled, or loaded, before any time is taken."""
-    one = np.ones(1, dtype=np.int64)
-    value = np.zeros(1, dtype=np.uint8)
-    documents = Documents(keys=value, key_ends=one, values=value, value_starts=one - 1, value_ends=one)
-    frames = encode_sets(documents, vbuckets=1)
-    (part,) = split_frames(frames, one - 1, lanes=1)
-    set_opaques(part.data, part.starts, 0)
-    scan_answers(value[:0], opaque=0, failures=np.empty((1, 2), dtype=np.int64))

@@ -22,9 +22,9 @@ from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
-from headwater.node.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.node.http.call import BucketUsage, BucketView, Changes
 from headwater.node.http.server import HttpServer
+from headwater.protocol.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.manifest import Manifest

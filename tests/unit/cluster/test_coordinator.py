@@ -6,8 +6,7 @@ import pytest
 
 from headwater.cluster.coordinator import FoundCluster, in_force
 from headwater.errors import InvalidInput
-from headwater.node.cluster_config import NodeAddress
-from headwater.node.published_config import PublishedConfig
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 
 A, B, C = ("127.0.0.1:1000", "127.0.0.1:2000", "127.0.0.1:3000")
 

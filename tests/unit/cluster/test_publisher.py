@@ -10,8 +10,7 @@ import pytest
 from headwater.cluster import publisher as module
 from headwater.cluster.publisher import Publisher
 from headwater.errors import HeadwaterError, Overtaken
-from headwater.node.cluster_config import NodeAddress
-from headwater.node.published_config import PublishedConfig
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000))
 CONFIG = PublishedConfig(revision=1, bucket="b", uuid="0", nodes=NODES, rows=((0,), (1,)))

@@ -11,7 +11,7 @@ from headwater.cluster.nodes import NodePort
 from headwater.cluster.planning import Move
 from headwater.cluster.rebalance import Takeovers, told_together
 from headwater.errors import HostUnreachable, NoAnswer, Overtaken
-from headwater.node.published_config import PublishedConfig
+from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.numbers import VBucketId
 
 DOWN = HostUnreachable("b can't be reached: nobody listens", hint="Start it")

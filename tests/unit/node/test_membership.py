@@ -7,13 +7,12 @@ import asyncio
 import pytest
 
 from headwater.client.kv_connection import Login
-from headwater.node.cluster_config import NodeAddress
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.kv.context import Refused
 from headwater.node.kv.service import BucketService
 from headwater.node.membership import MemberSettings, Membership
-from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.peers import Peers
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.status import Status
 from headwater.store.compaction import Retention

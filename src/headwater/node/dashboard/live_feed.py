@@ -9,53 +9,44 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from starlette.responses import Response, StreamingResponse
 
+from headwater.errors import MalformedJson
 from headwater.node.dashboard.asking import NOT_KEPT, Asked, Refused
 from headwater.node.dashboard.cluster_numbers import PeerNode, Rows
 from headwater.node.dashboard.landing import Landings
 from headwater.node.dashboard.metrics import furthest_behind
 from headwater.node.dashboard.samples import BucketSampler, Point
 from headwater.node.dashboard.source import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX, NodeSource
-
-# The cluster as its config tells it: the nodes, and who has which vbucket.
-
-
-_NO_NODE = -1
+from headwater.protocol.cluster_config import HOST_PLACEHOLDER, ClusterConfig, ConfigNode
 
 
 def show_cluster(config: bytes) -> dict[str, Any]:
     """The nodes, and for each vbucket the node that has it active and those that have copies.
 
-    There may be no config: a bare node has none until one is set.
+    There may be no config: a bare node has none until one is set. One that can't be read is shown as none.
     """
     try:
-        told = json.loads(config) if config else {}
-    except ValueError:
-        told = {}
-    server_map = told.get("vBucketServerMap", {})
-    members = told.get("nodesExt", [])
-    servers = server_map.get("serverList", [])
-    return {
-        "revision": told.get("rev", 0),
-        "nodes": [_node(members[index] if index < len(members) else {}, kv) for index, kv in enumerate(servers)],
-        "map": server_map.get("vBucketMap", []),
-        "replicas": server_map.get("numReplicas", 0),
-    }
+        read = ClusterConfig.decode(config)
+        nodes = [_node(node, kv) for node, kv in zip_longest(read.nodes[: len(read.servers)], read.servers)]
+        return {"revision": read.revision, "nodes": nodes, "map": read.rows, "replicas": read.replicas}
+    except MalformedJson:
+        return {"revision": 0, "nodes": [], "map": [], "replicas": 0}
 
 
-def _node(member: dict[str, Any], kv_address: str) -> dict[str, Any]:
-    services = member.get("services", {})
-    host = member.get("hostname") or kv_address.rpartition(":")[0].replace("$HOST", "")
-    port, scheme = services.get("mgmt"), "http"
-    if port is None and services.get("mgmtSSL") is not None:
-        port, scheme = services["mgmtSSL"], "https"
+def _node(member: ConfigNode | None, kv_address: str) -> dict[str, Any]:
+    host = (member and member.host) or kv_address.rpartition(":")[0].replace(HOST_PLACEHOLDER, "")
+    port = None if member is None else member.http_port(tls=False)
+    scheme = "http" if port is not None else "https"
+    if port is None and member is not None:
+        port = member.http_port(tls=True)
     return {
         "name": kv_address,
-        "this": bool(member.get("thisNode")),
+        "this": member is not None and member.is_this_node,
         "url": f"{scheme}://{host}:{port}/ui/" if host and port else None,
     }
 

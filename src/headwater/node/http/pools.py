@@ -13,15 +13,15 @@ from typing import Any
 from starlette.responses import Response
 
 from headwater.node.auth.users import Action
-from headwater.node.cluster_config import bucket_uri, join_host_port
 from headwater.node.http.call import BucketView, Call, Json
+from headwater.protocol.cluster_config import ClusterConfig, ConfigNode, bucket_uri, join_host_port
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
 
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
 
 
 async def show_pools(call: Call) -> Response:
-    node, uuid = call.node, _node_config(call).get("clusterUUID", "")
+    node, uuid = call.node, ClusterConfig.decode(call.node.cluster_config(None)).cluster_uuid
     return Json(
         {
             "isAdminCreds": node.users.may(call.user, Action.SECURITY, None),
@@ -77,22 +77,17 @@ async def stream_config(call: Call) -> Response:
 # --- what they are made of ----------------------------------------------------------------------------------------
 
 
-def _node_config(call: Call) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(call.node.cluster_config(None))
-    return config
-
-
 def _readable_buckets(call: Call) -> list[BucketView]:
     names = (name for name in call.node.bucket_names() if call.node.users.may(call.user, Action.USE, name))
     return [bucket for name in sorted(names) if (bucket := call.node.bucket(name)) is not None]
 
 
 def _pool(call: Call) -> dict[str, Any]:
-    config = _node_config(call)
-    uuid = config.get("clusterUUID", "")
+    config = ClusterConfig.decode(call.node.cluster_config(None))
+    uuid = config.cluster_uuid
     return {
         "name": "default",
-        "clusterName": config.get("clusterName", ""),
+        "clusterName": config.cluster_name,
         "nodes": _nodes(call, config),
         "buckets": {
             "uri": f"/pools/default/buckets?uuid={uuid}",
@@ -109,9 +104,8 @@ def _pool(call: Call) -> dict[str, Any]:
 
 
 def _bucket(call: Call, bucket: BucketView) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(call.node.cluster_config(bucket.name))
+    config = ClusterConfig.decode(call.node.cluster_config(bucket.name))
     usage = call.node.usage(bucket.name)
-    server_map = config.get("vBucketServerMap", {})
     return {
         "name": bucket.name,
         "uuid": bucket.uuid,
@@ -121,14 +115,14 @@ def _bucket(call: Call, bucket: BucketView) -> dict[str, Any]:
         "authType": "sasl",
         "uri": bucket_uri("buckets", bucket.name, bucket.uuid),
         "streamingUri": bucket_uri("bucketsStreaming", bucket.name, bucket.uuid),
-        "numVBuckets": len(server_map.get("vBucketMap", ())),
+        "numVBuckets": len(config.rows),
         "bucketCapabilitiesVer": "",
-        "bucketCapabilities": config.get("bucketCapabilities", []),
+        "bucketCapabilities": config.capabilities,
         "collectionsManifestUid": f"{bucket.manifest.uid:x}",
-        "vBucketServerMap": server_map,
+        "vBucketServerMap": config.server_map,
         "nodes": _nodes(call, config),
         "controllers": {},
-        "replicaNumber": server_map.get("numReplicas", 0),
+        "replicaNumber": config.replicas,
         "replicaIndex": False,
         "maxTTL": 0,
         "compressionMode": "passive",
@@ -147,17 +141,17 @@ def _bucket(call: Call, bucket: BucketView) -> dict[str, Any]:
     }
 
 
-def _nodes(call: Call, config: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_node(call, members) for members in config.get("nodesExt", ())]
+def _nodes(call: Call, config: ClusterConfig) -> list[dict[str, Any]]:
+    return [_node(call, node) for node in config.nodes]
 
 
-def _node(call: Call, members: dict[str, Any]) -> dict[str, Any]:
-    services: dict[str, int] = members.get("services", {})
+def _node(call: Call, member: ConfigNode) -> dict[str, Any]:
     # A config that was set from outside may leave the host out: it is the one that the client has asked.
-    host = members.get("hostname") or call.request.url.hostname or ""
-    ports = {"direct": services.get("kv") or services.get("kvSSL"), "httpsMgmt": services.get("mgmtSSL")}
+    host = member.host or call.request.url.hostname or ""
+    http_port, https_port = member.http_port(tls=False), member.http_port(tls=True)
+    ports = {"direct": member.kv_port(tls=False) or member.kv_port(tls=True), "httpsMgmt": https_port}
     node = {
-        "hostname": join_host_port(host, services.get("mgmt") or services.get("mgmtSSL")),
+        "hostname": join_host_port(host, http_port or https_port),
         # The C++ client ends the whole process where this, the system or the version is missing.
         "otpNode": f"ns_1@{host}",
         "os": _SYSTEM,
@@ -169,7 +163,7 @@ def _node(call: Call, members: dict[str, Any]) -> dict[str, Any]:
         "recoveryType": "none",
         "status": "healthy",
     }
-    if members.get("thisNode"):
+    if member.is_this_node:
         # A number as a string, as in Couchbase: gocbcore can't read it otherwise.
         node |= {"thisNode": True, "uptime": str(int(call.node.uptime_s()))}
     return node

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from headwater.client.connection_string import Address
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.errors import ConnectionFailed, HeadwaterError, NoAnswer, StatusError, StoreError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.cluster_config import NodeAddress
 from headwater.node.kv.service import BucketService
-from headwater.node.published_config import PublishedConfig, kv_address
-from headwater.node.replication.peer_connection import PeerConnection
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.vbuckets import GetCollectionsManifest, SetCollectionsManifest
 from headwater.protocol.status import Status
@@ -121,13 +121,13 @@ class Peers:
         finally:
             connection.close()
 
-    async def _connect(self, node: NodeAddress) -> PeerConnection:
+    async def _connect(self, node: NodeAddress) -> AsyncKvConnection:
         config = self._config()
         assert config is not None
         login = self._login(config)
-        return await PeerConnection.open(kv_address(node, tls=login.tls is not None), login)
+        return await AsyncKvConnection.open(Address(node.host, node.kv_port_for(tls=login.tls is not None)), login)
 
-    def _take_config(self, connection: PeerConnection) -> None:
+    def _take_config(self, connection: AsyncKvConnection) -> None:
         theirs = PublishedConfig.decode(connection.outcome.cluster_config or b"{}")
         ours = self._config()
         if theirs is None or ours is None or theirs.uuid != ours.uuid:
@@ -157,7 +157,7 @@ class Peers:
 
     # --- collections ----------------------------------------------------------------------------------------------
 
-    async def _exchange_manifests(self, connection: PeerConnection) -> None:
+    async def _exchange_manifests(self, connection: AsyncKvConnection) -> None:
         theirs = await _manifest_of(connection)
         ours = self._service.bucket.manifest
         if theirs.uid > ours.uid:
@@ -181,7 +181,7 @@ class Peers:
         finally:
             connection.close()
 
-    async def _change_there(self, connection: PeerConnection, change: Callable[[Manifest], Manifest]) -> Manifest:
+    async def _change_there(self, connection: AsyncKvConnection, change: Callable[[Manifest], Manifest]) -> Manifest:
         for _ in range(CHANGE_TRIES_MAX):
             theirs = await _manifest_of(connection)
             known = self._service.bucket.manifest
@@ -206,7 +206,7 @@ class Peers:
             self.notify()
 
 
-async def _manifest_of(connection: PeerConnection) -> Manifest:
+async def _manifest_of(connection: AsyncKvConnection) -> Manifest:
     answer = await connection.request(GetCollectionsManifest())
     return Manifest.decode(bytes(getattr(answer, "value", b"")))
 
@@ -234,7 +234,7 @@ class PeerStatistics:
         self._login = login
         self._config = config
         self._this_node = this_node
-        self._connections: dict[str, PeerConnection] = {}
+        self._connections: dict[str, AsyncKvConnection] = {}
         self._is_stopped = False
 
     def names(self) -> list[str]:
@@ -262,7 +262,7 @@ class PeerStatistics:
                 ) from error
             raise
 
-    async def _connection(self, name: str) -> PeerConnection:
+    async def _connection(self, name: str) -> AsyncKvConnection:
         known = self._connections.get(name)
         if known is not None and not known.is_closed:
             return known
@@ -270,8 +270,9 @@ class PeerStatistics:
         if self._is_stopped or config is None or name not in config.names():
             raise ConnectionFailed(f"{name} is not a node of this cluster", hint="Look at the cluster's config")
         login = self._login(config)
-        address = kv_address(config.nodes[config.names().index(name)], tls=login.tls is not None)
-        opened = self._connections[name] = await PeerConnection.open(address, login)
+        node = config.nodes[config.names().index(name)]
+        address = Address(node.host, node.kv_port_for(tls=login.tls is not None))
+        opened = self._connections[name] = await AsyncKvConnection.open(address, login)
         return opened
 
     def _forget_all_but(self, names: list[str]) -> None:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.client.connection_string import Address
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
 from headwater.node.kv.service import BucketService
-from headwater.node.published_config import PublishedConfig, kv_address
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.node.replication.proxy import PRODUCER_FLAGS
+from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.messages.dcp_streams import AddStream, Open
 from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, VBucketId
 
@@ -74,7 +74,7 @@ class Replicator:
         self._now_s = now_s
         self._wanted: dict[VBucketId, float] = {}
         """The vbuckets to stream, and when each may be asked for again."""
-        self._connection: PeerConnection | None = None
+        self._connection: AsyncKvConnection | None = None
         self._consumer: ConsumerConnection | None = None
         self._lost: asyncio.Future[HeadwaterError] | None = None
         self._task = asyncio.create_task(self._run_forever())
@@ -187,7 +187,7 @@ class Replicator:
         """One connection, until it is lost."""
         source = self.source
         name = connection_name(source, self._service.name)
-        connection = self._connection = await PeerConnection.open(source.address, source.login)
+        connection = self._connection = await AsyncKvConnection.open(source.address, source.login)
         await connection.request(Open(flags=PRODUCER_FLAGS, key=name.encode()))
         consumer = ConsumerConnection(
             self._service,
@@ -301,7 +301,7 @@ class ReplicationManager:
                 self._replicators[source].follow(kept)
         for source, (node, vbuckets) in by_name.items():
             if source not in self._replicators:
-                address = kv_address(config.nodes[node], tls=login.tls is not None)
+                address = Address(config.nodes[node].host, config.nodes[node].kv_port_for(tls=login.tls is not None))
                 self._replicators[source] = Replicator(
                     self._service,
                     Source(address=address, login=login, this_name=name),

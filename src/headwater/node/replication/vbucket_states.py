@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.node.cluster_config import NOBODY
 from headwater.node.kv.documents import forget_vbuckets
 from headwater.node.kv.service import BucketService
 from headwater.node.kv.session import KvSession
-from headwater.node.published_config import PublishedConfig
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
@@ -43,10 +42,10 @@ def apply_config(service: BucketService, config: PublishedConfig, this_node: int
             if config.is_handed_over_to(vbucket, this_node):
                 _prepare_to_take_over(bucket, vbucket, state, config)
         elif row[0] == this_node:
-            _set_topology(bucket, vbucket, facts, [None if node == NOBODY else names[node] for node in row])
+            _set_topology(bucket, vbucket, facts, [None if node == NO_NODE else names[node] for node in row])
         elif config.is_holder(vbucket, this_node):
-            _make_replica(service, vbucket, state, has_active=row[0] != NOBODY)
-        elif state is not None and row[0] != NOBODY:
+            _make_replica(service, vbucket, state, has_active=row[0] != NO_NODE)
+        elif state is not None and row[0] != NO_NODE:
             _stop_writes(service, vbucket, state)
             surplus.append(vbucket)
     return surplus if config.settled else []
@@ -58,7 +57,7 @@ def replicated(service: BucketService, config: PublishedConfig, this_node: int |
     if this_node is None:
         return sources
     for vbucket, row in enumerate(config.rows):
-        if row[0] in (NOBODY, this_node) or vbucket in config.handing_over:
+        if row[0] in (NO_NODE, this_node) or vbucket in config.handing_over:
             continue
         facts = service.bucket.vbuckets.facts[vbucket]
         is_replica = facts is not None and facts.state == VBucketState.REPLICA
@@ -81,7 +80,7 @@ def _prepare_to_take_over(bucket: Bucket, vbucket: int, state: VBucketState | No
         bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
     facts = bucket.vbuckets.facts[vbucket]
     assert facts is not None
-    if config.replicas and facts.state != VBucketState.ACTIVE and config.rows[vbucket][0] != NOBODY:
+    if config.replicas and facts.state != VBucketState.ACTIVE and config.rows[vbucket][0] != NO_NODE:
         names = config.names()
         chain = [names[config.handing_over[vbucket]], names[config.rows[vbucket][0]]]
         bucket.set_vbucket_facts(vbucket, replace(facts, topology=(chain,)))

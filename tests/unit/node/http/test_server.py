@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from headwater.node.auth.accounts import FREE_FAILURES
-from headwater.node.cluster_config import Cluster, NodeAddress
 from headwater.node.http import call, server
 from headwater.node.http.server import HttpServer
+from headwater.protocol.cluster_config import Cluster, NodeAddress
 from support.http_node import ADMIN, UUID, Node
 
 

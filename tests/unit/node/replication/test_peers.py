@@ -10,13 +10,12 @@ import pytest
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.errors import ConnectionFailed, HostUnreachable, NoAnswer
-from headwater.node.cluster_config import NodeAddress
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node
 from headwater.node.options import NodeOptions
-from headwater.node.published_config import PublishedConfig
 from headwater.node.replication import peers as peer_statistics
 from headwater.node.replication.peers import PeerStatistics
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 
 GROUP = "headwater-vbuckets"
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from headwater.node.cluster_config import NodeAddress
 from headwater.node.kv.service import BucketService
-from headwater.node.published_config import PublishedConfig
 from headwater.node.replication.vbucket_states import apply_config, replicated
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
@@ -20,7 +19,7 @@ from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 from headwater.store.receiving import begin_snapshot
 
-HERE, OTHER, THIRD, NOBODY = 0, 1, 2, -1
+HERE, OTHER, THIRD, NO_NODE = 0, 1, 2, -1
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000, 3000))
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 
@@ -58,7 +57,7 @@ def config(row: tuple[int, int], **parts: Any) -> PublishedConfig:
         (DEAD, (OTHER, HERE), {}, REPLICA, False),
         (PENDING, (OTHER, HERE), {}, REPLICA, False),
         # No other node is active, so this one is not demoted.
-        (ACTIVE, (NOBODY, HERE), {}, ACTIVE, False),
+        (ACTIVE, (NO_NODE, HERE), {}, ACTIVE, False),
         # Building.
         (None, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False),
         (DEAD, (OTHER, THIRD), {"building": {0: (HERE,)}}, REPLICA, False),
@@ -67,7 +66,7 @@ def config(row: tuple[int, int], **parts: Any) -> PublishedConfig:
         (REPLICA, (OTHER, THIRD), {}, REPLICA, False),
         (REPLICA, (OTHER, THIRD), {"settled": True}, REPLICA, True),
         (ACTIVE, (OTHER, THIRD), {"settled": True}, DEAD, True),
-        (ACTIVE, (NOBODY, NOBODY), {"settled": True}, ACTIVE, False),
+        (ACTIVE, (NO_NODE, NO_NODE), {"settled": True}, ACTIVE, False),
         # On its way: the takeover decides.
         (ACTIVE, (OTHER, THIRD), {"handing_over": {0: HERE}}, ACTIVE, False),
         (PENDING, (OTHER, THIRD), {"handing_over": {0: HERE}}, PENDING, False),
@@ -108,7 +107,7 @@ def test_an_active_copy_that_is_demoted_has_everything_it_has() -> None:
 
 def test_the_active_copy_knows_its_chain() -> None:
     service = a_bucket(ACTIVE)
-    apply_config(service, config((HERE, NOBODY)), HERE)
+    apply_config(service, config((HERE, NO_NODE)), HERE)
     facts = service.bucket.vbuckets.facts[0]
     assert facts is not None
     assert facts.topology == (["127.0.0.1:1000", None],)
@@ -131,7 +130,7 @@ def test_durable_writes_wait_while_a_vbucket_is_handed_over() -> None:
         (REPLICA, (OTHER, HERE), {"handing_over": {0: HERE}}, {}),
         (REPLICA, (HERE, OTHER), {}, {}),
         (ACTIVE, (OTHER, HERE), {}, {}),
-        (REPLICA, (NOBODY, HERE), {}, {}),
+        (REPLICA, (NO_NODE, HERE), {}, {}),
         (REPLICA, (OTHER, THIRD), {}, {}),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.errors import LocalProtocolError
-from headwater.node.cluster_config import (
+from headwater.protocol.cluster_config import (
     BUCKET_CAPABILITIES,
     BucketMap,
     Cluster,

@@ -12,8 +12,7 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.errors import MalformedJson
-from headwater.node.cluster_config import NodeAddress
-from headwater.node.published_config import PublishedConfig
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port, http_port=port + 1) for port in (1000, 2000, 3000))
 CONFIG = PublishedConfig(
@@ -33,7 +32,7 @@ def test_nodes_keep_all_of_it() -> None:
     assert PublishedConfig.decode(CONFIG.encode(with_login=True)) == CONFIG
 
 
-def test_nobody_else_is_shown_the_log_in() -> None:
+def test_what_is_shown_has_no_log_in() -> None:
     shown = CONFIG.encode(this_node=1)
     assert b"a secret" not in shown
     assert PublishedConfig.decode(shown) == replace(CONFIG, login=None)
@@ -96,8 +95,8 @@ def test_what_is_not_even_json() -> None:
         PublishedConfig.decode(b"{")
 
 
-def test_nodes_log_in_as_nobody_but_themselves() -> None:
-    """Whoever may publish the config of one bucket must not give the node's admin another password by it."""
+def test_nodes_log_in_as_their_own_user_only() -> None:
+    """A user who may publish the config of one bucket must not give the node's admin another password by it."""
     config = replace(CONFIG, login=Credentials("Administrator", "mine now"))
-    with pytest.raises(MalformedJson, match="as nobody else"):
+    with pytest.raises(MalformedJson, match="as no other user"):
         PublishedConfig.decode(config.encode(with_login=True))
