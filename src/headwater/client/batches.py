@@ -29,7 +29,25 @@ from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.errors import UnexpectedMessage
 from headwater.protocol.kernels import decompress_values
 from headwater.protocol.kernels.decode import decode_runs
-from headwater.protocol.kernels.memory import Column, i64, kernel, u8, u64
+from headwater.protocol.kernels.memory import (
+    Bools,
+    Bytes,
+    Column,
+    Int8s,
+    Int32s,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyUInt16s,
+    ReadOnlyUInt32s,
+    ReadOnlyUInt64s,
+    UInt16s,
+    UInt32s,
+    UInt64s,
+    i64,
+    kernel,
+    u8,
+    u64,
+)
 from headwater.protocol.kernels.xattr_split import XATTRS_TYPE, split_xattrs
 from headwater.protocol.system_events import (
     CollectionCreated,
@@ -153,8 +171,8 @@ def _validity(is_valid: Column) -> pa.Buffer:
 
 @kernel
 def _fill_runs(
-    run_rows: Column, run_vbuckets: Column, run_vbuuids: Column, run_starts: Column, run_ends: Column,
-    vbuckets: Column, vbuuids: Column, starts: Column, ends: Column,
+    run_rows: Int64s, run_vbuckets: UInt16s, run_vbuuids: UInt64s, run_starts: UInt64s, run_ends: UInt64s,
+    vbuckets: ReadOnlyUInt16s, vbuuids: UInt64s, starts: UInt64s, ends: UInt64s,
 ) -> int:  # fmt: skip
     """Fill the columns. Returns the first row that is of another vbucket than its run, or -1."""
     row = 0
@@ -176,8 +194,8 @@ def _fill_runs(
 
 @kernel
 def _fill_rows(
-    opcodes: Column, datatypes: Column, expiries: Column, delete_times: Column, cas: Column,
-    ops: Column, plain_datatypes: Column, times: Column, changed_at: Column,
+    opcodes: ReadOnlyBytes, datatypes: ReadOnlyBytes, expiries: ReadOnlyUInt32s, delete_times: ReadOnlyUInt32s,
+    cas: ReadOnlyUInt64s, ops: Int8s, plain_datatypes: Bytes, times: UInt32s, changed_at: Int64s,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Fill the columns, and tell whether there are removals, and CASes of 0.
 
@@ -202,7 +220,12 @@ def _fill_rows(
 
 @kernel
 def _fill_names(
-    ids: Column, known_ids: Column, scope_codes: Column, collection_codes: Column, scopes: Column, collections: Column
+    ids: ReadOnlyUInt32s,
+    known_ids: UInt32s,
+    scope_codes: Int32s,
+    collection_codes: Int32s,
+    scopes: Int32s,
+    collections: Int32s,
 ) -> bool:
     """Fill in the codes of the names, and tell whether one is not known."""
     has_unknown = False
@@ -224,7 +247,7 @@ def _fill_names(
 
 
 @kernel
-def mark_kept(ids: Column, keep: Column, run_rows: Column, marks: Column, kept_rows: Column) -> None:
+def mark_kept(ids: ReadOnlyUInt32s, keep: UInt32s, run_rows: Int64s, marks: Bools, kept_rows: Int64s) -> None:
     """Mark the rows whose collection is among `keep`, which rises, and count them run by run."""
     row = i64(0)
     id_before = i64(-1)

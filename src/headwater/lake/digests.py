@@ -24,7 +24,23 @@ from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
 from headwater.lake.layout import raw_keys, split_keys
-from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u64, u64
+from headwater.protocol.kernels.memory import (
+    Bools,
+    Bytes,
+    Column,
+    Int32s,
+    Int64Rows,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt32s,
+    UInt64,
+    UInt64Rows,
+    i64,
+    kernel,
+    kernel_part,
+    load_u64,
+    u64,
+)
 from headwater.protocol.kernels.siphash import sip_end, sip_start, sip_word
 from headwater.protocol.values import Datatype
 
@@ -136,7 +152,7 @@ def int64s(rows: pa.Table | pa.RecordBatch, name: str, *, null: int = 0) -> NDAr
     return np.asarray(column.to_numpy()).astype(np.int64, copy=False)
 
 
-# --- what is odd in a row -------------------------------------------------------------------------------------------
+# --- what is odd in a row ---------------------------------------------------------------------------------------------
 
 
 def _nulls(values: pa.Array) -> NDArray[np.uint8]:
@@ -165,7 +181,7 @@ def _misplaced(rows: pa.Table, texts: pa.Array, contents: pa.Array) -> NDArray[n
     return np.where(wrong, np.uint8(_IS_MISPLACED), np.uint8(0))
 
 
-# --- hashing --------------------------------------------------------------------------------------------------------
+# --- hashing ----------------------------------------------------------------------------------------------------------
 
 
 def _array(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
@@ -231,7 +247,7 @@ def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
     return np.frombuffer(memoryview(buffer).toreadonly(), dtype=dtype)
 
 
-@kernel
+@kernel_part
 def _take_bytes(state: Any, data: Bytes, at: int, length: int) -> Any:
     """As `sip_bytes`, but eight bytes are one load, which takes half of its time. No other program makes these hashes,
     so the order of the bytes is any."""
@@ -246,8 +262,9 @@ def _take_bytes(state: Any, data: Bytes, at: int, length: int) -> Any:
 
 @kernel
 def _hash_rows(
-    documents: Column, numbers: Column, sums: Column, key_places: Column, keys: Bytes, value_places: Column,
-    values: Bytes, secret0: int, secret1: int, key_hashes: Column, hashes: Column,
+    documents: Int64s, numbers: Int64Rows, sums: UInt64Rows, key_places: ReadOnlyInt32s, keys: ReadOnlyBytes,
+    value_places: ReadOnlyInt32s, values: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, key_hashes: UInt64Rows,
+    hashes: UInt64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(hashes)):
         state = sip_word(sip_start(secret0, secret1), u64(documents[row]))
@@ -267,8 +284,8 @@ def _hash_rows(
 
 @kernel
 def _sum_pairs(
-    ends: Column, name_places: Column, names: Bytes, value_places: Column, values: Bytes, secret0: int, secret1: int,
-    sums: Column,
+    ends: Int64s, name_places: ReadOnlyInt32s, names: ReadOnlyBytes, value_places: ReadOnlyInt32s,
+    values: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, sums: UInt64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(sums)):
         for pair in range(ends[row], ends[row + 1]):
@@ -283,14 +300,16 @@ def _sum_pairs(
 
 
 @kernel
-def _hash_texts(places: Column, data: Bytes, secret0: int, secret1: int, hashes: Column) -> None:
+def _hash_texts(
+    places: ReadOnlyInt32s, data: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, hashes: UInt64Rows
+) -> None:
     for row in range(len(hashes)):
         at = i64(places[row])
         state = _take_bytes(sip_start(secret0, secret1), data, at, i64(places[row + 1]) - at)
         hashes[row, 0], hashes[row, 1] = sip_end(state)
 
 
-# --- rows by their hash ---------------------------------------------------------------------------------------------
+# --- rows by their hash -----------------------------------------------------------------------------------------------
 
 
 class HashIndex:
@@ -321,7 +340,7 @@ class HashIndex:
 
 
 @kernel
-def _insert(hashes: Column, seqnos: Column, slots: Column, newest: Column) -> None:
+def _insert(hashes: UInt64Rows, seqnos: Int64s, slots: Int32s, newest: Bools) -> None:
     mask = u64(len(slots) - 1)
     for row in range(len(hashes)):
         slot = i64(hashes[row, 0] & mask)
@@ -339,7 +358,7 @@ def _insert(hashes: Column, seqnos: Column, slots: Column, newest: Column) -> No
 
 
 @kernel
-def _find(hashes: Column, slots: Column, wanted: Column, found: Column) -> None:
+def _find(hashes: UInt64Rows, slots: Int32s, wanted: UInt64Rows, found: Int64s) -> None:
     mask = u64(len(slots) - 1)
     for row in range(len(wanted)):
         slot = i64(wanted[row, 0] & mask)

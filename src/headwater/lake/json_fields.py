@@ -15,7 +15,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, u8
+from headwater.protocol.kernels.memory import (
+    Bools,
+    ByteRows,
+    Bytes,
+    Column,
+    Int64Rows,
+    Int64s,
+    ReadOnlyBytes,
+    copy_bytes,
+    i64,
+    kernel,
+    kernel_part,
+    u8,
+)
 
 Numbers = NDArray[np.int64]
 
@@ -108,21 +121,21 @@ def integers(
 
 _SHORT_BYTES_MAX = 2**31 - 1
 
-# --- kernels ------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = (ord(sign) for sign in '"\\,:')
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in "{}[]")
 _MINUS, _ZERO, _NINE, _T, _F, _N = (ord(sign) for sign in "-09tfn")
 
 
-@kernel
+@kernel_part
 def _skip_space(data: Bytes, at: int, end: int) -> int:
     while at < end and (data[at] == 32 or (9 <= data[at] <= 13)):
         at += 1
     return at
 
 
-@kernel
+@kernel_part
 def _skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """From behind the opening quote to behind the closing one, or beyond the end; and whether it has escapes."""
     has_escapes = False
@@ -134,7 +147,7 @@ def _skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at + 1, has_escapes
 
 
-@kernel
+@kernel_part
 def _skip_nested(data: Bytes, at: int, end: int) -> int:
     """From an opening bracket to behind its closing one, or beyond the end."""
     depth = 0
@@ -152,7 +165,7 @@ def _skip_nested(data: Bytes, at: int, end: int) -> int:
     return end + 1
 
 
-@kernel
+@kernel_part
 def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """To behind a number or a word, and whether it is all digits."""
     is_integer = True
@@ -165,7 +178,7 @@ def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at, is_integer
 
 
-@kernel
+@kernel_part
 def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
     """From the first byte of a value to behind its last; its kind; and whether it is one at all."""
     sign = data[at]
@@ -183,7 +196,7 @@ def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
     return behind, _INTEGER if is_integer else _REAL, is_number
 
 
-@kernel
+@kernel_part
 def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column, guess: int) -> int:
     """The number of a field by its name, or -1. Documents are alike, so a guess is tried first."""
     count = len(name_ends) - 1
@@ -201,7 +214,7 @@ def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column
     return -1
 
 
-@kernel
+@kernel_part
 def _find_in(
     data: Bytes, at: int, end: int, names: Bytes, name_ends: Column, row: int, kinds: Column, starts: Column,
     ends: Column,
@@ -246,8 +259,8 @@ def _find_in(
 
 @kernel
 def _find(
-    data: Bytes, places: Column, names: Bytes, name_ends: Column, forms: Column, kinds: Column, starts: Column,
-    ends: Column,
+    data: Bytes, places: Int64s, names: ReadOnlyBytes, name_ends: Int64s, forms: Bytes, kinds: ByteRows,
+    starts: Int64Rows, ends: Int64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(forms)):
         end = i64(places[row + 1])
@@ -263,7 +276,7 @@ def _find(
 
 
 @kernel
-def _copy(data: Bytes, starts: Column, offsets: Column, copied: Bytes) -> None:
+def _copy(data: Bytes, starts: Int64s, offsets: Int64s, copied: Bytes) -> None:
     for row in range(len(starts)):
         length = offsets[row + 1] - offsets[row]
         if length > 0:
@@ -271,7 +284,7 @@ def _copy(data: Bytes, starts: Column, offsets: Column, copied: Bytes) -> None:
 
 
 @kernel
-def _parse_integers(data: Bytes, starts: Column, ends: Column, wanted: Column, values: Column, fits: Column) -> None:
+def _parse_integers(data: Bytes, starts: Int64s, ends: Int64s, wanted: Bools, values: Int64s, fits: Bools) -> None:
     """Digits are added up below zero, where there is room for one number more than above."""
     least = i64(-9223372036854775807 - 1)
     last_safe = i64(-922337203685477580)

@@ -13,7 +13,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, u32, u64
+from headwater.protocol.kernels.memory import (
+    Bools,
+    Bytes,
+    Column,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt64s,
+    UInt32s,
+    UInt64,
+    i64,
+    kernel,
+    kernel_part,
+    u32,
+    u64,
+)
 from headwater.protocol.kernels.siphash import sip_bytes, sip_end, sip_start, sip_word
 
 _SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
@@ -84,16 +98,16 @@ def _numbers_beside(beside: Column | None, rows: int) -> NDArray[np.int64]:
     return np.zeros(rows, dtype=np.int64) if beside is None else np.array(beside, dtype=np.int64)
 
 
-# --- kernels ------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@kernel_part
 def _hash(data: Bytes, start: int, end: int, beside: int, secret0: int, secret1: int) -> int:
     state = sip_word(sip_start(secret0, secret1), u64(beside))
     return sip_end(sip_bytes(state, data, start, end - start))[0]
 
 
-@kernel
+@kernel_part
 def _are_equal(data: Bytes, start: int, end: int, other: Bytes, other_start: int, other_end: int) -> bool:
     if end - start != other_end - other_start:
         return False
@@ -105,8 +119,8 @@ def _are_equal(data: Bytes, start: int, end: int, other: Bytes, other_start: int
 
 @kernel
 def _insert(
-    data: Bytes, offsets: Column, beside: Column, seqnos: Column, rows: Column, tags: Column, secret0: int,
-    secret1: int, newest: Column, documents: Column,
+    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, beside: Int64s, seqnos: Int64s, rows: Int64s, tags: UInt32s,
+    secret0: UInt64, secret1: UInt64, newest: Bools, documents: Int64s,
 ) -> None:  # fmt: skip
     mask = u64(len(rows) - 1)
     for row in range(len(newest)):
@@ -137,8 +151,8 @@ def _insert(
 
 @kernel
 def _find(
-    data: Bytes, offsets: Column, beside: Column, rows: Column, tags: Column, secret0: int, secret1: int,
-    wanted: Bytes, wanted_offsets: Column, wanted_beside: Column, found: Column,
+    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, beside: Int64s, rows: Int64s, tags: UInt32s, secret0: UInt64,
+    secret1: UInt64, wanted: ReadOnlyBytes, wanted_offsets: ReadOnlyInt64s, wanted_beside: Int64s, found: Int64s,
 ) -> None:  # fmt: skip
     mask = u64(len(rows) - 1)
     for i in range(len(found)):

@@ -24,7 +24,7 @@ from headwater.node.failover_drill import RolledBack, roll_back_vbucket
 from headwater.node.http.call import BucketUsage, BucketView, Changes
 from headwater.node.http.logins import Extension, Logins
 from headwater.node.http.server import HttpServer
-from headwater.node.kv.service import BucketService, ConfigVersion, Service
+from headwater.node.service import BucketService, ConfigVersion, Service
 from headwater.node.kv_listener import KvListener
 from headwater.node.membership import MemberSettings, Membership, Memberships, is_member, peer_login
 from headwater.node.node_folder import Surroundings

@@ -9,7 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.node.warm_up import warm_up
+from headwater.node.node import KERNEL_PACKAGES
+from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import (
@@ -62,7 +63,7 @@ def run_seed(
     plan: RunPlan | None = None,
 ) -> Report:
     """Run a seed to its end. The same seed gives the same report."""
-    warm_up()
+    compile_kernels(*KERNEL_PACKAGES)
     world = World(plan or RunPlan.draw(seed), mutant=mutant, keeps_trace=keeps_trace)
     began_s = world.loop.time()
     faults = Faults(world)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -22,10 +22,16 @@ from pyspark import SparkFiles, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.client.warm_up import warm_up
-from headwater.lake.tasks import RESULT_DDL, Task, result_batch, results_of
-from headwater.protocol.kernels.machine_code import code_folder, sources_digest
+from headwater.lake.lake import Runner, Task
+from headwater.lake.verify import (
+    _NAME,
+)
+from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
 from headwater.spark.session import is_remote
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 # What a Python worker of Spark has loaded is not looked through for garbage after each of its tasks.
 #
@@ -46,6 +52,8 @@ def keep_loaded(after: str) -> None:
 
 
 _DESCRIPTION = "spark.job.description"
+RESULT_SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("result", pa.binary())])
+RESULT_DDL = "number BIGINT, result BINARY"
 
 
 class SparkRunner:
@@ -89,6 +97,15 @@ class SparkRunner:
                     context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
 
 
+def spark_runner(spark: SparkSession) -> Runner:
+    """Runs the tasks on the executors of a session. Where there is no session, PySpark is not loaded."""
+    from headwater.spark.executors import SparkRunner, ship_kernels
+
+    ship_kernels(spark)
+    runner = SparkRunner(spark, _NAME)
+    return lambda tasks: runner([_OnExecutor(task) for task in tasks])
+
+
 @dataclass(frozen=True, slots=True)
 class _RunOne:
     """What each Spark task does: run the tasks whose numbers it is given."""
@@ -102,11 +119,21 @@ class _RunOne:
         keep_loaded("lake")
 
 
-# Compiled kernels for executors that have none: made on the driver, carried there by Spark, used instead of compiling.
+def result_batch(result: Any, number: int = 0) -> pa.RecordBatch:
+    """One result as a batch of `RESULT_SCHEMA`."""
+    return pa.RecordBatch.from_pydict({"number": [number], "result": [pickle.dumps(result)]}, RESULT_SCHEMA)
+
+
+def results_of(rows: Iterable[tuple[int, bytes]]) -> list[Any]:
+    """The results in the order of their tasks, from rows with `RESULT_DDL`."""
+    return [pickle.loads(result) for _, result in sorted(rows, key=lambda row: row[0])]
+
+
+# --- compiled kernels for executors that have none --------------------------------------------------------------------
 #
-# Compiling takes seconds and would happen in the first task of every new executor. Where driver and executors share a
-# home, or ran Headwater before, there is nothing to carry. Machine code of another kind of processor is not used: numba
-# looks at that, and compiles.
+# They are compiled on the driver and carried by Spark. Compiling takes seconds and would happen in the first task of
+# every new executor. Where driver and executors share a home, or ran Headwater before, there is nothing to carry.
+# Machine code of another kind of processor is not used: numba looks at that, and compiles.
 
 
 def _archive_name() -> str:
@@ -123,7 +150,7 @@ def ship_kernels(spark: SparkSession) -> None:
     if shipped in _SHIPPED:
         return
     _SHIPPED.add(shipped)
-    warm_up()
+    compile_kernels("headwater.protocol", "headwater.client")
     folder = Path(mkdtemp(prefix="headwater-kernels-"))
     atexit.register(rmtree, folder, ignore_errors=True)
     archive = folder / _archive_name()

@@ -31,9 +31,16 @@ from headwater.protocol.kernels.frame_header import (
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
+    Int64Rows,
+    ReadOnlyBytes,
+    UInt32s,
+    UInt64,
+    UInt64Rows,
+    UInt64s,
     copy_bytes,
     i64,
     kernel,
+    kernel_part,
     load_u16,
     load_u32,
     load_u64,
@@ -266,14 +273,14 @@ def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
 # --- kernels ------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@kernel_part
 def _written_cas(run: Bytes, at: int) -> int:
     """The CAS of a change, which tells when it was written. A commit has that of its prepare, which may be long ago."""
     return load_u64(run, at + 16) if load_u32(run, at + 12) == 0 else u64(0)
 
 
 @kernel
-def _first_cas(run: Bytes) -> int:
+def _first_cas(run: ReadOnlyBytes) -> int:
     """The CAS of the first change that has one: system events have none."""
     at = i64(0)
     cas = u64(0)
@@ -284,7 +291,7 @@ def _first_cas(run: Bytes) -> int:
 
 
 @kernel
-def _last_before(run: Bytes, oldest_cas: int, byte: int) -> int:
+def _last_before(run: ReadOnlyBytes, oldest_cas: UInt64, byte: int) -> int:
     """The last seqno that is older than a CAS or lies before a byte."""
     at = i64(0)
     seqno = u64(0)
@@ -296,13 +303,13 @@ def _last_before(run: Bytes, oldest_cas: int, byte: int) -> int:
     return seqno
 
 
-@kernel
+@kernel_part
 def _is_member(ids: Column, wanted: int) -> bool:
     position = np.searchsorted(ids, wanted)
     return bool(position < len(ids) and ids[position] == wanted)
 
 
-@kernel
+@kernel_part
 def _slot_of(run: Bytes, at: int, slots: Column, base: int, capacity: int, secret: Column) -> int:
     """The slot of the document that the frame at `at` is about, or a negative number."""
     if capacity == 0:
@@ -314,7 +321,13 @@ def _slot_of(run: Bytes, at: int, slots: Column, base: int, capacity: int, secre
 
 @kernel
 def _find_bases(
-    run: Bytes, bases: Column, slots: Column, tables: Column, vbucket: int, secret: Column, history_start: int
+    run: Bytes,
+    bases: UInt64s,
+    slots: UInt64Rows,
+    tables: Int64Rows,
+    vbucket: int,
+    secret: UInt64s,
+    history_start: UInt64,
 ) -> None:
     """By slot: the seqno of the version that a document had when the window began, as far as this run has it."""
     base = tables[vbucket, BASE]
@@ -328,7 +341,7 @@ def _find_bases(
         at += 24 + i64(load_u32(run, at + 8))
 
 
-@kernel
+@kernel_part
 def _is_sync_frame_needed(
     run: Bytes, at: int, prepares: Column, history_start: int, window_start: int, purge_before_s: int
 ) -> bool:
@@ -341,9 +354,9 @@ def _is_sync_frame_needed(
 
 @kernel
 def _filter(
-    run: Bytes, kept: Bytes, forgotten: Column, bases: Column, slots: Column, tables: Column, vbucket: int,
-    secret: Column, collections: Column, prepares: Column, durable_seqno: int, history_start: int, window_start: int,
-    purge_before_s: int,
+    run: Bytes, kept: Bytes, forgotten: UInt64s, bases: UInt64s, slots: UInt64Rows, tables: Int64Rows, vbucket: int,
+    secret: UInt64s, collections: UInt32s, prepares: UInt64s, durable_seqno: UInt64, history_start: UInt64,
+    window_start: UInt64, purge_before_s: int,
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """Copy what is needed.
 

@@ -23,7 +23,24 @@ import numpy as np
 
 from headwater.errors import HeadwaterError
 from headwater.protocol.kernels.frame_header import ABORT, EXPIRATION, MUTATION, PREPARE, is_document_change
-from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    Int64Rows,
+    Int64s,
+    ReadOnlyBytes,
+    UInt64,
+    UInt64Rows,
+    UInt64s,
+    i64,
+    kernel,
+    kernel_part,
+    load_u16,
+    load_u32,
+    load_u64,
+    u64,
+)
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.numbers import Cas, Seqno
 
@@ -90,9 +107,30 @@ class Index:
             u64(entry.seqno), u64(entry.cas), u64(entry.rev_seqno << 8 | flags), u64(entry.expiry << 32 | entry.commit),
         )  # fmt: skip
 
-    def live_documents(self) -> int:
-        """How many documents there are, without the deleted."""
-        return int(_count_live(self.slots, self.tables))
+    @property
+    def entries(self) -> Column:
+        """How many documents each vbucket has, deleted ones included."""
+        return self.tables[:, COUNT]
+
+    @property
+    def capacities(self) -> Column:
+        """How many slots each vbucket has: what a count of its documents has to read."""
+        return self.tables[:, CAPACITY]
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.capacities.sum()) * _SLOT_BYTES
+
+    def count_live(self, vbuckets: Column, counts: Column) -> None:
+        """Count the documents of some vbuckets, without the deleted. `counts` has one entry a vbucket."""
+        _count_live(self.slots, self.tables, vbuckets, counts)
+
+    def live_documents(self, vbucket: int | None = None) -> int:
+        """How many documents there are, in one vbucket or in all, without the deleted."""
+        vbuckets = np.arange(len(self.tables)) if vbucket is None else np.array([vbucket])
+        counts = np.zeros(len(self.tables), dtype=np.int64)
+        self.count_live(vbuckets, counts)
+        return int(counts.sum())
 
     def make_room(self, vbucket: int, documents: int) -> None:
         """Grow the table of a vbucket so that this many more documents fit."""
@@ -197,7 +235,7 @@ def _entry(slot: Column) -> Entry:
 # --- kernels ------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@kernel_part
 def probe(slots: Column, base: int, capacity: int, high: int, low: int) -> int:
     """The slot of a hash, or, where it has none, ~slot of the free one it would take. The table is never full."""
     # The upper half of the hash, scaled to the table: any number of slots will do.
@@ -212,7 +250,9 @@ def probe(slots: Column, base: int, capacity: int, high: int, low: int) -> int:
 
 
 @kernel
-def _find(slots: Column, tables: Column, vbucket: int, secret: Column, key: Bytes, key_at: int, key_bytes: int) -> int:
+def _find(
+    slots: UInt64Rows, tables: Int64Rows, vbucket: int, secret: UInt64s, key: ReadOnlyBytes, key_at: int, key_bytes: int
+) -> int:
     capacity = tables[vbucket, CAPACITY]
     if capacity == 0:
         return -1
@@ -222,8 +262,8 @@ def _find(slots: Column, tables: Column, vbucket: int, secret: Column, key: Byte
 
 @kernel
 def _put(
-    slots: Column, tables: Column, vbucket: int, secret: Column, key: Bytes, key_at: int, key_bytes: int,
-    seqno: int, cas: int, revision: int, place: int,
+    slots: UInt64Rows, tables: Int64Rows, vbucket: int, secret: UInt64s, key: ReadOnlyBytes, key_at: int,
+    key_bytes: int, seqno: UInt64, cas: UInt64, revision: UInt64, place: UInt64,
 ) -> None:  # fmt: skip
     """Set a key's entry. The caller has made room."""
     high, low = siphash128(key, key_at, key_bytes, secret[0], secret[1])
@@ -239,25 +279,26 @@ def _put(
     slots[slot, PLACE] = place
 
 
-@kernel
+@kernel_part
 def is_full(tables: Column, vbucket: int) -> bool:
     """Whether a vbucket's table has to grow for one more document."""
     return bool((tables[vbucket, COUNT] + 1) * _LOAD_DENOMINATOR > tables[vbucket, CAPACITY] * _LOAD_NUMERATOR)
 
 
 @kernel
-def _count_live(slots: Column, tables: Column) -> int:
-    live = 0
-    for vbucket in range(len(tables)):
+def _count_live(slots: UInt64Rows, tables: Int64Rows, vbuckets: Int64s, counts: Int64s) -> None:
+    for index in range(len(vbuckets)):
+        vbucket = vbuckets[index]
+        live = 0
         base = tables[vbucket, BASE]
         for slot in range(base, base + tables[vbucket, CAPACITY]):
             if slots[slot, SEQNO] != 0 and not slots[slot, REVISION] & u64(DELETED):
                 live += 1
-    return live
+        counts[vbucket] = live
 
 
 @kernel
-def _clear_seqnos(slots: Column, tables: Column, vbucket: int, seqnos: Column) -> int:
+def _clear_seqnos(slots: UInt64Rows, tables: Int64Rows, vbucket: int, seqnos: UInt64s) -> int:
     cleared = 0
     base = tables[vbucket, BASE]
     for slot in range(base, base + tables[vbucket, CAPACITY]):
@@ -273,7 +314,7 @@ def _clear_seqnos(slots: Column, tables: Column, vbucket: int, seqnos: Column) -
 
 
 @kernel
-def _rehash(slots: Column, old_base: int, old_capacity: int, base: int, capacity: int) -> None:
+def _rehash(slots: UInt64Rows, old_base: int, old_capacity: int, base: int, capacity: int) -> None:
     for old in range(old_base, old_base + old_capacity):
         if slots[old, SEQNO] != 0:
             slot = ~probe(slots, base, capacity, slots[old, HASH_HIGH], slots[old, HASH_LOW])
@@ -282,7 +323,7 @@ def _rehash(slots: Column, old_base: int, old_capacity: int, base: int, capacity
 
 
 @kernel
-def _expired_slots(slots: Column, tables: Column, vbucket: int, now_s: int, found: Column) -> int:
+def _expired_slots(slots: UInt64Rows, tables: Int64Rows, vbucket: int, now_s: int, found: Int64s) -> int:
     """The slots of documents whose expiry has passed, as many as `found` holds. Returns how many."""
     count = 0
     base = tables[vbucket, BASE]
@@ -298,7 +339,7 @@ def _expired_slots(slots: Column, tables: Column, vbucket: int, now_s: int, foun
 
 
 @kernel
-def count_documents(run: Bytes) -> int:
+def count_documents(run: AnyBytes) -> int:
     """How many frames of a stored run are about a document."""
     at = i64(0)
     documents = 0
@@ -312,7 +353,7 @@ def count_documents(run: Bytes) -> int:
 
 @kernel
 def index_run(
-    slots: Column, tables: Column, vbucket: int, secret: Column, run: Bytes, commit: int
+    slots: UInt64Rows, tables: Int64Rows, vbucket: int, secret: UInt64s, run: AnyBytes, commit: int
 ) -> tuple[int, int, int]:
     """Enter the frames of a stored run, oldest first.
 

@@ -25,7 +25,19 @@ import numpy as np
 from headwater.protocol.features import WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import DurabilityLevel, decode_frame
 from headwater.protocol.kernels.frame_header import ABORT, PREPARE, is_document_change
-from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    Int64s,
+    UInt64s,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    u64,
+)
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Mutation, Prepare
@@ -62,7 +74,7 @@ def changes_of(run: Bytes, keys: list[bytes], secret: Column) -> list[int]:
 
 
 @kernel
-def _sync_frames(run: Bytes, starts: Column, completed: Column) -> tuple[int, int]:
+def _sync_frames(run: AnyBytes, starts: Int64s, completed: UInt64s) -> tuple[int, int]:
     at = i64(0)
     started = i64(0)
     ended = i64(0)
@@ -82,7 +94,7 @@ def _sync_frames(run: Bytes, starts: Column, completed: Column) -> tuple[int, in
 
 
 @kernel
-def seqnos_at(run: Bytes, starts: Column) -> Column:
+def seqnos_at(run: AnyBytes, starts: Int64s) -> Column:
     """The seqnos of the frames that start there."""
     seqnos = np.empty(len(starts), dtype=np.uint64)
     for item in range(len(starts)):
@@ -91,7 +103,7 @@ def seqnos_at(run: Bytes, starts: Column) -> Column:
 
 
 @kernel
-def _frames_of_keys(run: Bytes, hashes: Column, secret: Column, starts: Column) -> int:
+def _frames_of_keys(run: Bytes, hashes: UInt64s, secret: UInt64s, starts: Int64s) -> int:
     """Where the changes of documents start whose keys have one of these hashes. Returns how many there are."""
     at = i64(0)
     count = i64(0)

@@ -19,9 +19,11 @@ from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.kernels.frame_header import EXPIRATION, MUTATION, SYSTEM_EVENT, XATTR, prefix_bytes
 from headwater.protocol.kernels.memory import (
     Bytes,
+    UInt64,
     copy_bytes,
     i64,
     kernel,
+    kernel_part,
     load_u16,
     load_u32,
     load_u64,
@@ -241,7 +243,7 @@ def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
 # --- kernels ------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@kernel_part
 def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
     """Whether a frame that is sound for the store is one, but for its opaque, that it would have written."""
     opcode = run[at + 1]
@@ -260,7 +262,7 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
 
 @kernel
 def _take(
-    run: Bytes, vbucket: int, after_seqno: int, end_seqno: int, frames: Bytes, used: int
+    run: Bytes, vbucket: int, after_seqno: UInt64, end_seqno: UInt64, frames: Bytes, used: int
 ) -> tuple[int, int, int, int, int]:
     """Copy frames to `used` and on. Returns why it stopped and where, the end of the copy, its last seqno and count."""
     at = i64(0)

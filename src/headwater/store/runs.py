@@ -27,11 +27,17 @@ from headwater.protocol.kernels.frame_header import (
     prefix_bytes,
 )
 from headwater.protocol.kernels.memory import (
+    AnyBytes,
     Bytes,
-    Column,
+    Int64s,
+    ReadOnlyBytes,
+    UInt16s,
+    UInt64,
+    UInt64s,
     copy_bytes,
     i64,
     kernel,
+    kernel_part,
     load_u16,
     load_u32,
     load_u64,
@@ -51,7 +57,7 @@ def first_seqno(run: Bytes) -> int:
 
 
 @kernel
-def find_seqno(run: Bytes, seqno: int) -> tuple[int, int]:
+def find_seqno(run: AnyBytes, seqno: int) -> tuple[int, int]:
     """Where the frame of a seqno starts and ends; (-1, -1) where it is not in the run."""
     at = i64(0)
     while at < len(run):
@@ -66,7 +72,7 @@ def find_seqno(run: Bytes, seqno: int) -> tuple[int, int]:
 
 
 @kernel
-def split_after(run: Bytes, seqno: int) -> int:
+def split_after(run: AnyBytes, seqno: int) -> int:
     """Where the first frame with a higher seqno starts; the run's length where there is none."""
     at = i64(0)
     while at < len(run) and load_u64(run, at + 24) <= u64(seqno):
@@ -98,7 +104,7 @@ def last_seqno(run: Bytes) -> int:
 
 
 @kernel
-def last_seqnos(grouped: Bytes, group_starts: Column, seqnos: Column) -> None:
+def last_seqnos(grouped: AnyBytes, group_starts: Int64s, seqnos: UInt64s) -> None:
     """Set the seqno of every vbucket that has changes in grouped frames to that of its last."""
     for vbucket in range(len(group_starts) - 1):
         at = group_starts[vbucket]
@@ -109,7 +115,7 @@ def last_seqnos(grouped: Bytes, group_starts: Column, seqnos: Column) -> None:
 
 @kernel
 def group_by_vbucket(
-    frames: Bytes, vbuckets: Column, starts: Column, count: int, used: int, grouped: Bytes, group_starts: Column
+    frames: Bytes, vbuckets: UInt16s, starts: Int64s, count: int, used: int, grouped: Bytes, group_starts: Int64s
 ) -> None:
     """Sort frames by vbucket, keeping the order within each. `group_starts` gets one entry a vbucket and an end."""
     group_starts[:] = 0
@@ -126,7 +132,7 @@ def group_by_vbucket(
         cursors[vbucket] += end - starts[item]
 
 
-@kernel
+@kernel_part
 def _stored_extras_bytes(opcode: int) -> int:
     """What the frames of an opcode have as extras where they are stored; -1 for those that never are."""
     if opcode == MUTATION:
@@ -142,7 +148,7 @@ def _stored_extras_bytes(opcode: int) -> int:
     return SYSTEM_EVENT_EXTRAS_BYTES if opcode == SYSTEM_EVENT else -1
 
 
-@kernel
+@kernel_part
 def frame_end(run: Bytes, at: int) -> int:
     """Where the frame at `at` ends, or -1 where there is none that the store could have written."""
     if len(run) - at < 24:
@@ -166,7 +172,7 @@ def frame_end(run: Bytes, at: int) -> int:
 
 
 @kernel
-def is_sound(run: Bytes, vbucket: int, after_seqno: int, last_seqno: int) -> bool:
+def is_sound(run: ReadOnlyBytes, vbucket: int, after_seqno: UInt64, last_seqno: UInt64) -> bool:
     """Whether these are frames of one vbucket, with rising seqnos that lie behind one and end at another."""
     at = i64(0)
     reached = u64(after_seqno)
@@ -180,7 +186,7 @@ def is_sound(run: Bytes, vbucket: int, after_seqno: int, last_seqno: int) -> boo
 
 
 @kernel
-def group_starts_of(grouped: Bytes, group_starts: Column) -> bool:
+def group_starts_of(grouped: Bytes, group_starts: Int64s) -> bool:
     """Where each vbucket's run starts in frames that are grouped already; False where they are not sound."""
     group_starts[:] = 0
     at = i64(0)

@@ -11,7 +11,7 @@ import numpy as np
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frame
 from headwater.protocol.kernels.frame_header import SYSTEM_EVENT
-from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u32
+from headwater.protocol.kernels.memory import AnyBytes, Bytes, i64, kernel, load_u32
 from headwater.protocol.manifest import Collection, Manifest, Scope
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import SystemEvent
@@ -196,7 +196,7 @@ def _by_id(scopes: dict[ScopeId, Scope]) -> tuple[Scope, ...]:
 
 
 @kernel
-def _next_event(run: Bytes, at: int) -> int:
+def _next_event(run: AnyBytes, at: int) -> int:
     """Where the first system event at or behind `at` starts; the run's length where there is none."""
     at = i64(at)
     while at < len(run) and run[at + 1] != SYSTEM_EVENT:

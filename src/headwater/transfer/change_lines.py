@@ -10,7 +10,24 @@ import pyarrow as pa
 
 from headwater.client.changes import Deletion, Expiration, Mutation, changes_of
 from headwater.protocol.kernels.json_check import is_json
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, u8, u64
+from headwater.protocol.kernels.memory import (
+    Bools,
+    Bytes,
+    Column,
+    Int32s,
+    Int64Rows,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt32s,
+    ReadOnlyInt64s,
+    UInt64Rows,
+    copy_bytes,
+    i64,
+    kernel,
+    kernel_part,
+    u8,
+    u64,
+)
 
 # The kernel that writes changes as lines of JSON: no Python object per change, and no value is parsed to be printed.
 #
@@ -37,7 +54,7 @@ _BASE64_NAME = np.frombuffer(b'_base64":', dtype=np.uint8)
 
 
 @kernel
-def judge_values(values: Bytes, offsets: Column, is_there: Column, datatypes: Column, forms: Bytes) -> int:
+def judge_values(values: Bytes, offsets: Int32s, is_there: Bools, datatypes: ReadOnlyBytes, forms: Bytes) -> int:
     """How each value is to be written, and room enough for all of them. A server that calls a value JSON may err."""
     room = i64(0)
     for row in range(len(forms)):
@@ -57,9 +74,10 @@ def judge_values(values: Bytes, offsets: Column, is_there: Column, datatypes: Co
 
 @kernel
 def write_lines(
-    first: int, last: int, plan: Column, texts: Bytes, text_ends: Column, numbers: Column, times: Column,
-    names: Bytes, name_ends: Column, name_rows: Column, keys: Bytes, key_offsets: Column, key_forms: Bytes,
-    values: Bytes, value_offsets: Column, value_forms: Bytes, out: Bytes, at: int,
+    first: int, last: int, plan: Int64Rows, texts: ReadOnlyBytes, text_ends: Int64s, numbers: UInt64Rows,
+    times: ReadOnlyInt64s, names: ReadOnlyBytes, name_ends: Int64s, name_rows: Int64Rows, keys: ReadOnlyBytes,
+    key_offsets: ReadOnlyInt32s, key_forms: Bytes, values: Bytes, value_offsets: Int32s, value_forms: Bytes,
+    out: Bytes, at: int,
 ) -> int:  # fmt: skip
     """Write the rows from `first` to `last` to `out`, which has room for them. Returns where they end."""
     fields = len(plan)
@@ -82,7 +100,7 @@ def write_lines(
     return at
 
 
-@kernel
+@kernel_part
 def _put_part(out: Bytes, at: int, parts: Bytes, ends: Column, number: int) -> int:
     start = i64(ends[number - 1]) if number > 0 else i64(0)
     length = i64(ends[number]) - start
@@ -90,7 +108,7 @@ def _put_part(out: Bytes, at: int, parts: Bytes, ends: Column, number: int) -> i
     return at + length
 
 
-@kernel
+@kernel_part
 def _put_number(out: Bytes, at: int, number: int) -> int:
     digits = 1
     rest = u64(number) // u64(10)
@@ -105,7 +123,7 @@ def _put_number(out: Bytes, at: int, number: int) -> int:
     return at + digits
 
 
-@kernel
+@kernel_part
 def _put_padded(out: Bytes, at: int, number: int, digits: int) -> int:
     for place in range(at + digits - 1, at - 1, -1):
         out[place] = 0x30 + number % 10
@@ -113,7 +131,7 @@ def _put_padded(out: Bytes, at: int, number: int, digits: int) -> int:
     return at + digits
 
 
-@kernel
+@kernel_part
 def _put_null(out: Bytes, at: int) -> int:
     out[at] = 0x6E
     out[at + 1] = 0x75
@@ -122,7 +140,7 @@ def _put_null(out: Bytes, at: int) -> int:
     return at + 4
 
 
-@kernel
+@kernel_part
 def _put_time(out: Bytes, at: int, time_us: int) -> int:
     """As ISO 8601 has it, in UTC: `"2026-01-31T09:05:00.000120+00:00"`."""
     if time_us == NO_TIME:
@@ -156,7 +174,7 @@ def _put_time(out: Bytes, at: int, time_us: int) -> int:
     return at + len(_UTC)
 
 
-@kernel
+@kernel_part
 def _put_data(out: Bytes, at: int, data: Bytes, start: int, end: int, form: int) -> int:
     if form == AS_BASE64:
         copy_bytes(out, at, _BASE64_NAME, 0, len(_BASE64_NAME))
@@ -171,7 +189,7 @@ def _put_data(out: Bytes, at: int, data: Bytes, start: int, end: int, form: int)
     return _put_text(out, at, data, i64(start), i64(end))
 
 
-@kernel
+@kernel_part
 def _put_json(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
     """In sound JSON a line break is white space between tokens: as a space it means the same, and ends no line."""
     for index in range(end - start):
@@ -180,7 +198,7 @@ def _put_json(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
     return at + end - start
 
 
-@kernel
+@kernel_part
 def _put_text(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
     out[at] = 0x22
     at += 1
@@ -206,7 +224,7 @@ def _put_text(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
     return at + 1
 
 
-@kernel
+@kernel_part
 def _put_base64(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
     out[at] = 0x22
     at += 1
@@ -227,7 +245,7 @@ def _put_base64(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
     return at + 1
 
 
-@kernel
+@kernel_part
 def _base64_sign(number: int) -> int:
     if number < 26:
         return u8(0x41 + number)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headwater.errors import InvalidKeyTemplate
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, u64
+from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, UInt64, copy_bytes, i64, kernel, u64
 from headwater.transfer.key_template import Field, KeyTemplate, Number, write_number
 from headwater.transfer.set_frames import Documents
 
@@ -121,7 +121,13 @@ def _notes(random: Random, value_bytes: int) -> Bytes:
 
 @kernel
 def _generate(
-    numbers: Column, salt: int, value_bytes: int, profiles: Bytes, profile_ends: Column, notes: Bytes, values: Bytes
+    numbers: Int64s,
+    salt: UInt64,
+    value_bytes: int,
+    profiles: ReadOnlyBytes,
+    profile_ends: Int64s,
+    notes: ReadOnlyBytes,
+    values: Bytes,
 ) -> None:
     for item in range(len(numbers)):
         # SplitMix64: numbers in a row take profiles and notes that have nothing to do with each other.

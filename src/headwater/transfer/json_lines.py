@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headwater.errors import InvalidDocument
 from headwater.protocol.kernels.json_check import is_json
-from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel
+from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, i64, kernel, kernel_part
 from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.set_frames import JSON_FLAGS, Documents, SetFrames
@@ -104,7 +104,13 @@ class JsonLines:
 
 @kernel
 def _split_lines(
-    text: Bytes, at_end: bool, lines_before: int, line_bytes_max: int, starts: Column, ends: Column, numbers: Column
+    text: ReadOnlyBytes,
+    at_end: bool,
+    lines_before: int,
+    line_bytes_max: int,
+    starts: Int64s,
+    ends: Int64s,
+    numbers: Int64s,
 ) -> tuple[int, int, int, bool]:
     """Cut off whole lines: how many documents, bytes and lines, and whether the line that follows is not at fault."""
     at = i64(0)
@@ -129,7 +135,7 @@ def _split_lines(
     return count, at, lines, True
 
 
-@kernel
+@kernel_part
 def _trim(text: Bytes, start: int, end: int) -> tuple[int, int]:
     while start < end and (text[start] == 0x20 or text[start] == 0x09 or text[start] == 0x0D):
         start += 1
@@ -184,7 +190,7 @@ def begins_an_export(text: bytes) -> bool:
     return bool(pc.match_substring_regex(pa.array([text], pa.binary()), pattern=_FIRST_KEY)[0].as_py())
 
 
-# --- documents that bring more than a value -----------------------------------------------------------------------
+# --- documents that bring more than a value ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +261,7 @@ class ExportedDocuments:
         return documents, InvalidDocument(f"{self._unit} {number}: {flaw}", hint=_HINT)
 
 
-# --- heads --------------------------------------------------------------------------------------------------------
+# --- heads ------------------------------------------------------------------------------------------------------------
 
 
 def _heads(lines: Documents) -> pa.StructArray:
@@ -318,7 +324,7 @@ def _numbers(heads: pa.StructArray, name: str, count: int, *, default: int) -> C
     return numbers
 
 
-# --- documents ----------------------------------------------------------------------------------------------------
+# --- documents --------------------------------------------------------------------------------------------------------
 
 
 def _values(lines: Documents, heads: pa.StructArray) -> tuple[Bytes, Column, Column, str]:

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    Int64Rows,
+    Int64s,
+    ReadOnlyBytes,
+    copy_bytes,
+    i64,
+    kernel,
+    kernel_part,
+)
 from headwater.protocol.numbers import KEY_BYTES_MAX
 
 TEMPLATE_CHARS_MAX = 1024
@@ -138,8 +149,8 @@ def _document_error(number: int, reason: str, *, hint: str) -> InvalidDocument:
 
 @kernel
 def _build(
-    kinds: Column, arguments: Column, literals: Bytes, numbers: Column,
-    text: Bytes, starts: Column, ends: Column, key_bytes_max: int, keys: Bytes, key_ends: Column,
+    kinds: Int64s, arguments: Int64Rows, literals: ReadOnlyBytes, numbers: Int64s,
+    text: AnyBytes, starts: Int64Rows, ends: Int64Rows, key_bytes_max: int, keys: Bytes, key_ends: Int64s,
 ) -> int:  # fmt: skip
     """Write the keys. Gives how many could be made: the next one would be empty or too long."""
     at = i64(0)
@@ -165,7 +176,7 @@ def _build(
     return len(key_ends)
 
 
-@kernel
+@kernel_part
 def write_number(target: Bytes, at: int, number: int) -> int:
     """Write a number in decimal, and give where it ends."""
     digits = 1
@@ -179,7 +190,7 @@ def write_number(target: Bytes, at: int, number: int) -> int:
     return at + digits
 
 
-# --- fields -------------------------------------------------------------------------------------------------------
+# --- fields -----------------------------------------------------------------------------------------------------------
 
 _FOUND, _MISSING, _ASK_JSON = range(3)
 
@@ -240,7 +251,13 @@ def _field_by_json(document: bytes, field: str, number: int) -> bytes:
 
 @kernel
 def _find_field(
-    text: Bytes, starts: Column, ends: Column, name: Bytes, found_starts: Column, found_ends: Column, states: Column
+    text: ReadOnlyBytes,
+    starts: Int64s,
+    ends: Int64s,
+    name: ReadOnlyBytes,
+    found_starts: Int64s,
+    found_ends: Int64s,
+    states: Bytes,
 ) -> None:
     for item in range(len(states)):
         state, start, end = _field_in(text, starts[item], ends[item], name)
@@ -249,7 +266,7 @@ def _find_field(
         found_ends[item] = end
 
 
-@kernel
+@kernel_part
 def _field_in(text: Bytes, at: int, end: int, name: Bytes) -> tuple[int, int, int]:
     """Where a field's value is in a document that is known to be JSON. A name that comes twice counts the last time."""
     state, start, stop = 1, i64(0), i64(0)
@@ -278,7 +295,7 @@ def _field_in(text: Bytes, at: int, end: int, name: Bytes) -> tuple[int, int, in
     return state, start, stop
 
 
-@kernel
+@kernel_part
 def _string_in(text: Bytes, at: int) -> tuple[int, bool]:
     """Behind the string that starts at `at`, and whether there are escapes in it."""
     escaped = False
@@ -291,7 +308,7 @@ def _string_in(text: Bytes, at: int) -> tuple[int, bool]:
     return at + 1, escaped
 
 
-@kernel
+@kernel_part
 def _equals(text: Bytes, start: int, end: int, name: Bytes) -> bool:
     if end - start != len(name):
         return False
@@ -301,7 +318,7 @@ def _equals(text: Bytes, start: int, end: int, name: Bytes) -> bool:
     return same == len(name)
 
 
-@kernel
+@kernel_part
 def _value_in(text: Bytes, at: int, end: int) -> tuple[int, int, int]:
     """The value behind a name, if it is a string without escapes or a whole number."""
     while text[at] == 0x3A or text[at] == 0x20 or text[at] == 0x09 or text[at] == 0x0D:

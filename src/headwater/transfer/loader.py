@@ -25,7 +25,7 @@ import numpy as np
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import ANSWER_TIMEOUT_S, RECEIVE_BYTES, broken
+from headwater.client.kv_connection import RECEIVE_BYTES, broken
 from headwater.errors import (
     STATUS_ERRORS,
     ConnectionFailed,
@@ -34,6 +34,8 @@ from headwater.errors import (
     StatusError,
     UnexpectedMessage,
 )
+from headwater.protocol.exchange import ANSWER_TIMEOUT_S
+from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.kernels.memory import Column
 from headwater.protocol.numbers import CollectionId, VBucketId, decode_collection_id
 from headwater.protocol.refusals import key_text, refused
@@ -47,7 +49,6 @@ from headwater.transfer.set_frames import (
     scan_answers,
     set_opaques,
     split_frames,
-    warm_up,
 )
 
 # One pipelined connection of the loader, sans-IO: frames go out in a window, answers are counted as they come.
@@ -135,7 +136,7 @@ class WriteLane:
     def next_retry_s(self) -> float | None:
         return self._waiting[0].due_s if self._waiting else None
 
-    # --- out ------------------------------------------------------------------------------------------------------
+    # --- out ----------------------------------------------------------------------------------------------------------
 
     def send_sets(self, frames: SetFrames, *, attempts: int = 0, give_up_s: float | None = None) -> None:
         """Take frames to be sent. They are sent even where there is no room: ask `has_room` first."""
@@ -171,7 +172,7 @@ class WriteLane:
         misplaced, self._misplaced = self._misplaced, []
         return misplaced
 
-    # --- in -------------------------------------------------------------------------------------------------------
+    # --- in -----------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Count the answers.
@@ -306,7 +307,7 @@ class KvLoader:
         self._misplaced: list[Retry] = []
         self._taken = 0
         """Documents that have been given to the lanes."""
-        warm_up()
+        compile_kernels("headwater.transfer.set_frames")
         try:
             self._wire_of_vbucket = self._route()
         except BaseException:
@@ -393,7 +394,7 @@ class KvLoader:
     ) -> None:
         self.close()
 
-    # --- documents to wires ---------------------------------------------------------------------------------------
+    # --- documents to wires -------------------------------------------------------------------------------------------
 
     @property
     def _has_room(self) -> bool:
@@ -460,7 +461,7 @@ class KvLoader:
             for wire, part in zip(self._wires, self._split(retry.frames), strict=True):
                 wire.lane.send_sets(part, attempts=retry.attempts, give_up_s=retry.give_up_s)
 
-    # --- wires to sockets -----------------------------------------------------------------------------------------
+    # --- wires to sockets ---------------------------------------------------------------------------------------------
 
     def _pump(self, *, wait: bool) -> bool:
         """Send and receive what can be. Gives whether anything came."""

@@ -191,7 +191,7 @@ def _encode_sets(
     starts[len(key_ends)] = at
 
 
-# --- to the connections -------------------------------------------------------------------------------------------
+# --- to the connections -----------------------------------------------------------------------------------------------
 
 
 def split_frames(frames: SetFrames, lane_of_vbucket: Column, *, lanes: int) -> list[SetFrames]:
@@ -247,7 +247,7 @@ def set_opaques(data: Bytes, starts: Int64s, first: int) -> None:
         store_u32(data, starts[item] + 12, u32(first + item))
 
 
-# --- the answers --------------------------------------------------------------------------------------------------
+# --- the answers ------------------------------------------------------------------------------------------------------
 
 
 class Fault(IntEnum):

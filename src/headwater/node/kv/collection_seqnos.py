@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from headwater.protocol.kernels.frame_header import SYSTEM_EVENT, is_document_change
 from headwater.protocol.kernels.frame_header import collection_id as collection_of_key
-from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32, load_u64, u64
+from headwater.protocol.kernels.memory import AnyBytes, Bytes, i64, kernel, load_u16, load_u32, load_u64, u64
 from headwater.protocol.numbers import CollectionId
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import blocks_of
@@ -39,7 +39,7 @@ def _runs_newest_first(bucket: Bucket, view: View, vbucket: int) -> Iterator[Byt
 
 
 @kernel
-def _last_of_collection(run: Bytes, wanted: int) -> int:
+def _last_of_collection(run: AnyBytes, wanted: int) -> int:
     """The seqno of the last change of a collection in a run, its creation included; 0 where there is none."""
     at = i64(0)
     seqno = u64(0)

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from headwater.node.kv.service import BucketService
+from headwater.node.service import BucketService
 from headwater.protocol.frames import HEADER_BYTES
 from headwater.protocol.kernels.frame_header import (
     JSON,
@@ -31,11 +31,18 @@ from headwater.protocol.kernels.json_check import is_json
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
+    Int64Rows,
+    Int64s,
+    UInt16s,
+    UInt32s,
+    UInt64,
+    UInt64Rows,
+    UInt64s,
     borrowed,
     copy_bytes,
     i64,
+    inlined_part,
     kernel,
-    kernel_part,
     load_u16,
     load_u32,
     load_u64,
@@ -144,7 +151,7 @@ def _collections(service: BucketService) -> tuple[Column, Column]:
     return np.array(ids, dtype=np.uint32), np.array(max_ttls, dtype=np.uint32)
 
 
-@kernel_part
+@inlined_part
 def _expiry(asked: int, now_s: int, max_ttl: int) -> int:
     """The time at which a document expires, 0 for never."""
     expiry = asked
@@ -157,12 +164,12 @@ def _expiry(asked: int, now_s: int, max_ttl: int) -> int:
 
 @kernel
 def _apply(
-    data: Bytes, at: int, collections: bool, mutation_tokens: bool, now_ns: int,
-    known: Column, max_ttls: Column, scratch: Bytes,
-    slots: Column, tables: Column, secret: Column,
-    states: Column, vbuuids: Column, high_seqnos: Column, max_cas: Column, deleted_revs: Column, superseded: Column,
-    frames: Bytes, used: int, item_vbuckets: Column, item_starts: Column, count: int,
-    commit: int, responses: Bytes, written: int,
+    data: Bytes, at: int, collections: bool, mutation_tokens: bool, now_ns: UInt64,
+    known: UInt32s, max_ttls: UInt32s, scratch: Bytes,
+    slots: UInt64Rows, tables: Int64Rows, secret: UInt64s,
+    states: Bytes, vbuuids: UInt64s, high_seqnos: UInt64s, max_cas: UInt64s, deleted_revs: UInt64s, superseded: Int64s,
+    frames: Bytes, used: int, item_vbuckets: UInt16s, item_starts: Int64s, count: int,
+    commit: UInt64, responses: Bytes, written: int,
 ) -> tuple[int, int, int, int, int, int]:  # fmt: skip
     """Returns why and where it stopped, the ends of frames, items and responses, and the last vbucket it looked at."""
     # The parts of the kernel get these once a request.
@@ -231,7 +238,7 @@ def _apply(
     return stop, at, used, count, written, vbucket
 
 
-@kernel_part
+@inlined_part
 def _is_plain_set(data: Bytes, at: int) -> bool:
     """Whether the header at `at` is that of a set with sound lengths, for any version, with a value of no odd kind."""
     if data[at] != REQUEST or (data[at + 1] != SET and data[at + 1] != SETQ):
@@ -242,7 +249,7 @@ def _is_plain_set(data: Bytes, at: int) -> bool:
     return bool(0 <= value_bytes <= VALUE_BYTES_MAX)
 
 
-@kernel_part
+@inlined_part
 def _collection(data: Bytes, key_at: int, key_end: int, collections: bool, known: Column) -> int:
     """Where the collection of a sound key stands among those that are known, or `_UNKNOWN`."""
     key_bytes = key_end - key_at
@@ -257,7 +264,7 @@ def _collection(data: Bytes, key_at: int, key_end: int, collections: bool, known
     return position if position < len(known) and known[position] == collection else _UNKNOWN
 
 
-@kernel_part
+@inlined_part
 def _key_hash(
     data: Bytes, key_at: int, key_end: int, collections: bool, scratch: Bytes, secret: Column
 ) -> tuple[int, int]:
@@ -270,7 +277,7 @@ def _key_hash(
     return siphash128(scratch, 0, key_bytes + 1, secret[0], secret[1])
 
 
-@kernel_part
+@inlined_part
 def _write_mutation(
     data: Bytes, at: int, value_at: int, end: int, collections: bool, seqno: int, cas: int, rev: int, expiry: int,
     frames: Bytes, to: int,
@@ -303,7 +310,7 @@ def _write_mutation(
     return to + prefix + end - key_at
 
 
-@kernel_part
+@inlined_part
 def _write_response(
     data: Bytes, at: int, cas: int, mutation_tokens: bool, vbuuid: int, seqno: int, responses: Bytes, to: int
 ) -> int:

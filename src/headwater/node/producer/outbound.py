@@ -53,11 +53,16 @@ from headwater.protocol.kernels.frame_header import (
     prefix_bytes,
 )
 from headwater.protocol.kernels.memory import (
+    AnyBytes,
     Bytes,
     Column,
+    Int64s,
+    UInt32s,
+    UInt64s,
     borrowed,
     copy_bytes,
     i64,
+    inlined_part,
     kernel,
     kernel_part,
     load_u8,
@@ -90,7 +95,7 @@ _SYSTEM_MARK = ord("_")
 """The names of the system's attributes start with it."""
 
 
-@kernel_part
+@inlined_part
 def write_frame(
     run: Bytes, at: int, end: int, is_commit: bool, target: Bytes, to: int, bits: int, opaque: int, sid: int,
     table: Column,
@@ -128,14 +133,14 @@ def write_frame(
     return sent_end
 
 
-@kernel_part
+@inlined_part
 def _sent_opcode(opcode: int, is_commit: bool, bits: int) -> int:
     if is_commit:
         return COMMIT
     return DELETION if opcode == EXPIRATION and not bits & EXPIRY_OPCODE else i64(opcode)
 
 
-@kernel_part
+@inlined_part
 def _write_framing(target: Bytes, to: int, sid: int) -> int:
     """The id of the stream, if it has one. Returns where it ends."""
     if sid == 0:
@@ -145,7 +150,7 @@ def _write_framing(target: Bytes, to: int, sid: int) -> int:
     return to + STREAM_ID_BYTES
 
 
-@kernel_part
+@inlined_part
 def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits: int) -> int:
     """All of a mutation's or prepare's; of a removal's as much as the consumer wants. Returns where they end."""
     stored_at = at + HEADER_BYTES
@@ -170,7 +175,7 @@ def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits
     return to + TIMED_DELETION_EXTRAS_BYTES
 
 
-@kernel_part
+@inlined_part
 def _write_value(
     run: Bytes, at: int, value_at: int, end: int, target: Bytes, to: int, bits: int, table: Column
 ) -> tuple[int, int]:
@@ -199,7 +204,7 @@ def _write_value(
     return to + kept_bytes, datatype
 
 
-@kernel_part
+@inlined_part
 def _kept_datatype(stored: int, keeps_xattrs: bool, bits: int) -> int:
     values = bits >> VALUES_SHIFT
     if values == _DROP_BUT_KEEP_DATATYPE:
@@ -208,7 +213,7 @@ def _kept_datatype(stored: int, keeps_xattrs: bool, bits: int) -> int:
     return kept if keeps_xattrs else kept & ~XATTR
 
 
-@kernel_part
+@inlined_part
 def _copy_system_xattrs(run: Bytes, section_at: int, section_end: int, target: Bytes, to: int) -> int:
     """Write a section of the system's attributes alone, none where there are none. Returns where it ends."""
     pairs_at = to + 4
@@ -363,7 +368,7 @@ def shape_run(
     return sent
 
 
-@kernel
+@kernel_part
 def _is_in(sorted_values: Column, value: int) -> bool:
     position = np.searchsorted(sorted_values, value)
     return bool(position < len(sorted_values) and sorted_values[position] == value)
@@ -371,8 +376,8 @@ def _is_in(sorted_values: Column, value: int) -> bool:
 
 @kernel
 def _shape(
-    run: Bytes, at: int, target: Bytes, to: int, until: int, end_seqno: int, superseded: Column, opaque: int,
-    sid: int, filtered: bool, wanted: Column, bits: int, table: Column, history_start: int,
+    run: AnyBytes, at: int, target: Bytes, to: int, until: int, end_seqno: int, superseded: UInt64s, opaque: int,
+    sid: int, filtered: bool, wanted: UInt32s, bits: int, table: Int64s, history_start: int,
 ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
     """Walk the run from `at` on and write to `target` from `to` on. Returns a `Sent`."""
     # `write_frame` and the others get these once a frame.
@@ -443,13 +448,13 @@ def _shape(
     return stop, at, to, frames, last_seqno, passed_seqno, prepares
 
 
-@kernel_part
+@inlined_part
 def _mutations_stay(bits: int, sid: int) -> bool:
     """Whether mutations are sent as they are stored, unless their datatype says otherwise."""
     return bool(sid == 0 and not bits & (STRIP_PREFIX | COMPRESS | SYNC_WRITES) and bits >> VALUES_SHIFT == _KEEP)
 
 
-@kernel_part
+@inlined_part
 def _sent_bytes_max(stored_bytes: int, bits: int) -> int:
     sent_bytes_max = stored_bytes + FRAME_GROWTH_BYTES
     if bits & COMPRESS:
@@ -457,7 +462,7 @@ def _sent_bytes_max(stored_bytes: int, bits: int) -> int:
     return sent_bytes_max
 
 
-@kernel_part
+@inlined_part
 def _prefetch_behind(run: Bytes, at: int, end: int) -> None:
     """Small frames that are skipped come faster than memory does, and the processor does not see the pattern."""
     if end - at <= _PREFETCHED_FRAME_BYTES_MAX:

@@ -16,7 +16,22 @@ from headwater.node.producer.controls import Controls
 from headwater.node.producer.outbound import NO_SUPERSEDED
 from headwater.node.producer.stream_filter import StreamFilter
 from headwater.protocol.kernels.frame_header import ABORT, PREPARE, SYSTEM_EVENT, collection_id
-from headwater.protocol.kernels.memory import Bytes, Column, i64, kernel, load_u16, load_u32, load_u64, u32, u64
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    UInt32s,
+    UInt64,
+    UInt64Rows,
+    UInt64s,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    u32,
+    u64,
+)
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -86,7 +101,7 @@ def _grown(table: Column, slots: int) -> Column:
 
 
 @kernel
-def _reenter(table: Column, larger: Column) -> None:
+def _reenter(table: UInt64Rows, larger: UInt64Rows) -> None:
     mask = len(larger) - 1
     for old in range(len(table)):
         if table[old, 2] != 0:
@@ -99,8 +114,8 @@ def _reenter(table: Column, larger: Column) -> None:
 
 @kernel
 def _survey(
-    run: Bytes, end_seqno: int, secret: Column, filtered: bool, wanted: Column, with_events: bool,
-    with_prepares: bool, table: Column, superseded: Column,
+    run: AnyBytes, end_seqno: UInt64, secret: UInt64s, filtered: bool, wanted: UInt32s, with_events: bool,
+    with_prepares: bool, table: UInt64Rows, superseded: UInt64s,
 ) -> tuple[int, int, int]:  # fmt: skip
     at = i64(0)
     count = i64(0)
@@ -159,7 +174,7 @@ def sync_seqnos(runs: Iterable[Bytes], *, end_seqno: int) -> SyncSeqnos:
 
 
 @kernel
-def _sync_seqnos(run: Bytes, end_seqno: int) -> tuple[int, int, int]:
+def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int]:
     at = i64(0)
     visible = u64(0)
     prepared = u64(0)

@@ -48,9 +48,16 @@ from headwater.protocol.kernels.frame_header import (
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
+    Int32s,
+    Int64Rows,
+    Int64s,
+    UInt16s,
+    UInt32s,
+    UInt64s,
     copy_bytes,
     i64,
     kernel,
+    kernel_part,
     load_u16,
     load_u32,
     load_u64,
@@ -192,7 +199,7 @@ def _raise_fault(data: memoryview, offset: int, *, collections: bool, body_bytes
     raise AssertionError(f"the kernel refuses the frame at byte {offset}, the typed codec takes it")
 
 
-@kernel
+@kernel_part
 def _is_change(data: Bytes, at: int, framing_bytes: int) -> bool:
     """A lone stream id is the framing that producers send; any other is left to the typed codec."""
     if not is_document_change(data[at + 1]):
@@ -203,7 +210,7 @@ def _is_change(data: Bytes, at: int, framing_bytes: int) -> bool:
     return bool(data[at] == FLEXIBLE_REQUEST and is_stream_id)
 
 
-@kernel
+@kernel_part
 def _extras_fit(opcode: int, extras_bytes: int) -> bool:
     if opcode == MUTATION:
         return bool(extras_bytes == MUTATION_EXTRAS_BYTES)
@@ -211,7 +218,7 @@ def _extras_fit(opcode: int, extras_bytes: int) -> bool:
     return bool(extras_bytes == DELETION_EXTRAS_BYTES or extras_bytes == with_time)
 
 
-@kernel
+@kernel_part
 def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, int, int, int, int, int, bool]:
     """Check every frame and count. Stops at a fault, which the last value tells, or at an incomplete frame."""
     end = len(data)
@@ -252,7 +259,7 @@ def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, i
     return rows, others, keys_bytes, values_bytes, compressed, at, False
 
 
-@kernel
+@kernel_part
 def _extract(
     data: Bytes, end: int, collections: bool, others: Column,
     vbuckets: Column, opaques: Column, stream_ids: Column, opcodes: Column, datatypes: Column, seqnos: Column,
@@ -360,13 +367,13 @@ def _bytes_pointer(typing_context: Any, address: Any) -> Any:
 _pointer: Any = intrinsic(_bytes_pointer)
 
 
-@kernel
+@kernel_part
 def _bytes_at(address: int, length: int) -> Bytes:
     return carray(_pointer(address), (length,), np.uint8)
 
 
 @kernel
-def _survey_runs(addresses: Column, lengths: Column, collections: bool, body_bytes_max: int, counts: Column) -> int:
+def _survey_runs(addresses: Int64s, lengths: Int64s, collections: bool, body_bytes_max: int, counts: Int64Rows) -> int:
     """Check every frame, and count the rows of each run and the bytes of their keys and values.
 
     Returns the first run that is not changes from its first byte to its last, or -1.
@@ -384,10 +391,10 @@ def _survey_runs(addresses: Column, lengths: Column, collections: bool, body_byt
 
 @kernel
 def _extract_runs(
-    addresses: Column, lengths: Column, collections: bool, counts: Column,
-    vbuckets: Column, opaques: Column, stream_ids: Column, opcodes: Column, datatypes: Column, seqnos: Column,
-    rev_seqnos: Column, cas: Column, flags: Column, expiries: Column, delete_times: Column, collection_ids: Column,
-    key_offsets: Column, keys: Bytes, value_offsets: Column, values: Bytes,
+    addresses: Int64s, lengths: Int64s, collections: bool, counts: Int64Rows, vbuckets: UInt16s, opaques: UInt32s,
+    stream_ids: UInt16s, opcodes: Bytes, datatypes: Bytes, seqnos: UInt64s, rev_seqnos: UInt64s, cas: UInt64s,
+    flags: UInt32s, expiries: UInt32s, delete_times: UInt32s, collection_ids: UInt32s, key_offsets: Int32s,
+    keys: Bytes, value_offsets: Int32s, values: Bytes,
 ) -> None:  # fmt: skip
     """Copy what the survey has found sound, each run behind the one before."""
     no_others = np.empty((0, 2), dtype=np.int64)

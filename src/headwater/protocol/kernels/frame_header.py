@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import RequestInfo
-from headwater.protocol.kernels.memory import Bytes, i64, kernel, load_u16, load_u32, u64
+from headwater.protocol.kernels.memory import Bytes, i64, kernel_part, load_u16, load_u32, u64
 from headwater.protocol.values import Datatype
 
 REQUEST = int(Magic.REQUEST)
@@ -58,7 +58,7 @@ STREAM_ID_BYTES = 3
 STREAM_ID_KIND = RequestInfo.STREAM_ID << 4 | 2
 
 
-@kernel
+@kernel_part
 def is_magic(byte: int) -> bool:
     return bool(
         byte == REQUEST or byte == RESPONSE or byte == FLEXIBLE_REQUEST or byte == FLEXIBLE_RESPONSE
@@ -66,13 +66,13 @@ def is_magic(byte: int) -> bool:
     )  # fmt: skip
 
 
-@kernel
+@kernel_part
 def is_document_change(opcode: int) -> bool:
     """Mutations, deletions and expirations, whose opcodes follow one another."""
     return bool(MUTATION <= opcode <= EXPIRATION)
 
 
-@kernel
+@kernel_part
 def stated_lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
     """The lengths of framing extras, extras, key and body that the header at `at` states."""
     extras_bytes = i64(data[at + 4])
@@ -85,7 +85,7 @@ def stated_lengths(data: Bytes, at: int) -> tuple[int, int, int, int]:
 # The collection id at the front of a key, for kernels: unsigned LEB128, as `leb128` has it for one key at a time.
 
 
-@kernel
+@kernel_part
 def prefix_bytes(data: Bytes, at: int, end: int) -> int:
     """The length of the collection id at `at`; 0 where it is cut off, overlong or beyond 32 bits."""
     for index in range(5):
@@ -99,7 +99,7 @@ def prefix_bytes(data: Bytes, at: int, end: int) -> int:
     return 0
 
 
-@kernel
+@kernel_part
 def collection_id(data: Bytes, at: int) -> int:
     """The collection id at `at`, which `prefix_bytes` has found sound."""
     value = u64(0)

@@ -23,7 +23,21 @@ from headwater.protocol.kernels.frame_header import (
     is_magic,
     stated_lengths,
 )
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, load_u32, load_u64, u64
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    Int64s,
+    ReadOnlyBytes,
+    UInt64Rows,
+    copy_bytes,
+    i64,
+    kernel,
+    kernel_part,
+    load_u32,
+    load_u64,
+    u64,
+)
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
 
 SORTED_BELOW_ROWS = 8
@@ -85,7 +99,7 @@ def _sort_by_stream(buffer: Bytes, table: Column, consumed: int) -> tuple[Bytes,
     return gathered, _fill_runs(gathered, consumed, count)
 
 
-@kernel
+@kernel_part
 def _is_change(data: Bytes, at: int) -> bool:
     """Mutations, deletions and expirations start their extras with the seqno. One with too little is left alone."""
     is_request = data[at] == REQUEST or data[at] == FLEXIBLE_REQUEST
@@ -93,7 +107,7 @@ def _is_change(data: Bytes, at: int) -> bool:
 
 
 @kernel
-def _count_runs(data: Bytes, body_bytes_max: int) -> tuple[int, int, int, bool]:
+def _count_runs(data: AnyBytes, body_bytes_max: int) -> tuple[int, int, int, bool]:
     """How many runs and changes there are, where the last whole frame ends, and whether a fault stopped the walk."""
     end = len(data)
     at = i64(0)
@@ -124,7 +138,7 @@ def _count_runs(data: Bytes, body_bytes_max: int) -> tuple[int, int, int, bool]:
 
 
 @kernel
-def _fill_runs(data: Bytes, end: int, count: int) -> Column:
+def _fill_runs(data: AnyBytes, end: int, count: int) -> Column:
     """What `_count_runs` has found sound, as rows of `FrameRun`."""
     table = np.zeros((count, _WIDTH), dtype=np.uint64)
     at = i64(0)
@@ -155,7 +169,7 @@ def _fill_runs(data: Bytes, end: int, count: int) -> Column:
 
 
 @kernel
-def _gather(data: Bytes, table: Column, order: Column, gathered: Bytes) -> None:
+def _gather(data: ReadOnlyBytes, table: UInt64Rows, order: Int64s, gathered: Bytes) -> None:
     at = i64(0)
     for run in order:
         start = i64(table[run, _START])

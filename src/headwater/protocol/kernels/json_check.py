@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.protocol.kernels.memory import Bytes, borrowed, kernel, kernel_part, load_u8
+from headwater.protocol.kernels.memory import Bytes, borrowed, inlined_part, kernel_part, load_u8
 
 DEPTH_MAX = 512
 
@@ -25,7 +25,7 @@ _A, _B, _E, _F, _L, _N, _R, _S, _T, _U = b"abeflnrstu"
 _UPPER_A, _UPPER_E, _UPPER_F = b"AEF"
 
 
-@kernel
+@kernel_part
 def is_json(data: Bytes, start: int, end: int) -> bool:
     data = borrowed(data)
     stack = np.empty(DEPTH_MAX, dtype=np.uint8)
@@ -84,19 +84,19 @@ def is_json(data: Bytes, start: int, end: int) -> bool:
             expect = _after_value(depth)
 
 
-@kernel_part
+@inlined_part
 def _after_value(depth: int) -> int:
     return _COMMA_OR_END if depth else _DONE
 
 
-@kernel_part
+@inlined_part
 def _white_end(data: Bytes, at: int, end: int) -> int:
     while at < end and (data[at] == _SPACE or data[at] == _LINE_FEED or data[at] == _RETURN or data[at] == _TAB):
         at += 1
     return at
 
 
-@kernel_part
+@inlined_part
 def _scalar_end(data: Bytes, at: int, end: int) -> int:
     """Behind the string, number or word that starts at `at`, or -1."""
     byte = data[at]
@@ -107,7 +107,7 @@ def _scalar_end(data: Bytes, at: int, end: int) -> int:
     return _word_end(data, at, end)
 
 
-@kernel
+@kernel_part
 def _string_end(data: Bytes, at: int, end: int) -> int:
     """Behind the closing quote of the string that starts at `at`, or -1."""
     at += 1
@@ -130,7 +130,7 @@ def _string_end(data: Bytes, at: int, end: int) -> int:
     return -1
 
 
-@kernel_part
+@inlined_part
 def _escape_end(data: Bytes, at: int, end: int) -> int:
     """Behind the escape whose backslash stands before `at`, or -1."""
     if at >= end:
@@ -150,12 +150,12 @@ def _escape_end(data: Bytes, at: int, end: int) -> int:
     return at + 1 if is_known else -1
 
 
-@kernel
+@kernel_part
 def _is_hex_digit(byte: int) -> bool:
     return bool((_ZERO <= byte <= _NINE) or (_UPPER_A <= byte <= _UPPER_F) or (_A <= byte <= _F))
 
 
-@kernel_part
+@inlined_part
 def _utf8_end(data: Bytes, at: int, end: int) -> int:
     """Behind the multi-byte character that starts at `at`, or -1 where it is not well-formed UTF-8."""
     lead = data[at]
@@ -180,14 +180,14 @@ def _utf8_end(data: Bytes, at: int, end: int) -> int:
     return at + length
 
 
-@kernel
+@kernel_part
 def _digits_end(data: Bytes, at: int, end: int) -> int:
     while at < end and _ZERO <= data[at] <= _NINE:
         at += 1
     return at
 
 
-@kernel
+@kernel_part
 def _number_end(data: Bytes, at: int, end: int) -> int:
     """Behind the number that starts at `at`, or -1."""
     if data[at] == _MINUS:
@@ -217,7 +217,7 @@ def _number_end(data: Bytes, at: int, end: int) -> int:
     return at
 
 
-@kernel
+@kernel_part
 def _word_end(data: Bytes, at: int, end: int) -> int:
     """Behind `true`, `false` or `null` at `at`, or -1."""
     if end - at >= 4:

@@ -1,4 +1,8 @@
-"""What kernels are made of: the compiler switch, big-endian loads and stores, and block copies.
+"""What kernels are written with: the decorators, the types of their parameters, loads, stores and block copies.
+
+Every module with a kernel imports this one. A function that Python calls is a `kernel`; its annotations say exactly
+which types it is called with, and `compile_kernels` compiles it for them ahead of the first call. A function that only
+kernels call is a part; its annotations are for the reader.
 
 numba has no unaligned loads, no byte swap and no memcpy of its own; each of these is one or two machine
 instructions, so they are given to it as intrinsics. None of them checks a bound: the kernels do, before each use.
@@ -7,7 +11,7 @@ instructions, so they are given to it as intrinsics. None of them checks a bound
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir
@@ -16,10 +20,45 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from headwater.protocol.kernels.machine_code import KernelCache
+from headwater.protocol.kernels.machine_code import KernelCache, register_kernel
 
-Bytes = NDArray[np.uint8]
-Column = NDArray[Any]
+# --- the types of a kernel's parameters -----------------------------------------------------------------------------
+#
+# To the type checker each is an array or an integer; the metadata is what numba calls it. An array that can't be
+# written to, such as one over received bytes or over a column of Arrow, is another type to numba than one that can.
+# Where a kernel meets both, its parameter is annotated with the `Any...` form, and the kernel is compiled for each.
+
+
+def _array(item: Any, dimensions: int = 1) -> Any:
+    return types.Array(item, dimensions, "C")
+
+
+def _read_only(item: Any) -> Any:
+    return types.Array(item, 1, "C", readonly=True)
+
+
+Bytes: TypeAlias = Annotated[NDArray[np.uint8], _array(types.uint8)]
+ReadOnlyBytes: TypeAlias = Annotated[NDArray[np.uint8], _read_only(types.uint8)]
+AnyBytes: TypeAlias = Annotated[NDArray[np.uint8], _array(types.uint8), _read_only(types.uint8)]
+Bools: TypeAlias = Annotated[NDArray[np.bool_], _array(types.boolean)]
+Int8s: TypeAlias = Annotated[NDArray[np.int8], _array(types.int8)]
+Int32s: TypeAlias = Annotated[NDArray[np.int32], _array(types.int32)]
+ReadOnlyInt32s: TypeAlias = Annotated[NDArray[np.int32], _read_only(types.int32)]
+Int64s: TypeAlias = Annotated[NDArray[np.int64], _array(types.int64)]
+ReadOnlyInt64s: TypeAlias = Annotated[NDArray[np.int64], _read_only(types.int64)]
+UInt16s: TypeAlias = Annotated[NDArray[np.uint16], _array(types.uint16)]
+ReadOnlyUInt16s: TypeAlias = Annotated[NDArray[np.uint16], _read_only(types.uint16)]
+UInt32s: TypeAlias = Annotated[NDArray[np.uint32], _array(types.uint32)]
+ReadOnlyUInt32s: TypeAlias = Annotated[NDArray[np.uint32], _read_only(types.uint32)]
+UInt64s: TypeAlias = Annotated[NDArray[np.uint64], _array(types.uint64)]
+ReadOnlyUInt64s: TypeAlias = Annotated[NDArray[np.uint64], _read_only(types.uint64)]
+ByteRows: TypeAlias = Annotated[NDArray[np.uint8], _array(types.uint8, 2)]
+Int64Rows: TypeAlias = Annotated[NDArray[np.int64], _array(types.int64, 2)]
+UInt64Rows: TypeAlias = Annotated[NDArray[np.uint64], _array(types.uint64, 2)]
+UInt32: TypeAlias = Annotated[int, types.uint32]
+UInt64: TypeAlias = Annotated[int, types.uint64]
+Column: TypeAlias = NDArray[Any]
+"""An array of any numbers, for parts and for Python's own functions; a kernel's parameter says which."""
 
 # Inside a kernel every number has a machine type, and mixing signed with unsigned makes floats: the conversions that
 # prevent it are written out. To the type checker they are plain numbers.
@@ -29,19 +68,31 @@ u16: Any = np.uint16
 u32: Any = np.uint32
 u64: Any = np.uint64
 
+# --- the decorators -------------------------------------------------------------------------------------------------
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """Compile a function on first use, keep the machine code on disk, and let other threads run meanwhile."""
-    return _kept(njit(nogil=True)(function), function)
+    """A kernel that Python calls, registered for `compile_kernels` under the types of its annotations.
+
+    It lets other threads run meanwhile. Called before it was compiled, or with other types, it is compiled then.
+    """
+    dispatcher = _kept(njit(nogil=True)(function), function)
+    register_kernel(dispatcher)
+    return dispatcher
 
 
 def kernel_part(function: F) -> F:
-    """A kernel that always becomes part of those that call it.
+    """A kernel that only kernels call: it is compiled with each of them, for the types that it gets there."""
+    return _kept(njit(nogil=True)(function), function)
 
-    The compiler does that with small functions by itself. Where the body of a loop is cut into larger ones, a call a
-    part and item would be dear: an array is passed as seven numbers. See `borrowed`, too.
+
+def inlined_part(function: F) -> F:
+    """A part that becomes part of its callers' machine code, whatever its size.
+
+    The compiler does that with small functions by itself. Where the body of a loop is cut into larger ones, a call per
+    part and item would be expensive: an array is passed as seven numbers. See `borrowed`, too.
     """
     return _kept(njit(nogil=True, forceinline=True)(function), function)
 
@@ -49,6 +100,9 @@ def kernel_part(function: F) -> F:
 def _kept(dispatcher: Any, function: F) -> F:
     dispatcher._cache = KernelCache(function)
     return cast(F, dispatcher)
+
+
+# --- intrinsics -----------------------------------------------------------------------------------------------------
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
@@ -85,7 +139,7 @@ def _store_big_endian(bits: int) -> Any:
 
 
 load_u8 = _load_big_endian(8)
-"""A byte, without the look whether its place counts from the end, which `array[at]` takes."""
+"""A byte, without the check whether its index counts from the end, which `array[at]` makes."""
 load_u16 = _load_big_endian(16)
 load_u32 = _load_big_endian(32)
 load_u64 = _load_big_endian(64)
@@ -119,8 +173,8 @@ def _borrowed(typing_context: Any, array: Any) -> Any:
 
 borrowed: Any = intrinsic(_borrowed)
 """The same array without its reference count, for a kernel to hand to its parts. These count references wherever the
-compiler does not see that it is needless, and for one item that takes as long as the rest of the work. Whoever has
-called the kernel holds the array meanwhile."""
+compiler does not see that it is needless, and for one item that takes as long as the rest of the work. The caller of
+the kernel holds the array meanwhile."""
 
 
 def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:

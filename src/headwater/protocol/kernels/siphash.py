@@ -6,7 +6,7 @@ fixed secret it is a digest that any two processes agree on.
 
 from __future__ import annotations
 
-from headwater.protocol.kernels.memory import Bytes, i64, kernel, u64
+from headwater.protocol.kernels.memory import Bytes, ReadOnlyBytes, UInt64, i64, kernel, kernel_part, u64
 
 _C0 = 0x736F6D6570736575
 _C1 = 0x646F72616E646F6D
@@ -14,12 +14,12 @@ _C2 = 0x6C7967656E657261
 _C3 = 0x7465646279746573
 
 
-@kernel
+@kernel_part
 def _rotate(word: int, bits: int) -> int:
     return u64((word << u64(bits)) | (word >> u64(64 - bits)))
 
 
-@kernel
+@kernel_part
 def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
     """One round over the four words of the state."""
     v0 = u64(v0 + v1)
@@ -35,7 +35,7 @@ def sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
     return v0, v1, v2, v3
 
 
-@kernel
+@kernel_part
 def sip_start(secret0: int, secret1: int) -> tuple[int, int, int, int]:
     """The state before the first word."""
     return (
@@ -46,7 +46,7 @@ def sip_start(secret0: int, secret1: int) -> tuple[int, int, int, int]:
     )
 
 
-@kernel
+@kernel_part
 def sip_word(state: tuple[int, int, int, int], word: int) -> tuple[int, int, int, int]:
     """Take eight bytes in, as a number."""
     v0, v1, v2, v3 = state
@@ -54,7 +54,7 @@ def sip_word(state: tuple[int, int, int, int], word: int) -> tuple[int, int, int
     return v0 ^ u64(word), v1, v2, v3
 
 
-@kernel
+@kernel_part
 def sip_end(state: tuple[int, int, int, int]) -> tuple[int, int]:
     """The two halves of the result."""
     v0, v1, v2, v3 = state
@@ -68,7 +68,7 @@ def sip_end(state: tuple[int, int, int, int]) -> tuple[int, int]:
     return high, v0 ^ v1 ^ v2 ^ v3
 
 
-@kernel
+@kernel_part
 def _little_endian(data: Bytes, at: int, length: int) -> int:
     """Up to eight bytes as a number."""
     word = u64(0)
@@ -77,7 +77,7 @@ def _little_endian(data: Bytes, at: int, length: int) -> int:
     return word
 
 
-@kernel
+@kernel_part
 def sip_bytes(state: tuple[int, int, int, int], data: Bytes, at: int, length: int) -> tuple[int, int, int, int]:
     """Take `length` bytes at `at` in, which the caller has checked, and then their number."""
     whole = i64(length) // 8
@@ -88,6 +88,6 @@ def sip_bytes(state: tuple[int, int, int, int], data: Bytes, at: int, length: in
 
 
 @kernel
-def siphash128(data: Bytes, at: int, length: int, secret0: int, secret1: int) -> tuple[int, int]:
+def siphash128(data: ReadOnlyBytes, at: int, length: int, secret0: UInt64, secret1: UInt64) -> tuple[int, int]:
     """The hash of `length` bytes at `at`, which the caller has checked."""
     return sip_end(sip_bytes(sip_start(secret0, secret1), data, at, length))

@@ -11,7 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import LocalProtocolError, MalformedSnappy
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt32s,
+    copy_bytes,
+    i64,
+    kernel,
+    kernel_part,
+)
 from headwater.protocol.numbers import VALUE_BYTES_MAX
 from headwater.protocol.values import Datatype, decompress
 
@@ -55,7 +65,13 @@ def _raise_fault(value: bytes, value_bytes_max: int) -> None:
 
 
 @kernel
-def _measure(datatypes: Bytes, offsets: Column, data: Bytes, value_bytes_max: int, inflated_offsets: Column) -> int:
+def _measure(
+    datatypes: ReadOnlyBytes,
+    offsets: ReadOnlyInt32s,
+    data: ReadOnlyBytes,
+    value_bytes_max: int,
+    inflated_offsets: Int64s,
+) -> int:
     """Where each inflated value will end. Returns the first row whose length can't be, or -1."""
     inflated_offsets[0] = 0
     for row in range(len(datatypes)):
@@ -70,7 +86,7 @@ def _measure(datatypes: Bytes, offsets: Column, data: Bytes, value_bytes_max: in
     return -1
 
 
-@kernel
+@kernel_part
 def _stated_length(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """The inflated length that a value begins with, and where the elements start; -1 where there is none."""
     length = i64(0)
@@ -86,7 +102,9 @@ def _stated_length(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 
 @kernel
-def _inflate(datatypes: Bytes, offsets: Column, data: Bytes, inflated_offsets: Column, inflated: Bytes) -> int:
+def _inflate(
+    datatypes: ReadOnlyBytes, offsets: ReadOnlyInt32s, data: ReadOnlyBytes, inflated_offsets: Int64s, inflated: Bytes
+) -> int:
     """Inflate or copy each value to its place. Returns the first row that is not snappy, or -1."""
     for row in range(len(datatypes)):
         start = i64(offsets[row])
@@ -101,7 +119,7 @@ def _inflate(datatypes: Bytes, offsets: Column, data: Bytes, inflated_offsets: C
     return -1
 
 
-@kernel
+@kernel_part
 def _inflate_one(data: Bytes, at: int, end: int, inflated: Bytes, start: int, limit: int) -> bool:
     """Inflate the elements at `at` into exactly `start` to `limit`."""
     to = start
@@ -160,12 +178,12 @@ def compressed_bytes_max(length: int) -> int:
     return 32 + length + length // 6
 
 
-@kernel
+@kernel_part
 def _load_four(data: Bytes, at: int) -> int:
     return i64(data[at]) | i64(data[at + 1]) << 8 | i64(data[at + 2]) << 16 | i64(data[at + 3]) << 24
 
 
-@kernel
+@kernel_part
 def compress_value(data: Bytes, start: int, end: int, target: Bytes, to: int, table: Column) -> int:
     """Compress `data[start:end]` to `target[to:]`, which has room for it, and return where that ends.
 
@@ -199,7 +217,7 @@ def compress_value(data: Bytes, start: int, end: int, target: Bytes, to: int, ta
     return _emit_literal(data, literal_at, end, target, to)
 
 
-@kernel
+@kernel_part
 def _emit_literal(data: Bytes, start: int, end: int, target: Bytes, to: int) -> int:
     length = end - start
     if length == 0:
@@ -217,7 +235,7 @@ def _emit_literal(data: Bytes, start: int, end: int, target: Bytes, to: int) -> 
     return to + length
 
 
-@kernel
+@kernel_part
 def _emit_copy(offset: int, length: int, target: Bytes, to: int) -> int:
     while length > 0:
         # A copy holds 64 bytes; a rest of less than four could not be told by the shorter form.

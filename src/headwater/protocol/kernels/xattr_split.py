@@ -12,7 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from headwater.protocol.kernels.memory import Bytes, Column, copy_bytes, i64, kernel, load_u32
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    Int32s,
+    ReadOnlyBytes,
+    ReadOnlyInt32s,
+    copy_bytes,
+    i64,
+    kernel,
+    kernel_part,
+    load_u32,
+)
 from headwater.protocol.numbers import XATTR_SECTION_BYTES_MAX
 from headwater.protocol.values import Datatype, decode_xattrs
 
@@ -87,7 +98,7 @@ def _check_names(names: pa.Array, values: pa.Array, datatypes: Bytes) -> None:
 
 @kernel
 def _survey(
-    datatypes: Bytes, offsets: Column, data: Bytes, pair_offsets: Column, verdicts: Bytes
+    datatypes: Bytes, offsets: ReadOnlyInt32s, data: ReadOnlyBytes, pair_offsets: Int32s, verdicts: Bytes
 ) -> tuple[int, int, int, bool]:
     """Check every section and count: the bytes of names, texts and bodies, and whether all names are ASCII."""
     names_bytes = i64(0)
@@ -132,7 +143,7 @@ def _survey(
     return names_bytes, texts_bytes, bodies_bytes, is_ascii
 
 
-@kernel
+@kernel_part
 def has_sound_xattrs(data: Bytes, at: int, end: int) -> bool:
     """Whether the value from `at` to `end` begins with a section of whole pairs. Names may stand twice."""
     section_end = _section_end(data, at, end)
@@ -146,7 +157,7 @@ def has_sound_xattrs(data: Bytes, at: int, end: int) -> bool:
     return True
 
 
-@kernel
+@kernel_part
 def _section_end(data: Bytes, at: int, end: int) -> int:
     """Where the section ends that the value at `at` begins with; -1 where that can't be."""
     if end - at < 4:
@@ -157,7 +168,7 @@ def _section_end(data: Bytes, at: int, end: int) -> int:
     return at + 4 + length
 
 
-@kernel
+@kernel_part
 def _pair_end(data: Bytes, at: int, section_end: int) -> int:
     """Where the pair at `at` ends; -1 where it is not `name NUL text NUL`."""
     if at + 4 > section_end:
@@ -171,7 +182,7 @@ def _pair_end(data: Bytes, at: int, section_end: int) -> int:
     return end if nuls == 2 and data[end - 1] == 0 else i64(-1)
 
 
-@kernel
+@kernel_part
 def _stands_before(data: Bytes, first_at: int, at: int, name_end: int) -> bool:
     """Whether one of the pairs from `first_at` to `at` has the name of the pair at `at`."""
     length = name_end - at  # with the length field before it, and without the NUL behind it
@@ -190,8 +201,8 @@ def _stands_before(data: Bytes, first_at: int, at: int, name_end: int) -> bool:
 
 @kernel
 def _extract(
-    datatypes: Bytes, offsets: Column, data: Bytes,
-    body_offsets: Column, bodies: Bytes, name_offsets: Column, names: Bytes, text_offsets: Column, texts: Bytes,
+    datatypes: Bytes, offsets: ReadOnlyInt32s, data: ReadOnlyBytes,
+    body_offsets: Int32s, bodies: Bytes, name_offsets: Int32s, names: Bytes, text_offsets: Int32s, texts: Bytes,
 ) -> None:  # fmt: skip
     """Copy what the survey has found sound."""
     pair = i64(0)
