@@ -29,7 +29,6 @@ from headwater.node.dashboard.asking import (
     for_bucket,
 )
 from headwater.node.dashboard.browsing import BucketViews
-from headwater.node.dashboard.kernels import warm_up
 from headwater.node.dashboard.landing import Landings
 from headwater.node.dashboard.live_feed import LiveFeed
 from headwater.node.dashboard.metrics import metrics_text
@@ -136,7 +135,7 @@ class Dashboard:
     # --- time -----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        warm_up()
+        """Nothing to do: the node compiles the kernels of its store."""
 
     def start(self) -> None:
         self._find_buckets()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headwater.node.dashboard.cluster_numbers import ClusterNumbers, VBucketNumbers
-from headwater.node.dashboard.kernels import count_live
 from headwater.node.dashboard.source import (
     COUNTED_SLOTS_MAX,
     EVENT_VBUCKETS_MAX,
@@ -27,7 +26,6 @@ from headwater.node.dashboard.source import (
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
-from headwater.store.index import CAPACITY, COUNT
 from headwater.store.vbuckets import ABSENT
 
 # How many documents each vbucket has.
@@ -46,17 +44,17 @@ class LiveCounts:
 
     def refresh(self, bucket: Bucket, *, slots_max: int = COUNTED_SLOTS_MAX) -> None:
         """Count what has changed, in turns."""
-        numbers, tables = bucket.vbuckets, bucket.index.tables
+        numbers, index = bucket.vbuckets, bucket.index
         stamps = numbers.high_seqnos ^ numbers.vbuuids
-        changed = np.flatnonzero((stamps != self._stamps) & (tables[:, COUNT] > 0))
-        empty = tables[:, COUNT] == 0
+        changed = np.flatnonzero((stamps != self._stamps) & (index.entries > 0))
+        empty = index.entries == 0
         self.counts[empty] = 0
         self._stamps[empty] = stamps[empty]
         in_turn = np.concatenate((changed[changed >= self._next], changed[changed < self._next]))
         # As many as the bound allows, and one where even that has more slots.
-        fitting = max(1, int(np.searchsorted(np.cumsum(tables[in_turn, CAPACITY]), slots_max, side="right")))
+        fitting = max(1, int(np.searchsorted(np.cumsum(index.capacities[in_turn]), slots_max, side="right")))
         counted = in_turn[:fitting]
-        count_live(bucket.index.slots, tables, counted, self.counts)
+        index.count_live(counted, self.counts)
         self._stamps[counted] = stamps[counted]
         self._next = int(in_turn[fitting]) if fitting < len(in_turn) else 0
 

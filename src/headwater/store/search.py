@@ -1,0 +1,221 @@
+"""Search: the newest changes of a bucket, by collection and by a part of the key.
+
+The dashboard's change browser calls it, in a thread beside the event loop: what has to be taken from the bucket is
+taken first (`SearchedBucket.of`), and the search itself reads nothing else. It must never touch the bucket.
+
+No index serves it. Changes lie in the store by vbucket and seqno; the order over all vbuckets is that of the CAS, which
+is a time. Young commits are searched newest first, they are in memory. Behind them come the vbuckets' blocks, from the
+last one backwards: the next is always the vbucket whose unread blocks can hold the newest change. No change in a
+vbucket has a higher CAS than the vbucket, and none before a block a higher one than the first of that block has. A
+search ends when it has enough rows or reaches one of its bounds, and reports how far back it looked.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.protocol.kernels.frame_header import collection_id, is_document_change, prefix_bytes
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    Int64s,
+    ReadOnlyBytes,
+    UInt32s,
+    UInt64s,
+    i64,
+    kernel,
+    kernel_part,
+    load_u16,
+    load_u32,
+    load_u64,
+    u64,
+)
+from headwater.store.bucket import Bucket
+from headwater.store.commits import Commit
+from headwater.store.data_format import block_key, block_last_seqno
+from headwater.store.engine import Engine, Table
+from headwater.store.runs import as_run
+
+_CHANGE_BYTES_MIN = 24 + 20 + 2
+"""No stored change of a document is shorter, so a run has at most so many of them."""
+_SEQNO_END = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What to search for, and the bounds of the search."""
+
+    rows: int
+    bytes_max: int
+    seconds_max: float
+    key_part: bytes = b""
+    collections: tuple[int, ...] = ()
+    """Ids; empty for all."""
+    vbucket: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The frames found, newest first, and whether they are all that match."""
+
+    frames: list[bytes]
+    is_complete: bool
+    searched_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedBucket:
+    """What has to be taken from a bucket in its event loop; the search itself may then run in a thread."""
+
+    engine: Engine
+    young: tuple[Commit, ...]
+    bounds: tuple[tuple[int, int], ...]
+    """Vbuckets and the highest CAS of each."""
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> SearchedBucket:
+        numbers = bucket.vbuckets
+        existing = np.flatnonzero(numbers.states).tolist()
+        bounds = tuple(zip(existing, numbers.max_cas[existing].tolist(), strict=True))
+        return cls(engine=bucket.engine, young=tuple(bucket.young.values()), bounds=bounds)
+
+
+def search_changes(searched: SearchedBucket, search: Search, *, now_s: Callable[[], float]) -> SearchResult:
+    """The newest changes that match. `now_s` is a clock that never goes back; it may be called in a thread."""
+    matches = _Matches(search, now_s=now_s)
+    is_through = _search_young(matches, searched) and _search_blocks(matches, searched)
+    is_all = not matches.has_left_out and len(matches.found) <= search.rows
+    return SearchResult(
+        frames=matches.newest(), is_complete=is_through and is_all, searched_bytes=matches.searched_bytes
+    )
+
+
+class _Matches:
+    """What a search has found so far, and how much it has read for that."""
+
+    def __init__(self, search: Search, *, now_s: Callable[[], float]) -> None:
+        self.search = search
+        self.found: dict[tuple[int, int], tuple[int, bytes]] = {}
+        """CAS and frame by vbucket and seqno: while commits are settled, a change lies both in one and in a block."""
+        self.searched_bytes = 0
+        self.has_left_out = False
+        """Whether more has matched than there are rows for."""
+        self._collections = np.array(search.collections, dtype=np.uint32)
+        self._needle = as_run(search.key_part)
+        self._now_s = now_s
+        self._deadline_s = now_s() + search.seconds_max
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.searched_bytes >= self.search.bytes_max or self._now_s() >= self._deadline_s
+
+    def look_through(self, run: Bytes) -> None:
+        self.searched_bytes += len(run)
+        rows, room = self.search.rows, len(run) // _CHANGE_BYTES_MIN + 1
+        starts, cases = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.uint64)
+        count = find_changes(run, self._collections, self._needle, starts, cases)
+        self.has_left_out |= count > rows
+        newest = np.argsort(cases[:count], kind="stable")[::-1][:rows]
+        for start, cas in zip(starts[newest].tolist(), cases[newest].tolist(), strict=True):
+            frame = run[start : start + 24 + int.from_bytes(run[start + 8 : start + 12])].tobytes()
+            self.found[int.from_bytes(frame[6:8]), int.from_bytes(frame[24:32])] = cas, frame
+        if len(self.found) > 4 * rows:
+            ordered = sorted(self.found.items(), key=lambda match: match[1][0], reverse=True)
+            self.found = dict(ordered[:rows])
+            self.has_left_out = True
+
+    def newer_than(self, cas: int) -> int:
+        return sum(1 for found, _ in self.found.values() if found >= cas)
+
+    def newest(self) -> list[bytes]:
+        ordered = sorted(self.found.values(), key=lambda match: match[0], reverse=True)
+        return [frame for _, frame in ordered[: self.search.rows]]
+
+
+def _search_young(matches: _Matches, searched: SearchedBucket) -> bool:
+    """Returns whether the search has to go on in the blocks."""
+    vbucket = matches.search.vbucket
+    for commit in reversed(searched.young):
+        matches.look_through(commit.data if vbucket is None else commit.run(vbucket))
+        if len(matches.found) >= matches.search.rows or matches.is_exhausted:
+            return False
+    return True
+
+
+def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
+    """Returns whether all blocks were read."""
+    wanted = matches.search.vbucket
+    # The vbucket that may have the newest change comes first.
+    unread = [(-cas, vbucket, _SEQNO_END) for vbucket, cas in searched.bounds if wanted in (None, vbucket)]
+    heapq.heapify(unread)
+    with searched.engine.view() as view:
+        while unread:
+            bound, vbucket, before = heapq.heappop(unread)
+            if matches.is_exhausted or matches.newer_than(-bound) >= matches.search.rows:
+                return False
+            block = view.last_before(Table.BLOCKS, block_key(vbucket, before))
+            if block is None or block[0] < block_key(vbucket, 0):
+                continue
+            run = as_run(block[1])
+            matches.look_through(run)
+            # No change before this block has a higher CAS than its first; a system event has none, and says nothing.
+            first_cas = int.from_bytes(run[16:24]) or -bound
+            heapq.heappush(unread, (-first_cas, vbucket, block_last_seqno(block[0])))
+    return True
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def find_changes(run: AnyBytes, collections: UInt32s, needle: ReadOnlyBytes, starts: Int64s, cases: UInt64s) -> int:
+    """Where the changes of documents begin whose key has the needle in it, and the CAS of each.
+
+    `collections` are the ids that are wanted, all of them where it is empty. Returns how many there are; the arrays
+    must have room for every frame of the run.
+    """
+    count = 0
+    at = i64(0)
+    while at < len(run):
+        end = at + 24 + i64(load_u32(run, at + 8))
+        opcode = run[at + 1]
+        if is_document_change(opcode):
+            key_at = at + 24 + i64(run[at + 4])
+            key_end = key_at + i64(load_u16(run, at + 2))
+            name_at = key_at + prefix_bytes(run, key_at, key_end)
+            if _is_wanted(collection_id(run, key_at), collections) and _contains(run, name_at, key_end, needle):
+                starts[count] = at
+                cases[count] = load_u64(run, at + 16)
+                count += 1
+        at = end
+    return count
+
+
+@kernel_part
+def _is_wanted(collection: int, collections: Column) -> bool:
+    if len(collections) == 0:
+        return True
+    for index in range(len(collections)):
+        if u64(collections[index]) == u64(collection):
+            return True
+    return False
+
+
+@kernel_part
+def _contains(run: Bytes, at: int, end: int, needle: Bytes) -> bool:
+    if len(needle) == 0:
+        return True
+    for begin in range(at, end - len(needle) + 1):
+        matches = True
+        for index in range(len(needle)):
+            if run[begin + index] != needle[index]:
+                matches = False
+                break
+        if matches:
+            return True
+    return False
