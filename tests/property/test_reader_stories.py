@@ -182,7 +182,7 @@ class Stuttering(Connection):
 def test_a_node_that_breaks_the_protocol_again_and_again_fails_the_read(
     kind: type[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reader_run.Connection", kind)
+    monkeypatch.setattr("support.reader_run.Connection", kind)
     run = run_of_one_node(give_up_after_s=300.0)
     run.may_fail = True
     while run.reader.failure is None and run.now_s < 300:

@@ -6,20 +6,26 @@ process is gone when the `with` block ends, and what it wrote to its log can be 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.testing.nursery import Nursery
 
 USER = "admin"
 PASSWORD = "a secret for tests"
@@ -27,26 +33,39 @@ PASSWORD = "a secret for tests"
 READY_S_MAX = 60.0
 """Far beyond what a start takes, even where kernels have to be compiled first."""
 STOP_S_MAX = 30.0
+_LOOK_EVERY_S = 0.002
 
 
 class NodeProcess:
-    """One process at a time on one data folder. `start` again after `kill` or `stop` opens the same data."""
+    """One process at a time on one data folder. `start` again after `kill` or `stop` opens the same data.
+
+    The process is forked from one that has everything loaded (`headwater.testing.nursery`), unless it is to be `fresh`:
+    then it is a new interpreter, as a shell starts one.
+    """
 
     def __init__(
-        self, data: Path, *options: str, user: str | None = USER, password: str = PASSWORD, as_json: bool = True
+        self,
+        data: Path,
+        *options: str,
+        user: str | None = USER,
+        password: str = PASSWORD,
+        as_json: bool = True,
+        fresh: bool = False,
     ) -> None:
         self.data = data
         self.options = options
         self.user = user
         self.password = password
         self.as_json = as_json
+        self.fresh = fresh
         self.ready_line = ""
         self.ready_s = 0.0
         """How long the last start took."""
         self.stopped_s = 0.0
         """How long the last end took."""
         self._log_path = data.with_name(f"{data.name}.log")
-        self._process: subprocess.Popen[str] | None = None
+        self._output_path = data.with_name(f"{data.name}.out")
+        self._process: _Process | None = None
 
     # --- life and death -------------------------------------------------------------------------------------------
 
@@ -57,11 +76,10 @@ class NodeProcess:
             arguments.append("--json")
         if self.user is not None:
             arguments += ["--user", self.user, "--password", self.password]
+        self._output_path.unlink(missing_ok=True)
         began_s = time.monotonic()
-        with self._log_path.open("a") as log:
-            self._process = subprocess.Popen(
-                serve_command(*arguments), stdout=subprocess.PIPE, stderr=log, text=True, env=_environment()
-            )
+        make = _FreshProcess if self.fresh else _ForkedProcess
+        self._process = make(arguments, self._output_path, self._log_path)
         try:
             self.ready_line = self._read_ready_line(began_s + READY_S_MAX)
         except BaseException:
@@ -72,13 +90,14 @@ class NodeProcess:
 
     def _read_ready_line(self, deadline_s: float) -> str:
         assert self._process is not None
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
-        line = self._process.stdout.readline() if readable else ""
-        if not line:
-            what = f"did not get ready in {READY_S_MAX:.0f} s" if not readable else "ended before it was ready"
-            raise AssertionError(f"the node {what}; its log:\n{self.log()}")
-        return line
+        while time.monotonic() < deadline_s:
+            has_ended = not self._process.is_running
+            lines = self._output_path.read_text().splitlines(keepends=True) if self._output_path.exists() else []
+            if lines and lines[0].endswith("\n"):
+                return lines[0]
+            assert not has_ended, f"the node ended before it was ready; its log:\n{self.log()}"
+            time.sleep(_LOOK_EVERY_S)
+        raise AssertionError(f"the node did not get ready in {READY_S_MAX:.0f} s; its log:\n{self.log()}")
 
     def kill(self) -> None:
         """kill -9. Does nothing where no process is left."""
@@ -93,18 +112,10 @@ class NodeProcess:
         if process is None:
             return 0
         began_s = time.monotonic()
-        process.send_signal(number)
-        try:
-            code = process.wait(STOP_S_MAX)
-            self.stopped_s = time.monotonic() - began_s
-            return code
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise AssertionError(f"the node did not stop in {STOP_S_MAX:.0f} s; its log:\n{self.log()}") from None
-        finally:
-            if process.stdout is not None:
-                process.stdout.close()
+        code = process.end(number)
+        self.stopped_s = time.monotonic() - began_s
+        assert code is not None, f"the node did not stop in {STOP_S_MAX:.0f} s; its log:\n{self.log()}"
+        return code
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +136,7 @@ class NodeProcess:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_running
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -159,6 +170,83 @@ class NodeProcess:
         """A connection that is logged in and has its bucket."""
         assert self.user is not None
         return KvConnection.open(self.address, Login(credentials=Credentials(self.user, self.password), bucket=bucket))
+
+
+class _Process(Protocol):
+    """One start of a node."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def end(self, number: signal.Signals) -> int | None:
+        """Send a signal, and return the exit code: None where the process had to be killed."""
+
+
+class _FreshProcess:
+    def __init__(self, arguments: list[str], output: Path, log: Path) -> None:
+        with output.open("w") as stdout, log.open("a") as stderr:
+            self._popen = subprocess.Popen(
+                serve_command(*arguments), stdout=stdout, stderr=stderr, text=True, env=_environment()
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._popen.poll() is None
+
+    def end(self, number: signal.Signals) -> int | None:
+        self._popen.send_signal(number)
+        try:
+            return self._popen.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+            return None
+
+
+class _ForkedProcess:
+    def __init__(self, arguments: list[str], output: Path, log: Path) -> None:
+        self._exit_code = output.with_name(f"{output.name}.exit")
+        self._exit_code.unlink(missing_ok=True)
+        self.pid = _nursery().start(arguments, stdout=output, stderr=log)
+        self._handle = os.pidfd_open(self.pid)
+
+    @property
+    def is_running(self) -> bool:
+        return not self._has_ended_in(0)
+
+    def end(self, number: signal.Signals) -> int | None:
+        try:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+            if number is signal.SIGKILL:
+                self._has_ended_in(STOP_S_MAX)
+                return -number
+            if self._has_ended_in(STOP_S_MAX):
+                return int(self._exit_code.read_text())
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            return None
+        finally:
+            os.close(self._handle)
+
+    def _has_ended_in(self, wait_s: float) -> bool:
+        return bool(select.select([self._handle], [], [], wait_s)[0])
+
+
+@cache
+def _nursery() -> Nursery:
+    """One for all tests of this process. It ends with it."""
+    folder = Path(tempfile.mkdtemp(prefix="headwater-nursery-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
+    nursery = Nursery(folder)
+    atexit.register(nursery.__exit__, None, None, None)
+    return nursery
 
 
 class StartNode(Protocol):

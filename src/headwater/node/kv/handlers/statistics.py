@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from headwater.node.auth.users import Action
 from headwater.node.consumer.views import ConsumerView, ReceivedStreamView, consumer_views
 from headwater.node.kv.context import Context, Refused
@@ -21,7 +19,6 @@ from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
-from headwater.store.index import BASE, CAPACITY, DELETED, REVISION, SEQNO
 from headwater.store.receiving import whole_seqno
 
 Statistics = Iterator[tuple[str, object]]
@@ -260,8 +257,5 @@ _BY_VBUCKET: dict[str, Callable[[Bucket, VBucketId, VBucketFacts], Statistics]] 
 
 def _documents(bucket: Bucket, vbucket: VBucketId) -> tuple[int, int]:
     """How many documents and how many tombstones a vbucket has."""
-    base, capacity = bucket.index.tables[vbucket, [BASE, CAPACITY]].tolist()
-    slots = bucket.index.slots[base : base + capacity]
-    used = slots[:, SEQNO] != 0
-    deleted = used & (slots[:, REVISION] & np.uint64(DELETED) != 0)
-    return int(used.sum()) - int(deleted.sum()), int(deleted.sum())
+    live = bucket.index.live_documents(vbucket)
+    return live, int(bucket.index.entries[vbucket]) - live
