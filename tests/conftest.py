@@ -22,8 +22,8 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
 
     with ExitStack() as stack:
 
-        def start(*options: str, data: Path | None = None) -> NodeProcess:
-            node = stack.enter_context(NodeProcess(data or tmp_path / f"data-{len(nodes)}", *options))
+        def start(*options: str, data: Path | None = None, fresh: bool = False) -> NodeProcess:
+            node = stack.enter_context(NodeProcess(data or tmp_path / f"data-{len(nodes)}", *options, fresh=fresh))
             nodes.append(node)
             return node.start()
 

@@ -110,7 +110,7 @@ def test_kill_nine_under_load(start_node: StartNode, kills: int) -> None:
 def test_killed_while_it_starts(start_node: StartNode) -> None:
     """Each start that got as far as opening the data adds a branch, and none of them loses anything."""
     rng = random.Random(SEED)
-    node = start_node(*OPTIONS)
+    node = start_node(*OPTIONS, fresh=True)
     document = {"key": b"lasting", "collection_id": DEFAULT_COLLECTION}
     with node.connect() as connection:
         connection.request(Set(value=b"1", **document))

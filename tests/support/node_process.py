@@ -252,7 +252,7 @@ def _nursery() -> Nursery:
 class StartNode(Protocol):
     """The fixture `start_node`."""
 
-    def __call__(self, *options: str, data: Path | None = None) -> NodeProcess: ...
+    def __call__(self, *options: str, data: Path | None = None, fresh: bool = False) -> NodeProcess: ...
 
 
 def serve_command(*arguments: str) -> list[str]:
