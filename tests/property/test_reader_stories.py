@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headwater.client.link_pool import CloseConnection, OpenConnection
+from headwater.client.links import CloseConnection, OpenConnection
 from headwater.client.read_options import End, Snapshots
 from headwater.errors import AuthenticationFailed, BucketReplaced, UnexpectedMessage
 from headwater.protocol.messages import Response
@@ -36,7 +36,7 @@ def test_a_vbucket_that_is_left_and_followed_again_while_it_is_being_asked_for()
     """The answer to the first request must not close the stream of the second."""
     run = run_of_one_node()
     connect(run)
-    run.reader.leave([FIRST])
+    run.reader.close_vbuckets([FIRST], keep_offsets=True)
     run.reader.follow({FIRST: StreamOffset()}, now_s=run.now_s)
     ask(run)
     arrive(run)

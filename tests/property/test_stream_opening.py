@@ -61,7 +61,7 @@ def test_a_link_is_asked_for_its_high_seqnos_once(options: dict[str, Any], surve
     run = a_run(**options)
     connection = connect(run)
     arrive_all(run)
-    assert run.reader.is_placed
+    assert run.reader.has_offsets
     assert connection.asked[GetAllVbSeqnos] == surveys
     assert connection.asked[GetFailoverLog] == (VBUCKETS if "from_now" in options else 0)
     assert connection.asked[StreamRequest] == VBUCKETS
@@ -82,7 +82,7 @@ def test_vbuckets_that_roll_back_together_share_the_question_for_their_high_seqn
 def test_a_vbucket_that_comes_later_is_not_asked_about_for_the_others() -> None:
     """One that starts from now on needs its high seqno, and those that wait beside it do not."""
     run = a_run()
-    run.reader.leave([FIRST], forget=[FIRST])
+    run.reader.close_vbuckets([FIRST])
     run.reader.follow({FIRST: StreamOffset()}, from_now=True, now_s=run.now_s)
     connection = connect(run)
     assert connection.asked[StreamRequest] == VBUCKETS - 1
@@ -105,12 +105,12 @@ def test_a_start_from_now_on_comes_through_a_lost_connection(steps: int) -> None
         arrive(run)
     connection.is_cut = True
     arrive(run)  # what is on the wire, and its end
-    is_placed = run.reader.is_placed
-    assert is_placed == (steps + 1 >= STEPS_TO_PLACES)
+    has_offsets = run.reader.has_offsets
+    assert has_offsets == (steps + 1 >= STEPS_TO_PLACES)
     write(run, 2)
-    expected = set(range(6, 8)) if is_placed else set()
+    expected = set(range(6, 8)) if has_offsets else set()
     run.now_s += 1
-    while not run.reader.is_placed:
+    while not run.reader.has_offsets:
         run.step()
     write(run, 3)
     expected |= set(range(8, 11))
@@ -125,7 +125,7 @@ def test_a_failover_while_now_is_looked_for_just_moves_it(steps: int) -> None:
     for _ in range(steps):
         arrive(run)
     fail_over(run, keeping=2)
-    while not run.reader.is_placed:
+    while not run.reader.has_offsets:
         run.step()
     write(run, 3)
     assert all(seqnos == [3, 4, 5] for seqnos in seen(run).values())
@@ -136,7 +136,7 @@ def test_a_rollback_after_the_start_is_told() -> None:
     run = a_run(from_now=True)
     connection = connect(run)
     arrive_all(run)
-    assert run.reader.is_placed
+    assert run.reader.has_offsets
     write(run, 2)
     seen(run)
     fail_over(run, keeping=6)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from headwater.client.cluster_map import ClusterMap
-from headwater.client.dcp_link import DcpControl, DcpLink, DcpOpening
 from headwater.client.handshake import ClientHandshake
-from headwater.client.link_pool import SCOUT, CloseConnection, OpenConnection, Slot
+from headwater.client.links import SCOUT, CloseConnection, DcpLink, DcpOpening, OpenConnection, Slot
 from headwater.client.pieces import ChangeRun, Piece, RollbackPiece
 from headwater.client.read_options import ReadOptions, Snapshots
-from headwater.client.reader import Outside, Reader
+from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.errors import ConnectionFailed
+from headwater.protocol.consumer import DcpControl
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
@@ -90,7 +90,7 @@ class Run:
             from_now=from_now,
             stream_flags=StreamFlags(0),
             stream_value=b"",
-            outside=Outside(
+            environment=ReaderEnvironment(
                 new_link=self.new_link,
                 decode_map=lambda config, _: self.decode_map(config),
                 open_spool=self.open_file,
@@ -110,7 +110,10 @@ class Run:
         opening = DcpOpening(
             name=f"test:{slot.id}",
             flags=OpenFlags.PRODUCER,
-            controls=(DcpControl(key="connection_buffer_size", value=str(self.options.buffer_bytes)),),
+            controls=(
+                DcpControl(key="enable_noop", value="true"),
+                DcpControl(key="connection_buffer_size", value=str(self.options.buffer_bytes)),
+            ),
             buffer_bytes=self.options.buffer_bytes,
             noop_interval_s=1000,
         )
@@ -188,7 +191,7 @@ class Run:
         """As when a vbucket of a group's member was lost and taken again."""
         vbucket = VBucketId(self.rng.randrange(VBUCKETS))
         place = self.reader.offsets[vbucket]
-        self.reader.leave([vbucket], forget=[vbucket])
+        self.reader.close_vbuckets([vbucket])
         self.reader.follow({vbucket: place}, now_s=self.now_s)
 
     def restart(self) -> None:

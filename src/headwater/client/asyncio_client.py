@@ -16,18 +16,18 @@ from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.connection_string import Address, Seeds, find_hosts
-from headwater.client.dcp_link import DcpControl, DcpLink, DcpOpening
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.groups.membership import Assignment, GroupBucket, Membership
 from headwater.client.kv_connection import Backoff, is_final
-from headwater.client.link_pool import SCOUT, Slot
+from headwater.client.links import SCOUT, DcpLink, DcpOpening, Slot
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Start
-from headwater.client.reader import Outside, Reader
+from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.client.reading import Batches, Changes, ReadStart
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.client.surroundings import ClientSurroundings, in_daemon_thread
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
+from headwater.protocol.consumer import DcpControl
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
 from headwater.protocol.numbers import VBucketId
@@ -88,14 +88,14 @@ class GroupBatches(Batches):
         newest = self._membership.current()
         change = newest.since(self._assignment)
         # First of all: what may be another member's by now must not be saved.
-        reader.leave(change.drop, forget=change.drop)
+        reader.close_vbuckets(change.drop)
         self._finished = reader.offsets
         if newest.number == self._assignment.number:
             return
-        reader.leave(change.hand_over)
+        reader.close_vbuckets(change.hand_over, keep_offsets=True)
         await self.save()
         await self._membership.release(change.hand_over)
-        reader.leave(change.hand_over, forget=change.hand_over)
+        reader.close_vbuckets(change.hand_over)
         offsets = await self._saved_offsets(change.begin)
         started.edge.follow(offsets)
         # Only now: a caller that gives up while something is waited for comes back to all of this.
@@ -279,7 +279,7 @@ class Client:
                 from_now=start is Start.NOW,
                 stream_flags=StreamFlags(0),
                 stream_value=value.encode() if bucket.has_collections else b"",
-                outside=self._outside(options, bucket.cluster_map.network),
+                environment=self._reader_environment(options, bucket.cluster_map.network),
                 now_s=now_s,
             )
 
@@ -315,7 +315,7 @@ class Client:
 
         return renew
 
-    def _outside(self, options: ReadOptions, network: Network) -> Outside:
+    def _reader_environment(self, options: ReadOptions, network: Network) -> ReaderEnvironment:
         surroundings = self._surroundings
         reader_id = surroundings.random_bytes(_NAME_RANDOM_BYTES).hex()
         features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
@@ -330,7 +330,7 @@ class Client:
         def decode_map(config: bytes, asked: Address) -> ClusterMap:
             return self.settings.decode_map(config, asked=asked, network=network)
 
-        return Outside(
+        return ReaderEnvironment(
             new_link=new_link,
             decode_map=decode_map,
             open_spool=surroundings.open_spool,

@@ -10,7 +10,7 @@ from typing import cast
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Timeouts, broken, is_loopback, tls_failed, unreachable
-from headwater.client.link_pool import CloseConnection, Command, OpenConnection
+from headwater.client.links import CloseConnection, Command, OpenConnection
 from headwater.client.pieces import Piece
 from headwater.client.reader import Reader
 from headwater.errors import ConnectionFailed, HeadwaterError
@@ -119,14 +119,14 @@ class AsyncioEdge:
 
     async def wait_for_places(self) -> None:
         """Until it is known where every vbucket starts: one that starts at what is there now has no place before."""
-        while not (self.reader.is_placed or self.reader.failure or self._fault or self._is_closed):
+        while not (self.reader.has_offsets or self.reader.failure or self._fault or self._is_closed):
             await asyncio.sleep(TICK_S)
 
     def check_places(self) -> None:
         """Raise what has kept a vbucket from being placed."""
         if self._fault is not None:
             raise self._fault
-        if not self.reader.is_placed and self.reader.failure is not None:
+        if not self.reader.has_offsets and self.reader.failure is not None:
             raise self.reader.failure
 
     def follow(self, offsets: Mapping[VBucketId, StreamOffset]) -> None:

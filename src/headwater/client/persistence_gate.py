@@ -2,8 +2,9 @@
 
 A server streams a change as soon as it has it in memory, and its replicas get it no sooner than we do. If the active
 node is lost at that moment, a replica takes its place with what *it* has, a new branch of history begins there, and
-the consumer has to roll back. Who can't undo what he has passed on would rather wait until every copy that could take
-over has the change on disk. That is what this gate is for.
+the consumer has to roll back. A consumer that can't undo what it has delivered can wait until every copy that could
+take over has the change on disk. That is what this gate is for. The reader asks what the gate wants asked and reports
+the answers; `PersistenceHold` keeps the changes meanwhile.
 
 **What it asks.** Observe-seqno asks a node how far it has persisted a vbucket, and names a branch by its vbuuid. The
 gate names the branch that the change was read on, never the one that a node happens to be on now. There are three
@@ -19,36 +20,41 @@ A seqno is released when the copies that are required have all persisted it. Req
 replica, or the active node and as many replicas as make more than half of all copies (`Copies.MAJORITY`, which is what
 a durable write of level *majority* waits for).
 
-**When an answer no longer counts.** An answer tells of the node that gave it, at the time it gave it. So a newer one
+**When an answer no longer counts.** An answer is about the node that gave it, at the time it gave it. So a newer one
 takes the place of an older one even where it is lower, and all are void with a new cluster map (a copy may have been
 taken away and put back, empty, between two maps that we have seen), with a refusal, and with the loss of the
-connection. An answer that was under way when it became void is let pass by. What has been released stays released: it
-may have been handed out in the same moment.
+connection. An answer that was under way when it became void is ignored. What has been released stays released: it
+may have been delivered in the same moment.
 
 **Copies that are not there.** A node out of reach holds its vbuckets back, until it answers or the cluster map is
 without it. A replica that the map lists as missing holds back, too, unless `missing_replicas_hold` is off: it can't
 take over now, but a node that was failed over may come back behind us, and take over later. A bucket on one node whose
 setting asks for replicas never gets them, so there the option has to be off. `stalled` finds a vbucket that gets no
-further, and `why_held` tells what it waits for.
+further, and `why_held` says what it waits for.
 
 **What it can't know.** A replica that takes over inside a snapshot of its own begins its branch where that snapshot
-began, and the answer does not tell where that is. So rollbacks become rare, not impossible, and a consumer must still
+began, and the answer does not say where that is. So rollbacks become rare, not impossible, and a consumer must still
 know what to do with one. An ephemeral bucket persists nothing, and would be held for ever.
 
 Other clients ask each copy for its own newest branch and compare those. After a failover the copies soon agree again,
-on a branch that never had some of the changes that are still held, and such a client lets them go.
+on a branch that never had some of the changes that are still held, and such a client releases them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heappop, heappush
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
+from headwater.client.delivery import Delivery
+from headwater.client.pieces import RollbackPiece
+from headwater.client.vbucket_stream import StreamItem
 from headwater.errors import KeyNotFound, StatusError, UnexpectedMessage
+from headwater.protocol.messages import Response
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 
@@ -85,7 +91,7 @@ class _Copy:
     def describe(self) -> str:
         if self.persisted is not None:
             return f"has persisted {self.persisted}"
-        return "refuses to tell" if self.refusals else "has not told yet"
+        return "refuses to answer" if self.refusals else "has not answered yet"
 
 
 @dataclass(slots=True)
@@ -141,7 +147,7 @@ class _Held:
 
 
 class PersistenceGate:
-    """Tells for every vbucket up to which seqno changes may be handed out, and what to ask of whom to find out.
+    """Knows for every vbucket up to which seqno changes may be delivered, and which node to ask to find out.
 
     All requests to one node go over one connection: answers come in the order of their requests.
     """
@@ -178,14 +184,14 @@ class PersistenceGate:
         """
         held = self._held.get(vbucket)
         if held is None or held.vbuuid != vbuuid:
-            held = self._placed_anew(vbucket, vbuuid, held)
+            held = self._with_new_copies(vbucket, vbuuid, held)
         held.wanted = max(held.wanted, seqno)
         held.release()
         if held.is_waiting and held.due_s is None:
             self._enqueue(vbucket, held, held.asked_s + self._interval_s)
 
     def released_seqno(self, vbucket: VBucketId) -> Seqno:
-        """Up to here, all that was wanted may be handed out. 0 where nothing is known."""
+        """Up to here, all that was wanted may be delivered. 0 where nothing is known."""
         held = self._held.get(vbucket)
         return Seqno(0) if held is None else held.released
 
@@ -230,12 +236,12 @@ class PersistenceGate:
 
     @property
     def nodes_waited_for(self) -> set[Address]:
-        """The nodes that have something to tell. Some may have replicas only of what is read, and so no stream."""
+        """The nodes that have to answer. Some may have replicas only of what is read, and so no stream."""
         waiting = (held for held in self._held.values() if held.is_waiting)
         return {address for held in waiting for address, _ in held.behind()}
 
     def requests_due(self, now_s: float, reachable: Container[Address]) -> list[tuple[Address, ObserveSeqno]]:
-        """What to ask now, and of which node. It counts as asked: whatever becomes of it has to be told.
+        """What to ask now, and of which node. It counts as asked: the caller has to report what becomes of it.
 
         At most about `requests_at_once_max`: all copies of the last vbucket are asked together.
         """
@@ -308,7 +314,7 @@ class PersistenceGate:
             return
         self._map = cluster_map
         for vbucket, held in self._held.items():
-            self._placed_anew(vbucket, held.vbuuid, held)
+            self._with_new_copies(vbucket, held.vbuuid, held)
 
     def _take_ask(self, node: Address, request: ObserveSeqno) -> _Held | None:
         """What the answer to a request is about; None if it no longer matters."""
@@ -321,7 +327,7 @@ class PersistenceGate:
 
     # --- the copies -----------------------------------------------------------------------------------------------
 
-    def _placed_anew(self, vbucket: VBucketId, vbuuid: Vbuuid, before: _Held | None) -> _Held:
+    def _with_new_copies(self, vbucket: VBucketId, vbuuid: Vbuuid, before: _Held | None) -> _Held:
         """A vbucket with the copies that the cluster map has, of which nothing is known yet."""
         self._make_void(vbucket)
         row = self._map.vbucket_nodes[vbucket] if vbucket < self._map.vbuckets else (-1,)
@@ -346,5 +352,76 @@ def persisted_on_branch(vbuuid: Vbuuid, answer: ObserveSeqnoResponse) -> Seqno:
         return answer.persisted_seqno
     if answer.old_vbuuid == vbuuid and answer.last_received_seqno is not None:
         return min(answer.persisted_seqno, answer.last_received_seqno)
-    # It speaks of branches that nobody has asked for.
+    # It is about branches that were not asked for.
     return Seqno(0)
+
+
+# --- what waits for the gate --------------------------------------------------------------------------------------
+
+
+class PersistenceHold:
+    """What the gate has not released yet, vbucket by vbucket, between the streams and the queue for the caller.
+
+    No caller has seen what waits, so a rollback drops it in silence. The caller gets a rollback piece only for what was
+    released before.
+    """
+
+    def __init__(self, gate: PersistenceGate, delivery: Delivery, *, whole_snapshots: bool) -> None:
+        self.gate = gate
+        self._delivery = delivery
+        self._whole_snapshots = whole_snapshots
+        self._waiting: dict[VBucketId, deque[StreamItem]] = {}
+        self._released_seqnos: dict[VBucketId, Seqno] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
+    def put(self, items: Iterable[StreamItem]) -> None:
+        for item in items:
+            if isinstance(item.piece, RollbackPiece):
+                self._roll_back(item)
+            else:
+                self._waiting.setdefault(item.vbucket, deque()).append(item)
+                self.gate.wants(item.vbucket, item.offset.vbuuid, self._needed(item))
+                self._release(item.vbucket)
+
+    def on_answer(self, node: Address, request: ObserveSeqno, answer: Response, refusal: StatusError | None) -> None:
+        if refusal is not None:
+            self.gate.on_refused(node, request, refusal)
+        else:
+            assert isinstance(answer, ObserveSeqnoResponse)
+            if self.gate.on_observed(node, request, answer):
+                self._release(request.vbucket)
+
+    def close_vbucket(self, vbucket: VBucketId) -> None:
+        """The vbucket is not read any more."""
+        self._delivery.drop(self._waiting.pop(vbucket, ()))
+        self._released_seqnos.pop(vbucket, None)
+        self.gate.on_rollback(vbucket)
+
+    def _needed(self, item: StreamItem) -> Seqno:
+        """What has to be persisted before the item is released. A snapshot that is to come whole is released whole."""
+        return item.offset.snapshot_end if self._whole_snapshots else item.offset.seqno
+
+    def _release(self, vbucket: VBucketId) -> None:
+        released = self.gate.released_seqno(vbucket)
+        waiting = self._waiting[vbucket]
+        while waiting and self._needed(waiting[0]) <= released:
+            item = waiting.popleft()
+            self._released_seqnos[vbucket] = item.offset.seqno
+            self._delivery.put([item])
+        if not waiting:
+            del self._waiting[vbucket]
+
+    def _roll_back(self, rollback: StreamItem) -> None:
+        vbucket, kept = rollback.vbucket, rollback.offset.seqno
+        waiting = self._waiting.pop(vbucket, deque())
+        self._delivery.drop(item for item in waiting if item.offset.seqno > kept)
+        self.gate.on_rollback(vbucket)
+        released = self._released_seqnos.get(vbucket, self._delivery.offsets[vbucket].seqno)
+        if released > kept:
+            assert isinstance(rollback.piece, RollbackPiece)
+            self._released_seqnos[vbucket] = kept
+            self._delivery.put([replace(rollback, piece=replace(rollback.piece, from_seqno=released))])
+        self.put(item for item in waiting if item.offset.seqno <= kept)

@@ -1,12 +1,12 @@
 """The reader, sans-IO: follows the vbuckets of a bucket over all its nodes, through everything that may happen.
 
-The edge connects sockets where `commands` says so, passes in what it receives and how time goes on, and sends what the
-links have to send. The caller takes pieces. Everything that is decided is decided here, so the same reader runs under
-asyncio and in a simulation.
+The edge (`asyncio_edge`) connects sockets where `commands` says so, passes in what it receives and the time, and sends
+what the links have to send. The caller takes pieces. Everything that is decided is decided here, so the same reader
+runs under asyncio and in a simulation; it never reads a clock, a socket or a random number by itself.
 
-A vbucket is either with a stream on a link, or waiting for one, or done. It waits because a connection or stream was
-lost, because it has moved, or because the server has asked for patience; each wait has its time, and a vbucket that
-waits for longer than `give_up_after_s` fails the read with the last thing that stood in its way.
+A vbucket either has a stream on a link, or waits for one, or is closed. It waits because a connection or stream was
+dropped, because it has moved, or because the server has asked for patience; each wait has its time, and a vbucket that
+waits for longer than `give_up_after_s` fails the read with the last error that stood in its way.
 
 Before a stream that has an end is asked for, the server is asked for its high seqnos: after a failover the new history
 may be shorter than the end that was wanted, and the stream would wait for ever. For the same reason the ends of open
@@ -15,21 +15,31 @@ streams are looked at with each poll.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.dcp_link import Answered, ConfigPushed, LinkEvent, LinkReady, StreamMessage, StreamRun
-from headwater.client.delivery import HandOut, PersistenceHold
+from headwater.client.delivery import Delivery
 from headwater.client.kv_connection import Backoff, Tolerance, is_final
-from headwater.client.link_pool import SCOUT, Command, LinkPool, MapWatch, NewLink, Slot, VBucketWaits, active_address
+from headwater.client.links import (
+    SCOUT,
+    Command,
+    ConfigPushed,
+    LinkEvent,
+    LinkPool,
+    LinkReady,
+    MapWatch,
+    NewLink,
+    Slot,
+    active_address,
+)
 from headwater.client.metrics import ReaderMetrics
-from headwater.client.persistence_gate import PersistenceGate
+from headwater.client.persistence_gate import PersistenceGate, PersistenceHold
 from headwater.client.pieces import OpenSpool, Piece
 from headwater.client.read_options import ReadOptions, Snapshots
-from headwater.client.stream_opening import AfterEnd, Outcomes, StreamOpening, after_end, refusal
-from headwater.client.vbucket_stream import Passed, VBucketStream
+from headwater.client.stream_opening import AfterEnd, Outcomes, StreamOpening, VBucketWaits, after_end, refusal
+from headwater.client.vbucket_stream import StreamItem, VBucketStream
 from headwater.errors import (
     AccessDenied,
     BucketReplaced,
@@ -38,6 +48,7 @@ from headwater.errors import (
     RemoteProtocolError,
     StatusError,
 )
+from headwater.protocol.consumer import Answered, StreamMessage, StreamRun
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SnapshotMarker
 from headwater.protocol.messages.dcp_streams import (
@@ -111,8 +122,8 @@ DecodeMap = Callable[[bytes, Address], ClusterMap]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """What a reader needs of the world."""
+class ReaderEnvironment:
+    """What a reader takes from its surroundings, and from the client that it belongs to."""
 
     new_link: NewLink
     decode_map: DecodeMap
@@ -133,7 +144,7 @@ class Reader:
         from_now: bool = False,
         stream_flags: StreamFlags,
         stream_value: bytes,
-        outside: Outside,
+        environment: ReaderEnvironment,
         now_s: float,
     ) -> None:
         """`offsets` names the vbuckets to read; with `from_now` their values don't matter."""
@@ -141,17 +152,21 @@ class Reader:
         self.metrics = ReaderMetrics(options.name, cluster_map.bucket)
         self._map = MapWatch(cluster_map, seeds=seeds, now_s=now_s)
         self._options = options
-        self._outside = outside
+        self._environment = environment
         self._backoff = Backoff(
             delay_s_min=options.reconnect_delay_s_min,
             delay_s_max=options.reconnect_delay_s_max,
-            random=outside.random,
+            random=environment.random,
         )
-        self._pool = LinkPool(new_link=outside.new_link, backoff=self._backoff)
-        self._hand_out = HandOut(
-            release=self._release, held_bytes_max=options.held_bytes_max, open_spool=outside.open_spool
+        self._pool = LinkPool(new_link=environment.new_link, backoff=self._backoff)
+        self._delivery = Delivery(
+            release=self._release, held_bytes_max=options.held_bytes_max, open_spool=environment.open_spool
         )
-        self._hold = self._new_hold() if options.mitigate_rollbacks else None
+        self._whole_snapshots = options.snapshots is Snapshots.COMPLETE
+        self._hold: PersistenceHold | None = None
+        if options.mitigate_rollbacks:
+            gate = PersistenceGate(cluster_map, missing_replicas_hold=options.missing_replicas_hold)
+            self._hold = PersistenceHold(gate, self._delivery, whole_snapshots=self._whole_snapshots)
         self._streams: dict[VBucketId, VBucketStream] = {}
         self._waits = VBucketWaits(self._backoff)
         self._opening = StreamOpening(
@@ -160,46 +175,50 @@ class Reader:
             value=stream_value,
             waits=self._waits,
             metrics=self.metrics,
-            outcomes=Outcomes(placed=self._set_place, passed=self._pass_on, refused=self._move_on, let_go=self._let_go),
+            outcomes=Outcomes(
+                started=self._set_offset,
+                delivered=self._deliver,
+                refused=self._on_refused,
+                dropped=self._drop_stream,
+            ),
         )
         self._giving_up = GivingUp(options.give_up_after_s, pool=self._pool, waits=self._waits)
         self._poll_due_s = now_s + options.poll_interval_s
         self.follow(offsets, from_now=from_now, now_s=now_s)
 
-    def _new_hold(self) -> PersistenceHold:
-        gate = PersistenceGate(self.cluster_map, missing_replicas_hold=self._options.missing_replicas_hold)
-        return PersistenceHold(gate, self._hand_out, whole_snapshots=self._options.snapshots is Snapshots.COMPLETE)
-
     # --- which vbuckets -------------------------------------------------------------------------------------------
 
     def follow(self, offsets: Mapping[VBucketId, StreamOffset], *, from_now: bool = False, now_s: float) -> None:
         """Read these vbuckets, too."""
-        whole = self._options.snapshots is Snapshots.COMPLETE
         for vbucket, offset in offsets.items():
-            boundaries = self._options.boundaries.get(vbucket, ())
-            self._streams[vbucket] = VBucketStream(vbucket, offset, whole_snapshots=whole, boundaries=boundaries)
+            self._streams[vbucket] = VBucketStream(
+                vbucket,
+                offset,
+                whole_snapshots=self._whole_snapshots,
+                boundaries=self._options.boundaries.get(vbucket, ()),
+            )
             self._waits.begin(vbucket, now_s=now_s)
             if from_now:
                 self._opening.start_from_now(vbucket)
             else:
-                self._set_place(vbucket, offset)
+                self._set_offset(vbucket, offset)
 
-    def _set_place(self, vbucket: VBucketId, offset: StreamOffset) -> None:
+    def _set_offset(self, vbucket: VBucketId, offset: StreamOffset) -> None:
         """The caller starts here."""
-        self._hand_out.offsets[vbucket] = offset
+        self._delivery.offsets[vbucket] = offset
         self.metrics.on_followed(vbucket, offset.seqno)
 
-    def leave(self, vbuckets: Iterable[VBucketId], *, forget: Container[VBucketId] = ()) -> None:
-        """Read these no more, and hand nothing out of them. `offsets` still tells of those that are not forgotten."""
+    def close_vbuckets(self, vbuckets: Iterable[VBucketId], *, keep_offsets: bool = False) -> None:
+        """Stop reading these, and deliver nothing more of them. With `keep_offsets`, `offsets` still has them."""
         for vbucket in vbuckets:
             if vbucket in self._streams:
-                self._detach(self._streams[vbucket])
-                self._forget_stream(vbucket)
-            self._hand_out.leave(vbucket)
+                self._close_stream(self._streams[vbucket])
+                self._finish(vbucket)
+            self._delivery.close_vbucket(vbucket)
             if self._hold is not None:
-                self._hold.leave(vbucket)
-            if vbucket in forget:
-                self._hand_out.offsets.pop(vbucket, None)
+                self._hold.close_vbucket(vbucket)
+            if not keep_offsets:
+                self._delivery.offsets.pop(vbucket, None)
 
     # --- the caller's side ----------------------------------------------------------------------------------------
 
@@ -210,33 +229,33 @@ class Reader:
 
     @property
     def has_pieces(self) -> bool:
-        return not self._hand_out.is_empty
+        return not self._delivery.is_empty
 
     @property
     def is_finished(self) -> bool:
-        return not self._streams and self._hand_out.is_empty and (self._hold is None or self._hold.is_empty)
+        return not self._streams and self._delivery.is_empty and (self._hold is None or self._hold.is_empty)
 
     @property
-    def is_placed(self) -> bool:
-        """Whether `offsets` has every vbucket, and a server has accepted those that start from now on."""
-        return self._opening.is_placed
+    def has_offsets(self) -> bool:
+        """Whether `offsets` has every vbucket, and a server has accepted those that start at "now"."""
+        return self._opening.has_offsets
 
     @property
     def offsets(self) -> dict[VBucketId, StreamOffset]:
-        """Where the caller is: behind the last piece it has taken, in every vbucket."""
-        return dict(self._hand_out.offsets)
+        """Behind the last piece that the caller has taken, in every vbucket."""
+        return dict(self._delivery.offsets)
 
     def take(self) -> list[Piece]:
-        taken = self._hand_out.take(self._options.batch_bytes)
+        taken = self._delivery.take(self._options.batch_bytes)
         for vbucket in taken.vbuckets:
-            self.metrics.on_handed_out(vbucket, self._hand_out.offsets[vbucket].seqno)
-        self._relieve()
+            self.metrics.on_handed_out(vbucket, self._delivery.offsets[vbucket].seqno)
+        self._release_held()
         self._count_buffered()
         return taken.pieces
 
     def close(self) -> None:
         """The read is over, whether it has come to its end or not."""
-        self._hand_out.close()
+        self._delivery.close()
 
     # --- the edge's side ------------------------------------------------------------------------------------------
 
@@ -252,10 +271,10 @@ class Reader:
     def on_connected(self, link: int, *, is_loopback: bool, now_s: float) -> None:
         slot = self._pool.on_connected(link, is_loopback=is_loopback, now_s=now_s)
         if slot is not None and slot.link is not None:
-            slot.link.metrics = self.metrics
+            slot.link.counters = self.metrics
 
     def receive_buffer(self, link: int) -> memoryview | None:
-        """Where the next bytes of a link go; None for a link that is no more."""
+        """Where the next bytes of a link go; None for a link that is closed."""
         slot = self._pool.slots.get(link)
         return None if slot is None or slot.link is None else slot.link.receive_buffer()
 
@@ -265,13 +284,14 @@ class Reader:
             return
         self.metrics.on_received(byte_count)
         try:
-            for event in slot.link.received(byte_count, now_s=now_s):
+            slot.link.received(byte_count, now_s=now_s)
+            for event in slot.link.events():
                 self._take_event(slot, event, now_s)
                 if slot.id not in self._pool.slots:
                     return
         except HeadwaterError as error:
-            self._lose(slot, error, now_s)
-        self._relieve()
+            self._drop_link(slot, error, now_s)
+        self._release_held()
 
     def on_lost(self, link: int, error: HeadwaterError | None, *, now_s: float) -> None:
         """The connection could not be made, or broke; with no error the server has closed it."""
@@ -285,7 +305,7 @@ class Reader:
             except HeadwaterError as closed:
                 error = closed
         assert error is not None
-        self._lose(slot, error, now_s)
+        self._drop_link(slot, error, now_s)
 
     def tick(self, now_s: float) -> None:
         """Time goes on. To be called a few times a second, and after everything that may have made a vbucket wait."""
@@ -294,7 +314,7 @@ class Reader:
                 try:
                     slot.link.tick(now_s)
                 except HeadwaterError as error:
-                    self._lose(slot, error, now_s)
+                    self._drop_link(slot, error, now_s)
         if now_s >= self._poll_due_s:
             self._poll(now_s)
         self._ask_due(now_s)
@@ -333,7 +353,9 @@ class Reader:
 
     def _take_high_seqnos(self, slot: Slot, streams: list[VBucketStream], answer: Response, now_s: float) -> None:
         if not isinstance(answer, GetAllVbSeqnosResponse):
-            self._wait_all(streams, refusal(answer, "the high seqnos can't be read"), now_s)
+            error = refusal(answer, "the high seqnos can't be read")
+            for stream in streams:
+                self._on_refused(stream, error, now_s)
             return
         highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
         self.metrics.set_high_seqnos({vbucket: high for vbucket, high in highs.items() if vbucket in self._streams})
@@ -343,14 +365,15 @@ class Reader:
 
     def _check_ends(self, slot: Slot, highs: dict[VBucketId, Seqno], now_s: float) -> None:
         """A failover may have left open streams with an end that their new history does not have."""
-        for stream in list(slot.streams.values()):
+        assert slot.link is not None
+        for stream in list(slot.link.streams.values()):
             high = highs.get(stream.vbucket)
             # One that is being asked for may have to roll back first, and the caller must know of that.
             if high is not None and stream.is_accepted:
                 stream.end_seqno = min(stream.end_seqno, high)
                 if stream.has_reached_end:
-                    self._detach(stream)
-                    self._forget_stream(stream.vbucket)
+                    self._close_stream(stream)
+                    self._finish(stream.vbucket)
 
     # --- events of a link -----------------------------------------------------------------------------------------
 
@@ -361,12 +384,12 @@ class Reader:
             case StreamMessage():
                 self._on_stream_message(slot, event, now_s)
             case Answered():
-                _ANSWERS[type(event.request)](self, slot, event.request, event.answer, now_s)
+                self._on_answer(slot, event, now_s)
             case LinkReady():
                 self._on_ready(slot, event, now_s)
             case ConfigPushed():
                 if event.config:
-                    self._on_map(self._outside.decode_map(event.config, slot.address), now_s)
+                    self._on_map(self._environment.decode_map(event.config, slot.address), now_s)
                 else:
                     self._map.want()
 
@@ -375,47 +398,47 @@ class Reader:
             self.metrics.on_reconnect(slot.address)
         config = event.outcome.cluster_config
         if config is not None:
-            self._on_map(self._outside.decode_map(config, slot.address), now_s)
+            self._on_map(self._environment.decode_map(config, slot.address), now_s)
         if slot.lane == SCOUT:
-            self._pool.forget(slot, None, now_s=now_s)
+            self._pool.close(slot)
         else:
             self._ask_due(now_s)
 
-    def _on_run(self, slot: Slot, run: StreamRun) -> None:
-        stream = slot.streams.get(run.opaque)
+    def _on_run(self, slot: Slot, run: StreamRun[VBucketStream]) -> None:
+        stream = run.stream
         if stream is None:
-            self._release(slot.id, len(run.data))  # of a stream that was closed
+            self._release(slot.id, run.window_bytes)  # of a stream that was closed
             return
-        self.metrics.on_run(stream.vbucket, run.rows, len(run.data), run.last_seqno)
-        self._pass_on(stream, stream.on_run(run, slot.id))
+        self.metrics.on_run(stream.vbucket, run.rows, run.window_bytes, run.last_seqno)
+        self._deliver(stream, stream.on_run(run, slot.id))
 
-    def _on_stream_message(self, slot: Slot, event: StreamMessage, now_s: float) -> None:
-        message = event.message
+    def _on_stream_message(self, slot: Slot, event: StreamMessage[VBucketStream], now_s: float) -> None:
+        message, stream = event.message, event.stream
         self._release(slot.id, event.window_bytes)
-        stream = slot.streams.get(message.opaque)
         if stream is None:
             return
-        self._pass_on(stream, stream.on_message(message))
+        self._deliver(stream, stream.on_message(message))
         if isinstance(message, SnapshotMarker):
             self.metrics.on_snapshot(stream.vbucket, message.end_seqno)
         if isinstance(message, StreamEnd):
-            del slot.streams[message.opaque]
+            assert slot.link is not None
+            del slot.link.streams[message.opaque]
             self._on_stream_end(stream, message, now_s)
 
-    def _pass_on(self, stream: VBucketStream, passed: list[Passed]) -> None:
-        (self._hold or self._hand_out).put(passed)
-        self._hand_out.note_held(stream)
+    def _deliver(self, stream: VBucketStream, items: list[StreamItem]) -> None:
+        (self._hold or self._delivery).put(items)
+        self._delivery.note_held(stream)
         self._count_buffered()
 
     def _count_buffered(self) -> None:
-        self.metrics.set_buffered(ready_bytes=self._hand_out.waiting_bytes, held_bytes=self._hand_out.held_bytes)
+        self.metrics.set_buffered(ready_bytes=self._delivery.waiting_bytes, held_bytes=self._delivery.held_bytes)
 
     def _on_stream_end(self, stream: VBucketStream, message: StreamEnd, now_s: float) -> None:
         self.metrics.on_stream_end(message.reason)
-        self._let_go(stream)
+        self._drop_stream(stream)
         after = after_end(message.reason)
         if after is AfterEnd.FINISHED and stream.is_done_with(message.reason):
-            self._forget_stream(stream.vbucket)
+            self._finish(stream.vbucket)
         elif after is AfterEnd.FAIL:
             self.failure = AccessDenied(
                 Status.EACCESS, f"the server ended the stream of vbucket {stream.vbucket}: the privileges were lost"
@@ -423,22 +446,26 @@ class Reader:
         else:
             if after is AfterEnd.FIND_AND_ASK:
                 self._map.want()
-            self._wait(stream, None, now_s, at_once=after is AfterEnd.ASK_AT_ONCE)
+            self._waits.retry(stream.vbucket, None, now_s=now_s, at_once=after is AfterEnd.ASK_AT_ONCE)
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _on_stream_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        self._opening.on_stream_answer(slot, request, answer, now_s)
-
-    def _on_failover_log(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        self._opening.on_failover_log(slot, request, answer, now_s)
-
-    def _on_config_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        if isinstance(answer, PlainResponse) and answer.value:
-            self._on_map(self._outside.decode_map(answer.value, slot.address), now_s)
-
-    def _on_close_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        """A stream that had ended by itself is no longer there to be closed: that is fine, too."""
+    def _on_answer(self, slot: Slot, event: Answered[VBucketStream], now_s: float) -> None:
+        request, answer = event.request, event.answer
+        match request:
+            case StreamRequest():
+                self._opening.on_stream_answer(slot, request, event.stream, answer, now_s)
+            case GetFailoverLog():
+                self._opening.on_failover_log(slot, request, event.stream, answer, now_s)
+            case GetAllVbSeqnos():
+                self._on_high_seqnos(slot, request, answer, now_s)
+            case ObserveSeqno():
+                self._on_observed(slot, request, answer)
+            case GetClusterConfig():
+                if isinstance(answer, PlainResponse) and answer.value:
+                    self._on_map(self._environment.decode_map(answer.value, slot.address), now_s)
+            case CloseStream():
+                pass  # A stream that had ended by itself can't be closed any more: that is fine, too.
 
     # --- rollback mitigation --------------------------------------------------------------------------------------
 
@@ -449,14 +476,14 @@ class Reader:
         for address, request in gate.requests_due(now_s, ready):
             link = ready[address].link
             assert link is not None
-            link.request(request)
+            link.send_request(request)
 
-    def _on_observed(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
+    def _on_observed(self, slot: Slot, request: ObserveSeqno, answer: Response) -> None:
         assert self._hold is not None
-        assert isinstance(request, ObserveSeqno)
-        refused = isinstance(answer, ErrorResponse)
-        told = refusal(answer, f"how far vbucket {request.vbucket} is persisted can't be read") if refused else None
-        self._hold.on_answer(slot.address, request, answer, told)
+        error = None
+        if isinstance(answer, ErrorResponse):
+            error = refusal(answer, f"how far vbucket {request.vbucket} is persisted can't be read")
+        self._hold.on_answer(slot.address, request, answer, error)
 
     # --- the cluster map ------------------------------------------------------------------------------------------
 
@@ -476,74 +503,67 @@ class Reader:
         for slot in list(self._pool.slots.values()):
             for stream in slot.all_streams:
                 if active_address(new, stream.vbucket) != slot.address:
-                    self._detach(stream)
-                    self._wait(stream, None, now_s, at_once=True)
+                    self._close_stream(stream)
+                    self._waits.retry(stream.vbucket, None, now_s=now_s, at_once=True)
             if slot.lane != SCOUT and slot.address not in new.nodes:
-                self._pool.forget(slot, None, now_s=now_s)
+                self._pool.close(slot)
 
     def _poll(self, now_s: float) -> None:
         self._poll_due_s = now_s + self._options.poll_interval_s
         for slot in self._pool.ready:
             assert slot.link is not None
-            slot.link.request(GetClusterConfig())
-            slot.link.request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
+            slot.link.send_request(GetClusterConfig())
+            slot.link.send_request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
 
-    # --- losing and waiting ---------------------------------------------------------------------------------------
+    # --- closing, dropping and retrying ---------------------------------------------------------------------------
 
-    def _lose(self, slot: Slot, error: HeadwaterError, now_s: float) -> None:
-        """A link is gone. Its streams wait for another one; what can't get better by waiting fails the read."""
-        self._pool.forget(slot, error, now_s=now_s)
+    def _drop_link(self, slot: Slot, error: HeadwaterError, now_s: float) -> None:
+        """A link is lost. Its streams wait for another one; what can't get better by waiting fails the read."""
+        self._pool.drop(slot, error, now_s=now_s)
         if self._hold is not None and slot.lane == 0:
             self._hold.gate.on_disconnected(slot.address)
         self.metrics.on_disconnect(error)
         for stream in slot.all_streams:
-            self._opening.break_off(stream.vbucket)
-            self._let_go(stream)
-            self._wait(stream, error, now_s, at_once=True)
+            self._opening.drop(stream.vbucket)
+            self._drop_stream(stream)
+            self._waits.retry(stream.vbucket, error, now_s=now_s, at_once=True)
         self._map.want()
         if self._giving_up.is_hopeless(slot, error, self.cluster_map, now_s):
             self.failure = error
 
-    def _detach(self, stream: VBucketStream) -> None:
-        """Close a stream where it is open, without waiting for it."""
+    def _close_stream(self, stream: VBucketStream) -> None:
+        """Close a stream on its link, without waiting for the answer."""
         for slot in self._pool.slots.values():
-            for opaque, other in list(slot.streams.items()):
-                if other is stream and slot.link is not None:
-                    del slot.streams[opaque]
-                    slot.link.request(CloseStream(vbucket=stream.vbucket))
+            if slot.link is not None:
+                for opaque in [opaque for opaque, other in slot.link.streams.items() if other is stream]:
+                    del slot.link.streams[opaque]
+                    slot.link.send_request(CloseStream(vbucket=stream.vbucket))
             for asked in slot.surveyed.values():
                 if stream in asked:
                     asked.remove(stream)
-        self._opening.break_off(stream.vbucket)
-        self._let_go(stream)
+        self._opening.drop(stream.vbucket)
+        self._drop_stream(stream)
 
-    def _let_go(self, stream: VBucketStream) -> None:
-        self._hand_out.drop(stream.on_lost())
-        self._hand_out.note_held(stream)
+    def _drop_stream(self, stream: VBucketStream) -> None:
+        """What the stream holds will be asked for again."""
+        self._delivery.drop(stream.drop())
+        self._delivery.note_held(stream)
 
-    def _forget_stream(self, vbucket: VBucketId) -> None:
+    def _finish(self, vbucket: VBucketId) -> None:
+        """Nothing more is read of this vbucket."""
         del self._streams[vbucket]
         self._waits.end(vbucket)
-        self._opening.forget(vbucket)
+        self._opening.close(vbucket)
         self.metrics.on_left(vbucket)
 
-    def _move_on(self, stream: VBucketStream, error: StatusError, now_s: float) -> None:
-        """A request for this vbucket was refused: try again where that may help."""
-        if error.retriable:
-            if error.stale_topology:
-                self._map.want()
-            self._wait(stream, error, now_s)
-        else:
+    def _on_refused(self, stream: VBucketStream, error: StatusError, now_s: float) -> None:
+        """A request for this vbucket was refused: retry where that may help."""
+        if not error.retriable:
             self.failure = error
-
-    def _wait_all(self, streams: list[VBucketStream], error: StatusError, now_s: float) -> None:
-        for stream in streams:
-            self._move_on(stream, error, now_s)
-
-    def _wait(
-        self, stream: VBucketStream, error: HeadwaterError | None, now_s: float, *, at_once: bool = False
-    ) -> None:
-        self._waits.again(stream.vbucket, error, now_s=now_s, at_once=at_once)
+            return
+        if error.stale_topology:
+            self._map.want()
+        self._waits.retry(stream.vbucket, error, now_s=now_s, at_once=False)
 
     # --- flow control ---------------------------------------------------------------------------------------------
 
@@ -552,18 +572,9 @@ class Reader:
         if slot is not None and slot.link is not None:
             slot.link.release(window_bytes)
 
-    def _relieve(self) -> None:
-        if self._hand_out.is_empty:
+    def _release_held(self) -> None:
+        """Where the caller has nothing to take, let servers go on that wait for room: see `delivery`."""
+        if self._delivery.is_empty:
             for slot in self._pool.ready:
                 if slot.link is not None and slot.link.is_pressed:
-                    self._hand_out.release_held(slot.streams.values())
-
-
-_ANSWERS: dict[type[Request], Callable[[Reader, Slot, Request, Response, float], None]] = {
-    StreamRequest: Reader._on_stream_answer,
-    GetFailoverLog: Reader._on_failover_log,
-    GetAllVbSeqnos: Reader._on_high_seqnos,
-    GetClusterConfig: Reader._on_config_answer,
-    CloseStream: Reader._on_close_answer,
-    ObserveSeqno: Reader._on_observed,
-}
+                    self._delivery.release_held(slot.link.streams.values())

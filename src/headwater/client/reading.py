@@ -176,7 +176,7 @@ class Batches:
     async def _enter(self, started: ReadStart) -> None:
         try:
             await started.edge.wait_for_places()
-            if started.from_now and started.edge.reader.is_placed and self._checkpoint is not None:
+            if started.from_now and started.edge.reader.has_offsets and self._checkpoint is not None:
                 # Or else a program that dies before its first change would start at another "now".
                 await self._checkpoint.save(started.place(started.edge.reader.offsets))
         except BaseException:

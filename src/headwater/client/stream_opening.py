@@ -1,31 +1,36 @@
-"""The conversation by which streams are opened, sans-IO: what a node is asked, in which order, and what it answers.
+"""The conversation by which streams are opened, sans-IO: what a node is asked, in which order, and what follows.
 
     high seqnos ─→ stream request ─→ accepted
                                   ─→ refused
                                   ─→ a rollback is demanded ─→ failover log ─→ high seqnos ─→ stream request …
-    high seqnos ─→ failover log ─→ stream request …                         (from what there is now on)
+    high seqnos ─→ failover log ─→ stream request …                         (for a start at "now")
 
-High seqnos are asked for only where the stream starts from now on, or has an end: after a failover the new history may
-be shorter than the end that was wanted, and the stream would wait for ever. One answer tells them of all vbuckets of a
-node, so streams that need them while they are on their way wait for that answer: a server takes requests in order, and
-whatever we know of by now was so before it counted.
+High seqnos are asked for only where the stream starts at "now", or has an end: after a failover the new history may be
+shorter than the end that was wanted, and the stream would wait for ever. One answer has those of all vbuckets of a
+node, so streams that need them while a request for them is unanswered wait for that answer: a server takes requests in
+order, and whatever we know by now was so before it counted.
 
-A place at "now" is settled when a server has accepted it. Until then nothing has come of the vbucket and nobody relies
-on its place, so whatever goes wrong it is placed anew.
+A start at "now" holds when a server has accepted it. Until then nothing of the vbucket was delivered and no caller
+relies on its offset, so whatever goes wrong the conversation starts again from the high seqno.
+
+The reader is the only caller. Here also stands how long a vbucket waits before it is asked for again (`VBucketWaits`),
+and what a reader does when a stream ends (`AFTER_END`). Nothing here touches what streams hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headwater.client.link_pool import Slot, VBucketWaits
+from headwater.client.kv_connection import Backoff
+from headwater.client.links import Slot
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import RollbackPiece
 from headwater.client.read_options import End, ReadOptions
-from headwater.client.vbucket_stream import Passed, VBucketStream
-from headwater.errors import CheckpointAhead, StatusError, status_error
+from headwater.client.vbucket_stream import StreamItem, VBucketStream
+from headwater.errors import CheckpointAhead, HeadwaterError, StatusError, status_error
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages import ErrorResponse, Request, Response
 from headwater.protocol.messages.dcp_streams import (
@@ -41,18 +46,77 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+_NEVER = math.inf
+"""When a vbucket is due that has been asked for: not before the node has answered, or its link is lost."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    since_s: float
+    due_s: float
+    failures: int = 0
+    last: HeadwaterError | None = None
+
+
+class VBucketWaits:
+    """A vbucket waits from when it is first wanted, or its stream is lost, until a server has accepted it."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._waits: dict[VBucketId, _Wait] = {}
+
+    def begin(self, vbucket: VBucketId, *, now_s: float) -> None:
+        """It is wanted, and may be asked for at once."""
+        self._waits[vbucket] = _Wait(now_s, now_s)
+
+    def retry(self, vbucket: VBucketId, error: HeadwaterError | None, *, now_s: float, at_once: bool) -> None:
+        """It was refused, or its stream is lost: ask again, at once or after a delay that grows."""
+        wait = self._waits.setdefault(vbucket, _Wait(now_s, now_s))
+        wait.last = error or wait.last
+        wait.failures += not at_once
+        wait.due_s = now_s if at_once else now_s + self._backoff.delay_s(wait.failures)
+
+    def end(self, vbucket: VBucketId) -> None:
+        self._waits.pop(vbucket, None)
+
+    def asked(self, vbucket: VBucketId) -> None:
+        """It has been asked for. It still waits, for the answer."""
+        self._waits[vbucket].due_s = _NEVER
+
+    def hurry(self, vbucket: VBucketId, *, now_s: float) -> None:
+        """The cluster map has changed for it: don't wait any longer, unless it is asked for already."""
+        wait = self._waits.get(vbucket)
+        if wait is not None and wait.due_s != _NEVER:
+            wait.due_s = min(wait.due_s, now_s)
+
+    def due(self, now_s: float) -> Iterator[VBucketId]:
+        """Those to be asked for now."""
+        return (vbucket for vbucket, wait in self._waits.items() if wait.due_s <= now_s)
+
+    def overdue(self, now_s: float, *, after_s: float) -> tuple[VBucketId, HeadwaterError | None] | None:
+        """One that has waited for longer than that, and what stood in its way last."""
+        for vbucket, wait in self._waits.items():
+            if now_s - wait.since_s > after_s:
+                return vbucket, wait.last
+        return None
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """Who is told what has become of a stream."""
+    """What the reader does with the outcome of a request."""
 
-    placed: Callable[[VBucketId, StreamOffset], None]
-    """The place that a vbucket starts from is known."""
-    passed: Callable[[VBucketStream, list[Passed]], None]
-    """The stream is open, and this is the first that it passes on."""
+    started: Callable[[VBucketId, StreamOffset], None]
+    """The offset that a vbucket starts from is known."""
+    delivered: Callable[[VBucketStream, list[StreamItem]], None]
+    """The stream is open, and these are its first items."""
     refused: Callable[[VBucketStream, StatusError, float], None]
-    let_go: Callable[[VBucketStream], None]
-    """What it has not passed on will be asked for again."""
+    dropped: Callable[[VBucketStream], None]
+    """What the stream holds will be asked for again."""
 
 
 class StreamOpening:
@@ -75,26 +139,27 @@ class StreamOpening:
         self._metrics = metrics
         self._outcomes = outcomes
         self._from_now: dict[VBucketId, Seqno] = {}
-        """Vbuckets that start at their high seqno, and no server has accepted that yet."""
+        """Vbuckets that start at their high seqno, which is 0 until it is known. No server has accepted that yet."""
         self._demanded: dict[VBucketId, Seqno] = {}
         """Rollbacks that wait for the server's failover log."""
 
     # --- which ----------------------------------------------------------------------------------------------------
 
     def start_from_now(self, vbucket: VBucketId) -> None:
-        """It starts at what there is when it is first asked for."""
+        """It starts at the high seqno that it has when it is first asked for."""
         self._from_now[vbucket] = Seqno(0)
 
     @property
-    def is_placed(self) -> bool:
-        """Whether every vbucket has a place to start from that will hold."""
+    def has_offsets(self) -> bool:
+        """Whether every vbucket has an offset to start from, which a server has accepted if it is "now"."""
         return not self._from_now
 
-    def break_off(self, vbucket: VBucketId) -> None:
-        """The link is gone, or the stream is not wanted there any more: the next conversation begins anew."""
+    def drop(self, vbucket: VBucketId) -> None:
+        """The link is lost, or the vbucket has moved: the next conversation starts at its beginning."""
         self._demanded.pop(vbucket, None)
 
-    def forget(self, vbucket: VBucketId) -> None:
+    def close(self, vbucket: VBucketId) -> None:
+        """The vbucket is not read any more."""
         self._from_now.pop(vbucket, None)
         self._demanded.pop(vbucket, None)
 
@@ -112,15 +177,15 @@ class StreamOpening:
         if surveyed and slot.surveyed:
             next(reversed(slot.surveyed.values())).extend(surveyed)
         elif surveyed:
-            slot.surveyed[slot.link.request(GetAllVbSeqnos(state=VBucketState.ACTIVE))] = surveyed
+            slot.surveyed[slot.link.send_request(GetAllVbSeqnos(state=VBucketState.ACTIVE))] = surveyed
 
     def _needs_high_seqno(self, stream: VBucketStream) -> bool:
         return self._end is not None or stream.vbucket in self._from_now
 
     def _request(self, slot: Slot, stream: VBucketStream) -> None:
         assert slot.link is not None
-        request = stream.request(flags=self._flags, value=self._value, opaque=slot.link.next_opaque)
-        slot.streams[slot.link.request(request)] = stream
+        request = stream.request(flags=self._flags, value=self._value, opaque=slot.link.take_opaque())
+        slot.link.send_request(request, stream=stream)
         self._metrics.on_stream_request()
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -129,103 +194,93 @@ class StreamOpening:
         self, slot: Slot, streams: list[VBucketStream], highs: dict[VBucketId, Seqno], now_s: float
     ) -> None:
         """The streams waited for these."""
-        for stream in streams:
-            high = highs.get(stream.vbucket)
-            if high is None:
-                self._outcomes.refused(stream, _not_there(stream.vbucket), now_s)
-            else:
-                self._set_end(stream, high)
-                self._ask_with_end(slot, stream, high)
-
-    def _set_end(self, stream: VBucketStream, high: Seqno) -> None:
-        if isinstance(self._end, End):
-            stream.end_seqno = min(stream.end_seqno, high)
-        elif self._end is not None:
-            stream.end_seqno = min(stream.end_seqno, self._end[stream.vbucket], high)
-
-    def _ask_with_end(self, slot: Slot, stream: VBucketStream, high: Seqno) -> None:
         assert slot.link is not None
-        if stream.vbucket not in self._from_now:
-            self._request(slot, stream)
-            return
-        self._from_now[stream.vbucket] = high
-        slot.streams[slot.link.request(GetFailoverLog(vbucket=stream.vbucket))] = stream
+        for stream in streams:
+            vbucket, high = stream.vbucket, highs.get(stream.vbucket)
+            if high is None:
+                reason = f"the node that should have vbucket {vbucket} does not have it"
+                self._outcomes.refused(stream, status_error(Status.NOT_MY_VBUCKET, reason), now_s)
+                continue
+            if isinstance(self._end, End):
+                stream.end_seqno = min(stream.end_seqno, high)
+            elif self._end is not None:
+                stream.end_seqno = min(stream.end_seqno, self._end[vbucket], high)
+            if vbucket in self._from_now:
+                self._from_now[vbucket] = high
+                slot.link.send_request(GetFailoverLog(vbucket=vbucket), stream=stream)
+            else:
+                self._request(slot, stream)
 
-    def on_stream_answer(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        stream = slot.streams.get(request.opaque)
+    def on_stream_answer(
+        self, slot: Slot, request: Request, stream: VBucketStream | None, answer: Response, now_s: float
+    ) -> None:
         if stream is None:
-            # It was left while it was being asked for. It is closed: the server takes requests in order.
+            # It was closed while it was being asked for. It is closed: the server takes requests in order.
             return
+        assert slot.link is not None
+        vbucket = stream.vbucket
         if not isinstance(answer, StreamRequestResponse):
-            del slot.streams[request.opaque]
+            del slot.link.streams[request.opaque]
             stream.on_refused()
-            told = refusal(answer, f"the stream of vbucket {stream.vbucket} was refused")
-            self._outcomes.refused(stream, told, now_s)
-        elif answer.rollback_seqno is not None and stream.vbucket in self._from_now:
-            del slot.streams[request.opaque]
+            error = refusal(answer, f"the stream of vbucket {vbucket} was refused")
+            self._outcomes.refused(stream, error, now_s)
+        elif answer.rollback_seqno is not None and vbucket in self._from_now:
+            del slot.link.streams[request.opaque]
             stream.on_refused()
-            told = status_error(answer.status, f"vbucket {stream.vbucket} was rolled back while its end was looked for")
-            self._waits.again(stream.vbucket, told, now_s=now_s, at_once=False)
+            error = status_error(answer.status, f"vbucket {vbucket} was rolled back while its end was looked for")
+            self._waits.retry(vbucket, error, now_s=now_s, at_once=False)
         elif answer.rollback_seqno is not None:
             stream.on_rollback_demanded()
-            del slot.streams[request.opaque]
-            self._demanded[stream.vbucket] = answer.rollback_seqno
-            assert slot.link is not None
-            slot.streams[slot.link.request(GetFailoverLog(vbucket=stream.vbucket))] = stream
+            del slot.link.streams[request.opaque]
+            self._demanded[vbucket] = answer.rollback_seqno
+            slot.link.send_request(GetFailoverLog(vbucket=vbucket), stream=stream)
         else:
-            self._waits.end(stream.vbucket)
-            self._from_now.pop(stream.vbucket, None)
-            passed = stream.on_accepted(FailoverLog.of(answer.failover_log))
-            for item in passed:
+            self._waits.end(vbucket)
+            self._from_now.pop(vbucket, None)
+            items = stream.on_accepted(FailoverLog.of(answer.failover_log))
+            for item in items:
                 if isinstance(item.piece, RollbackPiece):
                     self._metrics.on_rollback(item.piece)
-            self._outcomes.passed(stream, passed)
+            self._outcomes.delivered(stream, items)
 
-    def on_failover_log(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
-        stream = slot.streams.get(request.opaque)
+    def on_failover_log(
+        self, slot: Slot, request: Request, stream: VBucketStream | None, answer: Response, now_s: float
+    ) -> None:
         if stream is None:
             return
+        assert slot.link is not None
         log = FailoverLog.of(answer.failover_log) if isinstance(answer, GetFailoverLogResponse) else None
-        del slot.streams[request.opaque]
+        del slot.link.streams[request.opaque]
         demanded = self._demanded.pop(stream.vbucket, None)
         if log is None:
-            self._outcomes.let_go(stream)
+            self._outcomes.dropped(stream)
             self._outcomes.refused(stream, refusal(answer, "the failover log can't be read"), now_s)
-            return
-        if demanded is None:
-            self._place(stream, log)
+        elif demanded is None:
+            high = self._from_now[stream.vbucket]
+            offset = StreamOffset(vbuuid=log.newest.vbuuid, seqno=high, snapshot_start=high, snapshot_end=high)
+            stream.start_from(offset)
+            self._outcomes.started(stream.vbucket, offset)
             self._request(slot, stream)
-            return
-        _check_not_ahead(stream, log, demanded)
-        stream.on_server_log(log, demanded=demanded)
-        self.ask(slot, [stream])
-
-    def _place(self, stream: VBucketStream, log: FailoverLog) -> None:
-        """Let a stream start from now on."""
-        high = self._from_now[stream.vbucket]
-        offset = StreamOffset(vbuuid=log.newest.vbuuid, seqno=high, snapshot_start=high, snapshot_end=high)
-        stream.start_from(offset)
-        self._outcomes.placed(stream.vbucket, offset)
+        else:
+            _check_not_ahead(stream, log, demanded)
+            stream.on_server_log(log, demanded=demanded)
+            self.ask(slot, [stream])
 
 
 def _check_not_ahead(stream: VBucketStream, log: FailoverLog, demanded: Seqno) -> None:
-    """On its newest branch a server has all there is: a consumer that has more got it elsewhere."""
+    """On its newest branch a server has every seqno: a consumer that has more got it elsewhere."""
     is_given = stream.failover_log is None
     if is_given and demanded and stream.asked.vbuuid == log.newest.vbuuid:
         raise CheckpointAhead(vbucket=stream.vbucket, seqno=stream.asked.seqno, high_seqno=demanded)
 
 
 def refusal(answer: Response, what: str) -> StatusError:
-    """The error that an answer is, in the server's words where it has any."""
+    """The error for an answer, with the context that the server has given."""
     context = answer.context if isinstance(answer, ErrorResponse) and answer.status != Status.NOT_MY_VBUCKET else ""
     return status_error(answer.status, f"{what}: {context or answer.status.name}")
 
 
-def _not_there(vbucket: VBucketId) -> StatusError:
-    return status_error(Status.NOT_MY_VBUCKET, f"the node that should have vbucket {vbucket} does not have it")
-
-
-# What a reader does when a stream ends, by the reason the server gives; and when a stream request is refused.
+# --- stream ends --------------------------------------------------------------------------------------------------
 
 
 class AfterEnd(Enum):
@@ -238,6 +293,7 @@ class AfterEnd(Enum):
     FAIL = auto()
 
 
+# The reasons are those of kv_engine, docs/dcp/documentation/commands/stream-end.md.
 AFTER_END: dict[StreamEndReason, AfterEnd] = {
     StreamEndReason.OK: AfterEnd.FINISHED,
     StreamEndReason.CLOSED: AfterEnd.ASK_LATER,
@@ -245,7 +301,7 @@ AFTER_END: dict[StreamEndReason, AfterEnd] = {
     StreamEndReason.DISCONNECTED: AfterEnd.FIND_AND_ASK,
     StreamEndReason.TOO_SLOW: AfterEnd.ASK_AT_ONCE,
     StreamEndReason.BACKFILL_FAILED: AfterEnd.ASK_LATER,
-    # Asked again, the server tells to which seqno.
+    # Asked again, the server says to which seqno.
     StreamEndReason.ROLLBACK: AfterEnd.ASK_AT_ONCE,
     # The collections that were asked for are gone: that is the end of their changes.
     StreamEndReason.FILTER_EMPTY: AfterEnd.FINISHED,
@@ -254,5 +310,5 @@ AFTER_END: dict[StreamEndReason, AfterEnd] = {
 
 
 def after_end(reason: StreamEndReason) -> AfterEnd:
-    """A reason that nobody knows yet is taken as one that passes."""
+    """A reason that is not in the table is taken as one that passes."""
     return AFTER_END.get(reason, AfterEnd.ASK_LATER)

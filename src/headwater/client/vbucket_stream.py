@@ -1,12 +1,13 @@
-"""One vbucket as a consumer follows it, sans-IO: where it is, what it still holds, and how it comes through a rollback.
+"""One vbucket as a reader follows it, sans-IO: its offset, what it still holds, and how it comes through a rollback.
 
-The stream keeps three places apart:
+The stream outlives its connections: the reader opens it on one link after the other. It keeps three offsets apart:
 
-* `offset`: up to here everything has been passed on. A stream that breaks goes on from here.
-* `asked`: the point of the last stream request. It is the offset, or below it while a rollback is being settled.
-* the tracker's offset: up to here changes have been received. What lies between is held until its snapshot is complete.
+* `offset`: up to here everything was delivered. A stream that breaks goes on from here.
+* `asked`: the offset of the last stream request. It is `offset`, or below it until a rollback is accepted.
+* the tracker's offset: up to here changes were received. What lies between is held until its snapshot is complete.
 
-The saved vbuuid stays in the request until the server has judged it; only its yes puts the newest one in its place.
+The saved vbuuid stays in the request until the server has judged it; only when the server accepts it, the newest one
+takes its place. Nothing here sends a byte: the caller sends what `request` returns and reports what was answered.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwater.client.dcp_link import StreamRun
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece, SpooledRun
 from headwater.errors import SnapshotViolation, UnexpectedMessage
+from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages import Request
 from headwater.protocol.messages.dcp_changes import (
@@ -30,31 +31,24 @@ from headwater.protocol.messages.dcp_changes import (
 )
 from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
-from headwater.protocol.snapshots import SnapshotTracker, StreamOffset
-from headwater.protocol.states import (
-    ConsumerStream,
-    RollbackDemanded,
-    RollbackDone,
-    SnapshotCompleted,
-    StreamAccepted,
-    StreamRefused,
-    consumer_stream_after,
-)
+from headwater.protocol.snapshots import ConsumedStream, StreamOffset
+from headwater.protocol.states import ConsumerStream, RollbackDemanded, RollbackDone, StreamAccepted, StreamRefused
 from headwater.protocol.system_events import decode_event
 
-# After a rollback: from which point can a consumer go on, so that nothing of the new branch is missed?
+# --- rollbacks ----------------------------------------------------------------------------------------------------
 #
-# The server names the last seqno that both histories share, but a consumer can't go back to just any seqno. A snapshot
-# holds the newest version of each key only: if it was read from 0 to 100 in one snapshot, and the histories part at 55,
-# then a key whose version 40 was overshadowed by version 60 has never been seen in version 40, and taking back 60 does
-# not bring 40 back. The server, asked for what comes after 55, would not send it either. So a consumer goes back to a
-# *boundary*: a seqno at which it held a complete snapshot, and hence everything up to there. Without one it
-# starts at 0.
+# After a rollback: from which offset can a consumer go on, so that nothing of the new branch is missed?
 #
-# The server judges the branch it is asked with. Where it does not know that branch at all it says 0, but the two may
-# still share an older one: each failover log names the ancestors of its branch, so the best point is where the newest
-# branch that both know has parted.
-
+# The server names the last seqno that both histories share (kv_engine, docs/dcp/documentation/rollback.md), but a
+# consumer can't go back to just any seqno. A snapshot holds the newest version of each key only: if it was read from 0
+# to 100 in one snapshot, and the histories part at 55, then a key whose version 40 was overshadowed by version 60 has
+# never been seen in version 40, and taking back 60 does not bring 40 back. The server, asked for what comes after 55,
+# would not send it either. So a consumer goes back to a *boundary*: a seqno at which it held a complete snapshot, and
+# hence everything up to there. Without one it starts at 0.
+#
+# The server judges the branch it is asked with. Where it does not know that branch at all it demands 0 (rollback.md,
+# "Diverging History"), but the two may still share an older one: each failover log names the ancestors of its branch,
+# so the best seqno is where the newest branch that both know has parted.
 
 BOUNDARIES_MAX = 64
 """How many complete snapshots of a vbucket are remembered; of those long ago only some."""
@@ -68,7 +62,7 @@ def resume_point(
     own_log: FailoverLog | None,
     boundaries: Sequence[Seqno],
 ) -> StreamOffset:
-    """The point to ask from next, always below `asked`, so that asking again and again comes to an end at 0."""
+    """The offset to ask from next, always below `asked`, so that asking again and again comes to an end at 0."""
     vbuuid, shared_until = asked.vbuuid, demanded
     if not server_log.knows(asked.vbuuid):
         vbuuid, shared_until = _common_branch(own_log, server_log)
@@ -92,10 +86,10 @@ def _common_branch(own_log: FailoverLog | None, server_log: FailoverLog) -> tupl
 
 
 class Boundaries:
-    """The seqnos at which complete snapshots ended, rising. Old ones are thinned out, the newest are all there."""
+    """The seqnos at which complete snapshots ended, rising. Old ones are thinned out, the newest are all kept."""
 
     def __init__(self, offset: StreamOffset, known: Iterable[Seqno] = ()) -> None:
-        """From a saved offset: it says where its snapshot began, and where it ended if all of it is there. `known` are
+        """From a saved offset: it has the start of its snapshot, and the end if the snapshot is complete. `known` are
         boundaries before it, rising."""
         self.seqnos: list[Seqno] = [*(seqno for seqno in known if seqno < offset.snapshot_start), offset.snapshot_start]
         if offset.is_complete:
@@ -114,51 +108,53 @@ class Boundaries:
         self.seqnos = [boundary for boundary in self.seqnos if boundary <= seqno] or [Seqno(0)]
 
 
+# --- the stream ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True, kw_only=True)
-class Passed:
-    """Something that the stream passes on, and where the consumer is once it has taken it."""
+class StreamItem:
+    """Something of the stream for the caller, and the offset once the caller has taken it."""
 
     vbucket: VBucketId
     piece: Piece | SpooledRun | None
-    """None where the place has moved and there is nothing to see."""
+    """None where only the offset has moved."""
     offset: StreamOffset
     data_bytes: int = 0
     link: int = 0
-    """The link that it came on, while the server has no room back for it; 0 otherwise."""
+    """The link that it came on, until its bytes are released to the server; 0 then."""
 
 
-class VBucketStream:
+class VBucketStream(ConsumedStream):
     """The stream of one vbucket, over all its connections."""
 
     def __init__(
         self, vbucket: VBucketId, offset: StreamOffset, *, whole_snapshots: bool, boundaries: Iterable[Seqno] = ()
     ) -> None:
         """`boundaries` are seqnos below the offset at which the consumer held complete snapshots, rising."""
+        super().__init__(offset)
         self.vbucket = vbucket
         self.offset = offset
         self.asked = offset
         self.end_seqno: Seqno = SEQNO_MAX
-        self.state = ConsumerStream.IDLE
         self.failover_log: FailoverLog | None = None
-        self.held: list[Passed] = []
+        self.held: list[StreamItem] = []
         """Of a snapshot that is not complete."""
         self.held_bytes = 0
         """What of it is in memory."""
         self._boundaries = Boundaries(offset, boundaries)
         self._whole_snapshots = whole_snapshots
-        self._tracker = SnapshotTracker(offset=offset)
 
     @property
     def received_seqno(self) -> Seqno:
-        return self._tracker.offset.seqno
+        return self.tracker.offset.seqno
 
     @property
     def has_reached_end(self) -> bool:
-        return self._tracker.is_complete and self.offset.seqno >= self.end_seqno
+        return self.tracker.is_complete and self.offset.seqno >= self.end_seqno
 
     @property
     def is_accepted(self) -> bool:
-        """The server sends it. What it has is on the branch that the server is on."""
+        """The server sends it. What was received is on the branch that the server is on."""
         return self.state in (ConsumerStream.OPEN, ConsumerStream.IN_SNAPSHOT)
 
     @property
@@ -168,16 +164,16 @@ class VBucketStream:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def start_from(self, offset: StreamOffset) -> None:
-        """The place to start from was not known when the stream was made."""
+        """The offset to start from was not known when the stream was made."""
         self.offset = self.asked = offset
         self._boundaries = Boundaries(offset)
-        self._tracker = SnapshotTracker(offset=offset)
+        self.restart(offset)
 
     def request(self, *, flags: StreamFlags, value: bytes, opaque: int = 0) -> StreamRequest:
         """Ask for what comes after `asked`."""
         if self.state is ConsumerStream.ENDED:
             self.state = ConsumerStream.IDLE
-        self._move(StreamRequest)
+        self.move(StreamRequest)
         return StreamRequest(
             opaque=opaque,
             vbucket=self.vbucket,
@@ -192,15 +188,15 @@ class VBucketStream:
             value=value,
         )
 
-    def on_accepted(self, failover_log: FailoverLog) -> list[Passed]:
+    def on_accepted(self, failover_log: FailoverLog) -> list[StreamItem]:
         """The server goes on from `asked`: if that is below the offset, what lies between is rolled back."""
-        self._move(StreamAccepted)
+        self.move(StreamAccepted)
         before, self.failover_log = self.offset, failover_log
         self.offset = self.asked = replace(self.asked, vbuuid=failover_log.newest.vbuuid)
-        self._tracker = SnapshotTracker(offset=self.offset)
+        self.restart(self.offset)
         if self.offset.seqno >= before.seqno:
-            # The branch may have another name now, and the caller should know the place by that.
-            return [Passed(vbucket=self.vbucket, piece=None, offset=self.offset)] if self.offset != before else []
+            # The branch may have another vbuuid now, and the caller's offset should have that.
+            return [StreamItem(vbucket=self.vbucket, piece=None, offset=self.offset)] if self.offset != before else []
         self._boundaries.cut(self.offset.seqno)
         rollback = RollbackPiece(
             vbucket=self.vbucket,
@@ -209,17 +205,17 @@ class VBucketStream:
             old_vbuuid=before.vbuuid,
             new_vbuuid=self.offset.vbuuid,
         )
-        return [Passed(vbucket=self.vbucket, piece=rollback, offset=self.offset)]
+        return [StreamItem(vbucket=self.vbucket, piece=rollback, offset=self.offset)]
 
     def on_rollback_demanded(self) -> None:
         """The server's failover log is needed next: `on_server_log`."""
-        self._move(RollbackDemanded)
+        self.move(RollbackDemanded)
         if self.asked == StreamOffset():
             raise UnexpectedMessage("a rollback is demanded of a consumer that has nothing")
 
     def on_server_log(self, server_log: FailoverLog, *, demanded: Seqno) -> None:
-        """Choose the point to ask from next."""
-        self._move(RollbackDone)
+        """Choose the offset to ask from next."""
+        self.move(RollbackDone)
         self.asked = resume_point(
             self.asked,
             demanded=demanded,
@@ -229,38 +225,48 @@ class VBucketStream:
         )
 
     def on_refused(self) -> None:
-        self._move(StreamRefused)
+        self.move(StreamRefused)
 
     # --- following ------------------------------------------------------------------------------------------------
 
-    def on_run(self, run: StreamRun, link: int) -> list[Passed]:
-        self._move(Mutation)  # for deletions and expirations the table says the same
-        tracker = self._tracker.on_seqnos(first=Seqno(run.first_seqno), last=Seqno(run.last_seqno))
-        offset = tracker.offset
+    def on_run(self, run: StreamRun[Any], link: int) -> list[StreamItem]:
+        self.move(Mutation)  # for deletions and expirations the table says the same
+        self.advance(first=Seqno(run.first_seqno), last=Seqno(run.last_seqno))
+        offset = self.tracker.offset
         piece = ChangeRun(
             vbucket=self.vbucket,
             vbuuid=offset.vbuuid,
             snapshot_start=offset.snapshot_start,
             snapshot_end=offset.snapshot_end,
             rows=run.rows,
-            data=run.data,
+            data=bytes(run.data),
         )
-        return self._advance(tracker, piece, link=link, data_bytes=len(run.data))
+        return self._deliver(piece, link=link, data_bytes=len(piece.data))
 
-    def on_message(self, message: Request) -> list[Passed]:
+    def on_message(self, message: Request) -> list[StreamItem]:
         """Any message of the stream but its changes. The caller acts on a stream end."""
-        self._move(type(message))
         if isinstance(message, SnapshotMarker):
-            self._tracker = self._tracker.on_marker(
-                start=message.start_seqno, end=message.end_seqno, flags=message.flags
+            self.begin_snapshot(message)
+            return []
+        self.move(type(message))
+        if isinstance(message, SystemEvent):
+            self.advance(first=message.seqno, last=message.seqno)
+            offset = self.tracker.offset
+            piece = EventPiece(
+                vbucket=self.vbucket,
+                vbuuid=offset.vbuuid,
+                snapshot_start=offset.snapshot_start,
+                snapshot_end=offset.snapshot_end,
+                seqno=message.seqno,
+                event=decode_event(message),
             )
-        elif isinstance(message, SystemEvent):
-            return self._on_system_event(message)
-        elif isinstance(message, SeqnoAdvanced):
-            return self._advance(self._tracker.on_seqno(message.seqno), None)
-        elif isinstance(message, StreamEnd) and self.is_done_with(message.reason):
+            return self._deliver(piece)
+        if isinstance(message, SeqnoAdvanced):
+            self.advance(first=message.seqno, last=message.seqno)
+            return self._deliver(None)
+        if isinstance(message, StreamEnd) and self.is_done_with(message.reason):
             return self._finish()
-        elif isinstance(message, Mutation | Deletion | Expiration):
+        if isinstance(message, Mutation | Deletion | Expiration):
             raise SnapshotViolation(f"a {type(message).__name__} whose extras are cut off")
         return []
 
@@ -272,65 +278,43 @@ class VBucketStream:
         """
         has_end = self.end_seqno != SEQNO_MAX
         is_last = reason == StreamEndReason.FILTER_EMPTY or (reason == StreamEndReason.OK and has_end)
-        return is_last or (self._tracker.is_complete and self.received_seqno >= self.end_seqno)
+        return is_last or (self.tracker.is_complete and self.received_seqno >= self.end_seqno)
 
-    def on_lost(self) -> list[Passed]:
-        """The connection or the stream is gone. What is held is asked for again, and returned to be let go."""
+    def drop(self) -> list[StreamItem]:
+        """The connection or the stream is lost, or closed. What is held is returned: it will be asked for again."""
         if self.state is not ConsumerStream.IDLE:
             self.state = ConsumerStream.ENDED
-        self._tracker = SnapshotTracker(offset=self.offset)
-        return self._let_go()
+        self.restart(self.offset)
+        return self._take_held()
 
-    def _on_system_event(self, message: SystemEvent) -> list[Passed]:
-        tracker = self._tracker.on_seqno(message.seqno)
-        piece = EventPiece(
-            vbucket=self.vbucket,
-            vbuuid=tracker.offset.vbuuid,
-            snapshot_start=tracker.offset.snapshot_start,
-            snapshot_end=tracker.offset.snapshot_end,
-            seqno=message.seqno,
-            event=decode_event(message),
-        )
-        return self._advance(tracker, piece)
-
-    def _advance(
-        self, tracker: SnapshotTracker, piece: Piece | None, *, link: int = 0, data_bytes: int = 0
-    ) -> list[Passed]:
-        self._tracker = tracker
+    def _deliver(self, piece: Piece | None, *, link: int = 0, data_bytes: int = 0) -> list[StreamItem]:
+        """What the caller may have by now, with the piece that has brought the tracker to its offset."""
+        offset = self.tracker.offset
         self.held_bytes += data_bytes
-        self.held.append(
-            Passed(vbucket=self.vbucket, piece=piece, offset=tracker.offset, data_bytes=data_bytes, link=link)
-        )
-        if tracker.is_complete:
-            self._move(SnapshotCompleted)
-            self._boundaries.add(tracker.offset.seqno)
+        self.held.append(StreamItem(vbucket=self.vbucket, piece=piece, offset=offset, data_bytes=data_bytes, link=link))
+        if self.tracker.is_complete:
+            self._boundaries.add(offset.seqno)
         elif self._whole_snapshots:
             return []
-        return self._pass_held()
+        self.offset = self.asked = offset
+        return self._take_held()
 
-    def _finish(self) -> list[Passed]:
+    def _finish(self) -> list[StreamItem]:
         """The server has sent all that was asked for. What is left up to the end of its snapshot is hidden from us: the
-        place is the end of the snapshot all the same, and at least the end that was asked for."""
-        received = self._tracker.offset
+        offset is the end of the snapshot all the same, and at least the end that was asked for."""
+        received = self.offset = self.asked = self.tracker.offset
         seqno = received.snapshot_end
         if self.end_seqno != SEQNO_MAX:
             seqno = max(seqno, self.end_seqno)
-        passed = self._pass_held()
+        items = self._take_held()
         if seqno > received.seqno:
             self.offset = self.asked = replace(received, seqno=seqno, snapshot_end=seqno)
-            self._tracker = SnapshotTracker(offset=self.offset)
+            self.restart(self.offset)
             self._boundaries.add(seqno)
-            passed.append(Passed(vbucket=self.vbucket, piece=None, offset=self.offset))
-        return passed
+            items.append(StreamItem(vbucket=self.vbucket, piece=None, offset=self.offset))
+        return items
 
-    def _pass_held(self) -> list[Passed]:
-        self.offset = self.asked = self._tracker.offset
-        return self._let_go()
-
-    def _let_go(self) -> list[Passed]:
+    def _take_held(self) -> list[StreamItem]:
         held, self.held = self.held, []
         self.held_bytes = 0
         return held
-
-    def _move(self, event: type[Any]) -> None:
-        self.state = consumer_stream_after(self.state, event)

@@ -1,17 +1,20 @@
-"""Offsets, and the tracking of snapshots on the consumer's side.
+"""Offsets, and what may come next on a consumer's stream: the rules of snapshots, for the client and for the node.
 
 A stream is a row of snapshots: a marker says which seqnos follow, then the changes come, each seqno higher than the
 one before. A state is consistent only where a snapshot is complete, and it is complete when a change or a
 seqno-advanced reaches its end. In an out-of-order (OSO) snapshot the changes come in any order and the end is marked.
+(kv_engine, docs/dcp/documentation/rollback.md and commands/snapshot-marker.md.) Nothing here knows of bytes or data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headwater.errors import LocalProtocolError, SnapshotViolation
-from headwater.protocol.messages.dcp_changes import OsoFlags, SnapshotFlags
+from headwater.protocol.messages.dcp_changes import OsoFlags, SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, Vbuuid
+from headwater.protocol.states import ConsumerStream, SnapshotCompleted, consumer_stream_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class StreamOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTracker:
-    """What a consumer knows of the stream's place. Every event makes a new tracker."""
+    """How far a stream has come inside its snapshot. Every event makes a new tracker."""
 
     offset: StreamOffset
     flags: SnapshotFlags = SnapshotFlags(0)
@@ -111,3 +114,34 @@ class SnapshotTracker:
         high = self.oso_high_seqno
         offset = replace(self.offset, seqno=high, snapshot_start=high, snapshot_end=high)
         return replace(self, offset=offset, oso_high_seqno=None)
+
+
+class ConsumedStream:
+    """Which message and which seqno of a stream may come next.
+
+    The table `CONSUMER_STREAM` says which message may come in which state: changes inside a snapshot only. The tracker
+    says which seqno: above the last one, up to the end that the marker gave. Both kinds of consumer build on this.
+    """
+
+    def __init__(self, offset: StreamOffset) -> None:
+        self.state = ConsumerStream.IDLE
+        self.tracker = SnapshotTracker(offset=offset)
+
+    def move(self, event: type[Any]) -> None:
+        """Raises `UnexpectedMessage` where the state does not allow the event."""
+        self.state = consumer_stream_after(self.state, event)
+
+    def restart(self, offset: StreamOffset) -> None:
+        """Go on from another offset, outside of any snapshot."""
+        self.tracker = SnapshotTracker(offset=offset)
+
+    def begin_snapshot(self, marker: SnapshotMarker) -> None:
+        self.move(SnapshotMarker)
+        self.tracker = self.tracker.on_marker(start=marker.start_seqno, end=marker.end_seqno, flags=marker.flags)
+
+    def advance(self, *, first: Seqno, last: Seqno) -> bool:
+        """Seqnos have come that rise from the first to the last. Returns whether the snapshot is complete with them."""
+        self.tracker = self.tracker.on_seqnos(first=first, last=last)
+        if self.tracker.is_complete:
+            self.move(SnapshotCompleted)
+        return self.tracker.is_complete

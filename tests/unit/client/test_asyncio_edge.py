@@ -13,11 +13,11 @@ import pytest
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.dcp_link import DcpLink
 from headwater.client.handshake import ClientHandshake
 from headwater.client.kv_connection import Timeouts
+from headwater.client.links import DcpLink
 from headwater.client.read_options import ReadOptions
-from headwater.client.reader import Outside, Reader
+from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.errors import HostUnreachable
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import VBucketId
@@ -37,7 +37,7 @@ def new_edge(address: Address, *, from_now: bool = False, **options: float) -> A
             from_now=from_now,
             stream_flags=StreamFlags(0),
             stream_value=b"",
-            outside=Outside(
+            environment=ReaderEnvironment(
                 new_link=lambda slot, is_loopback, now_s: DcpLink(
                     ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s
                 ),

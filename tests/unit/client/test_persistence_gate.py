@@ -510,7 +510,7 @@ def test_what_was_released_under_the_map_before_stays_released_and_no_more() -> 
 # --- in words -----------------------------------------------------------------------------------------------------
 
 
-def test_it_tells_what_a_vbucket_waits_for() -> None:
+def test_it_says_what_a_vbucket_waits_for() -> None:
     gate = gate_over(0, 1, 2, 3, -1)
     assert gate.why_held(VB) is None
     gate.wants(VB, OLD, Seqno(10))
@@ -519,8 +519,8 @@ def test_it_tells_what_a_vbucket_waits_for() -> None:
     answer(gate, B, 7)
     refuse(gate, C, UNKNOWN_BRANCH)
     assert gate.why_held(VB) == (
-        "vbucket 0 waits for seqno 10 to be persisted: node1:11210 has persisted 7, node2:11210 refuses to tell, "
-        "node3:11210 has not told yet, there are 4 of the 5 copies that must have it"
+        "vbucket 0 waits for seqno 10 to be persisted: node1:11210 has persisted 7, node2:11210 refuses to answer, "
+        "node3:11210 has not answered yet, there are 4 of the 5 copies that must have it"
     )
     gate.on_cluster_map(cluster_map((-1,), revision=2))
     assert "no node has it active" in str(gate.why_held(VB))

@@ -7,8 +7,9 @@ from dataclasses import replace
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Backoff
-from headwater.client.link_pool import LinkPool, Slot, VBucketWaits
+from headwater.client.links import LinkPool, Slot
 from headwater.client.reader import GivingUp
+from headwater.client.stream_opening import VBucketWaits
 from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError, HostUnreachable, TemporaryFailure
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
@@ -48,9 +49,9 @@ def _no_link(slot: Slot, is_loopback: bool, now_s: float) -> None:
 
 def test_a_node_that_can_not_be_reached_any_more_is_the_reason_and_not_how_it_was_lost() -> None:
     read = Read()
-    read.waits.again(ONE, CLOSED, now_s=0.0, at_once=True)
+    read.waits.retry(ONE, CLOSED, now_s=0.0, at_once=True)
     for error in (CLOSED, REFUSED):
-        read.pool.forget(read.slot(), error, now_s=0.0)
+        read.pool.drop(read.slot(), error, now_s=0.0)
     error = read.fails_with()
     assert type(error) is HostUnreachable
     assert error.reason == f"vbucket 1 has been out of reach for 3 seconds: {REFUSED.reason}"
@@ -59,9 +60,9 @@ def test_a_node_that_can_not_be_reached_any_more_is_the_reason_and_not_how_it_wa
 
 def test_a_node_that_is_there_and_refuses_the_stream_is_the_reason() -> None:
     read = Read()
-    read.pool.forget(read.slot(), REFUSED, now_s=0.0)
+    read.pool.drop(read.slot(), REFUSED, now_s=0.0)
     read.pool.on_ready(read.slot())
-    read.waits.again(ONE, BUSY, now_s=1.0, at_once=False)
+    read.waits.retry(ONE, BUSY, now_s=1.0, at_once=False)
     error = read.fails_with()
     assert isinstance(error, TemporaryFailure)
     assert error.status == Status.ETMPFAIL

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.dcp_link import StreamRun
 from headwater.client.pieces import ChangeRun, RollbackPiece
-from headwater.client.vbucket_stream import BOUNDARIES_MAX, Boundaries, Passed, VBucketStream, resume_point
+from headwater.client.vbucket_stream import BOUNDARIES_MAX, Boundaries, StreamItem, VBucketStream, resume_point
 from headwater.errors import SnapshotViolation, UnexpectedMessage
+from headwater.protocol.consumer import StreamRun
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.messages.dcp_changes import Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import StreamEnd, StreamEndReason, StreamFlags, StreamRequest
@@ -40,7 +40,7 @@ def run(first: int, last: int) -> StreamRun:
     return StreamRun(1, last - first + 1, first, last, b"x" * 10)
 
 
-def seqnos(passed: list[Passed]) -> list[int]:
+def seqnos(passed: list[StreamItem]) -> list[int]:
     return [item.offset.seqno for item in passed]
 
 
@@ -81,7 +81,7 @@ def test_what_was_held_is_asked_for_again_when_the_stream_is_lost() -> None:
     read(stream, 2)
     stream.on_message(marker(3, 9))
     stream.on_run(run(3, 4), 1)
-    assert seqnos(stream.on_lost()) == [4]
+    assert seqnos(stream.drop()) == [4]
     assert ask(stream).start_seqno == 2
     assert stream.held_bytes == 0
 
@@ -89,7 +89,7 @@ def test_what_was_held_is_asked_for_again_when_the_stream_is_lost() -> None:
 def test_a_rollback_goes_back_to_a_complete_snapshot_and_is_told_when_it_is_accepted() -> None:
     stream = accepted()
     read(stream, 10, 20, 30)
-    stream.on_lost()
+    stream.drop()
     assert ask(stream).vbuuid == 1, "the saved branch, until the server has judged it"
     stream.on_rollback_demanded()
     server = OLD.branch(Vbuuid(2), at_seqno=Seqno(25))
@@ -108,7 +108,7 @@ def test_a_rollback_goes_back_to_a_complete_snapshot_and_is_told_when_it_is_acce
 def test_a_branch_with_a_new_name_moves_the_place_and_nothing_else() -> None:
     stream = accepted()
     read(stream, 10)
-    stream.on_lost()
+    stream.drop()
     ask(stream)
     (passed,) = stream.on_accepted(OLD.branch(Vbuuid(2), at_seqno=Seqno(10)))
     assert passed.piece is None
@@ -152,7 +152,7 @@ def test_a_snapshot_that_broke_off_is_asked_for_to_its_end(whole: bool) -> None:
     stream.end_seqno = Seqno(3)
     stream.on_message(marker(0, 10))
     stream.on_run(run(1, 5), 1)
-    stream.on_lost()
+    stream.drop()
     assert ask(stream).end_seqno == (3 if whole else 10)
 
 
@@ -177,7 +177,7 @@ def test_a_start_beyond_the_end_is_judged_all_the_same() -> None:
     stream = accepted()
     read(stream, 10)
     stream.end_seqno = Seqno(5)
-    stream.on_lost()
+    stream.drop()
     assert ask(stream).end_seqno == 10
 
 
@@ -215,7 +215,7 @@ def test_whether_the_server_sends_it() -> None:
     assert stream.is_accepted
     stream.on_message(marker(0, 5))
     assert stream.is_accepted
-    stream.on_lost()
+    stream.drop()
     assert not stream.is_accepted
     assert stream.is_idle
 

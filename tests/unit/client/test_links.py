@@ -1,31 +1,35 @@
-"""One connection: its states, what it makes of bytes, and the room it gives back."""
+"""One connection: its states, what it makes of bytes, the room it gives back; and which connections there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from headwater.client.dcp_link import (
+from headwater.client.connection_string import Address
+from headwater.client.handshake import ClientHandshake
+from headwater.client.kv_connection import Backoff
+from headwater.client.links import (
     ANSWER_TIMEOUT_S,
     LINK,
-    Answered,
+    SCOUT,
+    CloseConnection,
     ConfigPushed,
-    DcpControl,
     DcpLink,
     DcpOpening,
     HandsShaken,
     LinkEvent,
+    LinkPool,
     LinkReady,
     LinkState,
+    OpenConnection,
     OpeningAnswered,
     ScoutDone,
-    StreamMessage,
-    StreamRun,
+    Slot,
 )
-from headwater.client.handshake import ClientHandshake
 from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
+from headwater.protocol.consumer import Answered, DcpControl, StreamMessage, StreamRun
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import ErrorResponse, Message, PlainResponse, Request, decode_message
@@ -43,7 +47,12 @@ def opening() -> DcpOpening:
     return DcpOpening(
         name="test",
         flags=OpenFlags.PRODUCER,
-        controls=(DcpControl(key="needed", value="1", is_required=True), DcpControl(key="nice", value="1")),
+        controls=(
+            DcpControl(key="enable_noop", value="true"),
+            DcpControl(key="connection_buffer_size", value=str(BUFFER_BYTES)),
+            DcpControl(key="needed", value="1", is_required=True),
+            DcpControl(key="nice", value="1"),
+        ),
         buffer_bytes=BUFFER_BYTES,
         noop_interval_s=10,
     )
@@ -83,7 +92,10 @@ class Talk:
         return PlainResponse(opcode=Opcode(request.opcode), opaque=request.opaque, value=b"").encode()
 
     def say(self, data: bytes, *, now_s: float = 0.0) -> None:
-        self.events += self.link.receive_data(data, now_s=now_s)
+        self.link.receive_data(data, now_s=now_s)
+        for event in self.link.events():
+            # The bytes of a run are those of the receive buffer.
+            self.events.append(replace(event, data=bytes(event.data)) if isinstance(event, StreamRun) else event)
 
     def make_ready(self) -> Talk:
         while self.answer():
@@ -173,7 +185,7 @@ def test_a_frame_larger_than_the_buffer() -> None:
 
 def test_an_answer_comes_with_its_request() -> None:
     talk = Talk().make_ready()
-    opaque = talk.link.request(GetClusterConfig())
+    opaque = talk.link.send_request(GetClusterConfig())
     talk.answer()
     (event,) = talk.events
     assert isinstance(event, Answered)
@@ -190,7 +202,7 @@ def test_an_answer_comes_with_its_request() -> None:
 )
 def test_what_no_server_should_say(data: bytes) -> None:
     talk = Talk().make_ready()
-    while talk.link.request(GetClusterConfig()) < 5:
+    while talk.link.send_request(GetClusterConfig()) < 5:
         pass
     with pytest.raises(UnexpectedMessage):
         talk.say(data)
@@ -202,7 +214,9 @@ def test_noops_are_answered_and_pushed_maps_told() -> None:
     (answer,) = talk.listen()
     assert (answer.opcode, answer.opaque) == (Opcode.DCP_NOOP, 3)
     talk.say(ClustermapChangeNotification(revision=1, value=b"{}").encode())
-    assert talk.events == [ConfigPushed(b"{}")]
+    (event,) = talk.events
+    assert isinstance(event, ConfigPushed)
+    assert event.config == b"{}"
 
 
 def test_room_is_given_back_in_pieces_that_are_worth_a_message() -> None:
@@ -258,3 +272,96 @@ def test_a_handshake_without_an_answer() -> None:
 def test_the_end_of_the_connection() -> None:
     with pytest.raises(ConnectionFailed, match="closed"):
         Talk().make_ready().link.receive_end()
+
+
+# --- the pool -----------------------------------------------------------------------------------------------------
+
+A, B = Address("a", 1), Address("b", 2)
+CUT = ConnectionFailed("cut")
+
+
+def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
+    return DcpLink(ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s)
+
+
+def new_pool() -> LinkPool:
+    return LinkPool(
+        new_link=new_link, backoff=Backoff(delay_s_min=1.0, delay_s_max=8.0, random=lambda: 0.999999999999999)
+    )
+
+
+def opened(pool: LinkPool) -> list[Address]:
+    commands, pool.commands = pool.commands, []
+    return [command.address for command in commands if isinstance(command, OpenConnection)]
+
+
+def ready(pool: LinkPool, address: Address, lane: int = 0) -> Slot:
+    pool.get(address, lane, now_s=0)
+    slot = next(slot for slot in pool.slots.values() if (slot.address, slot.lane) == (address, lane))
+    pool.on_connected(slot.id, is_loopback=True, now_s=0)
+    pool.on_ready(slot)
+    return slot
+
+
+def test_a_lane_has_one_link_and_it_is_there_when_it_is_ready() -> None:
+    pool = new_pool()
+    assert pool.get(A, 0, now_s=0) is None
+    assert pool.get(A, 0, now_s=0) is None
+    assert opened(pool) == [A]
+    slot = ready(pool, A)
+    assert pool.get(A, 0, now_s=0) is slot
+    assert pool.get(A, 1, now_s=0) is None
+    assert opened(pool) == [A]
+
+
+def test_a_lost_node_is_tried_again_later_each_time() -> None:
+    pool = new_pool()
+    now_s = 0.0
+    for delay_s in (1, 2, 4, 8, 8):
+        pool.get(A, 0, now_s=now_s)
+        assert opened(pool) == [A]
+        pool.drop(next(iter(pool.slots.values())), CUT, now_s=now_s)
+        pool.get(A, 0, now_s=now_s + delay_s - 0.1)
+        assert opened(pool) == []
+        now_s += delay_s
+    assert pool.failures_in_a_row(A) == 5
+    assert pool.last_failure(A) is CUT
+
+
+def test_a_link_that_is_ready_makes_up_for_all_failures() -> None:
+    pool = new_pool()
+    pool.drop(ready(pool, A), CUT, now_s=0)
+    pool.get(A, 0, now_s=5)
+    slot = next(iter(pool.slots.values()))
+    assert pool.on_ready(slot), "it had been lost"
+    assert (pool.failures_in_a_row(A), pool.last_failure(A), pool.retry_at_s(A)) == (0, None, 0.0)
+
+
+def test_a_connection_that_was_given_up_meanwhile_gets_no_link() -> None:
+    pool = new_pool()
+    pool.get(A, 0, now_s=0)
+    slot = next(iter(pool.slots.values()))
+    pool.close(slot)
+    assert pool.commands == [OpenConnection(slot.id, A), CloseConnection(slot.id)]
+    assert pool.on_connected(slot.id, is_loopback=True, now_s=0) is None
+    assert pool.failures_in_a_row(A) == 0
+
+
+def test_one_scout_at_a_time_to_the_host_that_failed_longest_ago() -> None:
+    pool = new_pool()
+    pool.scout([A, B], now_s=0)
+    pool.scout([A, B], now_s=0)
+    assert opened(pool) == [A]
+    scout = next(iter(pool.slots.values()))
+    assert scout.lane == SCOUT
+    pool.drop(scout, CUT, now_s=0)
+    pool.scout([A, B], now_s=5)
+    assert opened(pool) == [B]
+
+
+def test_scouts_carry_no_streams() -> None:
+    pool = new_pool()
+    pool.scout([A], now_s=0)
+    scout = next(iter(pool.slots.values()))
+    assert not pool.on_ready(scout)
+    assert pool.ready == []
