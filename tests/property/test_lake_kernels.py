@@ -10,8 +10,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.lake.json_fields import Form, Kind, find_fields, integers
-from headwater.lake.key_index import KeyIndex
+from headwater.lake.change_rows import KeyIndex
+from headwater.lake.json_fields import Form, JsonKind, find_fields, integers
 from headwater.lake.typed_columns import TypedColumns
 
 rows = st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 20), st.integers(0, 2)), max_size=60)
@@ -55,16 +55,16 @@ objects = st.dictionaries(st.sampled_from([*NAMES, "other", "n2"]), json_values,
 spaces = st.sampled_from([None, 1, 3])
 
 
-def kind_of(value: Any) -> set[Kind]:
+def kind_of(value: Any) -> set[JsonKind]:
     if value is None:
-        return {Kind.NULL}
+        return {JsonKind.NULL}
     if isinstance(value, bool):
-        return {Kind.TRUE if value else Kind.FALSE}
+        return {JsonKind.TRUE if value else JsonKind.FALSE}
     if isinstance(value, int | float):
-        return {Kind.INTEGER if isinstance(value, int) else Kind.REAL}
+        return {JsonKind.INTEGER if isinstance(value, int) else JsonKind.REAL}
     if isinstance(value, str):
-        return {Kind.STRING, Kind.ESCAPED_STRING}
-    return {Kind.OBJECT if isinstance(value, dict) else Kind.ARRAY}
+        return {JsonKind.STRING, JsonKind.ESCAPED_STRING}
+    return {JsonKind.OBJECT if isinstance(value, dict) else JsonKind.ARRAY}
 
 
 @given(st.lists(st.tuples(objects, spaces, st.booleans()), max_size=8))
@@ -77,13 +77,13 @@ def test_fields_lie_where_they_are_found(documents: list[tuple[dict[str, Any], i
             continue
         assert fields.forms[row] == Form.OBJECT
         for number, name in enumerate(NAMES):
-            kind = Kind(fields.kinds[number, row])
+            kind = JsonKind(fields.kinds[number, row])
             if name not in document:
-                assert kind == Kind.MISSING
+                assert kind == JsonKind.MISSING
                 continue
             assert kind in kind_of(document[name])
             text = fields.data[fields.starts[number, row] : fields.ends[number, row]].tobytes().decode()
-            is_string = kind in (Kind.STRING, Kind.ESCAPED_STRING)
+            is_string = kind in (JsonKind.STRING, JsonKind.ESCAPED_STRING)
             assert json.loads(f'"{text}"' if is_string else text) == document[name]
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_json_is_never_taken_for_an_object_with_fields(texts: list[st
     fields = find_fields(pa.array(texts, pa.string()), ["n", ""])
     bounds = np.cumsum([0, *(len(text.encode()) for text in texts)])
     for row in range(len(texts)):
-        found = fields.kinds[:, row] != Kind.MISSING
+        found = fields.kinds[:, row] != JsonKind.MISSING
         assert (fields.starts[found, row] >= bounds[row]).all()
         assert (fields.ends[found, row] <= bounds[row + 1]).all()
         assert (fields.starts[found, row] <= fields.ends[found, row]).all()

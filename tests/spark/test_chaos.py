@@ -14,7 +14,7 @@ from statistics import quantiles
 
 import pytest
 
-from headwater.spark.verification import compare
+from headwater.lake.verify import compare
 from support.lake_checks import check_no_duplicates, table_rows
 from support.land_process import LandProcess
 from support.landed_bucket import check_delivery

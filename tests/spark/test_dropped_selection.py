@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import UnknownCollection
-from headwater.spark.verification import compare
+from headwater.lake.verify import compare
 from support.lake_checks import table_rows
 from support.simulated_landing import SimulatedLanding, without_spark
 from support.spark_node import SourceBucket

@@ -25,7 +25,7 @@ from headwater.lake.change_files import ChangeReport
 from headwater.lake.documents_merge import MergeRules
 from headwater.spark import executors, landing
 from headwater.spark.executors import SparkRunner
-from headwater.spark.planning import whole_place
+from headwater.spark.planning import whole_offset
 from headwater.spark.task_read import LandShare
 from support.landed_bucket import LandedBucket, key_of
 from support.node_process import PASSWORD, USER
@@ -177,7 +177,7 @@ class Credulous:
     share: LandShare
 
     def run(self) -> ChangeReport:
-        ranges = [replace(it, start=whole_place(it.branch, it.start.seqno)) for it in self.share.ranges]
+        ranges = [replace(it, start=whole_offset(it.branch, it.start.seqno)) for it in self.share.ranges]
         return replace(self.share, ranges=tuple(ranges)).run()
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.commits import merge
-from headwater.lake.lake import Lake
-from headwater.lake.tasks import run_here
+from headwater.lake.lake import Lake, run_here
 from headwater.lake.upkeep import trim_changes
 from support.landed_bucket import NEVER_FRESH
 from support.simulated_landing import SimulatedLanding, without_spark

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.spark.verification import compare
+from headwater.lake.verify import compare
 from support.fault_proxy import free_port
 from support.lake_checks import check_no_duplicates, table_rows
 from support.landed_bucket import check_delivery

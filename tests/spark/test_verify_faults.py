@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.judging import FindingKind
-from headwater.spark.verification import Verification, compare
+from headwater.lake.verify import Verification, compare
+from headwater.lake.verify_scan import FindingKind
 from support.simulated_landing import SimulatedLanding, without_spark
 from support.spark_node import SourceBucket
 

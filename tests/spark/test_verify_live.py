@@ -19,12 +19,13 @@ from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput, UnknownCollection
+from headwater.lake import verify as verification
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.judging import BucketReading, FindingKind, RolledBack
-from headwater.lake.tasks import Runner, run_here
+from headwater.lake.lake import Runner, run_here
+from headwater.lake.verify import Verification, VerifyTask, compare
+from headwater.lake.verify_judging import BucketReading, StreamRolledBack
+from headwater.lake.verify_scan import FindingKind
 from headwater.protocol.numbers import VBucketId
-from headwater.spark import verification
-from headwater.spark.verification import Verification, VerifyTask, compare
 from support.node_process import PASSWORD, USER
 from support.simulated_landing import SimulatedLanding, without_spark
 from support.spark_node import DEFAULT, SourceBucket
@@ -238,7 +239,7 @@ def test_a_vbucket_that_loses_changes_each_time_is_left_out(
         read_into(self, reading, vbuckets)
         if 1 in vbuckets:
             reads.append(frozenset(vbuckets))
-            raise RolledBack(frozenset({1}))
+            raise StreamRolledBack(frozenset({1}))
 
     monkeypatch.setattr(VerifyTask, "_read_into", roll_back)
     found = verify(landing)

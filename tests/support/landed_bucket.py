@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
+from headwater.lake.verify import Verification, compare
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing import LandedBatch, Landing
-from headwater.spark.verification import Verification, compare
 from support.lake_checks import check_no_duplicates, table_rows
 from support.spark_node import SourceBucket
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.lake.check_plan import LakeChecks
-from headwater.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
-from headwater.lake.judging import Findings
 from headwater.lake.lake import Lake
+from headwater.lake.verify import LakeChecks
+from headwater.lake.verify_group import Counts, GroupReport, ScannedChanges, judge_group
+from headwater.lake.verify_scan import Findings
 from support.bucket_model import ModelBucket, batches
 
 BATCH_ROWS = 3

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from headwater.lake.change_files import ChangeReport
-from headwater.lake.commits import Batch, Committed, begin_batch, commit_batch, merge
+from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.lake import Lake, LakeSettings
-from headwater.lake.tasks import Runner, run_here
+from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from support.bucket_model import BUCKET_UUID, ModelBucket, batches
@@ -67,7 +66,7 @@ class SmallLake:
         merges: bool = True,
         run: Runner = run_here,
         **reading: Any,
-    ) -> Committed:
+    ) -> CommittedBatch:
         """Land what is new of some vbuckets, or of all."""
         sending = range(len(self.bucket.vbuckets)) if sending is None else sending
         batch = begin_batch(self.lake, landed_at=landed_at)

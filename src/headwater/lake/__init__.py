@@ -21,8 +21,8 @@ was true at the offsets that its log names.
 Exactly once
 ------------
 Executors write files that no commit names. The driver makes them live by a commit to the table's log, all or nothing,
-and that commit says what the table holds then: the place in every vbucket, and the batch. The next batch begins at
-these places, and there is no other memory. An attempt that crashed has written files that are never read, and `vacuum`
+and that commit says what the table holds then: the offset in every vbucket, and the batch. The next batch begins at
+these offsets, and there is no other memory. An attempt that crashed has written files that are never read, and `vacuum`
 deletes them. A merge that is repeated is planned from what is pending, and what has been merged is not pending. So a
 crash between any two steps is completed by the next run.
 

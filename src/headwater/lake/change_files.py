@@ -20,9 +20,17 @@ from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
 from headwater.errors import LakeOutOfStep
-from headwater.lake.change_rows import Rollbacks, VoidTask, torn_vbuckets
 from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileWriter, numbers
-from headwater.lake.layout import CHANGE_RANGES, LakeFacts, TablePlace, changes_schema, to_change_columns
+from headwater.lake.layout import (
+    CHANGE_RANGES,
+    NAME_COLUMNS,
+    NAME_TYPE,
+    LakeFacts,
+    TableLocation,
+    changes_schema,
+    to_change_columns,
+)
+from headwater.lake.rollbacks import Rollbacks, VoidTask, add_rollback, torn_vbuckets
 from headwater.protocol.kernels.memory import Column
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -34,9 +42,9 @@ _RUN_ROWS_MIN = 64
 _GROUP_ROWS_MIN = 2 * 1024
 """A row group with fewer rows than this goes on into the next group of vbuckets."""
 
-ROLLBACK = "rollback"
-COLLECTION_GONE = ("collection_dropped", "collection_created")
-"""What of a collection is older than one of these is no more. One that is created again has been flushed."""
+ROLLBACK_OP = "rollback"
+COLLECTION_GONE_OPS = ("collection_dropped", "collection_created")
+"""What a collection held before one of these is gone. One that is created again has been flushed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,14 +64,14 @@ class ChangeReport:
     collections_gone: set[tuple[int, int]] = field(default_factory=set)
     """(collection id, group), where all that a collection held may have to go."""
     reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
-    """The places that were read to, of every vbucket that was. The writer knows rows only: its caller fills this."""
+    """The offsets that were read to, of every vbucket that was. The writer knows rows only: its caller fills this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeWriter:
     """Writes the changes of one batch; made on the driver, used in the executors."""
 
-    place: TablePlace
+    location: TableLocation
     facts: LakeFacts
     batch: int
     landed_at: datetime
@@ -78,9 +86,21 @@ class ChangeWriter:
                 run.take(batch)
         return run.finish()
 
+    def write_rollbacks_to_zero(self, vbuckets: Iterable[int]) -> DataFile:
+        """Rows that say of some vbuckets: everything is void, and is read again from 0."""
+        rows = [
+            {"op": ROLLBACK_OP, "vbucket": vbucket, "batch": self.batch, "landed_at": self.landed_at, "void": False}
+            for vbucket in sorted(vbuckets)
+        ]
+        columns = {}
+        for column in changes_schema(xattrs=self.facts.xattrs):
+            values = pa.array([row.get(column.name, None if column.nullable else 0) for row in rows], column.type)
+            columns[column.name] = values.cast(NAME_TYPE) if column.name in NAME_COLUMNS else values
+        return write_sorted(self.location, self.facts, pa.table(columns))
+
 
 @dataclass(slots=True)
-class _Held:
+class _HeldBatch:
     """A batch that waits to be written, in the columns of the table."""
 
     columns: dict[str, pa.Array]
@@ -96,7 +116,7 @@ class _Run:
         self._writer = writer
         self._schema = changes_schema(xattrs=writer.facts.xattrs)
         self._report = ChangeReport()
-        self._held: list[_Held] = []
+        self._held: list[_HeldBatch] = []
         self._held_bytes = 0
         self._floors = np.full(writer.facts.vbuckets, -1, dtype=np.int64)
         for vbucket, seqno in writer.held_seqnos.items():
@@ -106,7 +126,7 @@ class _Run:
 
     def take(self, batch: pa.RecordBatch) -> None:
         columns = to_change_columns(batch, self._schema)
-        held = _Held(
+        held = _HeldBatch(
             columns,
             vbuckets=columns["vbucket"].to_numpy(),
             seqnos=columns["seqno"].to_numpy(),
@@ -122,17 +142,17 @@ class _Run:
 
     def finish(self) -> ChangeReport:
         self._flush()
-        place, facts = self._writer.place, self._writer.facts
+        location, facts = self._writer.location, self._writer.facts
         for number, file in enumerate(self._report.files):
             if rollbacks := self._late_rollbacks.get(file.path):
-                voided = VoidTask(place=place, facts=facts, file=file, rollbacks=rollbacks).run()
+                voided = VoidTask(location=location, facts=facts, file=file, rollbacks=rollbacks).run()
                 self._report.files[number] = voided.replacement or file
                 self._report.torn |= voided.torn
         return self._report
 
-    # --- what must be looked at in the order of the stream --------------------------------------------------------
+    # --- what must be looked at in the order of the stream ------------------------------------------------------------
 
-    def _check_vbuckets(self, held: _Held) -> None:
+    def _check_vbuckets(self, held: _HeldBatch) -> None:
         for vbucket in (int(held.vbuckets.min()), int(held.vbuckets.max())):
             if not 0 <= vbucket < len(self._floors):
                 raise LakeOutOfStep(
@@ -140,10 +160,10 @@ class _Run:
                     hint="Give another directory: a bucket never changes its number of vbuckets",
                 )
 
-    def _check_and_roll_back(self, held: _Held) -> None:
+    def _check_and_roll_back(self, held: _HeldBatch) -> None:
         """Walk from rollback to rollback: what lies between them must be new, what lies before is void."""
         start = 0
-        for row in np.flatnonzero(_is_one_of(held.columns["op"], {ROLLBACK})).tolist():
+        for row in np.flatnonzero(_is_one_of(held.columns["op"], {ROLLBACK_OP})).tolist():
             self._check_new(held, start, row)
             vbucket, kept = int(held.vbuckets[row]), int(held.seqnos[row])
             self._floors[vbucket] = kept
@@ -151,7 +171,7 @@ class _Run:
             start = row + 1
         self._check_new(held, start, len(held.void))
 
-    def _check_new(self, held: _Held, start: int, end: int) -> None:
+    def _check_new(self, held: _HeldBatch, start: int, end: int) -> None:
         vbuckets, seqnos = held.vbuckets[start:end], held.seqnos[start:end]
         old = np.flatnonzero(seqnos <= self._floors[vbuckets])
         if len(old):
@@ -169,10 +189,10 @@ class _Run:
             starts = held.columns["snapshot_start"].to_numpy()[:end]
             self._report.torn |= torn_vbuckets(held.vbuckets[:end][dead], starts[dead], self._floors)
         for file in self._report.files:
-            _add_rollback(self._late_rollbacks.setdefault(file.path, {}), vbucket, kept)
-        _add_rollback(self._report.rollbacks, vbucket, kept)
+            add_rollback(self._late_rollbacks.setdefault(file.path, {}), vbucket, kept)
+        add_rollback(self._report.rollbacks, vbucket, kept)
 
-    # --- writing --------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
         if not self._held:
@@ -180,7 +200,7 @@ class _Run:
         rows = self._to_table()
         self._held, self._held_bytes = [], 0
         self._note(rows)
-        self._report.files.append(write_sorted(self._writer.place, self._writer.facts, rows))
+        self._report.files.append(write_sorted(self._writer.location, self._writer.facts, rows))
 
     def _note(self, rows: pa.Table) -> None:
         """Count what the driver plans by."""
@@ -192,7 +212,7 @@ class _Run:
         assert not (is_document & (ids < 0)).any(), "a document is in a collection"
         for id_, group, count in _counts(ids, groups, is_document):
             report.document_rows[id_, group] += count
-        gone = _counts(ids, groups, _is_one_of(ops, set(COLLECTION_GONE)))
+        gone = _counts(ids, groups, _is_one_of(ops, set(COLLECTION_GONE_OPS)))
         report.collections_gone |= {(id_, group) for id_, group, _ in gone}
         names = rows.select(["collection_id", "scope", "collection"])
         for named, scope, collection in _distinct(names):
@@ -215,10 +235,6 @@ class _Run:
         return pa.concat_tables(batches).unify_dictionaries()
 
 
-def _add_rollback(rollbacks: Rollbacks, vbucket: int, kept: int) -> None:
-    rollbacks[vbucket] = min(kept, rollbacks.get(vbucket, kept))
-
-
 def _is_one_of(column: pa.DictionaryArray, wanted: set[str]) -> NDArray[np.bool_]:
     marks = np.array([name in wanted for name in column.dictionary.to_pylist()], dtype=np.bool_)
     found: NDArray[np.bool_] = marks[column.indices.to_numpy()]
@@ -237,12 +253,12 @@ def _distinct(rows: pa.Table) -> Iterator[tuple[int | None, str | None, str | No
         yield row["collection_id"], row["scope"], row["collection"]
 
 
-# --- a file in its order ------------------------------------------------------------------------------------------
+# --- a file in its order ----------------------------------------------------------------------------------------------
 
 
-def write_sorted(place: TablePlace, facts: LakeFacts, rows: pa.Table) -> DataFile:
+def write_sorted(location: TableLocation, facts: LakeFacts, rows: pa.Table) -> DataFile:
     """Write rows of `changes` as one file: sorted, in row groups that belong to few groups of vbuckets each."""
-    writer = FileWriter(place, changes_schema(xattrs=facts.xattrs), ranges=CHANGE_RANGES, prefix="changes")
+    writer = FileWriter(location, changes_schema(xattrs=facts.xattrs), ranges=CHANGE_RANGES, prefix="changes")
     for part in row_groups(facts, sort_rows(facts, rows)):
         writer.write_row_group(part)
     return writer.close()

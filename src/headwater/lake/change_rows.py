@@ -1,11 +1,14 @@
-"""Reading `changes` for a merge: the rows of some vbuckets and batches, and of each first only what decides.
+"""Reading `changes` for a merge, and folding the rows to the documents that they leave.
 
 A merge looks at the key, the seqno and the like of every row, and needs the values of those rows alone that it keeps.
 So a row group is read narrow, and wide only for what is kept of it. Where all of it is small, it is read wide at once.
+
+Called by the tasks of merges, upkeep and reads, in any process. It writes nothing.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +19,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
-from headwater.lake.data_files import DataFile, FileReader, FileWriter, filtered, numbers
-from headwater.lake.key_index import KeyIndex, document_places
-from headwater.lake.layout import CHANGE_RANGES, NARROW, LakeFacts, TablePlace, changes_schema, raw_keys
-from headwater.protocol.kernels.memory import Column
-from headwater.protocol.values import Datatype
+from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
+from headwater.lake.layout import NARROW, TableLocation, raw_keys
+from headwater.lake.rollbacks import Rollbacks, add_rollback
+from headwater.protocol.kernels.memory import (
+    Bools,
+    Bytes,
+    Column,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt64s,
+    UInt32s,
+    UInt64,
+    i64,
+    kernel,
+    kernel_part,
+    u32,
+    u64,
+)
+from headwater.protocol.kernels.siphash import sip_bytes, sip_end, sip_start, sip_word
 
 MUTATION, DELETION, EXPIRATION, ROLLBACK, COLLECTION_CREATED, COLLECTION_DROPPED = range(6)
 assert OPS[:6] == ("mutation", "deletion", "expiration", "rollback", "collection_created", "collection_dropped")
@@ -32,7 +49,7 @@ Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedRows:
     """Which rows of `changes` a merge looks at."""
 
     vbuckets: tuple[int, ...]
@@ -67,9 +84,15 @@ class ChangeRows:
     """The wanted rows of one row group. `columns` tells what to read of it for `wide`; None where `rows` has it."""
 
     def __init__(
-        self, place: TablePlace, path: str, row_group: int, rows: pa.Table, marks: Marks, columns: Sequence[str] | None
+        self,
+        location: TableLocation,
+        path: str,
+        row_group: int,
+        rows: pa.Table,
+        marks: Marks,
+        columns: Sequence[str] | None,
     ) -> None:
-        self._place, self._path, self._row_group = place, path, row_group
+        self._location, self._path, self._row_group = location, path, row_group
         self._marks = marks
         self._columns = columns
         narrow = filtered(rows, marks)
@@ -99,7 +122,7 @@ class ChangeRows:
         """The marked rows with all their columns."""
         if self._wide is not None:
             return filtered(self._wide, marks)
-        with FileReader(self._place, self._path) as reader:
+        with FileReader(self._location, self._path) as reader:
             rows = reader.read(self._row_group, self._columns)
         both = self._marks.copy()
         both[self._marks] = marks
@@ -107,9 +130,9 @@ class ChangeRows:
 
 
 def read_changes(
-    place: TablePlace,
+    location: TableLocation,
     files: Iterable[DataFile],
-    wanted: Wanted,
+    wanted: WantedRows,
     *,
     columns: Sequence[str] | None = None,
 ) -> list[ChangeRows]:
@@ -118,32 +141,49 @@ def read_changes(
         return []
     found = []
     keep_bytes = KEEP_BYTES
-    for path, reader, row_group in _row_groups(place, files, wanted):
+    for path, reader, row_group in _row_groups(location, files, wanted):
         keep_bytes -= reader.uncompressed_bytes(row_group)
         is_wide = keep_bytes >= 0
         wide = columns or [name for name in reader.schema.names if name not in _UNUSED]
         rows = reader.read(row_group, wide if is_wide else NARROW)
         marks = wanted.marks(rows)
         if marks.any():
-            found.append(ChangeRows(place, path, row_group, rows, marks, None if is_wide else wide))
+            found.append(ChangeRows(location, path, row_group, rows, marks, None if is_wide else wide))
     return found
 
 
-def _row_groups(place: TablePlace, files: Iterable[DataFile], wanted: Wanted) -> Iterator[tuple[str, FileReader, int]]:
+def _row_groups(
+    location: TableLocation, files: Iterable[DataFile], wanted: WantedRows
+) -> Iterator[tuple[str, FileReader, int]]:
     for file in files:
-        with FileReader(place, file.path) as reader:
+        with FileReader(location, file.path) as reader:
             for row_group in reader.row_groups:
                 if wanted.may_be_in(reader, row_group):
                     yield file.path, reader, row_group
 
 
-def pending_files(files: Iterable[DataFile], *, after_batch: int, vbuckets: Sequence[int]) -> list[DataFile]:
-    """Those that may hold changes of some vbuckets after a batch."""
-    return [
-        file
-        for file in files
-        if file.may_hold("batch", low=after_batch + 1) and file.may_hold("vbucket", low=vbuckets[0], high=vbuckets[-1])
-    ]
+# --- what the rows leave ----------------------------------------------------------------------------------------------
+#
+# *Pending* changes are those after the batch that the table was last merged at. Of each key the newest counts: a
+# mutation is the document now, a removal says that there is none. An event that ends a collection takes all that is
+# older.
+#
+# A vbucket with a rollback among its pending changes is *rolled back*: what the table holds of it is worth nothing any
+# more, since versions that were overwritten, removed or dropped on the dead branch may be alive again. All of it is
+# taken from `changes` again, as far as that is not void.
+
+
+def rolled_back(pending: Sequence[ChangeRows], *, after_batch: int) -> Rollbacks:
+    """The vbuckets with a rollback after a batch, and the least seqno that one of them kept.
+
+    A rollback that another one made void counts as well: what it took back stays so.
+    """
+    found: Rollbacks = {}
+    for rows in pending:
+        marks = (rows.ops == ROLLBACK) & (rows.batches > after_batch)
+        for vbucket, kept in zip(rows.vbuckets[marks].tolist(), rows.seqnos[marks].tolist(), strict=True):
+            add_rollback(found, vbucket, kept)
+    return found
 
 
 # Collections that are gone: of a vbucket and a collection, what is older than an event is no more.
@@ -181,30 +221,6 @@ class Barriers:
         return bool(self._seqnos.any())
 
 
-# Changes of one collection's table and one group of vbuckets, folded to what they leave.
-#
-# *Pending* changes are those after the batch that the table was last merged at. Of each key the newest counts: a
-# mutation is the document now, a removal says that there is none. An event that ends a collection takes all that is
-# older.
-#
-# A vbucket with a rollback among its pending changes is *rolled back*: what the table holds of it is worth nothing any
-# more, since versions that were overwritten, removed or dropped on the dead branch may be alive again. All of it is
-# taken from `changes` again, as far as that is not void.
-
-
-def rolled_back(pending: Sequence[ChangeRows], *, after_batch: int) -> dict[int, int]:
-    """The vbuckets with a rollback after a batch, and the least seqno that one of them kept.
-
-    A rollback that another one made void counts as well: what it took back stays so.
-    """
-    found: dict[int, int] = {}
-    for rows in pending:
-        marks = (rows.ops == ROLLBACK) & (rows.batches > after_batch)
-        for vbucket, kept in zip(rows.vbuckets[marks].tolist(), rows.seqnos[marks].tolist(), strict=True):
-            found[vbucket] = min(kept, found.get(vbucket, kept))
-    return found
-
-
 class Fold:
     """What the changes leave. `whole` has all changes of the vbuckets in `rolled`, `pending` those of the others."""
 
@@ -230,7 +246,7 @@ class Fold:
         self._vbuckets = self._joined("vbuckets")
         keys = [rows.keys(marks) for rows, marks in self._parts]
         joined_keys = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
-        self._index = KeyIndex(joined_keys, self._seqnos, document_places(self._vbuckets, self._joined("ids")))
+        self._index = KeyIndex(joined_keys, self._seqnos, key_spaces(self._vbuckets, self._joined("ids")))
         self._live: Marks = self._index.newest & (self._joined("ops") == MUTATION)
         if self._barriers:
             ids_joined = self._joined("ids")
@@ -257,7 +273,7 @@ class Fold:
 
     def survivors(self, *, keys: pa.Array, vbuckets: Column, seqnos: Column, ids: Column) -> Marks:
         """Of rows that the table has: which of them stay. A row that is newer than its change hides the change."""
-        found = self._index.find(keys, document_places(vbuckets, ids))
+        found = self._index.find(keys, key_spaces(vbuckets, ids))
         has_change = found >= 0
         changed_at = np.where(has_change, self._seqnos[found] if len(self._seqnos) else 0, -1)
         is_rolled = np.isin(vbuckets, self._rolled)
@@ -282,121 +298,149 @@ class Fold:
                 yield rows.wide(kept)
 
 
-# Rows of `changes` to rows of the tables of documents.
-
-
-_Array = Any
-"""One of Arrow's, chunked or not."""
-
-
-def document_columns(changes: pa.Table, schema: pa.Schema) -> dict[str, _Array]:
-    """The columns of a table of documents that mutations give, by name; `schema` may have more."""
-    documents, contents = split_values(changes.column("value"), numbers(changes, "datatype"))
-    columns = {"document": documents, "content": contents}
-    for name in schema.names:
-        if name in changes.schema.names and name not in columns:
-            columns[name] = changes.column(name)
-    return columns
-
-
-def split_values(values: pa.ChunkedArray, datatypes: NDArray[np.int16]) -> tuple[_Array, _Array]:
-    """The texts of those values that are JSON, and the bytes of all others.
-
-    A value that is called JSON and is no UTF-8 is none: it goes with the others.
-    """
-    is_json = (datatypes & Datatype.JSON) != 0
-    try:
-        return _split(values, is_json)
-    except pa.ArrowInvalid:
-        is_text = np.array([_is_text(value) for value in values.to_pylist()], dtype=np.bool_)
-        return _split(values, is_json & is_text)
-
-
-_NOTHING = pa.scalar(None, pa.binary())
-
-
-def _split(values: pa.ChunkedArray, is_json: NDArray[np.bool_]) -> tuple[_Array, _Array]:
-    if is_json.all():
-        return values.cast(pa.string()), pa.nulls(len(values), pa.binary())
-    marks = pa.array(is_json)
-    return pc.if_else(marks, values, _NOTHING).cast(pa.string()), pc.if_else(marks, _NOTHING, values)
-
-
-def _is_text(value: bytes | None) -> bool:
-    try:
-        return value is not None and value.decode() is not None
-    except UnicodeDecodeError:
-        return False
-
-
-# Marking what a rollback took back: of some vbuckets, everything above a seqno that came before the rollback.
+# --- rows by their key ------------------------------------------------------------------------------------------------
 #
-# A file that holds such rows is written again with the mark set. The rows stay: `changes` tells what was once believed.
+# A hash table over the rows, made for one merge and then dropped. Two rows are of one document where the bytes of their
+# keys are equal and the numbers beside them, which say where the key is; so the hash only has to be good, not unique.
 
 
-Rollbacks = dict[int, int]
-"""By vbucket: the last seqno that is kept."""
+_SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
+_NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
+_NO_OFFSETS = np.frombuffer(bytes(8), dtype=np.int64)
+"""Not to be written, as what is made of Arrow's buffers: a kernel is compiled once more for arrays that are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voided:
-    """A file with dead rows in it, and the one to put in its place; none where it had no dead rows after all."""
+class KeyIndex:
+    """The rows of a merge by their key."""
 
-    file: DataFile
-    replacement: DataFile | None
-    torn: frozenset[int] = frozenset()
-    """Vbuckets with a rollback into the middle of a snapshot that the file has rows of."""
+    def __init__(self, keys: pa.Array, seqnos: Column, beside: Column | None = None) -> None:
+        self._offsets, self._data = _parts(keys)
+        self._beside = _numbers_beside(beside, len(keys))
+        capacity = 1 << max(4, (2 * len(keys)).bit_length())
+        self._rows = np.full(capacity, -1, dtype=np.int64)
+        self._tags = np.zeros(capacity, dtype=np.uint32)
+        self.newest: Marks = np.zeros(len(keys), dtype=np.bool_)
+        """By row: it has the highest seqno of its key. Of rows that have the same, the last."""
+        self.documents: NDArray[np.int64] = np.zeros(len(keys), dtype=np.int64)
+        """By row: the first row of its key."""
+        _insert(
+            self._data, self._offsets, self._beside, np.array(seqnos, dtype=np.int64), self._rows, self._tags,
+            _SECRET[0], _SECRET[1], self.newest, self.documents,
+        )  # fmt: skip
 
+    def __len__(self) -> int:
+        return len(self.newest)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoidTask:
-    """Mark the dead rows of one file."""
-
-    place: TablePlace
-    facts: LakeFacts
-    file: DataFile
-    rollbacks: Rollbacks
-
-    def run(self) -> Voided:
-        limits = np.full(self.facts.vbuckets, np.iinfo(np.int64).max)
-        for vbucket, kept in self.rollbacks.items():
-            limits[vbucket] = kept
-        torn: set[int] = set()
-        with FileReader(self.place, self.file.path) as reader:
-            deaths = [_newly_dead(reader, row_group, limits, torn) for row_group in reader.row_groups]
-            if not any(dead.any() for dead in deaths):
-                return Voided(file=self.file, replacement=None)
-            schema = changes_schema(xattrs=self.facts.xattrs)
-            writer = FileWriter(self.place, schema, ranges=CHANGE_RANGES, prefix="changes")
-            index = schema.get_field_index("void")
-            for row_group, dead in zip(reader.row_groups, deaths, strict=True):
-                rows = reader.read(row_group, schema.names)
-                void = np.asarray(rows.column("void").to_numpy()) | dead
-                writer.write_row_group(rows.set_column(index, schema.field(index), pa.array(void)))
-        return Voided(file=self.file, replacement=writer.close(), torn=frozenset(torn))
+    def find(self, keys: pa.Array, beside: Column | None = None) -> NDArray[np.int64]:
+        """By key: the newest row that has it, or -1."""
+        found = np.full(len(keys), -1, dtype=np.int64)
+        if len(self) and len(keys):
+            offsets, data = _parts(keys)
+            _find(
+                self._data, self._offsets, self._beside, self._rows, self._tags, _SECRET[0], _SECRET[1],
+                data, offsets, _numbers_beside(beside, len(keys)), found,
+            )  # fmt: skip
+        return found
 
 
-def _newly_dead(reader: FileReader, row_group: int, limits: NDArray[np.int64], torn: set[int]) -> NDArray[np.bool_]:
-    rows = reader.read(row_group, ["vbucket", "seqno", "snapshot_start", "void"])
-    vbuckets = numbers(rows, "vbucket")
-    dead: NDArray[np.bool_] = numbers(rows, "seqno") > limits[vbuckets]
-    dead &= ~np.asarray(rows.column("void").to_numpy())
-    torn |= torn_vbuckets(vbuckets[dead], numbers(rows, "snapshot_start")[dead], limits)
-    return dead
+def key_spaces(vbuckets: Column, ids: Column) -> NDArray[np.int64]:
+    """One number for a collection in a vbucket: there a key is one document.
 
-
-def torn_vbuckets(vbuckets: Column, snapshot_starts: Column, kept: Column) -> set[int]:
-    """The vbuckets of dead rows whose snapshot began before the seqno that is kept, given by vbucket.
-
-    In a snapshot each key is there once, in its newest version. Of one that goes on beyond the seqno, versions up to it
-    may be missing for newer ones that are dead now: nobody can tell what the vbucket was at that seqno.
+    A key has one vbucket by its hash, but no server holds a client to that.
     """
-    return {int(vbucket) for vbucket in np.unique(vbuckets[snapshot_starts < kept[vbuckets]])}
+    spaces: NDArray[np.int64] = ids.astype(np.int64) << 16 | vbuckets
+    return spaces
 
 
-def may_hold_dead_rows(file: DataFile, rollbacks: Rollbacks) -> bool:
-    """Whether a file can hold what the rollbacks took back, by what the log tells of it."""
-    return any(
-        file.may_hold("vbucket", low=vbucket, high=vbucket) and file.may_hold("seqno", low=kept + 1)
-        for vbucket, kept in rollbacks.items()
-    )
+def _parts(keys: pa.Array) -> tuple[NDArray[np.int64], Bytes]:
+    """The offsets and the bytes of an array of binaries without nulls."""
+    assert keys.null_count == 0, "every document has a key"
+    keys = keys.cast(pa.large_binary())
+    _, offsets, data = keys.buffers()
+    if len(keys) == 0:
+        return _NO_OFFSETS, _NO_BYTES
+    ends = _read_only(offsets, np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    return ends, _NO_BYTES if data is None else _read_only(data, np.uint8)
+
+
+def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
+    return np.frombuffer(memoryview(buffer).toreadonly(), dtype=dtype)
+
+
+def _numbers_beside(beside: Column | None, rows: int) -> NDArray[np.int64]:
+    return np.zeros(rows, dtype=np.int64) if beside is None else np.array(beside, dtype=np.int64)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@kernel_part
+def _hash(data: Bytes, start: int, end: int, beside: int, secret0: int, secret1: int) -> int:
+    state = sip_word(sip_start(secret0, secret1), u64(beside))
+    hashed: int = sip_end(sip_bytes(state, data, start, end - start))[0]
+    return hashed
+
+
+@kernel_part
+def _are_equal(data: Bytes, start: int, end: int, other: Bytes, other_start: int, other_end: int) -> bool:
+    if end - start != other_end - other_start:
+        return False
+    at = 0
+    while at < end - start and data[start + at] == other[other_start + at]:
+        at += 1
+    return at == end - start
+
+
+@kernel
+def _insert(
+    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, beside: Int64s, seqnos: Int64s, rows: Int64s, tags: UInt32s,
+    secret0: UInt64, secret1: UInt64, newest: Bools, documents: Int64s,
+) -> None:  # fmt: skip
+    mask = u64(len(rows) - 1)
+    for row in range(len(newest)):
+        start, end = offsets[row], offsets[row + 1]
+        hashed = _hash(data, start, end, beside[row], secret0, secret1)
+        tag = u32(hashed >> u64(32))
+        slot = i64(hashed & mask)
+        newest[row] = True
+        documents[row] = row
+        while rows[slot] >= 0:
+            other = rows[slot]
+            if (
+                tags[slot] == tag
+                and beside[other] == beside[row]
+                and _are_equal(data, start, end, data, offsets[other], offsets[other + 1])
+            ):
+                documents[row] = documents[other]
+                is_newer = seqnos[row] >= seqnos[other]
+                newest[other if is_newer else row] = False
+                if is_newer:
+                    rows[slot] = row
+                break
+            slot = i64(u64(slot + 1) & mask)
+        if rows[slot] < 0:
+            rows[slot] = row
+            tags[slot] = tag
+
+
+@kernel
+def _find(
+    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, beside: Int64s, rows: Int64s, tags: UInt32s, secret0: UInt64,
+    secret1: UInt64, wanted: ReadOnlyBytes, wanted_offsets: ReadOnlyInt64s, wanted_beside: Int64s, found: Int64s,
+) -> None:  # fmt: skip
+    mask = u64(len(rows) - 1)
+    for i in range(len(found)):
+        start, end = wanted_offsets[i], wanted_offsets[i + 1]
+        hashed = _hash(wanted, start, end, wanted_beside[i], secret0, secret1)
+        tag = u32(hashed >> u64(32))
+        slot = i64(hashed & mask)
+        while rows[slot] >= 0:
+            other = rows[slot]
+            if (
+                tags[slot] == tag
+                and beside[other] == wanted_beside[i]
+                and _are_equal(wanted, start, end, data, offsets[other], offsets[other + 1])
+            ):
+                found[i] = other
+                break
+            slot = i64(u64(slot + 1) & mask)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import Commit, DeltaLog, TableState
+from headwater.lake.delta_log import DeltaLog, TableCommit, TableState
 from headwater.lake.layout import (
     DOCUMENT_RANGES,
     GROUP,
@@ -24,7 +24,7 @@ from headwater.lake.layout import (
     IS_CURRENT,
     REJECTS_SCHEMA,
     LakeFacts,
-    LakePlace,
+    LakeLocation,
     TableKind,
     documents_schema,
     history_schema,
@@ -85,7 +85,7 @@ class MergedTable:
         merged = {} if held is None else dict.fromkeys(range(self._facts.groups), held.batch)
         state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
         self.log.commit(
-            Commit(
+            TableCommit(
                 add=add,
                 remove=remove,
                 transactions={_merged_transaction(group): batch for group, batch in merged.items()},
@@ -99,7 +99,7 @@ class MergedTable:
 
     @property
     def offsets(self) -> Offsets:
-        """The places that the table holds."""
+        """How far the table is, in every vbucket."""
         return self.state.offsets
 
 
@@ -108,7 +108,7 @@ class CollectionTables:
     """The tables of one name, as far as they are there."""
 
     name: str
-    place: LakePlace
+    location: LakeLocation
     facts: LakeFacts
     documents: MergedTable | None = None
     history: MergedTable | None = None
@@ -139,13 +139,13 @@ class CollectionTables:
                 table.refresh()
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
-        log = DeltaLog.open(self.place.table(kind, self.name))
+        log = DeltaLog.open(self.location.table(kind, self.name))
         return None if log is None else MergedTable(log, self.facts)
 
     def merged_at(self, group: int) -> int:
         return NOT_MERGED if self.documents is None else self.documents.merged[group]
 
-    # --- making them ----------------------------------------------------------------------------------------------
+    # --- making them --------------------------------------------------------------------------------------------------
 
     def create_documents(self, columns: TypedColumns | None, *, merged: int) -> MergedTable:
         """Make the table of documents, which holds all there was up to a batch: nothing."""
@@ -172,7 +172,7 @@ class CollectionTables:
             schema = schema.append(field_)
         groups = range(self.facts.groups) if merged != NOT_MERGED else ()
         log = DeltaLog.create(
-            self.place.table(kind, self.name),
+            self.location.table(kind, self.name),
             schema,
             partition_by=[field_.name for field_ in partition],
             ranges=ranges,

@@ -4,86 +4,27 @@
     reports = …                                                # executors: batch.writer over the rows
     commit_batch(lake, batch, reports, run)                    # now `changes` has it
 
-The commit holds the place that was reached in every vbucket. A crash before it leaves files that no commit names; after
-it, the next batch begins behind it. Two pipelines that land at the same time commit to the same version of the log, and
-Delta lets one of them.
-"""
+The commit holds the offset that was reached in every vbucket. A crash before it leaves files that no commit names;
+after it, the next batch begins behind it. Two pipelines that land at the same time commit to the same version of the
+log, and Delta lets one of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import numpy as np
-import pyarrow as pa
-
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
-from headwater.lake.change_files import ROLLBACK, ChangeReport, ChangeWriter, write_sorted
-from headwater.lake.change_rows import Rollbacks, Voided, VoidTask, may_hold_dead_rows
+from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
-from headwater.lake.data_files import DataFile, numbers, read_files
-from headwater.lake.delta_log import Commit, TableState, Totals
+from headwater.lake.data_files import DataFile
+from headwater.lake.delta_log import LandedTotals, TableCommit, TableState
 from headwater.lake.documents_merge import Merged, MergeTask
-from headwater.lake.lake import BATCH_TRANSACTION, Lake, create_documents
-from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE, LakeFacts, TableKind, TablePlace, changes_schema, table_name
-from headwater.lake.tasks import Runner, run_here
-
-# A rollback in a batch: which files hold what it took back, and whether it can be undone at all.
-#
-# What is older than the retention of `changes` has been trimmed to the state that it left: of a key only the newest
-# version is there, and nothing of one that was removed. A rollback to a seqno inside that part can't be undone, for
-# versions that would be alive again are gone. Then all of the vbucket is void, and it has to be read again from 0. So
-# it is with a rollback into the middle of a snapshot (`void_rows.torn_vbuckets`), which a careful reader never asks
-# for.
-
-
-def void_tasks(place: TablePlace, facts: LakeFacts, files: Iterable[DataFile], rollbacks: Rollbacks) -> list[VoidTask]:
-    """The work of marking what rollbacks took back."""
-    return [
-        VoidTask(place=place, facts=facts, file=file, rollbacks=rollbacks)
-        for file in files
-        if may_hold_dead_rows(file, rollbacks)
-    ]
-
-
-def out_of_reach(place: TablePlace, files: Sequence[DataFile], rollbacks: Rollbacks, *, trimmed_batch: int) -> set[int]:
-    """The vbuckets whose rollback goes behind what has been trimmed, up to a batch."""
-    wanted = np.array(sorted(rollbacks))
-    trimmed = [
-        file
-        for file in files
-        if file.ranges.get("batch", (0, 0))[0] <= trimmed_batch
-        and any(file.may_hold("vbucket", low=vbucket, high=vbucket) for vbucket in rollbacks)
-    ]
-    reach: dict[int, int] = {}
-    for _, rows in read_files(place, trimmed, ["vbucket", "seqno", "batch", "void"]):
-        vbuckets, seqnos = numbers(rows, "vbucket"), numbers(rows, "seqno")
-        marks = np.isin(vbuckets, wanted) & (numbers(rows, "batch") <= trimmed_batch)
-        marks &= ~np.asarray(rows.column("void").to_numpy())
-        for vbucket in np.unique(vbuckets[marks]).tolist():
-            highest = int(seqnos[marks & (vbuckets == vbucket)].max())
-            reach[vbucket] = max(highest, reach.get(vbucket, 0))
-    return {vbucket for vbucket, kept in rollbacks.items() if 0 < kept < reach.get(vbucket, 0)}
-
-
-# Rows that say: of this vbucket, everything is void, and it is read again from 0.
-
-
-def write_rollbacks_to_zero(writer: ChangeWriter, vbuckets: Iterable[int]) -> DataFile:
-    """Write a rollback to seqno 0 for each of some vbuckets, as a part of the writer's batch."""
-    rows = [
-        {"op": ROLLBACK, "vbucket": vbucket, "batch": writer.batch, "landed_at": writer.landed_at, "void": False}
-        for vbucket in sorted(vbuckets)
-    ]
-    schema = changes_schema(xattrs=writer.facts.xattrs)
-    columns = {}
-    for field in schema:
-        column = pa.array([row.get(field.name, None if field.nullable else 0) for row in rows], field.type)
-        columns[field.name] = column.cast(NAME_TYPE) if field.name in NAME_COLUMNS else column
-    return write_sorted(writer.place, writer.facts, pa.table(columns))
+from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, create_documents, run_here
+from headwater.lake.layout import TableKind, table_name
+from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +38,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class CommittedBatch:
     """What a batch came to."""
 
     number: int
@@ -115,7 +56,7 @@ def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
     lake.refresh()
     number = lake.last_batch + 1
     writer = ChangeWriter(
-        place=lake.changes.place,
+        location=lake.changes.location,
         facts=lake.facts,
         batch=number,
         landed_at=landed_at or datetime.now(UTC),
@@ -126,77 +67,50 @@ def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
 
 def commit_batch(
     lake: Lake, batch: Batch, reports: Sequence[ChangeReport], run: Runner = run_here, *, as_of_s: float | None = None
-) -> Committed:
+) -> CommittedBatch:
     """Make a batch a part of `changes`, and mark what its rollbacks took back, all in one commit.
 
     `as_of_s` is a time such that all that was written to the bucket before it is in the tables now, if that is known.
     """
     with lake.counting_pending() as pending:
-        rollbacks = {
-            vbucket: min(report.rollbacks[vbucket] for report in reports if vbucket in report.rollbacks)
-            for report in reports
-            for vbucket in report.rollbacks
-        }
-        added = [file for report in reports for file in report.files]
-        wiped = _out_of_reach(lake, rollbacks).union(*(report.torn for report in reports))
-        removed: list[DataFile] = []
+        rollbacks: Rollbacks = {}
+        for report in reports:
+            for vbucket, kept in report.rollbacks.items():
+                add_rollback(rollbacks, vbucket, kept)
+        added, removed, wiped = [file for report in reports for file in report.files], [], frozenset[int]()
         if rollbacks:
-            added, removed = _void(lake, batch, rollbacks, wiped, added, run)
-        rollbacks |= dict.fromkeys(wiped, 0)
+            voided = _void(lake, reports, rollbacks, added, run)
+            added, removed, wiped = voided.add, voided.remove, voided.wiped
+        if wiped:
+            added = [*added, batch.writer.write_rollbacks_to_zero(wiped)]
+            rollbacks |= dict.fromkeys(wiped, 0)
         known, before_s = lake.state.collections, lake.state.as_of_s
         state = _state_after(lake, batch, reports, rollbacks, wiped, as_of_s)
         lake.step("commit changes")
         lake.commit_changes(
-            Commit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)
+            TableCommit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)
         )
         for name in sorted({*state.collections.values()} - {*known.values()}):
             create_documents(lake, lake.tables[name], added, merged=batch.number - 1)
         for report in reports:
             pending.add(report, state.collections, lake.facts, since_s=before_s)
-    return Committed(
+    return CommittedBatch(
         number=batch.number,
         rows=sum(report.rows for report in reports),
         rows_by_table=_rows_by_table(reports, state),
         rollbacks=rollbacks,
-        read_again=frozenset(wiped),
+        read_again=wiped,
     )
 
 
-def _out_of_reach(lake: Lake, rollbacks: Mapping[int, int]) -> set[int]:
-    if lake.trimmed_batch == NOT_MERGED or not rollbacks:
-        return set()
-    files = lake.changes.files()
-    return out_of_reach(lake.changes.place, files, dict(rollbacks), trimmed_batch=lake.trimmed_batch)
-
-
 def _void(
-    lake: Lake, batch: Batch, rollbacks: Mapping[int, int], wiped: set[int], added: list[DataFile], run: Runner
-) -> tuple[list[DataFile], list[DataFile]]:
-    """What to add and to remove, so that everything that the rollbacks took back is marked.
-
-    `wiped` are the vbuckets that can't be rolled back. Those are added to it that are found out here.
-    """
-    place, facts = lake.changes.place, lake.facts
-    limits = {vbucket: 0 if vbucket in wiped else kept for vbucket, kept in rollbacks.items()}
-    tasks = void_tasks(place, facts, lake.changes.files(), limits)
-    # What a vbucket that is wiped has in this very batch goes as well: all of it is read again.
-    tasks += void_tasks(place, facts, added, dict.fromkeys(wiped, 0))
-    results: list[Voided] = run(tasks)
-    torn = {vbucket for voided in results for vbucket in voided.torn}
-    if torn - wiped:
-        wiped |= torn
-        return _void(lake, batch, rollbacks, wiped, added, run)
-    removed: list[DataFile] = []
-    for voided in results:
-        if voided.replacement is None:
-            continue
-        if voided.file in added:
-            added = [voided.replacement if file == voided.file else file for file in added]
-        else:
-            added, removed = [*added, voided.replacement], [*removed, voided.file]
-    if wiped:
-        added = [*added, write_rollbacks_to_zero(batch.writer, wiped)]
-    return added, removed
+    lake: Lake, reports: Sequence[ChangeReport], rollbacks: Rollbacks, added: Sequence[DataFile], run: Runner
+) -> VoidedFiles:
+    location, live = lake.changes.location, lake.changes.files()
+    wiped = set[int]().union(*(report.torn for report in reports))
+    if lake.trimmed_batch != NOT_MERGED:
+        wiped |= out_of_reach(location, live, rollbacks, trimmed_batch=lake.trimmed_batch)
+    return void_rows(location, lake.facts, live=live, added=added, rollbacks=rollbacks, wiped=wiped, run=run)
 
 
 def _state_after(
@@ -204,7 +118,7 @@ def _state_after(
     batch: Batch,
     reports: Sequence[ChangeReport],
     rollbacks: Mapping[int, int],
-    wiped: set[int],
+    wiped: frozenset[int],
     as_of_s: float | None,
 ) -> TableState:
     before = lake.state
@@ -216,17 +130,17 @@ def _state_after(
                 names[id_] = parts
     for id_, (scope, collection) in sorted(names.items()):
         collections.setdefault(id_, table_name(scope, collection, id_))
-    places = dict(before.offsets.offsets)
+    offsets = dict(before.offsets.offsets)
     for report in reports:
-        places |= report.reached
+        offsets |= report.reached
     totals = before.totals
     if totals is not None:
         rows = totals.rows + sum(report.rows for report in reports)
-        totals = Totals(rows=rows, rollbacks=totals.rollbacks + len(rollbacks))
+        totals = LandedTotals(rows=rows, rollbacks=totals.rollbacks + len(rollbacks))
     return replace(
         before,
         offsets=Offsets(
-            lake.facts.bucket_uuid, {vbucket: at for vbucket, at in places.items() if vbucket not in wiped}
+            lake.facts.bucket_uuid, {vbucket: at for vbucket, at in offsets.items() if vbucket not in wiped}
         ),
         batch=batch.number,
         as_of_s=None if wiped else as_of_s,
@@ -244,7 +158,7 @@ def _rows_by_table(reports: Sequence[ChangeReport], state: TableState) -> Counte
     return by_table
 
 
-# Pending changes into the tables of documents, and their commits, table by table.
+# --- pending changes into the tables of documents ---------------------------------------------------------------------
 #
 # Everything that is pending is merged, and every table is committed once: what a reader sees of a table is one cut of
 # the bucket, and the commit says of which batch, time and offsets. Rejects come first, then history, then documents:

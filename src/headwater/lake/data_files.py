@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
-from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE, TablePlace, open_filesystem
+from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE, TableLocation, open_filesystem
 from headwater.protocol.kernels.memory import Column
 
 ROW_GROUP_ROWS = 128 * 1024
@@ -92,7 +92,7 @@ class DataFile:
         )
 
 
-# --- writing ------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class FileWriter:
@@ -100,7 +100,7 @@ class FileWriter:
 
     def __init__(
         self,
-        place: TablePlace,
+        location: TableLocation,
         schema: pa.Schema,
         *,
         ranges: Sequence[str],
@@ -114,7 +114,7 @@ class FileWriter:
         self._ranges = ranges
         self._found: dict[str, Range] = {}
         self._rows = 0
-        filesystem, root = open_filesystem(place.uri)
+        filesystem, root = open_filesystem(location.uri)
         if folder:
             filesystem.create_dir(f"{root}/{folder}")
         self._sink = _SealedFile(filesystem.open_output_stream(f"{root}/{self._path}"))
@@ -225,14 +225,14 @@ class RollingWriter:
 
     def __init__(
         self,
-        place: TablePlace,
+        location: TableLocation,
         schema: pa.Schema,
         *,
         ranges: Sequence[str],
         partition: Sequence[tuple[str, str]],
         file_bytes: int = FILE_BYTES_DEFAULT,
     ) -> None:
-        self._place, self._schema = place, _with_dictionaries(schema)
+        self._location, self._schema = location, _with_dictionaries(schema)
         self._ranges, self._partition = ranges, partition
         self._file_bytes = file_bytes
         self._waiting: list[pa.RecordBatch] = []
@@ -257,7 +257,7 @@ class RollingWriter:
         if not self._waiting:
             return
         if self._writer is None:
-            self._writer = FileWriter(self._place, self._schema, ranges=self._ranges, partition=self._partition)
+            self._writer = FileWriter(self._location, self._schema, ranges=self._ranges, partition=self._partition)
         rows = pa.Table.from_batches(self._waiting).unify_dictionaries()
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         self._writer.write_row_group(rows)
@@ -273,7 +273,7 @@ class RollingWriter:
         return self._files
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 class FileReader:
@@ -283,8 +283,8 @@ class FileReader:
     may have none, and nothing is checked in them.
     """
 
-    def __init__(self, place: TablePlace, path: str, *, checks: bool = False) -> None:
-        filesystem, root = open_filesystem(place.uri)
+    def __init__(self, location: TableLocation, path: str, *, checks: bool = False) -> None:
+        filesystem, root = open_filesystem(location.uri)
         self._source = filesystem.open_input_file(f"{root}/{path}")
         footer = _read_footer(self._source, path)
         self.is_sealed = _is_sealed(footer, path)
@@ -440,11 +440,11 @@ def filtered(rows: pa.Table, keep: Column) -> pa.Table:
 
 
 def read_files(
-    place: TablePlace, files: Iterable[DataFile], columns: Sequence[str] | None = None
+    location: TableLocation, files: Iterable[DataFile], columns: Sequence[str] | None = None
 ) -> Iterator[tuple[DataFile, pa.Table]]:
     """The row groups of files, one after another."""
     for file in files:
-        with FileReader(place, file.path) as reader:
+        with FileReader(location, file.path) as reader:
             for row_group in reader.row_groups:
                 yield file, reader.read(row_group, columns)
 

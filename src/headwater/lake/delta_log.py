@@ -31,7 +31,7 @@ from pyarrow import fs
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake.data_files import DataFile
-from headwater.lake.layout import TablePlace, open_filesystem
+from headwater.lake.layout import TableLocation, open_filesystem
 
 _STATE = "headwater.state"
 LOG_RETENTION_DAYS = 30
@@ -42,7 +42,7 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class LandedTotals:
     """What was landed since the tables were made."""
 
     rows: int = 0
@@ -75,7 +75,7 @@ class TableState:
     """What a table holds, as its newest commit says."""
 
     offsets: Offsets
-    """Of every vbucket, the place where the rows of the table end: the end of a snapshot, on its branch."""
+    """Of every vbucket, the offset where the rows of the table end: the end of a snapshot, on its branch."""
     batch: int = -1
     """The last batch that the table holds."""
     as_of_s: float | None = None
@@ -85,7 +85,7 @@ class TableState:
     rollbacks: Mapping[int, int] | None = None
     """Of `changes`: by vbucket, the last seqno that the rollbacks of the newest batch have kept. None in commits of
     versions that did not note it."""
-    totals: Totals | None = None
+    totals: LandedTotals | None = None
     """Of `changes`, since it was made; None where an earlier version has begun it and did not count."""
     selection: Selection | None = None
     """Of `changes`: what of the bucket is landed; None where an earlier version has begun it."""
@@ -117,7 +117,7 @@ class TableState:
             as_of_s=members.get("as_of_s"),
             collections=_int_keys(members["collections"]),
             rollbacks=None if rollbacks is None else _int_keys(rollbacks),
-            totals=None if totals is None else Totals(**totals),
+            totals=None if totals is None else LandedTotals(**totals),
             selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
             tidied_s=members.get("tidied_s", 0.0),
         )
@@ -132,7 +132,7 @@ def _int_keys(mapping: Mapping[str, Any]) -> dict[int, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class TableCommit:
     """One change of a table."""
 
     add: Sequence[DataFile] = ()
@@ -146,28 +146,28 @@ class Commit:
 class DeltaLog:
     """An open table. It shows the table as it was at the last `refresh` or commit."""
 
-    def __init__(self, table: DeltaTable, place: TablePlace) -> None:
-        self.place = place
+    def __init__(self, table: DeltaTable, location: TableLocation) -> None:
+        self.location = location
         self._table = table
         self._files: tuple[int, dict[str, DataFile]] | None = None
 
     @classmethod
-    def open(cls, place: TablePlace) -> Self | None:
-        """The table at a place, or None where there is none."""
+    def open(cls, location: TableLocation) -> Self | None:
+        """The table at a location, or None where there is none."""
         try:
-            return cls(DeltaTable(place.uri, storage_options=_options(place)), place)
+            return cls(DeltaTable(location.uri, storage_options=_options(location)), location)
         except TableNotFoundError:
             return None
         except DeltaError as error:
             raise LakeDamaged(
-                f"the log of the table at {place.uri} can't be read: {error}",
+                f"the log of the table at {location.uri} can't be read: {error}",
                 hint="Bring its `_delta_log` back from a backup, or land into another directory",
             ) from error
 
     @classmethod
     def create(
         cls,
-        place: TablePlace,
+        location: TableLocation,
         schema: pa.Schema,
         *,
         partition_by: Sequence[str] = (),
@@ -179,26 +179,26 @@ class DeltaLog:
         """Make a table with no rows. One that is there already is left as it is."""
         try:
             DeltaTable.create(
-                place.uri,
+                location.uri,
                 schema,
                 mode="ignore",
                 partition_by=list(partition_by),
                 configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
-                storage_options=_options(place),
+                storage_options=_options(location),
                 raise_if_key_not_exists=False,
                 commit_properties=_commit_properties(transactions, state),
             )
         except (DeltaError, OSError) as error:
             told = " ".join(str(error).split())
             raise LakeError(
-                f"the table at {place.uri} can't be made: {told}",
+                f"the table at {location.uri} can't be made: {told}",
                 hint="See that the directory can be written and has room, or give another one",
             ) from error
-        log = cls.open(place)
+        log = cls.open(location)
         assert log is not None, "the table has just been made"
         return log
 
-    # --- looking --------------------------------------------------------------------------------------------------
+    # --- looking ------------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -234,7 +234,7 @@ class DeltaLog:
         for state in self.states():
             return state
         raise LakeDamaged(
-            f"the log of the table at {self.place.uri} no longer says which offsets the table holds",
+            f"the log of the table at {self.location.uri} no longer says which offsets the table holds",
             hint="The log was cleaned by another tool: bring it back from a backup, or land into another directory",
         )
 
@@ -244,7 +244,7 @@ class DeltaLog:
         The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
         process may have made since the table was opened.
         """
-        filesystem, folder = open_filesystem(f"{self.place.uri}/_delta_log")
+        filesystem, folder = open_filesystem(f"{self.location.uri}/_delta_log")
         for version in range(self.version, -1, -1):
             try:
                 with filesystem.open_input_stream(f"{folder}/{version:020}.json") as file:
@@ -253,11 +253,11 @@ class DeltaLog:
                 return
             for line in entry.splitlines():
                 if line.startswith(b'{"commitInfo"') and (text := json.loads(line)["commitInfo"].get(_STATE)):
-                    yield _decode_state(text, self.place)
+                    yield _decode_state(text, self.location)
 
-    # --- changing -------------------------------------------------------------------------------------------------
+    # --- changing -----------------------------------------------------------------------------------------------------
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: TableCommit) -> None:
         """Change the table. Either all of it is done, or nothing and an error is raised."""
         data_change = not commit.is_rearrangement
         now_ms = int(time.time() * 1000)
@@ -282,12 +282,12 @@ class DeltaLog:
             )
         except CommitFailedError as error:
             raise LakeInUse(
-                f"another process has written to the table at {self.place.uri} meanwhile ({error})",
+                f"another process has written to the table at {self.location.uri} meanwhile ({error})",
                 hint="Let only one pipeline write to a directory, then start again: nothing is lost",
             ) from error
         except DeltaError as error:
             raise LakeError(
-                f"the table at {self.place.uri} can't be written: {error}",
+                f"the table at {self.location.uri} can't be written: {error}",
                 hint="See that the directory can be written and has room, then start again: nothing is lost",
             ) from error
         self.refresh()
@@ -316,20 +316,20 @@ class DeltaLog:
 
     def has_entries_before(self, time_s: float) -> bool:
         """Whether the log has entries that are older than a time."""
-        filesystem, path = open_filesystem(f"{self.place.uri}/_delta_log")
+        filesystem, path = open_filesystem(f"{self.location.uri}/_delta_log")
         entries = filesystem.get_file_info(fs.FileSelector(path))
         return any(entry.base_name.endswith(".json") and entry.mtime.timestamp() < time_s for entry in entries)
 
     def clean(self, state: TableState) -> None:
         """Delete entries of the log that are older than its retention, after one that says what the table holds."""
-        self.commit(Commit(state=state))
+        self.commit(TableCommit(state=state))
         self._table.create_checkpoint()
         self._table.cleanup_metadata()
         self.refresh()
 
 
-def _options(place: TablePlace) -> dict[str, str] | None:
-    return None if place.storage_options is None else dict(place.storage_options)
+def _options(location: TableLocation) -> dict[str, str] | None:
+    return None if location.storage_options is None else dict(location.storage_options)
 
 
 def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
@@ -344,12 +344,12 @@ def _commit_properties(transactions: Mapping[str, int], state: TableState) -> Co
     )
 
 
-def _decode_state(text: str, place: TablePlace) -> TableState:
+def _decode_state(text: str, location: TableLocation) -> TableState:
     try:
         return TableState.decode(text)
     except (ValueError, KeyError, TypeError) as error:
         raise LakeDamaged(
-            f"the offsets in the log of the table at {place.uri} can't be read ({error!r})",
+            f"the offsets in the log of the table at {location.uri} can't be read ({error!r})",
             hint="Bring the log back from a backup, or land into another directory",
         ) from error
 
@@ -391,7 +391,7 @@ def _partition_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def held_offsets(place: TablePlace) -> Offsets | None:
+def held_offsets(location: TableLocation) -> Offsets | None:
     """The offsets that a table holds; None where there is no table."""
-    log = DeltaLog.open(place)
+    log = DeltaLog.open(location)
     return None if log is None else log.state().offsets

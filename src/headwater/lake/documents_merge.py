@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from headwater.lake.change_files import COLLECTION_GONE, ROLLBACK, ChangeReport
+from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
 from headwater.lake.change_rows import (
     ChangeRows,
     Fold,
     Marks,
-    Wanted,
-    document_columns,
-    pending_files,
+    WantedRows,
     read_changes,
     rolled_back,
 )
@@ -43,9 +41,10 @@ from headwater.lake.layout import (
     GROUP,
     REJECTS_SCHEMA,
     LakeFacts,
-    LakePlace,
+    LakeLocation,
     TableKind,
-    TablePlace,
+    TableLocation,
+    document_columns,
     documents_schema,
     raw_keys,
 )
@@ -61,13 +60,13 @@ class DocumentsTarget:
     name: str
     ids: frozenset[int]
     """Every collection that has or had this name."""
-    place: TablePlace
+    location: TableLocation
     files: tuple[DataFile, ...]
     """The live files of the group."""
     after_batch: int
     """The group holds all changes up to this batch."""
     columns: TypedColumns | None = None
-    rejects_place: TablePlace
+    rejects_location: TableLocation
     rejects_files: tuple[DataFile, ...] = ()
 
 
@@ -88,7 +87,7 @@ class MergeTask:
 
     facts: LakeFacts
     group: int
-    changes: TablePlace
+    changes: TableLocation
     pending: tuple[DataFile, ...]
     """The files of `changes` that may hold changes after the least `after_batch`."""
     whole: tuple[DataFile, ...] | None = None
@@ -110,7 +109,7 @@ class MergeTask:
 
     def read_pending(self) -> list[ChangeRows]:
         targets: list[DocumentsTarget | HistoryTarget] = [*self.documents, *self.history]
-        wanted = Wanted(
+        wanted = WantedRows(
             vbuckets=tuple(self.facts.vbuckets_of(self.group)),
             after_batch=min(target.after_batch for target in targets),
             upto_batch=self.upto_batch,
@@ -121,7 +120,7 @@ class MergeTask:
     def fold(self, target: DocumentsTarget, pending: Sequence[ChangeRows]) -> Fold:
         rolled = sorted(rolled_back(pending, after_batch=target.after_batch))
         assert self.whole is not None or not rolled, "a rollback was not known when the merge was planned"
-        wanted = Wanted(vbuckets=tuple(rolled), after_batch=-1, upto_batch=self.upto_batch, ids=target.ids)
+        wanted = WantedRows(vbuckets=tuple(rolled), after_batch=-1, upto_batch=self.upto_batch, ids=target.ids)
         return Fold(
             ids=target.ids,
             vbuckets=self.facts.vbuckets_of(self.group),
@@ -131,17 +130,17 @@ class MergeTask:
             whole=read_changes(self.changes, self.whole or (), wanted),
         )
 
-    # --- writing --------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def _merge_documents(self, target: DocumentsTarget, fold: Fold) -> list[Merged]:
-        touched = [*_touched(target.place, target.files, fold)]
-        touched_rejects = [*_touched(target.rejects_place, target.rejects_files, fold)]
+        touched = [*_touched(target.location, target.files, fold)]
+        touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold)]
         schema = documents_schema(xattrs=self.facts.xattrs, typed=_typed_schema(target))
-        documents = self._writer(target.place, schema)
-        rejects = self._writer(target.rejects_place, REJECTS_SCHEMA)
-        for rows in _kept_rows(target.place, touched):
+        documents = self._writer(target.location, schema)
+        rejects = self._writer(target.rejects_location, REJECTS_SCHEMA)
+        for rows in _kept_rows(target.location, touched):
             documents.write(rows.select(schema.names))
-        for rows in _kept_rows(target.rejects_place, touched_rejects):
+        for rows in _kept_rows(target.rejects_location, touched_rejects):
             rejects.write(rows.select(REJECTS_SCHEMA.names))
         for changes in fold.live():
             rows, rejected = _document_rows(changes, schema, target.columns)
@@ -153,9 +152,9 @@ class MergeTask:
             self._merged(TableKind.DOCUMENTS, target.name, documents, touched),
         ]
 
-    def _writer(self, place: TablePlace, schema: pa.Schema) -> RollingWriter:
+    def _writer(self, location: TableLocation, schema: pa.Schema) -> RollingWriter:
         partition = [(GROUP.name, str(self.group))]
-        return RollingWriter(place, schema, ranges=DOCUMENT_RANGES, partition=partition, file_bytes=self.file_bytes)
+        return RollingWriter(location, schema, ranges=DOCUMENT_RANGES, partition=partition, file_bytes=self.file_bytes)
 
     def _merged(
         self, kind: TableKind, name: str, writer: RollingWriter, touched: Sequence[tuple[DataFile, Marks]]
@@ -169,12 +168,12 @@ def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
     (target,) = task.documents
     fold = task.fold(target, task.read_pending())
     schema = documents_schema(xattrs=task.facts.xattrs, typed=_typed_schema(target))
-    touched = {file.path: (file, marks) for file, marks in _touched(target.place, target.files, fold)}
+    touched = {file.path: (file, marks) for file, marks in _touched(target.location, target.files, fold)}
     for file in target.files:
         if file.path in touched:
-            yield from (rows.select(schema.names) for rows in _kept_rows(target.place, [touched[file.path]]))
+            yield from (rows.select(schema.names) for rows in _kept_rows(target.location, [touched[file.path]]))
         else:
-            yield from _all_rows(target.place, file, schema)
+            yield from _all_rows(target.location, file, schema)
     for changes in fold.live():
         yield _document_rows(changes, schema, target.columns)[0]
 
@@ -183,12 +182,12 @@ def _typed_schema(target: DocumentsTarget) -> pa.Schema | None:
     return None if target.columns is None else target.columns.schema
 
 
-def _touched(place: TablePlace, files: Sequence[DataFile], fold: Fold) -> Iterator[tuple[DataFile, Marks]]:
+def _touched(location: TableLocation, files: Sequence[DataFile], fold: Fold) -> Iterator[tuple[DataFile, Marks]]:
     """The files that have to be written again, with a mark on every row that stays."""
     for file in files:
         if not fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf")))):
             continue
-        with FileReader(place, file.path) as reader:
+        with FileReader(location, file.path) as reader:
             parts = [reader.read(row_group, _NARROW) for row_group in reader.row_groups]
         rows = pa.concat_tables(parts)
         marks = fold.survivors(
@@ -201,18 +200,18 @@ def _touched(place: TablePlace, files: Sequence[DataFile], fold: Fold) -> Iterat
             yield file, marks
 
 
-def _kept_rows(place: TablePlace, touched: Sequence[tuple[DataFile, Marks]]) -> Iterator[pa.Table]:
+def _kept_rows(location: TableLocation, touched: Sequence[tuple[DataFile, Marks]]) -> Iterator[pa.Table]:
     for file, marks in touched:
         start = 0
-        with FileReader(place, file.path) as reader:
+        with FileReader(location, file.path) as reader:
             for row_group in reader.row_groups:
                 rows = reader.read(row_group)
                 yield filtered(rows, marks[start : start + rows.num_rows])
                 start += rows.num_rows
 
 
-def _all_rows(place: TablePlace, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
-    with FileReader(place, file.path) as reader:
+def _all_rows(location: TableLocation, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
+    with FileReader(location, file.path) as reader:
         for row_group in reader.row_groups:
             yield reader.read(row_group, schema.names).select(schema.names)
 
@@ -229,10 +228,11 @@ def _document_rows(changes: pa.Table, schema: pa.Schema, typed: TypedColumns | N
     return rows, rejects.filter(rejects.column("reason").is_valid()).cast(REJECTS_SCHEMA)
 
 
-# What of `changes` is not merged yet, counted by table and group: merges are planned by these numbers.
+# --- what is pending --------------------------------------------------------------------------------------------------
 #
-# The counts follow the commits. When a lake is opened they are taken from `changes` once, out of a few columns of the
-# files that may hold something unmerged. They need not be exact: what a merge does is decided by the rows.
+# What of `changes` is not merged yet, counted by table and group: merges are planned by these numbers. The counts
+# follow the commits. When a lake is opened they are taken from `changes` once, out of a few columns of the files that
+# may hold something unmerged. They need not be exact: what a merge does is decided by the rows.
 
 
 _COLUMNS = ("vbucket", "collection_id", "op", "batch")
@@ -279,7 +279,7 @@ class Pending:
 
 
 def count_pending(
-    place: TablePlace,
+    location: TableLocation,
     files: Iterable[DataFile],
     facts: LakeFacts,
     names: Mapping[int, str],
@@ -289,13 +289,13 @@ def count_pending(
     pending = Pending()
     least = min((merged_at(name, group) for name in set(names.values()) for group in range(facts.groups)), default=-1)
     waiting = [file for file in files if file.may_hold("batch", low=least + 1)]
-    for _, rows in read_files(place, waiting, _COLUMNS):
+    for _, rows in read_files(location, waiting, _COLUMNS):
         for id_, group, op, batch, count in _counts(rows, facts):
             tables = set(names.values()) if id_ == _EVERY_TABLE else {names[id_]} if id_ in names else set()
             for name in tables:
                 if batch <= merged_at(name, group):
                     continue
-                if op == ROLLBACK or op in COLLECTION_GONE:
+                if op == ROLLBACK_OP or op in COLLECTION_GONE_OPS:
                     pending.urgent.add((name, group))
                 elif id_ != _EVERY_TABLE:
                     pending.rows[name, group] += count
@@ -317,10 +317,11 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
         yield row["id"], row["group"], row["op"], row["batch"], row["count_all"]
 
 
-# The tasks of a merge: one for each group of vbuckets that has something pending, for all tables together.
+# --- the tasks of a merge ---------------------------------------------------------------------------------------------
 #
-# When to merge is decided by the pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so a
-# table is one cut of the bucket after it.
+# One for each group of vbuckets that has something pending, for all tables together. When to merge is decided by the
+# pipeline (`headwater.spark.freshness`). A merge takes everything that is pending, so a table is one cut of the bucket
+# after it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +336,7 @@ class MergeRules:
 class Planner:
     """What plans are made from."""
 
-    place: LakePlace
+    location: LakeLocation
     facts: LakeFacts
     rules: MergeRules
     change_files: Sequence[DataFile]
@@ -355,7 +356,7 @@ class Planner:
         at = NOT_MERGED if table.history is None else table.history.merged[group]
         return at < table.documents.merged[group]
 
-    # --- tasks ----------------------------------------------------------------------------------------------------
+    # --- tasks --------------------------------------------------------------------------------------------------------
 
     def _task(self, group: int, tables: Sequence[CollectionTables], pending: Pending) -> MergeTask:
         documents = tuple(self.documents_target(table, group) for table in tables)
@@ -378,7 +379,7 @@ class Planner:
         return MergeTask(
             facts=self.facts,
             group=group,
-            changes=self.place.table(TableKind.CHANGES),
+            changes=self.location.table(TableKind.CHANGES),
             pending=tuple(pending_files(self.change_files, after_batch=after, vbuckets=vbuckets)),
             whole=whole if with_whole else None,
             upto_batch=self.upto_batch,
@@ -391,11 +392,11 @@ class Planner:
         return DocumentsTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            place=self.place.table(TableKind.DOCUMENTS, table.name),
+            location=self.location.table(TableKind.DOCUMENTS, table.name),
             files=() if table.documents is None else table.documents.files_of(group),
             after_batch=table.merged_at(group),
             columns=table.columns,
-            rejects_place=self.place.table(TableKind.REJECTS, table.name),
+            rejects_location=self.location.table(TableKind.REJECTS, table.name),
             rejects_files=() if table.rejects is None else table.rejects.files_of(group),
         )
 
@@ -403,7 +404,16 @@ class Planner:
         return HistoryTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            place=self.place.table(TableKind.HISTORY, table.name),
+            location=self.location.table(TableKind.HISTORY, table.name),
             files=() if table.history is None else table.history.files_of(group),
             after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
         )
+
+
+def pending_files(files: Iterable[DataFile], *, after_batch: int, vbuckets: Sequence[int]) -> list[DataFile]:
+    """Those that may hold changes of some vbuckets after a batch."""
+    return [
+        file
+        for file in files
+        if file.may_hold("batch", low=after_batch + 1) and file.may_hold("vbucket", low=vbuckets[0], high=vbuckets[-1])
+    ]

@@ -25,19 +25,20 @@ from headwater.lake.change_rows import (
     EXPIRATION,
     MUTATION,
     ChangeRows,
+    KeyIndex,
     Marks,
-    document_columns,
+    key_spaces,
     rolled_back,
 )
 from headwater.lake.data_files import DataFile, FileReader, RollingWriter, filtered, numbers
-from headwater.lake.key_index import KeyIndex, document_places
 from headwater.lake.layout import (
     GROUP,
     HISTORY_RANGES,
     IS_CURRENT,
     TIME,
     LakeFacts,
-    TablePlace,
+    TableLocation,
+    document_columns,
     history_schema,
     raw_keys,
 )
@@ -53,7 +54,7 @@ class HistoryTarget:
 
     name: str
     ids: frozenset[int]
-    place: TablePlace
+    location: TableLocation
     files: tuple[DataFile, ...]
     """The live files of the group, current and ended."""
     after_batch: int
@@ -119,13 +120,14 @@ class _CollectionEnds:
         self._times_us = _joined([rows.times_us()[marks] for rows, marks in pending])
 
     def after(self, *, vbuckets: _Numbers, ids: _Numbers, seqnos: _Numbers) -> _Ends:
-        """Put the versions and the ends in one order: the next end in it is the one, if it is of the same place."""
+        """Put the versions and the ends in one order: the next end in it is the one, if it is of the same collection
+        and vbucket."""
         ends = len(self._seqnos)
         all_vbuckets, all_ids = np.concatenate([self._vbuckets, vbuckets]), np.concatenate([self._ids, ids])
         order = np.lexsort((np.concatenate([self._seqnos, seqnos]), all_ids, all_vbuckets))
         last = len(order)
-        places = np.where(order < ends, np.arange(last), last)
-        next_end = np.append(order, -1)[np.minimum.accumulate(places[::-1])[::-1]]
+        numbers_of_ends = np.where(order < ends, np.arange(last), last)
+        next_end = np.append(order, -1)[np.minimum.accumulate(numbers_of_ends[::-1])[::-1]]
         found = np.empty(last, dtype=np.int64)
         found[order] = next_end
         found = found[ends:]
@@ -151,7 +153,7 @@ class _Merge:
         rolled: Mapping[int, int],
         file_bytes: int,
     ) -> None:
-        self._place = target.place
+        self._location = target.location
         self._kept = np.full(facts.vbuckets, _FOREVER)
         """By vbucket: the last seqno that a rollback kept."""
         for vbucket, kept in rolled.items():
@@ -159,7 +161,7 @@ class _Merge:
         self._schema = history_schema(xattrs=facts.xattrs)
         self._writers = {
             is_current: RollingWriter(
-                target.place,
+                target.location,
                 self._schema,
                 ranges=HISTORY_RANGES,
                 partition=[(GROUP.name, str(group)), (IS_CURRENT.name, str(is_current).lower())],
@@ -186,7 +188,7 @@ class _Merge:
         self._vbuckets = _joined([rows.vbuckets[marks] for rows, marks in self._parts])
         keys = [rows.keys(marks) for rows, marks in self._parts if marks.any()]
         joined = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
-        self._index = KeyIndex(joined, self._seqnos, document_places(self._vbuckets, self._ids))
+        self._index = KeyIndex(joined, self._seqnos, key_spaces(self._vbuckets, self._ids))
         documents = self._index.documents
         order = np.lexsort((self._seqnos, documents))
         follows = np.full(len(order), -1, dtype=np.int64)
@@ -207,26 +209,26 @@ class _Merge:
         times_us[is_there] = self._times_us[rows[is_there]]
         return _Ends(seqnos, times_us)
 
-    # --- versions that the table has ------------------------------------------------------------------------------
+    # --- versions that the table has ----------------------------------------------------------------------------------
 
     def current_file(self, file: DataFile) -> None:
-        fates = [self._fate(rows) for rows in _read(self._place, file, _NARROW)]
+        fates = [self._fate(rows) for rows in _read(self._location, file, _NARROW)]
         if all(stays.all() for stays, _ in fates):
             return
         self._removed.append(file)
-        for rows, (stays, ends) in zip(_read(self._place, file, self._schema.names), fates, strict=True):
+        for rows, (stays, ends) in zip(_read(self._location, file, self._schema.names), fates, strict=True):
             self._write_current(rows, stays, ends)
 
     def ended_file(self, file: DataFile) -> None:
         marks = []
-        for rows in _read(self._place, file, ["vbucket", "seqno", "valid_to_seqno"]):
+        for rows in _read(self._location, file, ["vbucket", "seqno", "valid_to_seqno"]):
             kept = self._kept[numbers(rows, "vbucket")]
             is_dead = numbers(rows, "seqno") > kept
             marks.append((is_dead, ~is_dead & (numbers(rows, "valid_to_seqno") > kept)))
         if not any(is_dead.any() or is_opened.any() for is_dead, is_opened in marks):
             return
         self._removed.append(file)
-        for rows, (is_dead, is_opened) in zip(_read(self._place, file, self._schema.names), marks, strict=True):
+        for rows, (is_dead, is_opened) in zip(_read(self._location, file, self._schema.names), marks, strict=True):
             self._writers[False].write(filtered(rows, ~is_dead & ~is_opened))
             opened = filtered(rows, is_opened)
             if opened.num_rows:
@@ -239,7 +241,7 @@ class _Merge:
         """
         vbuckets, seqnos, ids = (numbers(rows, name) for name in ("vbucket", "seqno", "collection_id"))
         keys = raw_keys(rows.column("key"), rows.column("key_bytes")).combine_chunks()
-        found = self._index.find(keys, document_places(vbuckets, ids))
+        found = self._index.find(keys, key_spaces(vbuckets, ids))
         first = np.full(len(found), -1, dtype=np.int64)
         first[found >= 0] = self._first[self._index.documents[found[found >= 0]]]
         ends = self._ends_at(first).earlier(self._collection_ends.after(vbuckets=vbuckets, ids=ids, seqnos=seqnos))
@@ -263,7 +265,7 @@ class _Merge:
         columns = [given[name] if name in given else rows.column(name) for name in self._schema.names]
         self._writers[is_current].write(pa.table(columns, schema=self._schema))
 
-    # --- versions that the changes bring --------------------------------------------------------------------------
+    # --- versions that the changes bring ------------------------------------------------------------------------------
 
     def new_versions(self) -> None:
         ends = self._ends_at(self._next).earlier(
@@ -296,7 +298,7 @@ def _joined(columns: Sequence[NDArray[np.generic]]) -> _Numbers:
     return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
 
 
-def _read(place: TablePlace, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    with FileReader(place, file.path) as reader:
+def _read(location: TableLocation, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    with FileReader(location, file.path) as reader:
         for row_group in reader.row_groups:
             yield reader.read(row_group, columns).select(columns)

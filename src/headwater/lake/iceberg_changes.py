@@ -11,7 +11,7 @@ upkeep deletes its own. Upkeep of the Iceberg table is the owner's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +23,7 @@ from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBuck
 from headwater.lake.data_files import read_files
 from headwater.lake.lake import Lake
 from headwater.lake.layout import changes_schema
+from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.phrases import install_command
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class IcebergChanges:
     @classmethod
     def open(cls, settings: IcebergSettings, lake: Lake) -> Self:
         """The table of a lake; it is made where there is none."""
-        catalog = load_catalog_of(settings, lake.place.root)
+        catalog = load_catalog_of(settings, lake.location.root)
         facts = {_BUCKET: lake.facts.bucket_uuid}
         try:
             catalog.create_namespace_if_not_exists(settings.table.rpartition(".")[0])
@@ -143,17 +144,17 @@ def _iceberg_schema(schema: pa.Schema) -> pa.Schema:
 def _rows(lake: Lake, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a batch, as the Delta table has them."""
     files = [file for file in lake.changes.files() if file.may_hold("batch", low=number, high=number)]
-    for _, rows in read_files(lake.changes.place, files, schema.names):
+    for _, rows in read_files(lake.changes.location, files, schema.names):
         yield from rows.filter(pc.equal(rows.column("batch"), number)).cast(schema).to_batches()
 
 
-def _rollbacks(lake: Lake, number: int) -> Mapping[int, int]:
+def _rollbacks(lake: Lake, number: int) -> Rollbacks:
     """By vbucket, the last seqno that the batch has kept."""
-    kept: dict[int, int] = {}
+    kept: Rollbacks = {}
     schema = _iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
     for batch in _rows(lake, number, pa.schema([schema.field(name) for name in ("vbucket", "seqno", "op", "batch")])):
         for row in batch.filter(pc.equal(batch.column("op"), "rollback")).to_pylist():
-            kept[row["vbucket"]] = min(row["seqno"], kept.get(row["vbucket"], row["seqno"]))
+            add_rollback(kept, row["vbucket"], row["seqno"])
     return kept
 
 

@@ -33,7 +33,7 @@ from headwater.protocol.kernels.memory import (
 Numbers = NDArray[np.int64]
 
 
-class Kind(IntEnum):
+class JsonKind(IntEnum):
     """What a field holds."""
 
     MISSING = 0
@@ -58,7 +58,7 @@ class Form(IntEnum):
     """The name of a field has escapes in it, so it can't be told by its bytes."""
 
 
-_MISSING, _NULL, _TRUE, _FALSE, _INTEGER, _REAL, _STRING, _ESCAPED, _OBJECT, _ARRAY = (int(kind) for kind in Kind)
+_MISSING, _NULL, _TRUE, _FALSE, _INTEGER, _REAL, _STRING, _ESCAPED, _OBJECT, _ARRAY = (int(kind) for kind in JsonKind)
 _FORM_OBJECT, _FORM_OTHER, _FORM_MALFORMED, _FORM_ESCAPED = (int(form) for form in Form)
 
 
@@ -80,7 +80,7 @@ def find_fields(documents: pa.Array, names: Sequence[str]) -> JsonFields:
     documents = documents.cast(pa.large_string())
     rows = len(documents)
     _, offsets, data = documents.buffers()
-    places = np.frombuffer(offsets, dtype=np.int64)[documents.offset : documents.offset + rows + 1]
+    row_ends = np.frombuffer(offsets, dtype=np.int64)[documents.offset : documents.offset + rows + 1]
     content = np.frombuffer(b"" if data is None else data, dtype=np.uint8)
     encoded = [name.encode() for name in names]
     name_ends = np.cumsum([0, *(len(name) for name in encoded)]).astype(np.int64)
@@ -93,7 +93,7 @@ def find_fields(documents: pa.Array, names: Sequence[str]) -> JsonFields:
         np.zeros(shape, dtype=np.int64),
     )
     name_bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-    _find(content, places, name_bytes, name_ends, fields.forms, fields.kinds, fields.starts, fields.ends)
+    _find(content, row_ends, name_bytes, name_ends, fields.forms, fields.kinds, fields.starts, fields.ends)
     return fields
 
 
@@ -259,12 +259,12 @@ def _find_in(
 
 @kernel
 def _find(
-    data: Bytes, places: Int64s, names: ReadOnlyBytes, name_ends: Int64s, forms: Bytes, kinds: ByteRows,
+    data: Bytes, row_ends: Int64s, names: ReadOnlyBytes, name_ends: Int64s, forms: Bytes, kinds: ByteRows,
     starts: Int64Rows, ends: Int64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(forms)):
-        end = i64(places[row + 1])
-        at = _skip_space(data, i64(places[row]), end)
+        end = i64(row_ends[row + 1])
+        at = _skip_space(data, i64(row_ends[row]), end)
         if at >= end:
             forms[row] = _FORM_MALFORMED
         elif data[at] != _OPEN_OBJECT:

@@ -13,25 +13,48 @@ was never there. The first two functions are in `batch_commit`, the last is in `
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as fs
 
 from headwater.client.offsets import Offsets
-from headwater.errors import ColumnsChanged, LakeDamaged, LakeOfOtherBucket
-from headwater.lake.change_rows import MUTATION, Wanted, read_changes
+from headwater.errors import (
+    ColumnsChanged,
+    InvalidInput,
+    LakeDamaged,
+    LakeOfOtherBucket,
+)
+from headwater.lake.change_rows import MUTATION, WantedRows, read_changes
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import Commit, DeltaLog, Selection, TableState, Totals
+from headwater.lake.delta_log import DeltaLog, LandedTotals, Selection, TableCommit, TableState
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
-from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_DEFAULT, LakeFacts, LakePlace, TableKind, changes_schema
+from headwater.lake.layout import (
+    CHANGE_RANGES,
+    GROUP,
+    GROUPS_DEFAULT,
+    LakeFacts,
+    LakeLocation,
+    TableKind,
+    changes_schema,
+    open_filesystem,
+)
 from headwater.lake.typed_columns import TypedColumns, infer_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
+
+if TYPE_CHECKING:
+    pass
 
 BATCH_TRANSACTION = "headwater.batch"
 TRIMMED_TRANSACTION = "headwater.trimmed"
@@ -42,6 +65,14 @@ _BOUNDARY_COMMITS = 64
 """How many commits of `changes` are looked through for boundaries: a failover takes back seconds, not hours."""
 BOUNDARIES_MAX = 16
 """Of each vbucket, how many of them are kept."""
+
+
+# The folder `_headwater`, which earlier versions kept beside the tables: what was asked for is still read from it.
+#
+# Today the log of `changes` says all of it, and no such folder is made.
+
+OWN_FOLDER = "_headwater"
+_SELECTION = "selection.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +91,13 @@ class Lake:
 
     def __init__(
         self,
-        place: LakePlace,
+        location: LakeLocation,
         facts: LakeFacts,
         changes: DeltaLog,
         settings: LakeSettings,
         step: Callable[[str], None],
     ) -> None:
-        self.place = place
+        self.location = location
         self.facts = facts
         self.settings = settings
         self.changes = changes
@@ -79,7 +110,7 @@ class Lake:
     @classmethod
     def open(
         cls,
-        place: LakePlace | str,
+        location: LakeLocation | str,
         *,
         bucket_uuid: str | None = None,
         settings: LakeSettings | None = None,
@@ -89,24 +120,24 @@ class Lake:
 
         `step` is called before each step that a crash could come between, with its name.
         """
-        place = LakePlace(place) if isinstance(place, str) else place
-        changes = DeltaLog.open(place.table(TableKind.CHANGES))
+        location = LakeLocation(location) if isinstance(location, str) else location
+        changes = DeltaLog.open(location.table(TableKind.CHANGES))
         if changes is None:
             return None
-        facts = LakeFacts.from_properties(changes.properties, where=changes.place.uri)
+        facts = LakeFacts.from_properties(changes.properties, where=changes.location.uri)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
             raise LakeOfOtherBucket(
-                f"the tables in {place.root} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
+                f"the tables in {location.root} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
                 f"{bucket_uuid!r}",
                 hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
                 "again, it is another one",
             )
-        return cls(place, facts, changes, settings or LakeSettings(), step)
+        return cls(location, facts, changes, settings or LakeSettings(), step)
 
     @classmethod
     def create(
         cls,
-        place: LakePlace | str,
+        location: LakeLocation | str,
         *,
         bucket_uuid: str,
         vbuckets: int,
@@ -117,10 +148,10 @@ class Lake:
         step: Callable[[str], None] = lambda name: None,
     ) -> Lake:
         """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
-        place = LakePlace(place) if isinstance(place, str) else place
+        location = LakeLocation(location) if isinstance(location, str) else location
         facts = LakeFacts(bucket_uuid=bucket_uuid, vbuckets=vbuckets, groups=min(groups, vbuckets), xattrs=xattrs)
         DeltaLog.create(
-            place.table(TableKind.CHANGES),
+            location.table(TableKind.CHANGES),
             changes_schema(xattrs=xattrs),
             ranges=CHANGE_RANGES,
             properties=facts.to_properties(),
@@ -128,21 +159,21 @@ class Lake:
             state=TableState(
                 offsets=Offsets(bucket_uuid),
                 rollbacks={},
-                totals=Totals(),
+                totals=LandedTotals(),
                 selection=selection or Selection(),
                 tidied_s=time.time(),
             ),
         )
-        lake = cls.open(place, bucket_uuid=bucket_uuid, settings=settings, step=step)
+        lake = cls.open(location, bucket_uuid=bucket_uuid, settings=settings, step=step)
         assert lake is not None, "it has just been made"
         if lake.facts.vbuckets != vbuckets:
             raise LakeDamaged(
-                f"the tables in {place.root} were made for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
+                f"the tables in {location.root} were made for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
                 hint="Give another directory: a bucket never changes its number of vbuckets",
             )
         if lake.facts.xattrs != xattrs:
             raise ColumnsChanged(
-                f"the tables in {place.root} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
+                f"the tables in {location.root} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
                 hint="Ask for the same, or land into another directory",
             )
         return lake
@@ -194,12 +225,12 @@ class Lake:
 
     def _know_collections(self) -> None:
         for id_, name in self.state.collections.items():
-            self.tables.setdefault(name, CollectionTables(name, self.place, self.facts)).ids.add(id_)
+            self.tables.setdefault(name, CollectionTables(name, self.location, self.facts)).ids.add(id_)
 
     def asked_columns(self, name: str) -> TypedColumns | None:
         return self.settings.columns.get(name, self.settings.columns.get(EVERY_COLLECTION))
 
-    # --- what the tables hold -------------------------------------------------------------------------------------
+    # --- what the tables hold -----------------------------------------------------------------------------------------
 
     @property
     def last_batch(self) -> int:
@@ -218,7 +249,7 @@ class Lake:
     def boundaries(self) -> Mapping[VBucketId, Sequence[Seqno]]:
         """By vbucket, seqnos at which the tables held all there was, rising: what a rollback can go back to.
 
-        They are the places of earlier commits. What a rollback has given up is none any more, so every commit says
+        They are the offsets of earlier commits. What a rollback has given up is none any more, so every commit says
         which rollbacks it had. Commits of versions that did not are where the search ends.
         """
         if self._boundaries is None:
@@ -238,7 +269,7 @@ class Lake:
         return self._boundaries
 
     def _note_boundaries(self, state: TableState) -> None:
-        """A commit has been made: its places are boundaries, and what its rollbacks gave up are none."""
+        """A commit has been made: its offsets are boundaries, and what its rollbacks gave up are none."""
         if self._boundaries is None or state.rollbacks is None:
             self._boundaries = None
             return
@@ -256,7 +287,7 @@ class Lake:
         if self._pending is None:
             names = self.state.collections
             self._pending = count_pending(
-                self.changes.place, self.changes.files(), self.facts, names, lambda n, g: self.tables[n].merged_at(g)
+                self.changes.location, self.changes.files(), self.facts, names, lambda n, g: self.tables[n].merged_at(g)
             )
             missing = [table.name for table in self.tables.values() if table.documents is None]
             self._pending.urgent |= {(name, group) for name in missing for group in range(self.facts.groups)}
@@ -287,7 +318,7 @@ class Lake:
     def planner(self) -> Planner:
         """Plans merges of what the tables hold now."""
         return Planner(
-            place=self.place,
+            location=self.location,
             facts=self.facts,
             rules=self.settings.merging,
             change_files=self.changes.files(),
@@ -308,7 +339,7 @@ class Lake:
             for rows in merged_rows(task):
                 yield rows.append_column(GROUP, pa.repeat(pa.scalar(task.group, GROUP.type), rows.num_rows))
 
-    def commit_changes(self, commit: Commit) -> None:
+    def commit_changes(self, commit: TableCommit) -> None:
         """A commit to `changes`. What it says of the table holds from then on."""
         self.changes.commit(commit)
         self._note_boundaries(commit.state)
@@ -321,8 +352,24 @@ def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSett
     return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
 
 
-# Making the table of a collection that has none: when it is seen first, or when it was lost.
+def landed_selection(lake: Lake) -> Selection | None:
+    """What of the bucket is landed in a lake; None where that is not known."""
+    if lake.state.selection is not None:
+        return lake.state.selection
+    filesystem, path = open_filesystem(f"{lake.location.root.rstrip('/')}/{OWN_FOLDER}/{_SELECTION}")
+    if filesystem.get_file_info(path).type != fs.FileType.File:
+        return None
+    with filesystem.open_input_stream(path) as file:
+        try:
+            held = json.loads(file.read())
+            return Selection.of(held["scopes"], held["collections"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f"{path} can't be read: {error!r}", hint="Remove it, if the options are as before"
+            ) from error
 
+
+# --- the table of a collection that has none: when it is seen first, or when it was lost ------------------------------
 
 INFER_ROWS = 1000
 
@@ -337,7 +384,7 @@ def create_documents(lake: Lake, table: CollectionTables, files: Sequence[DataFi
 
 
 def _inferred_columns(lake: Lake, table: CollectionTables, files: Sequence[DataFile]) -> TypedColumns | None:
-    wanted = Wanted(
+    wanted = WantedRows(
         vbuckets=tuple(range(lake.facts.vbuckets)),
         after_batch=NOT_MERGED,
         upto_batch=lake.last_batch,
@@ -345,10 +392,62 @@ def _inferred_columns(lake: Lake, table: CollectionTables, files: Sequence[DataF
     )
     documents: list[str | None] = []
     for file in files:
-        for rows in read_changes(lake.changes.place, [file], wanted):
+        for rows in read_changes(lake.changes.location, [file], wanted):
             marks = (rows.ops == MUTATION) & ~rows.void & np.isin(rows.ids, [*table.ids])
             values = rows.wide(marks).column("value").slice(0, INFER_ROWS - len(documents))
             documents += [None if value is None else value.decode(errors="replace") for value in values.to_pylist()]
         if len(documents) >= INFER_ROWS:
             break
     return infer_columns(documents)
+
+
+# --- work that any process can do -------------------------------------------------------------------------------------
+#
+# A task is pickled, carried to where it is run, and its result is carried back. It only writes files that no commit
+# names yet, so it can be run twice, or be given up half-way, and nothing is harmed. `headwater.spark.executors` has a
+# runner that runs a Spark job.
+
+
+class Task(Protocol):
+    """A piece of work."""
+
+    def run(self) -> Any: ...
+
+
+Runner = Callable[[Sequence[Any]], list[Any]]
+"""Runs tasks, wherever that is, and gives their results in their order."""
+
+
+def run_here(tasks: Sequence[Task]) -> list[Any]:
+    """Run the tasks in this process, one after another."""
+    return [task.run() for task in tasks]
+
+
+def run_in_threads(tasks: Sequence[Task], *, threads: int = 2) -> list[Any]:
+    """Run the tasks in this process, some at a time: for tasks that wait for a server between their computations.
+
+    A program that is ended does not wait for them.
+    """
+    waiting: SimpleQueue[int] = SimpleQueue()
+    for number in range(len(tasks)):
+        waiting.put(number)
+    results: dict[int, Any] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        with contextlib.suppress(Empty):
+            while not errors:
+                number = waiting.get_nowait()
+                try:
+                    results[number] = tasks[number].run()
+                except BaseException as error:
+                    errors.append(error)
+
+    workers = [threading.Thread(target=work, name="headwater-task", daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(tasks))]

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import fs
 
 from headwater.errors import LakeDamaged, LakeTooNew
+from headwater.protocol.values import Datatype
 
 FORMAT_VERSION = 1
 GROUPS_DEFAULT = 16
@@ -90,20 +93,20 @@ class LakeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LakePlace:
+class LakeLocation:
     """The directory of a lake: a path, or a URI that both Arrow and delta-rs know."""
 
     root: str
     storage_options: Mapping[str, str] | None = None
-    """For delta-rs, where the place is an object store."""
+    """For delta-rs, where the location is an object store."""
 
-    def table(self, kind: TableKind, name: str | None = None) -> TablePlace:
+    def table(self, kind: TableKind, name: str | None = None) -> TableLocation:
         path = f"{self.root.rstrip('/')}/{kind}"
-        return TablePlace(path if name is None else f"{path}/{name}", self.storage_options)
+        return TableLocation(path if name is None else f"{path}/{name}", self.storage_options)
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlace:
+class TableLocation:
     """The directory of a table."""
 
     uri: str
@@ -135,12 +138,10 @@ def table_name(scope: str | None, collection: str | None, collection_id: int) ->
 # `key_bytes`, and `key` shows them with escapes such as `\xff`; `key_bytes` is null for all others. The tables tell
 # keys apart by their bytes, so two keys that look alike are still two documents.
 
-
 TIME = pa.timestamp("us", tz="UTC")
 XATTRS = pa.field("xattrs", pa.map_(pa.string(), pa.binary()))
 GROUP = pa.field("vbucket_group", pa.int32(), nullable=False)
 IS_CURRENT = pa.field("is_current", pa.bool_(), nullable=False)
-
 _KEY = [
     pa.field("key", pa.string()),
     pa.field("key_bytes", pa.binary()),
@@ -187,16 +188,13 @@ _DOCUMENT = [
     pa.field("content", pa.binary()),
     *_VERSION,
 ]
-
 CHANGE_RANGES = ("vbucket", "seqno", "collection_id", "batch")
 DOCUMENT_RANGES = ("vbucket", "seqno")
 HISTORY_RANGES = ("vbucket", "seqno", "valid_to_seqno")
 """The columns whose least and highest value a file tells, so that files can be passed over unread."""
-
 NAME_COLUMNS = ("op", "scope", "collection")
 NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
 """Few different values: in memory they are numbers of a dictionary."""
-
 NARROW = (*("vbucket", "seqno", "op", "collection_id", "key", "key_bytes", "changed_at", "batch", "landed_at", "void"),)
 """Of `changes`: all that decides which rows make up the documents."""
 
@@ -278,3 +276,50 @@ def raw_keys(key: Any, key_bytes: Any) -> Any:
     """The bytes of keys: what `split_keys` was given. Takes arrays or chunked arrays."""
     plain = key.cast(pa.binary())
     return plain if key_bytes.null_count == len(key_bytes) else pc.coalesce(key_bytes, plain)
+
+
+# --- from rows of `changes` to rows of the tables of documents --------------------------------------------------------
+
+
+_Array = Any
+"""One of Arrow's, chunked or not."""
+
+
+def document_columns(changes: pa.Table, schema: pa.Schema) -> dict[str, _Array]:
+    """The columns of a table of documents that mutations give, by name; `schema` may have more."""
+    documents, contents = split_values(changes.column("value"), np.asarray(changes.column("datatype").to_numpy()))
+    columns = {"document": documents, "content": contents}
+    for name in schema.names:
+        if name in changes.schema.names and name not in columns:
+            columns[name] = changes.column(name)
+    return columns
+
+
+def split_values(values: pa.ChunkedArray, datatypes: NDArray[np.int16]) -> tuple[_Array, _Array]:
+    """The texts of those values that are JSON, and the bytes of all others.
+
+    A value that is called JSON and is no UTF-8 is none: it goes with the others.
+    """
+    is_json = (datatypes & Datatype.JSON) != 0
+    try:
+        return _split(values, is_json)
+    except pa.ArrowInvalid:
+        is_text = np.array([_is_text(value) for value in values.to_pylist()], dtype=np.bool_)
+        return _split(values, is_json & is_text)
+
+
+_NOTHING = pa.scalar(None, pa.binary())
+
+
+def _split(values: pa.ChunkedArray, is_json: NDArray[np.bool_]) -> tuple[_Array, _Array]:
+    if is_json.all():
+        return values.cast(pa.string()), pa.nulls(len(values), pa.binary())
+    marks = pa.array(is_json)
+    return pc.if_else(marks, values, _NOTHING).cast(pa.string()), pc.if_else(marks, _NOTHING, values)
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is not None and value.decode() is not None
+    except UnicodeDecodeError:
+        return False

@@ -25,7 +25,7 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from headwater.errors import InvalidColumns
-from headwater.lake.json_fields import Form, JsonFields, Kind, find_fields, integers, texts
+from headwater.lake.json_fields import Form, JsonFields, JsonKind, find_fields, integers, texts
 from headwater.lake.layout import GROUP, XATTRS, documents_schema
 
 # Columns as SQL writes them: `name STRING, age INT NOT NULL, tags ARRAY<STRING>, home STRUCT<city: STRING>`.
@@ -185,7 +185,7 @@ class _Parser:
         self._expect(">")
         return pa.struct(fields)
 
-    # --- tokens ---------------------------------------------------------------------------------------------------
+    # --- tokens -------------------------------------------------------------------------------------------------------
 
     def _name(self) -> str:
         match = _TOKEN.match(self._text, self._at)
@@ -238,16 +238,16 @@ class _Parser:
 
 _Marks = NDArray[np.bool_]
 _RESERVED = {*documents_schema(xattrs=False).names, XATTRS.name, GROUP.name}
-_ABSENT = (Kind.MISSING, Kind.NULL)
-_STRINGS = (Kind.STRING, Kind.ESCAPED_STRING)
-_NUMBERS = (Kind.INTEGER, Kind.REAL)
+_ABSENT = (JsonKind.MISSING, JsonKind.NULL)
+_STRINGS = (JsonKind.STRING, JsonKind.ESCAPED_STRING)
+_NUMBERS = (JsonKind.INTEGER, JsonKind.REAL)
 _KIND_NAMES = {
     **dict.fromkeys(_ABSENT, "nothing"),
-    **dict.fromkeys((Kind.TRUE, Kind.FALSE), "a boolean"),
+    **dict.fromkeys((JsonKind.TRUE, JsonKind.FALSE), "a boolean"),
     **dict.fromkeys(_NUMBERS, "a number"),
     **dict.fromkeys(_STRINGS, "a string"),
-    Kind.OBJECT: "an object",
-    Kind.ARRAY: "an array",
+    JsonKind.OBJECT: "an object",
+    JsonKind.ARRAY: "an array",
 }
 _ROWS_A_TIME = 64 * 1024
 
@@ -356,7 +356,7 @@ def _is_open(reasons: NDArray[np.object_]) -> _Marks:
 
 def _add_reasons(reasons: NDArray[np.object_], bad: _Marks, column: ColumnDef, kinds: NDArray[np.uint8]) -> None:
     for kind in np.unique(kinds[bad]).tolist():
-        found = _KIND_NAMES[Kind(kind)]
+        found = _KIND_NAMES[JsonKind(kind)]
         marks = bad & (kinds == kind) & _is_open(reasons)
         reasons[marks] = f"column {column.name}: {type_name(column.type)} can't hold {found} like this"
     if column.is_required:
@@ -364,7 +364,7 @@ def _add_reasons(reasons: NDArray[np.object_], bad: _Marks, column: ColumnDef, k
         reasons[absent] = f"column {column.name}: it must not be missing or null"
 
 
-# --- one field of many documents ----------------------------------------------------------------------------------
+# --- one field of many documents --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ class _Field:
         kinds: NDArray[np.uint8] = self.fields.kinds[self.number]
         return kinds
 
-    def is_one_of(self, *kinds: Kind) -> _Marks:
+    def is_one_of(self, *kinds: JsonKind) -> _Marks:
         return np.isin(self.kinds, kinds)
 
     def texts(self, wanted: _Marks) -> pa.Array:
@@ -389,7 +389,7 @@ class _Field:
         return texts(self.fields.data, self.fields.starts[self.number], self.fields.ends[self.number], wanted)
 
     def integers(self) -> tuple[NDArray[np.int64], _Marks]:
-        wanted = self.is_one_of(Kind.INTEGER)
+        wanted = self.is_one_of(JsonKind.INTEGER)
         return integers(self.fields.data, self.fields.starts[self.number], self.fields.ends[self.number], wanted)
 
 
@@ -400,8 +400,8 @@ def _column_values(column: ColumnDef, field: _Field) -> tuple[pa.Array, _Marks]:
     if pa.types.is_string(type_):
         values, good = _strings(field, is_there)
     elif pa.types.is_boolean(type_):
-        good = field.is_one_of(Kind.TRUE, Kind.FALSE)
-        values = pa.array(field.is_one_of(Kind.TRUE), mask=~good)
+        good = field.is_one_of(JsonKind.TRUE, JsonKind.FALSE)
+        values = pa.array(field.is_one_of(JsonKind.TRUE), mask=~good)
     elif pa.types.is_integer(type_):
         values, good = _integers(field, type_)
     elif pa.types.is_floating(type_) or pa.types.is_decimal(type_):
@@ -413,14 +413,14 @@ def _column_values(column: ColumnDef, field: _Field) -> tuple[pa.Array, _Marks]:
         wanted, _ = _strings(field, field.is_one_of(*_STRINGS))
         values, good = _times(wanted, type_) if pa.types.is_timestamp(type_) else _cast(wanted, type_)
     else:
-        wanted = Kind.ARRAY if pa.types.is_list(type_) else Kind.OBJECT
+        wanted = JsonKind.ARRAY if pa.types.is_list(type_) else JsonKind.OBJECT
         values, good = _halved(field.texts(field.is_one_of(wanted)), type_, _parse_nested)
     return values, is_there & ~good
 
 
 def _strings(field: _Field, wanted: _Marks) -> tuple[pa.Array, _Marks]:
     values = field.texts(wanted)
-    escaped = wanted & field.is_one_of(Kind.ESCAPED_STRING)
+    escaped = wanted & field.is_one_of(JsonKind.ESCAPED_STRING)
     good = wanted.copy()
     if escaped.any():
         plain = [_unescaped(text) for text in values.filter(pa.array(escaped)).to_pylist()]
@@ -488,7 +488,7 @@ def _parse_nested(values: pa.Array, type_: pa.DataType) -> pa.Array:
     return parsed.column("v").combine_chunks()
 
 
-# --- columns from what the documents have ---------------------------------------------------------------------------
+# --- columns from what the documents have -----------------------------------------------------------------------------
 
 
 def infer_columns(documents: Iterable[str | None]) -> TypedColumns | None:

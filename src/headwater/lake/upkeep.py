@@ -26,8 +26,10 @@ from headwater.lake.change_rows import (
     MUTATION,
     Barriers,
     ChangeRows,
+    KeyIndex,
     Marks,
-    Wanted,
+    WantedRows,
+    key_spaces,
     read_changes,
 )
 from headwater.lake.collection_tables import NOT_MERGED, MergedTable
@@ -41,11 +43,16 @@ from headwater.lake.data_files import (
     numbers,
     read_files,
 )
-from headwater.lake.delta_log import LOG_RETENTION_DAYS, Commit, DeltaLog, TableState
-from headwater.lake.key_index import KeyIndex, document_places
-from headwater.lake.lake import TRIMMED_TRANSACTION, Lake
-from headwater.lake.layout import CHANGE_RANGES, DOCUMENT_RANGES, HISTORY_RANGES, LakeFacts, TablePlace, changes_schema
-from headwater.lake.tasks import Runner, run_here
+from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit, TableState
+from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
+from headwater.lake.layout import (
+    CHANGE_RANGES,
+    DOCUMENT_RANGES,
+    HISTORY_RANGES,
+    LakeFacts,
+    TableLocation,
+    changes_schema,
+)
 
 JOIN_FILES_MIN = 8
 """Files of one size class that are joined; a class is four times as large as the one before."""
@@ -59,7 +66,7 @@ JOIN_BYTES_A_TIME = 256 * 1024 * 1024
 class JoinTask:
     """Write the rows of some files of a table, all of one partition, to fewer."""
 
-    place: TablePlace
+    location: TableLocation
     files: tuple[DataFile, ...]
     file_bytes: int
     facts: LakeFacts | None
@@ -68,26 +75,28 @@ class JoinTask:
 
     def run(self) -> list[DataFile]:
         if self.facts is not None:
-            return [_join_changes(self.place, self.files, self.facts)]
-        with FileReader(self.place, self.files[0].path) as reader:
+            return [_join_changes(self.location, self.files, self.facts)]
+        with FileReader(self.location, self.files[0].path) as reader:
             schema = reader.schema
         partition = self.files[0].partition
-        writer = RollingWriter(self.place, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes)
-        for _, rows in read_files(self.place, self.files, schema.names):
+        writer = RollingWriter(
+            self.location, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes
+        )
+        for _, rows in read_files(self.location, self.files, schema.names):
             writer.write(rows)
         return writer.close()
 
 
-def _join_changes(place: TablePlace, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
+def _join_changes(location: TableLocation, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
     """Sorted rows of many files in one. What is sorted together are some groups of vbuckets at a time."""
     schema = changes_schema(xattrs=facts.xattrs)
-    writer = FileWriter(place, schema, ranges=CHANGE_RANGES, prefix="changes")
-    passes = math.ceil(_uncompressed_bytes(place, files) / JOIN_BYTES_A_TIME)
+    writer = FileWriter(location, schema, ranges=CHANGE_RANGES, prefix="changes")
+    passes = math.ceil(_uncompressed_bytes(location, files) / JOIN_BYTES_A_TIME)
     edges = [number * facts.groups // passes for number in range(passes + 1)]
     for first, end in pairwise(edges):
         if first < end:
             vbuckets = range(facts.vbuckets_of(first).start, facts.vbuckets_of(end - 1).stop)
-            parts = [*_rows_of_vbuckets(place, files, vbuckets, schema.names)]
+            parts = [*_rows_of_vbuckets(location, files, vbuckets, schema.names)]
             if parts:
                 rows = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
                 for part in row_groups(facts, sort_rows(facts, rows)):
@@ -95,19 +104,19 @@ def _join_changes(place: TablePlace, files: Sequence[DataFile], facts: LakeFacts
     return writer.close()
 
 
-def _uncompressed_bytes(place: TablePlace, files: Iterable[DataFile]) -> int:
+def _uncompressed_bytes(location: TableLocation, files: Iterable[DataFile]) -> int:
     total = 1
     for file in files:
-        with FileReader(place, file.path) as reader:
+        with FileReader(location, file.path) as reader:
             total += sum(reader.uncompressed_bytes(row_group) for row_group in reader.row_groups)
     return total
 
 
 def _rows_of_vbuckets(
-    place: TablePlace, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
+    location: TableLocation, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     for file in files:
-        with FileReader(place, file.path) as reader:
+        with FileReader(location, file.path) as reader:
             for row_group in reader.row_groups:
                 low, high, _ = reader.range_of(row_group, "vbucket")
                 if low < vbuckets.stop and vbuckets.start <= high:
@@ -141,15 +150,15 @@ def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFil
 def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
     """Join small files of all tables. Returns how many files are gone."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
-    joined = _joined(lake.changes.place, sets, run, ranges=CHANGE_RANGES, facts=lake.facts, file_bytes=file_bytes)
+    joined = _joined(lake.changes.location, sets, run, ranges=CHANGE_RANGES, facts=lake.facts, file_bytes=file_bytes)
     if sets:
         lake.step("join changes")
         removed = [file for part in sets for file in part]
-        lake.commit_changes(Commit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
+        lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
     gone = sum(len(part) for part in sets) - len(joined)
     for table, ranges in _merged_tables(lake):
         sets = files_to_join(table.log.files(), file_bytes=file_bytes)
-        joined = _joined(table.log.place, sets, run, ranges=ranges, facts=None, file_bytes=file_bytes)
+        joined = _joined(table.log.location, sets, run, ranges=ranges, facts=None, file_bytes=file_bytes)
         if sets:
             lake.step("join documents")
             removed = [file for part in sets for file in part]
@@ -159,7 +168,7 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYT
 
 
 def _joined(
-    place: TablePlace,
+    location: TableLocation,
     sets: Sequence[tuple[DataFile, ...]],
     run: Runner,
     *,
@@ -167,7 +176,9 @@ def _joined(
     facts: LakeFacts | None,
     file_bytes: int,
 ) -> list[DataFile]:
-    tasks = [JoinTask(place=place, files=part, file_bytes=file_bytes, facts=facts, ranges=ranges) for part in sets]
+    tasks = [
+        JoinTask(location=location, files=part, file_bytes=file_bytes, facts=facts, ranges=ranges) for part in sets
+    ]
     return [file for files in (run(tasks) if tasks else []) for file in files]
 
 
@@ -199,7 +210,7 @@ TRIM_ROWS_PER_DOCUMENT = 2
 class TrimTask:
     """Write the changes of one group again, with the old ones folded."""
 
-    place: TablePlace
+    location: TableLocation
     facts: LakeFacts
     group: int
     files: tuple[DataFile, ...]
@@ -210,11 +221,11 @@ class TrimTask:
     def run(self) -> list[DataFile]:
         schema = changes_schema(xattrs=self.facts.xattrs)
         vbuckets = self.facts.vbuckets_of(self.group)
-        wanted = Wanted(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
-        parts = read_changes(self.place, self.files, wanted, columns=schema.names)
+        wanted = WantedRows(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
+        parts = read_changes(self.location, self.files, wanted, columns=schema.names)
         if not parts:
             return []
-        writer = RollingWriter(self.place, schema, ranges=CHANGE_RANGES, partition=())
+        writer = RollingWriter(self.location, schema, ranges=CHANGE_RANGES, partition=())
         for rows, kept in zip(parts, self._kept(parts, vbuckets), strict=True):
             if kept.any():
                 writer.write(rows.wide(kept).select(schema.names))
@@ -222,16 +233,16 @@ class TrimTask:
 
     def _kept(self, parts: Sequence[ChangeRows], vbuckets: range) -> Iterator[Marks]:
         old = [(rows.batches <= self.upto_batch) & ~rows.void for rows in parts]
-        places, ids, seqnos, ops = (_joined_changes(parts, old, name) for name in ("vbuckets", "ids", "seqnos", "ops"))
+        homes, ids, seqnos, ops = (_joined_changes(parts, old, name) for name in ("vbuckets", "ids", "seqnos", "ops"))
         barriers = Barriers(np.unique(ids).tolist(), vbuckets)
         is_end = (ops == COLLECTION_CREATED) | (ops == COLLECTION_DROPPED)
-        barriers.add(vbuckets=places[is_end], ids=ids[is_end], seqnos=seqnos[is_end])
+        barriers.add(vbuckets=homes[is_end], ids=ids[is_end], seqnos=seqnos[is_end])
         is_change = ops <= EXPIRATION
         keys = [rows.keys(marks & (rows.ops <= EXPIRATION)) for rows, marks in zip(parts, old, strict=True)]
-        index = KeyIndex(pa.concat_arrays(keys), seqnos[is_change], document_places(places, ids)[is_change])
-        kept = _highest(places, seqnos)
+        index = KeyIndex(pa.concat_arrays(keys), seqnos[is_change], key_spaces(homes, ids)[is_change])
+        kept = _highest(homes, seqnos)
         is_document = index.newest & (ops[is_change] == MUTATION)
-        kept[is_change] |= is_document & ~barriers.before(vbuckets=places, ids=ids, seqnos=seqnos)[is_change]
+        kept[is_change] |= is_document & ~barriers.before(vbuckets=homes, ids=ids, seqnos=seqnos)[is_change]
         start = 0
         for rows, marks in zip(parts, old, strict=True):
             chosen = rows.batches > self.upto_batch
@@ -266,7 +277,7 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
         return 0
     tasks = [
         TrimTask(
-            place=lake.changes.place,
+            location=lake.changes.location,
             facts=lake.facts,
             group=group,
             files=tuple(old),
@@ -277,7 +288,7 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
     ]
     kept: list[DataFile] = [file for files in run(tasks) for file in files]
     lake.step("commit trimmed changes")
-    lake.commit_changes(Commit(add=kept, remove=old, transactions={TRIMMED_TRANSACTION: upto}, state=lake.state))
+    lake.commit_changes(TableCommit(add=kept, remove=old, transactions={TRIMMED_TRANSACTION: upto}, state=lake.state))
     kept_rows = sum(int(file.rows) for file in kept)
     return rows - kept_rows
 
@@ -286,7 +297,7 @@ def _last_batch_before(lake: Lake, before: datetime) -> int:
     """The last batch such that it, and every one before it, was landed before a time."""
     landed: dict[int, datetime] = {}
 
-    for _, rows in read_files(lake.changes.place, lake.changes.files(), ["batch", "landed_at"]):
+    for _, rows in read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
         for row in rows.group_by("batch", use_threads=False).aggregate([("landed_at", "max")]).to_pylist():
             batch, at = row["batch"], row["landed_at_max"]
             landed[batch] = max(at, landed.get(batch, at))

@@ -40,7 +40,7 @@ from headwater.spark.planning import (
     limit_ranges,
     plan_ranges,
     share_out,
-    whole_place,
+    whole_offset,
 )
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class LandingConsumer(AnyConsumer):
             reached = dict(reading.offsets.offsets)
         for vbucket, place in reached.items():
             assert place.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {place}"
-            reached[vbucket] = whole_place(place.vbuuid, place.seqno)
+            reached[vbucket] = whole_offset(place.vbuuid, place.seqno)
         return rows, reached
 
     # --- what is made of it ---------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class LandingConsumer(AnyConsumer):
         if self._mutant is LandingMutant.DROPS_ROWS_BEHIND_PLAN:
             rows = [row for row in rows if row["op"] == ROLLBACK or row["seqno"] <= planned[row["vbucket"]]]
         if self._mutant in (LandingMutant.DROPS_ROWS_BEHIND_PLAN, LandingMutant.REPEATS_ROWS_BEHIND_PLAN):
-            reached = {vbucket: whole_place(place.vbuuid, planned[vbucket]) for vbucket, place in reached.items()}
+            reached = {vbucket: whole_offset(place.vbuuid, planned[vbucket]) for vbucket, place in reached.items()}
         if self._mutant is not None:
             boundaries = planned
         return ReadBatch(rows=rows, reached=reached, boundaries=boundaries)

@@ -56,14 +56,14 @@ class BucketWatch:
             self._surveyor = Surveyor(self.options.settings)
         return self._surveyor
 
-    def survey(self, places: Offsets | None = None) -> Survey:
-        """The state of all vbuckets; with `places`, one that does not contradict them if a second look can help.
+    def survey(self, offsets: Offsets | None = None) -> Survey:
+        """The state of all vbuckets; with `offsets`, one that does not contradict them if a second look can help.
 
         A failover in the middle of a survey looks like a server that has lost its newest changes.
         """
         survey = self._patiently(lambda: self._connected().survey())
         odd = [
-            vbucket for vbucket, status in survey.items() if places is not None and _is_ahead(places, vbucket, status)
+            vbucket for vbucket, status in survey.items() if offsets is not None and _is_ahead(offsets, vbucket, status)
         ]
         if odd:
             survey = {**survey, **self._patiently(lambda: self._connected().survey(odd))}
@@ -71,16 +71,16 @@ class BucketWatch:
         return survey
 
     def shares(
-        self, ranges: list[VBucketRange], places: Offsets
+        self, ranges: list[VBucketRange], offsets: Offsets
     ) -> tuple[list[tuple[VBucketRange, ...]], PlannedBucket]:
-        """The ranges by task, and the bucket as these tasks see it. `places` is where the batch starts.
+        """The ranges by task, and the bucket as these tasks see it. `offsets` is where the batch starts.
 
         The manifest is asked for after the seqnos, so it names every collection that the batch has changes of.
         """
         cluster_map = self.cluster_map
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
         shares = share_out(ranges, node_of=node_of, tasks_min=self.options.partitions_min)
-        return shares, self._selection.plan(self._patiently(self.look), places)
+        return shares, self._selection.plan(self._patiently(self.look), offsets)
 
     def still_selects(self, bucket: PlannedBucket) -> bool:
         """Whether the names that are asked for still mean no other collections than those of a plan.
@@ -130,6 +130,8 @@ class BucketWatch:
         raise AssertionError("counting has no end")
 
 
-def _is_ahead(places: Offsets, vbucket: VBucketId, status: VBucketStatus) -> bool:
-    place = places.get(vbucket)
-    return place is not None and place.vbuuid == status.failover_log.newest.vbuuid and place.seqno > status.high_seqno
+def _is_ahead(offsets: Offsets, vbucket: VBucketId, status: VBucketStatus) -> bool:
+    offset = offsets.get(vbucket)
+    return (
+        offset is not None and offset.vbuuid == status.failover_log.newest.vbuuid and offset.seqno > status.high_seqno
+    )

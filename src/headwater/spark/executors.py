@@ -22,10 +22,7 @@ from pyspark import SparkFiles, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.lake.lake import Runner, Task
-from headwater.lake.verify import (
-    _NAME,
-)
+from headwater.lake.lake import Task
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
 from headwater.spark.session import is_remote
 
@@ -97,13 +94,10 @@ class SparkRunner:
                     context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
 
 
-def spark_runner(spark: SparkSession) -> Runner:
-    """Runs the tasks on the executors of a session. Where there is no session, PySpark is not loaded."""
-    from headwater.spark.executors import SparkRunner, ship_kernels
-
+def spark_runner(spark: SparkSession, name: str) -> SparkRunner:
+    """A runner on the executors of a session, which get the compiled kernels before its first job."""
     ship_kernels(spark)
-    runner = SparkRunner(spark, _NAME)
-    return lambda tasks: runner([_OnExecutor(task) for task in tasks])
+    return SparkRunner(spark, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +107,7 @@ class _RunOne:
     pickled: tuple[bytes, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        use_shipped_kernels()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield result_batch(pickle.loads(self.pickled[number]).run(), number)

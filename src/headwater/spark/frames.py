@@ -2,7 +2,7 @@
 
 `apply_changes` is for `foreachBatch` on a stream of `dcp`. Such a stream repeats rows after a crash, may bring in one
 batch what it takes back in the same, and has rollbacks among its rows. A sink that wants to be exact has to remember
-which places it has, `(vbucket, vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads
+which offsets it has, `(vbucket, vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads
 the batch once, leaves out what the sink has already and what is void, and hands over the rollbacks apart, to be undone
 first.
 """
@@ -28,7 +28,7 @@ from headwater.lake.lake import Lake
 from headwater.lake.layout import documents_schema, open_filesystem
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.executors import ship_kernels, use_shipped_kernels
-from headwater.spark.planning import whole_place
+from headwater.spark.planning import whole_offset
 
 _PLACES = "places.json"
 _SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
@@ -47,7 +47,7 @@ _U64 = 2**64 - 1
 """Spark's numbers are signed."""
 
 
-# --- documents ----------------------------------------------------------------------------------------------------
+# --- documents --------------------------------------------------------------------------------------------------------
 
 
 def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
@@ -82,11 +82,11 @@ class _ReadDocuments:
                     yield from rows.to_batches()
 
 
-# --- changes ------------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
+class SinkRollback:
     """Of a vbucket, everything that the sink has above a seqno never happened."""
 
     vbucket: int
@@ -99,7 +99,7 @@ class ChangeBatch:
 
     batch_id: int
     """Spark's number. It is no key: a repeated batch may hold more than the first attempt."""
-    rollbacks: tuple[Rollback, ...]
+    rollbacks: tuple[SinkRollback, ...]
     """To be undone before the changes are applied."""
     places: str
     """Where the sink is when it has applied the batch. To be stored with the data, in one transaction."""
@@ -131,11 +131,13 @@ class _Applying:
             held = None if text is None else Offsets.from_json(text)
             rows = frame.mapInArrow(_summarize, _SUMMARY_DDL).collect()
             rollbacks = {row.vbucket: row.rolled_back_to for row in rows if row.rolled_back_to is not None}
-            reached = {VBucketId(row.vbucket): whole_place(Vbuuid(row.vbuuid & _U64), Seqno(row.seqno)) for row in rows}
+            reached = {
+                VBucketId(row.vbucket): whole_offset(Vbuuid(row.vbuuid & _U64), Seqno(row.seqno)) for row in rows
+            }
             floors = {} if held is None else {int(vbucket): int(at.seqno) for vbucket, at in held.offsets.items()}
             for row in rows:
-                place = None if held is None else held.get(VBucketId(row.vbucket))
-                is_other = place is not None and place.vbuuid != row.first_vbuuid & _U64
+                offset = None if held is None else held.get(VBucketId(row.vbucket))
+                is_other = offset is not None and offset.vbuuid != row.first_vbuuid & _U64
                 if is_other and row.begins_at < floors[row.vbucket]:
                     # A query that began again, on a branch that the sink does not have: from there on all is new.
                     floors[row.vbucket] = row.begins_at
@@ -148,7 +150,9 @@ class _Applying:
             after = (held or Offsets("")).updated(newest).to_json()
             batch = ChangeBatch(
                 batch_id=batch_id,
-                rollbacks=tuple(Rollback(vbucket=vbucket, seqno=kept) for vbucket, kept in sorted(rollbacks.items())),
+                rollbacks=tuple(
+                    SinkRollback(vbucket=vbucket, seqno=kept) for vbucket, kept in sorted(rollbacks.items())
+                ),
                 places=after,
             )
             self.apply(frame.mapInArrow(_NewRows(floors, rollbacks), frame.schema), batch)

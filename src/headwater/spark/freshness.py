@@ -29,7 +29,7 @@ from headwater.client.offsets import Offsets
 from headwater.errors import InvalidOffsets
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import Survey, high_places
+from headwater.spark.planning import Survey, high_offsets
 
 WAIT_S_MAX = 60.0
 MERGE_SHARE = 0.5
@@ -65,18 +65,18 @@ class MergeClock:
         return share > 0 and now_s - self._ended_s >= self._took_s * (1 - share) / share
 
 
-class Lag:
+class LandingLag:
     """How far `changes` is behind the bucket. May be used from several threads."""
 
-    def __init__(self, places: Offsets, *, as_of_s: float | None) -> None:
+    def __init__(self, held: Offsets, *, as_of_s: float | None) -> None:
         """`as_of_s` is what the tables say of themselves: when the bucket was last known to be in them."""
         self._lock = threading.Lock()
         self._surveys: list[tuple[float, dict[VBucketId, StreamOffset]]] = []
-        """Times and newest places, oldest first, that the tables do not hold everything of."""
+        """Times and newest offsets, oldest first, that the tables do not hold everything of."""
         self._apart_s = 0.0
         self._high: Mapping[VBucketId, Seqno] | None = None
         self._as_of_s = as_of_s
-        self._places = places
+        self._held = held
 
     @property
     def seqnos(self) -> int | None:
@@ -112,7 +112,7 @@ class Lag:
 
     def on_survey(self, survey: Survey, *, at_s: float) -> None:
         """The bucket was asked at this time, or a little later, how far its vbuckets are and on which branch."""
-        newest = dict(high_places("", survey).offsets)
+        newest = dict(high_offsets("", survey).offsets)
         with self._lock:
             self._high = {vbucket: at.seqno for vbucket, at in newest.items()}
             self._surveys.append((at_s, newest))
@@ -124,17 +124,17 @@ class Lag:
                 self._apart_s = 2 * (at_s - self._surveys[0][0]) / len(self._surveys)
                 self._surveys = self._surveys[::2]
 
-    def on_places(self, places: Offsets, *, is_missing: bool = False) -> None:
+    def on_offsets(self, held: Offsets, *, is_missing: bool = False) -> None:
         """The tables hold this now; with `is_missing` they have lost something that they held."""
         with self._lock:
-            self._places = places
+            self._held = held
             if is_missing:
                 self._as_of_s = None
             self._settle()
 
     def _seqno(self, vbucket: VBucketId) -> int:
-        place = self._places.get(vbucket)
-        return 0 if place is None else place.seqno
+        offset = self._held.get(vbucket)
+        return 0 if offset is None else offset.seqno
 
     def _settle(self) -> None:
         """The newest survey that the tables hold all of says since when they do. Those before it say nothing more: a
@@ -149,10 +149,10 @@ class Lag:
 
     def _holds(self, vbucket: VBucketId, newest: StreamOffset) -> bool:
         """Whether the tables have what a vbucket had. On another branch the same seqnos are other changes."""
-        place = self._places.get(vbucket)
-        if place is None or not place.seqno:
+        offset = self._held.get(vbucket)
+        if offset is None or not offset.seqno:
             return not newest.seqno
-        return place.vbuuid == newest.vbuuid and place.seqno >= newest.seqno
+        return offset.vbuuid == newest.vbuuid and offset.seqno >= newest.seqno
 
 
 # How far a query is behind its bucket: what Spark knows of the offsets, as a number.

@@ -1,7 +1,7 @@
 """The landing pipeline: a bucket into Delta tables, batch by batch, exactly.
 
 The tables are the only memory. A batch begins where they end, is what its tasks read to the ends of their snapshots,
-and is one commit of `changes` that holds the place that was reached in every vbucket. So nothing has to be remembered
+and is one commit of `changes` that holds the offset that was reached in every vbucket. So nothing has to be remembered
 beside them: a run that died has either committed a batch or has not begun it, and the next run goes on from there.
 
 `Landing` says what is landed where; `start` gives a `LandingQuery`, which is a thread of the driver with the manners of
@@ -30,8 +30,8 @@ from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.survey import Surveyor
 from headwater.errors import HeadwaterError, InvalidInput, LakeInUse, QueryFailed
-from headwater.lake.commits import Committed, begin_batch, commit_batch, merge
-from headwater.lake.delta_log import Commit
+from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
+from headwater.lake.delta_log import TableCommit
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.layout import GROUPS_DEFAULT
@@ -41,7 +41,7 @@ from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.bucket_watch import BucketWatch
 from headwater.spark.executors import SparkRunner, ship_kernels
-from headwater.spark.freshness import Freshness, Lag, MergeClock
+from headwater.spark.freshness import Freshness, LandingLag, MergeClock
 from headwater.spark.landing_checks import (
     check_empty,
     check_options,
@@ -51,8 +51,8 @@ from headwater.spark.landing_checks import (
     seen_collections,
     selection_of,
 )
-from headwater.spark.planning import VBucketRange, given_places, high_places, limit_ranges, plan_ranges, rows_of_bytes
-from headwater.spark.session import hide_password, told_error
+from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
+from headwater.spark.session import hide_password, query_error
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.task_read import LandShare
 
@@ -242,7 +242,7 @@ class LandingQuery:
         self._on_batch = on_batch
         self._stopping = threading.Event()
         self._watch = BucketWatch(options, sleep=self._pause)
-        self._lag = Lag(lake.held_offsets(), as_of_s=lake.state.as_of_s)
+        self._lag = LandingLag(lake.held_offsets(), as_of_s=lake.state.as_of_s)
         self._clock = MergeClock(landing.fresh)
         self._iceberg = None if landing.iceberg is None else IcebergChanges.open(landing.iceberg, lake)
         self._last_read: dict[VBucketId, int] = {}
@@ -265,7 +265,7 @@ class LandingQuery:
         lag = "unknown" if status.lag_seqnos is None else f"{status.lag_seqnos:,} seqnos"
         return f"<LandingQuery into {self._landing.into}: {status.doing}, batch {status.batch}, lag {lag}>"
 
-    # --- for its user ---------------------------------------------------------------------------------------------
+    # --- for its user -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
@@ -349,7 +349,7 @@ class LandingQuery:
             failures=self._failures,
         )
 
-    # --- the lag, asked independently of batches ------------------------------------------------------------------
+    # --- the lag, asked independently of batches ----------------------------------------------------------------------
 
     def _look_again_and_again(self) -> None:
         surveyor: Surveyor | None = None
@@ -365,7 +365,7 @@ class LandingQuery:
         if surveyor is not None:
             surveyor.close()
 
-    # --- the loop -------------------------------------------------------------------------------------------------
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
@@ -393,7 +393,7 @@ class LandingQuery:
                         "batch failed, %s in a row, trying again in %.0f s: %s",
                         counted(self._failures, "failure"),
                         delay_s,
-                        told_error(error),
+                        query_error(error),
                         extra=fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s),
                     )
                     self._pause(delay_s)
@@ -412,7 +412,7 @@ class LandingQuery:
             raise QueryFailed(
                 "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
             ) from error
-        cause = told_error(error)
+        cause = query_error(error)
         if self._failures > FAILURES_MAX or not isinstance(cause, LakeInUse | QueryFailed):
             raise cause from error
         if isinstance(cause, LakeInUse):
@@ -435,7 +435,7 @@ class LandingQuery:
             )
         self._lake = lake
         self._shown = _shown_tables(lake)
-        self._lag.on_places(lake.held_offsets())
+        self._lag.on_offsets(lake.held_offsets())
         if self._landing.iceberg is not None:
             self._iceberg = IcebergChanges.open(self._landing.iceberg, lake)
 
@@ -452,7 +452,7 @@ class LandingQuery:
         if self._stopping.wait(seconds):
             raise _Stopped
 
-    # --- a batch --------------------------------------------------------------------------------------------------
+    # --- a batch ------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
         """Land what there is, if there is anything. Returns whether there was."""
@@ -463,13 +463,13 @@ class LandingQuery:
         self._begin_at_start(lake)
         lake.step("plan")
         looked_s = time.time()
-        places = lake.held_offsets()
-        survey = self._watch.survey(places)
+        held = lake.held_offsets()
+        survey = self._watch.survey(held)
         highs = {vbucket: status.high_seqno for vbucket, status in survey.items()}
         self._lag.on_survey(survey, at_s=looked_s)
         if self._every_s is None and self._target is None:
             self._target = highs
-        ranges = plan_ranges(places, survey, boundaries=lake.boundaries, target=self._target)
+        ranges = plan_ranges(held, survey, boundaries=lake.boundaries, target=self._target)
         if not ranges:
             self._merge_if_due()
             return False
@@ -481,7 +481,7 @@ class LandingQuery:
         if committed is None:
             return True
         self._last_batch_s = time.monotonic() - began_s
-        self._lag.on_places(lake.held_offsets(), is_missing=bool(committed.read_again))
+        self._lag.on_offsets(lake.held_offsets(), is_missing=bool(committed.read_again))
         self._shown = _shown_tables(lake)
         if lake.has_pending and self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
@@ -506,12 +506,12 @@ class LandingQuery:
             return
         if isinstance(self._options.start, Offsets):
             self._options.start.check_bucket(lake.facts.bucket_uuid)
-            start = given_places(self._options.start)
+            start = given_offsets(self._options.start)
         else:
-            start = high_places(lake.facts.bucket_uuid, self._watch.survey())
-        lake.commit_changes(Commit(state=replace(lake.state, offsets=start)))
+            start = high_offsets(lake.facts.bucket_uuid, self._watch.survey())
+        lake.commit_changes(TableCommit(state=replace(lake.state, offsets=start)))
 
-    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> Committed | None:
+    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> CommittedBatch | None:
         """None where the batch was given up and has to be planned again."""
         lake.step("plan tasks")
         batch = begin_batch(lake)
@@ -540,7 +540,7 @@ class LandingQuery:
             raise _Stopped
         return self._runner(tasks)
 
-    # --- after it -------------------------------------------------------------------------------------------------
+    # --- after it -----------------------------------------------------------------------------------------------------
 
     def _merge_if_due(self) -> int:
         lake = self._lake
@@ -580,9 +580,9 @@ class LandingQuery:
             trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
         vacuum(lake, retention_hours=upkeep.vacuum_hours)
         clean_logs(lake)
-        lake.commit_changes(Commit(state=replace(lake.state, tidied_s=time.time())))
+        lake.commit_changes(TableCommit(state=replace(lake.state, tidied_s=time.time())))
 
-    def _report(self, committed: Committed, merges: int) -> None:
+    def _report(self, committed: CommittedBatch, merges: int) -> None:
         assert self._last_batch_s is not None, "a batch has just been landed"
         landed = LandedBatch(
             batch_id=committed.number,
@@ -654,31 +654,3 @@ def _shown_tables(lake: Lake) -> _ShownTables:
         has_pending=lake.has_pending,
         documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
     )
-
-
-def land(
-    spark: SparkSession,
-    url: str,
-    into: str,
-    *,
-    every: str | None = None,
-    lake: LakeSettings | None = None,
-    fresh: Freshness | None = None,
-    upkeep: Upkeep | None = None,
-    iceberg: IcebergSettings | None = None,
-    on_batch: OnBatch | None = None,
-    **source: str,
-) -> LandingQuery:
-    """Land a bucket: `land(spark, "couchbase://host/bucket", "/lake", user=…, password=…).awaitTermination()`.
-
-    Further arguments are options of the `dcp` source. Returns the running query.
-    """
-    landing = Landing(
-        source={"url": url, **source},
-        into=into,
-        lake=lake or LakeSettings(),
-        fresh=fresh or Freshness(),
-        upkeep=upkeep or Upkeep(),
-        iceberg=iceberg,
-    )
-    return landing.start(spark, every=every, on_batch=on_batch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow.fs as fs
 
 from headwater.client.bootstrap import bootstrap, look_at_bucket
@@ -11,35 +9,10 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.collection_names import CollectionNames
 from headwater.errors import InvalidInput
 from headwater.lake.delta_log import Selection
-from headwater.lake.lake import Lake
+from headwater.lake.lake import OWN_FOLDER, Lake, landed_selection
 from headwater.lake.layout import TableKind, open_filesystem
 from headwater.spark.selection_watch import SeenCollection
 from headwater.spark.source_options import SourceOptions, ValueForm
-
-# The folder `_headwater`, which earlier versions kept beside the tables: what was asked for is still read from it.
-#
-# Today the log of `changes` says all of it, and no such folder is made.
-
-
-OWN_FOLDER = "_headwater"
-_SELECTION = "selection.json"
-
-
-def landed_selection(lake: Lake) -> Selection | None:
-    """What of the bucket is landed in a lake; None where that is not known."""
-    if lake.state.selection is not None:
-        return lake.state.selection
-    filesystem, path = open_filesystem(f"{lake.place.root.rstrip('/')}/{OWN_FOLDER}/{_SELECTION}")
-    if filesystem.get_file_info(path).type != fs.FileType.File:
-        return None
-    with filesystem.open_input_stream(path) as file:
-        try:
-            held = json.loads(file.read())
-            return Selection.of(held["scopes"], held["collections"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(
-                f"{path} can't be read: {error!r}", hint="Remove it, if the options are as before"
-            ) from error
 
 
 def names_in(directory: str) -> list[str]:
@@ -57,7 +30,7 @@ def names_in(directory: str) -> list[str]:
 _DELTA_LOG = "_delta_log"
 
 
-# --- the bucket ---------------------------------------------------------------------------------------------------
+# --- the bucket -------------------------------------------------------------------------------------------------------
 
 
 def check_options(options: SourceOptions) -> None:
@@ -84,7 +57,7 @@ def check_selection(options: SourceOptions) -> None:
         CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
 
 
-# --- a directory with no tables -----------------------------------------------------------------------------------
+# --- a directory with no tables ---------------------------------------------------------------------------------------
 
 
 def check_empty(into: str) -> None:
@@ -101,12 +74,12 @@ def _is_unfinished(into: str, name: str) -> bool:
     return name == TableKind.CHANGES and set(names_in(f"{into}/{name}")) <= {_DELTA_LOG}
 
 
-# --- a directory with tables --------------------------------------------------------------------------------------
+# --- a directory with tables ------------------------------------------------------------------------------------------
 
 
 def check_same_options(lake: Lake, options: SourceOptions) -> None:
     """What was left out once is never landed, so it has to be left out for ever."""
-    where = lake.place.root
+    where = lake.location.root
     if lake.facts.xattrs != options.read.xattrs:
         had = "with" if lake.facts.xattrs else "without"
         raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")

@@ -1,15 +1,15 @@
 """What a batch reads: which vbuckets, from where, up to where, and by which tasks. Pure: everything known comes in.
 
-A *place* is where a consumer is in a vbucket: `(vbuuid, seqno, snapshot start, snapshot end)`. It is *whole* where all
-three seqnos are the same: everything up to there has been read, to the end of a snapshot, and nothing beyond. A task
-reads to the end of the snapshot that holds the planned end and reports the place that it has really reached, so places
-are whole as long as reports arrive. Where one is missing (a stream of `dcp` after a restart, a lake of an earlier
-version), the seqno is right, but a snapshot may have been read beyond it; the place says so by a snapshot that starts
-earlier, at the last place that was whole.
+An *offset* is where a consumer is in a vbucket: `(vbuuid, seqno, snapshot start, snapshot end)`. It is *whole* where
+all three seqnos are the same: everything up to there has been read, to the end of a snapshot, and nothing beyond. A
+task reads to the end of the snapshot that holds the planned end and reports the offset that it has really reached, so
+offsets are whole as long as reports arrive. Where one is missing (a stream of `dcp` after a restart, a lake of an
+earlier version), the seqno is right, but a snapshot may have been read beyond it; the offset says so by a snapshot that
+starts earlier, at the last offset that was whole.
 
-A plan never judges a rollback. A vbucket whose newest branch is another one than that of its place is read whatever its
-seqnos are: the server judges the stream request, and the reader goes back to the best of the boundaries it is given.
-"""
+A plan never judges a rollback. A vbucket whose newest branch is another one than that of its offset is read whatever
+its seqnos are: the server judges the stream request, and the reader goes back to the best of the boundaries it is
+given."""
 
 from __future__ import annotations
 
@@ -50,46 +50,47 @@ class VBucketRange:
         return max(1, self.end_seqno - self.start.seqno)
 
 
-# --- places -------------------------------------------------------------------------------------------------------
+# --- offsets ----------------------------------------------------------------------------------------------------------
 
 
-def whole_place(vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
+def whole_offset(vbuuid: Vbuuid, seqno: Seqno) -> StreamOffset:
     """Everything up to here has been read, and nothing beyond."""
     return StreamOffset(vbuuid=vbuuid, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
 
 
-def given_places(offsets: Offsets) -> Offsets:
-    """The places of offsets that a user gives: where their snapshot is complete, how it began does not matter."""
-    whole = {vbucket: whole_place(at.vbuuid, at.seqno) for vbucket, at in offsets.offsets.items() if at.is_complete}
+def given_offsets(offsets: Offsets) -> Offsets:
+    """Offsets as a user gives them: where their snapshot is complete, how it began does not matter."""
+    whole = {vbucket: whole_offset(at.vbuuid, at.seqno) for vbucket, at in offsets.offsets.items() if at.is_complete}
     return offsets.updated(whole)
 
 
-def high_places(bucket_uuid: str, survey: Survey) -> Offsets:
-    """The newest place of every vbucket."""
-    places = {
-        vbucket: whole_place(status.failover_log.newest.vbuuid, status.high_seqno) for vbucket, status in survey.items()
+def high_offsets(bucket_uuid: str, survey: Survey) -> Offsets:
+    """The newest offset of every vbucket."""
+    newest = {
+        vbucket: whole_offset(status.failover_log.newest.vbuuid, status.high_seqno)
+        for vbucket, status in survey.items()
     }
-    return Offsets(bucket_uuid, places)
+    return Offsets(bucket_uuid, newest)
 
 
-def starting_point(place: StreamOffset, status: VBucketStatus) -> StreamOffset:
-    """What to ask the server with, so that it judges a place by all that may have been read.
+def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
+    """What to ask the server with, so that it judges an offset by all that may have been read.
 
     No snapshot that was read of the newest branch can have gone further than that branch goes now. On any other
     branch it is not known how far it went: then the server demands a rollback, and the reader goes back to a boundary.
     """
-    if not place.seqno or place.is_whole:
-        return place
-    is_newest = place.vbuuid == status.failover_log.newest.vbuuid
-    furthest = max(place.seqno, status.high_seqno) if is_newest else SEQNO_MAX
-    return replace(place, snapshot_end=Seqno(furthest))
+    if not offset.seqno or offset.is_whole:
+        return offset
+    is_newest = offset.vbuuid == status.failover_log.newest.vbuuid
+    furthest = max(offset.seqno, status.high_seqno) if is_newest else SEQNO_MAX
+    return replace(offset, snapshot_end=Seqno(furthest))
 
 
-# --- what there is to read ----------------------------------------------------------------------------------------
+# --- what there is to read --------------------------------------------------------------------------------------------
 
 
 def plan_ranges(
-    places: Offsets,
+    offsets: Offsets,
     survey: Survey,
     *,
     boundaries: Boundaries | None = None,
@@ -98,17 +99,17 @@ def plan_ranges(
     """Of every vbucket that has something new, what there is. With `target`, nothing beyond it is asked for."""
     ranges = []
     for vbucket, status in survey.items():
-        place = places.get(vbucket) or NOWHERE
+        offset = offsets.get(vbucket) or NOWHERE
         end_seqno = status.high_seqno if target is None else min(status.high_seqno, target.get(vbucket, Seqno(0)))
-        is_newest = place.vbuuid == status.failover_log.newest.vbuuid
-        if is_newest and status.high_seqno < place.seqno:
-            raise CheckpointAhead(vbucket=vbucket, seqno=place.seqno, high_seqno=status.high_seqno)
-        if end_seqno <= place.seqno and (is_newest or not place.seqno):
+        is_newest = offset.vbuuid == status.failover_log.newest.vbuuid
+        if is_newest and status.high_seqno < offset.seqno:
+            raise CheckpointAhead(vbucket=vbucket, seqno=offset.seqno, high_seqno=status.high_seqno)
+        if end_seqno <= offset.seqno and (is_newest or not offset.seqno):
             continue
         ranges.append(
             VBucketRange(
                 vbucket=vbucket,
-                start=starting_point(place, status),
+                start=starting_point(offset, status),
                 end_seqno=end_seqno,
                 branch=status.failover_log.newest.vbuuid,
                 boundaries=tuple((boundaries or {}).get(vbucket, ())),
@@ -172,7 +173,7 @@ class StreamPlans:
     """The plans of one stream, in the process that makes them. `headwater.spark.source` says what its offsets mean."""
 
     def __init__(self) -> None:
-        self._places: dict[VBucketId, StreamOffset] = {}
+        self._reported: dict[VBucketId, StreamOffset] = {}
         """Where vbuckets are, as far as tasks have reported it."""
         self._last_read: dict[VBucketId, int] = {}
         self._batches = 0
@@ -188,25 +189,24 @@ class StreamPlans:
         rows_max: int | None = None,
     ) -> Offsets:
         """Where the batch after `began` ends. `reached` is what the tasks of the batch before it have reported."""
-        self._places |= reached
+        self._reported |= reached
         if not began.offsets:
-            return high_places(began.bucket_uuid, survey)
+            return high_offsets(began.bucket_uuid, survey)
         named = {vbucket: survey[vbucket] for vbucket in began}
-        ranges = plan_ranges(self.places(began), named, target=target)
+        ranges = plan_ranges(self.starts(began), named, target=target)
         chosen = limit_ranges(ranges, rows_max, last_read=self._last_read)
         end = began.updated({it.vbucket: _planned_offset(it) for it in chosen})
         self._planned = end, chosen
         return end
 
-    def places(self, began: Offsets) -> Offsets:
+    def starts(self, began: Offsets) -> Offsets:
         """Where the batch after `began` begins: where the one before was read to, or where it was planned to end.
 
-        A place counts only if a repetition of the batch would find it, which knows the offsets alone: it lies on the
-        branch that was planned, and not before the planned end. Else a failover came between a plan and its read, and
-        the next batch goes back to where that one began.
-        """
+        A reported offset counts only if a repetition of the batch would find it, which knows the offsets alone: it lies
+        on the branch that was planned, and not before the planned end. Else a failover came between a plan and its
+        read, and the next batch goes back to where that one began."""
         known = {}
-        for vbucket, at in self._places.items():
+        for vbucket, at in self._reported.items():
             planned = began.get(vbucket)
             if planned is not None and at.vbuuid == planned.vbuuid and at.seqno >= planned.seqno:
                 known[vbucket] = at
@@ -217,44 +217,43 @@ class StreamPlans:
         return self._planned is not None and self._planned[0] == end
 
     def ranges(self, began: Offsets, end: Offsets, survey: Callable[[], Survey]) -> list[VBucketRange]:
-        """What the batch between two offsets reads. From here on the places that it begins at do not count."""
+        """What the batch between two offsets reads. From here on the offsets that it begins at do not count."""
         if self._planned is not None and self._planned[0] == end:
             ranges = self._planned[1]
         elif began.offsets:
             moved = [vbucket for vbucket, at in end.offsets.items() if at != began.get(vbucket)]
-            places = {vbucket: _repeated_place(began.get(vbucket) or NOWHERE, end[vbucket]) for vbucket in moved}
+            starts = {vbucket: _repeated_start(began.get(vbucket) or NOWHERE, end[vbucket]) for vbucket in moved}
             now = survey()
             named = {vbucket: now[vbucket] for vbucket in moved}
             target = {vbucket: end[vbucket].seqno for vbucket in moved}
-            ranges = plan_ranges(began.updated(places), named, target=target)
+            ranges = plan_ranges(began.updated(starts), named, target=target)
         else:
             ranges = []
         for it in ranges:
             self._last_read[it.vbucket] = self._batches
-            self._places.pop(it.vbucket, None)
+            self._reported.pop(it.vbucket, None)
         self._batches += 1
         return ranges
 
 
 def _planned_offset(it: VBucketRange) -> StreamOffset:
-    """Where a range ends, as far as that is known before it is read; and, as the start, the last whole place.
+    """Where a range ends, as far as that is known before it is read; and, as the start, the last whole offset.
 
-    It is never a whole place itself: a snapshot may go beyond it. Where the branch is another one the range may have to
-    be rolled back first, to a place that is not known yet.
-    """
+    It is never a whole offset itself: a snapshot may go beyond it. Where the branch is another one the range may have
+    to be rolled back first, to an offset that is not known yet."""
     start = it.start.snapshot_start if it.branch == it.start.vbuuid else Seqno(0)
     end = max(it.end_seqno, start + 1)
     return StreamOffset(vbuuid=it.branch, seqno=it.end_seqno, snapshot_start=start, snapshot_end=Seqno(end))
 
 
-def _repeated_place(began: StreamOffset, end: StreamOffset) -> StreamOffset:
+def _repeated_start(began: StreamOffset, end: StreamOffset) -> StreamOffset:
     """Where the batch between two offsets begins: where the first attempt began, if the end says so."""
     if began.is_whole or end.snapshot_start < began.seqno:
         return began
-    return whole_place(began.vbuuid, end.snapshot_start)
+    return whole_offset(began.vbuuid, end.snapshot_start)
 
 
-# --- a read that is no stream -------------------------------------------------------------------------------------
+# --- a read that is no stream -----------------------------------------------------------------------------------------
 
 
 def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VBucketRange]:
@@ -262,11 +261,11 @@ def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VB
 
     It has no row for a rollback, and no later batch would make up for one: start and end must lie on the newest branch.
     """
-    for vbucket, place in start.offsets.items():
+    for vbucket, offset in start.offsets.items():
         status = survey[vbucket]
-        if place.seqno and place.snapshot_end > _shared_seqno(place.vbuuid, status):
+        if offset.seqno and offset.snapshot_end > _shared_seqno(offset.vbuuid, status):
             raise InvalidInput(
-                f"a failover has taken back the place from which vbucket {vbucket} is to be read",
+                f"a failover has taken back the offset from which vbucket {vbucket} is to be read",
                 hint="Start from the beginning, or read a stream, which has rollbacks as rows",
             )
     if wanted is None:
@@ -289,6 +288,6 @@ def _check_end(vbucket: VBucketId, start: StreamOffset, end: StreamOffset, statu
     elif end.seqno > status.high_seqno:
         problem = f"vbucket {vbucket} ends at seqno {status.high_seqno}, and is to be read up to {end.seqno}"
     elif end.seqno > _shared_seqno(end.vbuuid, status):
-        problem = f"a failover has taken back the place up to which vbucket {vbucket} is to be read"
+        problem = f"a failover has taken back the offset up to which vbucket {vbucket} is to be read"
     if problem is not None:
         raise InvalidInput(problem, hint="Give other endingOffsets, or none for all there is")

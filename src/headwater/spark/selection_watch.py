@@ -2,8 +2,8 @@
 
 A server takes no filter on a collection that was dropped: a read that names it is refused, also where the drop itself
 is what is still to be read. So the planner keeps in mind which ids the names have had. When one of them is no longer in
-the manifest, batches are read whole and filtered by their tasks, until all vbuckets are past the place where the drop
-is; from then on the server filters again, by what is left. Where nothing is left, nothing is read.
+the manifest, batches are read whole and filtered by their tasks, until all vbuckets are past the drop; from then on the
+server filters again, by what is left. Where nothing is left, nothing is read.
 
 The manifest of a batch is asked for after the seqnos that it ends at, so it knows every collection that the batch has
 changes of and that is still there. Tasks get it with their plan, and need not ask for it themselves.

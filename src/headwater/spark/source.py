@@ -3,12 +3,11 @@
 Spark makes one stream reader for planning, which lives as long as the query, and pickles others to the tasks. So a
 reader holds options only, and what is made of them is made when it is first needed.
 
-What an offset of a stream means
---------------------------------
-Spark wants the end of a batch before it is read, and logs it. So an offset holds, of every vbucket, the seqno that was
-planned; its task reads on to the end of the snapshot and reports the place it has reached (`reached_places`). The next
-plan begins there. An offset also says where its batch began, as the start of its snapshot, where that is known: a batch
-that Spark repeats after a crash begins at the same place, and so does a later rollback.
+What an offset of a stream means -------------------------------- Spark wants the end of a batch before it is read, and
+logs it. So an offset holds, of every vbucket, the seqno that was planned; its task reads on to the end of the snapshot
+and reports the offset it has reached (`reached_offsets`). The next plan begins there. An offset also says where its
+batch began, as the start of its snapshot, where that is known: a batch that Spark repeats after a crash begins at the
+same offset, and so does a later rollback.
 
 A repeated batch may hold newer versions than the first attempt, and goes on further. A sink that has kept the first
 attempt and skips the second by its number must not miss what came on top. So what a repeated batch has reached does not
@@ -56,12 +55,12 @@ from headwater.spark.planning import (
     StreamPlans,
     Survey,
     VBucketRange,
-    given_places,
-    high_places,
+    given_offsets,
+    high_offsets,
     plan_read,
     rows_of_bytes,
 )
-from headwater.spark.reached_places import ReachedPlaces, ReportTo
+from headwater.spark.reached_offsets import ReachedOffsets, ReportTo
 from headwater.spark.selection_watch import PlannedBucket
 from headwater.spark.source_options import SourceOptions, ValueForm
 
@@ -139,7 +138,7 @@ class DcpDataSource(DataSource):
         return SourceOptions.make(self.options)
 
 
-class _Reader:
+class _DcpReader:
     """What both kinds of readers share: the watch on the bucket, and the way to rows."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -173,7 +172,7 @@ class _Reader:
         offsets = Offsets(self._watch.bucket_uuid, dict.fromkeys(vbuckets, NOWHERE))
         if isinstance(self._options.start, Offsets):
             self._check_offsets(self._options.start)
-            return offsets.updated(given_places(self._options.start).offsets)
+            return offsets.updated(given_offsets(self._options.start).offsets)
         return offsets
 
     def _rows(self, partition: InputPartition, *, fails_on_rollback: bool) -> Iterator[pa.RecordBatch]:
@@ -197,13 +196,13 @@ class _Reader:
         keep_loaded("read")
 
 
-class DcpBatchReader(_Reader, DataSourceReader):
+class DcpBatchReader(_DcpReader, DataSourceReader):
     """Everything from `startingOffsets` to `endingOffsets`, or to now: each vbucket to the end of a snapshot."""
 
     def partitions(self) -> Sequence[InputPartition]:
         survey = self._watch.survey()
         is_from_now = self._options.start is Start.NOW
-        start = high_places(self._watch.bucket_uuid, survey) if is_from_now else self._beginning()
+        start = high_offsets(self._watch.bucket_uuid, survey) if is_from_now else self._beginning()
         if self._options.end is not None:
             self._check_offsets(self._options.end)
         ranges = plan_read(start, self._options.end, survey)
@@ -215,19 +214,19 @@ class DcpBatchReader(_Reader, DataSourceReader):
         return self._rows(partition, fails_on_rollback=True)
 
 
-class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Changes as they come, in batches."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: dict[VBucketId, Seqno] | None = None
         self._survey: Survey | None = None
-        self._reports: ReachedPlaces | None = None
+        self._reports: ReachedOffsets | None = None
         self._plans = StreamPlans()
         self._bucket: PlannedBucket | None = None
         """As the tasks of the newest batch saw it."""
 
-    # --- planning, in one process for the whole query -------------------------------------------------------------
+    # --- planning, in one process for the whole query -----------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """No vbucket is named by a stream that starts now: its first batch is empty, and ends at "now".
@@ -250,7 +249,7 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         return _to_spark(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return _to_spark(high_places(self._watch.bucket_uuid, self._survey or self._watch.survey()))
+        return _to_spark(high_offsets(self._watch.bucket_uuid, self._survey or self._watch.survey()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.rows_per_trigger_max is not None:
@@ -265,14 +264,14 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         began, ends = _from_spark(start), _from_spark(end)
         is_repeated = not self._plans.is_planned_here(ends)
-        places = began if is_repeated else self._plans.places(began)
+        starts = began if is_repeated else self._plans.starts(began)
         ranges = self._plans.ranges(began, ends, lambda: self._watch.survey(began))
-        shares, bucket = self._watch.shares(ranges, places)
+        shares, bucket = self._watch.shares(ranges, starts)
         self._bucket = bucket
         if is_repeated:
             return [DcpPartition(share, bucket) for share in shares]
         if self._reports is None:
-            self._reports = ReachedPlaces(self._watch.cluster_map.nodes[0])
+            self._reports = ReachedOffsets(self._watch.cluster_map.nodes[0])
         reports = self._reports.expect(len(shares))
         return [DcpPartition(share, bucket, report_to) for share, report_to in zip(shares, reports, strict=True)]
 
@@ -284,7 +283,7 @@ class DcpStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
             if opened is not None:
                 opened.close()
 
-    # --- reading, in the tasks ------------------------------------------------------------------------------------
+    # --- reading, in the tasks ----------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._rows(partition, fails_on_rollback=False)
@@ -297,7 +296,7 @@ def _rows_max(limit: ReadLimit) -> int | None:
 
 
 def _to_spark(offsets: Offsets) -> dict[str, Any]:
-    """Spark compares offsets as text: the same place must always be the same text."""
+    """Spark compares offsets as text: the same offset must always be the same text."""
     told: dict[str, Any] = json.loads(offsets.to_json())
     return told
 

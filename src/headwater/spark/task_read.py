@@ -9,7 +9,7 @@ Between the plan and the read anything may happen, and none of it fails the task
 * A node is lost or vbuckets move. The reader follows them.
 * A collection that was asked for is dropped. The server takes no filter on it any more, so the task filters.
 
-When all is read, `reached` has the place of every vbucket, which is where the next batch begins.
+When all is read, `reached` has the offset of every vbucket, which is where the next batch begins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.values import Datatype
 from headwater.spark.executors import use_shipped_kernels
-from headwater.spark.planning import VBucketRange, whole_place
+from headwater.spark.planning import VBucketRange, whole_offset
 from headwater.spark.selection_watch import Filtering, PlannedBucket
 from headwater.spark.source_options import SourceOptions, ValueForm
 
@@ -67,9 +67,9 @@ class ShareReading:
                     raise
                 # Dropped since the plan was made, so the server refuses the filter. Go on from there without.
                 yield from self._read(self.bucket.filtered_by_task(self.options.read))
-        for vbucket, place in self.reached.items():
-            assert place.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {place}"
-            self.reached[vbucket] = whole_place(place.vbuuid, place.seqno)
+        for vbucket, offset in self.reached.items():
+            assert offset.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {offset}"
+            self.reached[vbucket] = whole_offset(offset.vbuuid, offset.seqno)
         if self.fails_on_rollback:
             for it in self.ranges:
                 if self.reached[it.vbucket].seqno < it.end_seqno:
@@ -80,7 +80,7 @@ class ShareReading:
         parted = [it for it in self.ranges if it.start.seqno and it.branch != it.start.vbuuid]
         for it in self.ranges:
             if it not in parted:
-                self.reached[it.vbucket] = whole_place(it.branch, it.end_seqno)
+                self.reached[it.vbucket] = whole_offset(it.branch, it.end_seqno)
         if parted:
             yield from self._read(replace(self.bucket, filtering=Filtering.BY_TASK, ids=frozenset()), parted)
 

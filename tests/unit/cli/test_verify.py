@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import verify as command
-from headwater.lake.judging import Finding, FindingKind
-from headwater.spark.verification import CollectionVerdict, Verification
+from headwater.lake.verify import CollectionVerdict, Verification
+from headwater.lake.verify_scan import Finding, FindingKind
 
 ORDERS = CollectionVerdict(name="shop.orders", landed=98_765, pending=300, differing=0)
 ITEMS = CollectionVerdict(name="shop.items", landed=1_235, pending=12, differing=0)

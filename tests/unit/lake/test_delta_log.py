@@ -13,8 +13,8 @@ from deltalake import CommitProperties, DeltaTable
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake.data_files import DataFile, FileWriter
-from headwater.lake.delta_log import Commit, DeltaLog, TableState, held_offsets
-from headwater.lake.layout import TablePlace
+from headwater.lake.delta_log import DeltaLog, TableCommit, TableState, held_offsets
+from headwater.lake.layout import TableLocation
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -32,12 +32,12 @@ def state(seqno: int, **collections: str) -> TableState:
 
 def create(directory: Path) -> DeltaLog:
     return DeltaLog.create(
-        TablePlace(str(directory)), SCHEMA, ranges=["seqno"], properties={}, transactions={}, state=state(0)
+        TableLocation(str(directory)), SCHEMA, ranges=["seqno"], properties={}, transactions={}, state=state(0)
     )
 
 
 def write(log: DeltaLog, *seqnos: int) -> DataFile:
-    writer = FileWriter(log.place, SCHEMA, ranges=["seqno"])
+    writer = FileWriter(log.location, SCHEMA, ranges=["seqno"])
     writer.write_row_group(pa.table({"seqno": seqnos, "text": [str(seqno) for seqno in seqnos]}))
     return writer.close()
 
@@ -50,11 +50,11 @@ def test_a_file_is_live_only_when_a_commit_names_it(tmp_path: Path) -> None:
     log = create(tmp_path)
     file = write(log, 1, 2)
     assert seqnos(tmp_path) == []
-    log.commit(Commit(add=[file], state=state(2)))
+    log.commit(TableCommit(add=[file], state=state(2)))
     assert seqnos(tmp_path) == [1, 2]
     (live,) = log.files()
     assert (live.path, live.rows, live.size_bytes, live.ranges) == (file.path, 2, file.size_bytes, {"seqno": (1, 2)})
-    again = DeltaLog.open(log.place)
+    again = DeltaLog.open(log.location)
     assert again is not None
     assert again.files() == log.files()
 
@@ -62,35 +62,35 @@ def test_a_file_is_live_only_when_a_commit_names_it(tmp_path: Path) -> None:
 def test_files_are_replaced_in_one_commit(tmp_path: Path) -> None:
     log = create(tmp_path)
     old = write(log, 1, 2)
-    log.commit(Commit(add=[old], state=state(2)))
-    log.commit(Commit(add=[write(log, 2)], remove=[old], state=state(2)))
+    log.commit(TableCommit(add=[old], state=state(2)))
+    log.commit(TableCommit(add=[write(log, 2)], remove=[old], state=state(2)))
     assert seqnos(tmp_path) == [2]
 
 
 def test_what_is_not_live_can_not_be_removed(tmp_path: Path) -> None:
     log = create(tmp_path)
     with pytest.raises(AssertionError, match="not live"):
-        log.commit(Commit(remove=[write(log, 1)], state=state(1)))
+        log.commit(TableCommit(remove=[write(log, 1)], state=state(1)))
 
 
 def test_transactions_and_offsets_come_back(tmp_path: Path) -> None:
     log = create(tmp_path)
-    log.commit(Commit(transactions={"query": 4, "headwater.batch": 7}, state=state(9, id8="inventory.hotel")))
-    again = DeltaLog.open(log.place)
+    log.commit(TableCommit(transactions={"query": 4, "headwater.batch": 7}, state=state(9, id8="inventory.hotel")))
+    again = DeltaLog.open(log.location)
     assert again is not None
     assert [again.transaction(name) for name in ("query", "headwater.batch", "other")] == [4, 7, None]
     assert again.state() == state(9, id8="inventory.hotel")
-    assert held_offsets(log.place) == state(9).offsets
+    assert held_offsets(log.location) == state(9).offsets
 
 
 def test_where_there_is_no_table_there_is_none(tmp_path: Path) -> None:
-    assert DeltaLog.open(TablePlace(str(tmp_path / "nothing"))) is None
-    assert held_offsets(TablePlace(str(tmp_path / "nothing"))) is None
+    assert DeltaLog.open(TableLocation(str(tmp_path / "nothing"))) is None
+    assert held_offsets(TableLocation(str(tmp_path / "nothing"))) is None
 
 
 def test_creating_a_table_that_is_there_leaves_it_alone(tmp_path: Path) -> None:
     log = create(tmp_path)
-    log.commit(Commit(add=[write(log, 1)], state=state(1)))
+    log.commit(TableCommit(add=[write(log, 1)], state=state(1)))
     assert create(tmp_path).state() == state(1)
     assert seqnos(tmp_path) == [1]
 
@@ -98,9 +98,9 @@ def test_creating_a_table_that_is_there_leaves_it_alone(tmp_path: Path) -> None:
 def test_the_state_is_that_of_the_version_that_is_open(tmp_path: Path) -> None:
     """Not that of what another process has committed since: the files are not those either."""
     log, other = create(tmp_path), create(tmp_path)
-    other.commit(Commit(add=[write(other, 1)], state=state(1)))
+    other.commit(TableCommit(add=[write(other, 1)], state=state(1)))
     log.refresh()
-    other.commit(Commit(add=[write(other, 2)], state=state(2)))
+    other.commit(TableCommit(add=[write(other, 2)], state=state(2)))
     assert (log.state(), len(log.files())) == (state(1), 1)
     log.refresh()
     assert (log.state(), len(log.files())) == (state(2), 2)
@@ -108,15 +108,15 @@ def test_the_state_is_that_of_the_version_that_is_open(tmp_path: Path) -> None:
 
 def test_a_commit_that_another_got_ahead_of_fails_and_changes_nothing(tmp_path: Path) -> None:
     log, other = create(tmp_path), create(tmp_path)
-    other.commit(Commit(add=[write(other, 1)], state=state(1)))
+    other.commit(TableCommit(add=[write(other, 1)], state=state(1)))
     with pytest.raises(LakeInUse, match="another process"):
-        log.commit(Commit(add=[write(log, 2)], state=state(2)))
+        log.commit(TableCommit(add=[write(log, 2)], state=state(2)))
     assert seqnos(tmp_path) == [1]
 
 
 def test_offsets_are_found_behind_commits_of_others(tmp_path: Path) -> None:
     log = create(tmp_path)
-    log.commit(Commit(add=[write(log, 1)], state=state(1)))
+    log.commit(TableCommit(add=[write(log, 1)], state=state(1)))
     for number in range(70):
         table = DeltaTable(tmp_path)
         table.alter.set_table_properties({"note": str(number)}, raise_if_not_exists=False)
@@ -126,7 +126,7 @@ def test_offsets_are_found_behind_commits_of_others(tmp_path: Path) -> None:
 
 def test_all_is_kept_when_the_log_is_cleaned(tmp_path: Path) -> None:
     log = create(tmp_path)
-    log.commit(Commit(add=[write(log, 1)], transactions={"query": 3}, state=state(1)))
+    log.commit(TableCommit(add=[write(log, 1)], transactions={"query": 3}, state=state(1)))
     table = DeltaTable(tmp_path)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     log.refresh()
@@ -136,7 +136,7 @@ def test_all_is_kept_when_the_log_is_cleaned(tmp_path: Path) -> None:
     assert log.has_entries_before(old + 1)
     log.clean(state(1))
     assert not (tmp_path / "_delta_log" / f"{0:020}.json").exists()
-    again = DeltaLog.open(log.place)
+    again = DeltaLog.open(log.location)
     assert again is not None
     assert (again.state(), again.transaction("query")) == (state(1), 3)
     assert seqnos(tmp_path) == [1]
@@ -144,7 +144,7 @@ def test_all_is_kept_when_the_log_is_cleaned(tmp_path: Path) -> None:
 
 def test_a_log_that_others_cleaned_is_told(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path), SCHEMA, commit_properties=CommitProperties(custom_metadata={"other": "x"}))
-    log = DeltaLog.open(TablePlace(str(tmp_path)))
+    log = DeltaLog.open(TableLocation(str(tmp_path)))
     assert log is not None
     with pytest.raises(LakeDamaged, match="no longer says which offsets"):
         log.state()
@@ -154,19 +154,19 @@ def test_a_log_that_can_not_be_read_is_told(tmp_path: Path) -> None:
     create(tmp_path)
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text("no log")
     with pytest.raises(LakeDamaged, match="can't be read"):
-        DeltaLog.open(TablePlace(str(tmp_path)))
+        DeltaLog.open(TableLocation(str(tmp_path)))
 
 
 def test_partition_values_come_back_as_they_were_written(tmp_path: Path) -> None:
     schema = pa.schema([*SCHEMA, pa.field("vbucket_group", pa.int32()), pa.field("is_current", pa.bool_())])
     partition = [("vbucket_group", "3"), ("is_current", "true")]
     log = DeltaLog.create(
-        TablePlace(str(tmp_path)), schema, partition_by=["vbucket_group", "is_current"], ranges=["seqno"],
+        TableLocation(str(tmp_path)), schema, partition_by=["vbucket_group", "is_current"], ranges=["seqno"],
         properties={}, transactions={}, state=state(0),
     )  # fmt: skip
-    writer = FileWriter(log.place, SCHEMA, ranges=["seqno"], partition=partition)
+    writer = FileWriter(log.location, SCHEMA, ranges=["seqno"], partition=partition)
     writer.write_row_group(pa.table({"seqno": [1], "text": ["a"]}))
-    log.commit(Commit(add=[writer.close()], state=state(1)))
+    log.commit(TableCommit(add=[writer.close()], state=state(1)))
     assert log.files()[0].partition == tuple(partition)
     assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [
         {"seqno": 1, "text": "a", "vbucket_group": 3, "is_current": True}

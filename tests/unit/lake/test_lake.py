@@ -21,10 +21,10 @@ from headwater.errors import (
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
 from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
-from headwater.lake.lake import Lake, LakeSettings, with_columns
-from headwater.lake.tasks import result_batch, results_of, run_here
+from headwater.lake.lake import Lake, LakeSettings, run_here, with_columns
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.spark.planning import whole_place
+from headwater.spark.executors import result_batch, results_of
+from headwater.spark.planning import whole_offset
 from support.bucket_model import BUCKET_UUID, ModelBucket, batches
 from support.lake_checks import check_documents, check_no_duplicates, table_rows
 from support.small_lake import HOTEL, SmallLake, merging
@@ -77,7 +77,7 @@ def test_a_batch_without_rows_moves_the_offsets(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a")
     small.land()
-    moved = whole_place(Vbuuid(7), Seqno(5))
+    moved = whole_offset(Vbuuid(7), Seqno(5))
     commit_batch(small.lake, small.begin(), [ChangeReport(reached={VBucketId(2): moved})])
     assert small.reopen().held_offsets() == small.bucket.offsets().updated({VBucketId(2): moved})
     assert small.lake.last_batch == 1

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater.lake.commits import merge
-from headwater.lake.lake import Lake, with_columns
+from headwater.lake.lake import Lake, landed_selection, with_columns
 from headwater.protocol.numbers import VBucketId
-from headwater.spark.landing_checks import landed_selection
 from support.lake_checks import check_documents, check_no_duplicates
 from support.small_lake import SmallLake, merging
 

@@ -9,9 +9,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.judging import FindingKind
 from headwater.lake.lake import LakeSettings, with_columns
 from headwater.lake.upkeep import join_files
+from headwater.lake.verify_scan import FindingKind
 from support.model_verification import verify_model
 from support.small_lake import SmallLake
 

@@ -9,7 +9,7 @@ import pytest
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.lake.layout import (
     LakeFacts,
-    LakePlace,
+    LakeLocation,
     TableKind,
     changes_schema,
     raw_keys,
@@ -46,7 +46,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def test_tables_have_their_places() -> None:
-    place = LakePlace("/lake/")
+    place = LakeLocation("/lake/")
     assert place.table(TableKind.CHANGES).uri == "/lake/changes"
     assert place.table(TableKind.REJECTS, "inventory.hotel").uri == "/lake/rejects/inventory.hotel"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headwater.lake.tasks import Runner, run_here, run_in_threads
+from headwater.lake.lake import Runner, run_here, run_in_threads
 
 WAIT_S_MAX = 30.0
 

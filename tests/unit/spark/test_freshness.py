@@ -13,8 +13,16 @@ from headwater.client.survey import VBucketStatus
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.freshness import _SURVEYS_MAX, Freshness, Lag, LagListener, MergeClock, lag_seqnos, progress_lag
-from headwater.spark.planning import whole_place
+from headwater.spark.freshness import (
+    _SURVEYS_MAX,
+    Freshness,
+    LagListener,
+    LandingLag,
+    MergeClock,
+    lag_seqnos,
+    progress_lag,
+)
+from headwater.spark.planning import whole_offset
 
 
 def clock(*, took_s: float, share: float = 0.5, wait_s_max: float = 60.0) -> MergeClock:
@@ -48,11 +56,11 @@ def test_a_change_does_not_wait_for_longer_than_it_may() -> None:
 
 def places(*seqnos: int, branch: int = 1) -> Offsets:
     return Offsets(
-        "uuid", {VBucketId(number): whole_place(Vbuuid(branch), Seqno(seqno)) for number, seqno in enumerate(seqnos)}
+        "uuid", {VBucketId(number): whole_offset(Vbuuid(branch), Seqno(seqno)) for number, seqno in enumerate(seqnos)}
     )
 
 
-def survey(lag: Lag, at_s: float, *seqnos: int, branch: int = 1) -> None:
+def survey(lag: LandingLag, at_s: float, *seqnos: int, branch: int = 1) -> None:
     lag.on_survey(
         {
             VBucketId(number): VBucketStatus(high_seqno=Seqno(seqno), failover_log=FailoverLog.start(Vbuuid(branch)))
@@ -63,30 +71,30 @@ def survey(lag: Lag, at_s: float, *seqnos: int, branch: int = 1) -> None:
 
 
 def test_nothing_is_known_at_first() -> None:
-    lag = Lag(places(), as_of_s=None)
+    lag = LandingLag(places(), as_of_s=None)
     assert (lag.seqnos, lag.seconds(100)) == (None, None)
 
 
 def test_what_the_tables_say_holds_until_more_is_known() -> None:
-    lag = Lag(places(5), as_of_s=40)
+    lag = LandingLag(places(5), as_of_s=40)
     assert (lag.seqnos, lag.seconds(100)) == (None, 60)
     survey(lag, 100, 8)
     assert (lag.seqnos, lag.seconds(100)) == (3, 60), "the tables lack something that was written after 40"
     survey(lag, 110, 8)
-    lag.on_places(places(8))
+    lag.on_offsets(places(8))
     assert (lag.seqnos, lag.seconds(111)) == (0, 1)
 
 
 def test_the_lag_in_seconds_is_the_age_of_the_newest_survey_that_is_held() -> None:
-    lag = Lag(places(0, 0), as_of_s=None)
+    lag = LandingLag(places(0, 0), as_of_s=None)
     for second in range(10):
         survey(lag, second, second * 10, 0)
-    lag.on_places(places(45, 0))
+    lag.on_offsets(places(45, 0))
     assert (lag.seqnos, lag.seconds(9)) == (45, 5), "what was written before 4 is in the tables"
 
 
 def test_seqnos_are_counted_between_surveys() -> None:
-    lag = Lag(places(5), as_of_s=0)
+    lag = LandingLag(places(5), as_of_s=0)
     survey(lag, 1, 5)
     lag.on_high_seqnos({VBucketId(0): Seqno(9)})
     assert (lag.seqnos, lag.seconds(11)) == (4, 10), "a look at the seqnos alone says nothing of branches"
@@ -94,47 +102,47 @@ def test_seqnos_are_counted_between_surveys() -> None:
 
 def test_the_same_seqnos_on_another_branch_are_other_changes() -> None:
     """A failover to 900, and writes to 950 since: the tables, at 1000 of the dead branch, have none of them."""
-    lag = Lag(places(1000), as_of_s=0)
+    lag = LandingLag(places(1000), as_of_s=0)
     survey(lag, 1, 950, branch=2)
     assert (lag.seqnos, lag.seconds(11)) == (None, 11)
-    lag.on_places(places(950, branch=2))
+    lag.on_offsets(places(950, branch=2))
     assert (lag.seqnos, lag.seconds(11)) == (0, 10)
 
 
 def test_a_branch_that_is_dead_does_not_count_for_ever() -> None:
-    lag = Lag(places(10), as_of_s=0)
+    lag = LandingLag(places(10), as_of_s=0)
     survey(lag, 1, 50)
     survey(lag, 2, 20, branch=2)
-    lag.on_places(places(20, branch=2))
+    lag.on_offsets(places(20, branch=2))
     assert (lag.seqnos, lag.seconds(3)) == (0, 1)
 
 
 def test_a_vbucket_that_is_not_in_the_tables_counts_in_full() -> None:
-    lag = Lag(places(5), as_of_s=0)
+    lag = LandingLag(places(5), as_of_s=0)
     survey(lag, 1, 5, 7)
     assert lag.seqnos == 7
 
 
 def test_a_bucket_that_can_not_be_asked_has_no_lag_that_is_known() -> None:
-    lag = Lag(places(5), as_of_s=0)
+    lag = LandingLag(places(5), as_of_s=0)
     survey(lag, 1, 5)
     lag.on_unreachable()
     assert (lag.seqnos, lag.seconds(31)) == (None, 30), "what is held is still held"
 
 
 def test_tables_that_have_lost_something_are_as_old_as_what_they_still_lack() -> None:
-    lag = Lag(places(5), as_of_s=50)
+    lag = LandingLag(places(5), as_of_s=50)
     survey(lag, 60, 9)
-    lag.on_places(places(), is_missing=True)
+    lag.on_offsets(places(), is_missing=True)
     assert (lag.seqnos, lag.seconds(70)) == (9, None)
 
 
 def test_a_long_lag_is_remembered_in_few_surveys() -> None:
-    lag = Lag(places(0), as_of_s=None)
+    lag = LandingLag(places(0), as_of_s=None)
     for second in range(10 * _SURVEYS_MAX):
         survey(lag, second, second)
     assert len(lag._surveys) <= _SURVEYS_MAX
-    lag.on_places(places(5 * _SURVEYS_MAX))
+    lag.on_offsets(places(5 * _SURVEYS_MAX))
     found_s = lag.seconds(10 * _SURVEYS_MAX)
     assert found_s is not None
     assert 5 * _SURVEYS_MAX <= found_s < 6 * _SURVEYS_MAX, "too old by a few surveys at most, and never too young"

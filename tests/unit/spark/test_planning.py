@@ -18,7 +18,7 @@ from headwater.spark.planning import (
     limit_ranges,
     plan_ranges,
     share_out,
-    whole_place,
+    whole_offset,
 )
 
 A, B = Vbuuid(0xA), Vbuuid(0xB)
@@ -170,7 +170,7 @@ def test_many_rows_make_more_tasks() -> None:
 def test_an_offset_holds_the_planned_end_and_where_its_batch_began() -> None:
     plans = StreamPlans()
     began = places(at(A, 50, start=0))
-    end = plans.plan(began, {VBUCKET: status(100)}, {VBUCKET: whole_place(A, Seqno(60))})
+    end = plans.plan(began, {VBUCKET: status(100)}, {VBUCKET: whole_offset(A, Seqno(60))})
     assert end[VBUCKET] == at(A, 100, start=60)
     assert plans.ranges(began, end, dict)[0].start == at(A, 60)
 

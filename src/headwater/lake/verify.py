@@ -1,18 +1,19 @@
 """Is the lake the bucket? Every document that the tables have reached is compared; what is newer is pending.
 
 The tables are opened once, each at its newest version. Then the bucket is read, so all that was written since lies
-behind the places that the tables are at, and is counted and not judged. The work is one task a group of vbuckets
+behind the offsets that the tables are at, and is counted and not judged. The work is one task a group of vbuckets
 (`lake.group_check`), which any process can do: this one, or the executors of Spark.
 
-A failover may come at any time. Whether a table's place is still in the bucket's history is asked before the bucket is
+A failover may come at any time. Whether a table's offset is still in the bucket's history is asked before the bucket is
 read and after it; where the answer has changed, the group is judged again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,35 +22,57 @@ import pyarrow as pa
 from headwater.client.blocking_client import Client
 from headwater.client.bootstrap import look_at_bucket
 from headwater.client.collection_names import CollectionNames
-from headwater.client.read_options import MIB, End, ReadOptions, Snapshots
-from headwater.client.settings import ClientSettings, TlsSettings
+from headwater.client.offsets import Offsets
+from headwater.client.options import MIB
+from headwater.client.read_options import End, ReadOptions, Snapshots
+from headwater.client.settings import ClientSettings
 from headwater.client.survey import Surveyor, VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
-from headwater.lake.check_plan import UNREADABLE_LOG, GroupCheck, LakeChecks, damaged_logs
-from headwater.lake.collection_tables import CollectionTables
+from headwater.lake.collection_tables import CollectionTables, MergedTable
+from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import Selection
-from headwater.lake.digests import int64s
-from headwater.lake.group_check import Counts, GroupReport, ScannedChanges, judge_group
-from headwater.lake.judging import NOT_NAMED, SEQNO_BITS, BucketReading, Finding, FindingKind, Findings, RolledBack
-from headwater.lake.lake import Lake
-from headwater.lake.layout import split_keys
-from headwater.lake.tasks import Runner, run_here
+from headwater.lake.lake import Lake, Runner, landed_selection, run_here
+from headwater.lake.layout import GROUP, TableKind, split_keys
+from headwater.lake.verify_group import (
+    CollectionCheck,
+    Counts,
+    GroupCheck,
+    GroupReport,
+    ScannedChanges,
+    TableCheck,
+    judge_group,
+)
+from headwater.lake.verify_hashes import int64s
+from headwater.lake.verify_judging import SEQNO_BITS, BucketReading, Standing, StreamRolledBack
+from headwater.lake.verify_scan import (
+    NOT_NAMED,
+    UNREADABLE_LOG,
+    Finding,
+    FindingKind,
+    Findings,
+    damaged_logs,
+    table_label,
+)
 from headwater.phrases import counted
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.landing_checks import landed_selection
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 ATTEMPTS_MAX = 5
 """How often a group is judged, where the bucket loses a part of its history or a collection meanwhile."""
-_NAME = "headwater-verify"
+AGENT = "headwater-verify"
+"""The name that nodes and Spark show for it."""
 _BUFFER_BYTES = 4 * MIB
 """What the server may send ahead. Hashing keeps up with it."""
-
 Statuses = Mapping[VBucketId, VBucketStatus]
+NOWHERE = StreamOffset()
+MAKING_S_MAX = 60.0
+"""Far beyond what it takes to make tables."""
+IsRolledBack = Callable[[VBucketId, StreamOffset], bool]
+"""Whether a failover took back what a table at this offset holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +149,7 @@ def _are(count: int, noun: str, state: str) -> str:
     return f"{counted(count, noun)} {'is' if count == 1 else 'are'} {state}"
 
 
-# --- on the driver --------------------------------------------------------------------------------------------------
+# --- on the driver ----------------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -168,31 +191,6 @@ def compare(
         return driver.verdict(reports.values(), statuses)
 
 
-def verify(
-    spark: SparkSession,
-    url: str,
-    into: str,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    tls: TlsSettings | None = None,
-    scopes: Iterable[str] = (),
-    collections: Iterable[str] = (),
-) -> Verification:
-    """Compare a bucket with the tables in a directory, on the executors of a session."""
-    settings = ClientSettings.make(url, user=user, password=password, tls=tls, agent=_NAME)
-    return compare(settings, into, scopes=scopes, collections=collections, run=spark_runner(spark))
-
-
-def spark_runner(spark: SparkSession) -> Runner:
-    """Runs the tasks on the executors of a session. Where there is no session, PySpark is not loaded."""
-    from headwater.spark.executors import SparkRunner, ship_kernels
-
-    ship_kernels(spark)
-    runner = SparkRunner(spark, _NAME)
-    return lambda tasks: runner([_OnExecutor(task) for task in tasks])
-
-
 class _Driver:
     """What tasks are made from: one version of every table."""
 
@@ -216,7 +214,7 @@ class _Driver:
             VerifyTask(
                 check=self._checks.of_group(
                     group,
-                    lambda vbucket, place: _is_rolled_back(place, statuses[vbucket]),
+                    lambda vbucket, offset: _is_rolled_back(offset, statuses[vbucket]),
                     live_ids=live_ids,
                     is_selection=self._selection != Selection(),
                 ),
@@ -244,11 +242,11 @@ class _Driver:
         ]
 
     def _rolled_back(self, statuses: Statuses) -> Iterator[tuple[str, VBucketId, StreamOffset]]:
-        """The places of tables that a failover took back, by table and vbucket."""
+        """The offsets of tables that a failover took back, by table and vbucket."""
         for label, offsets in self._checks.held().items():
-            for vbucket, place in sorted(offsets.offsets.items()):
-                if _is_rolled_back(place, statuses[vbucket]):
-                    yield label, vbucket, place
+            for vbucket, offset in sorted(offsets.offsets.items()):
+                if _is_rolled_back(offset, statuses[vbucket]):
+                    yield label, vbucket, offset
 
     def groups_rolled_back(self, before: Statuses, now: Statuses) -> set[int]:
         """The groups in which a failover has taken back what some table holds."""
@@ -267,8 +265,8 @@ class _Driver:
             for name, part in report.counts.items():
                 counts.setdefault(name, Counts()).add(part)
         rolled_back = {vbucket for report in reports for vbucket in report.rolled_back}
-        for label, vbucket, place in self._rolled_back(statuses):
-            findings.add(_rollback_pending(label, vbucket, place, statuses[vbucket]))
+        for label, vbucket, offset in self._rolled_back(statuses):
+            findings.add(_rollback_pending(label, vbucket, offset, statuses[vbucket]))
             rolled_back.add(vbucket)
         return Verification(
             collections=tuple(
@@ -276,29 +274,29 @@ class _Driver:
                 for name, it in sorted(counts.items())
             ),
             findings=findings.first(),
-            counts={place: count for place, count in findings.counts.items() if count},
+            counts={kind: count for kind, count in findings.counts.items() if count},
             rolled_back=tuple(sorted(rolled_back)),
         )
 
 
-def _shared_seqno(place: StreamOffset, status: VBucketStatus) -> Seqno | None:
+def _shared_seqno(offset: StreamOffset, status: VBucketStatus) -> Seqno | None:
     """How far the bucket still has the history that a table holds; None where it no longer knows that branch."""
-    return status.failover_log.branch_end(place.vbuuid, high_seqno=status.high_seqno)
+    return status.failover_log.branch_end(offset.vbuuid, high_seqno=status.high_seqno)
 
 
-def _is_rolled_back(place: StreamOffset, status: VBucketStatus) -> bool:
-    shared = _shared_seqno(place, status)
-    return place.seqno > 0 and (shared is None or shared < place.seqno)
+def _is_rolled_back(offset: StreamOffset, status: VBucketStatus) -> bool:
+    shared = _shared_seqno(offset, status)
+    return offset.seqno > 0 and (shared is None or shared < offset.seqno)
 
 
-def _rollback_pending(label: str, vbucket: VBucketId, place: StreamOffset, status: VBucketStatus) -> Finding:
-    shared = _shared_seqno(place, status)
+def _rollback_pending(label: str, vbucket: VBucketId, offset: StreamOffset, status: VBucketStatus) -> Finding:
+    shared = _shared_seqno(offset, status)
     lost = "a history that the bucket no longer knows" if shared is None else f"changes above seqno {shared}"
     return Finding(
         kind=FindingKind.ROLLBACK_PENDING,
         table=label,
         what=f"vbucket {vbucket}",
-        says=f"was taken back by a failover: the table is at seqno {place.seqno}, with {lost}; land again",
+        says=f"was taken back by a failover: the table is at seqno {offset.seqno}, with {lost}; land again",
     )
 
 
@@ -324,6 +322,108 @@ def _what_is_left(manifest: Manifest, selection: Selection, known: Selection) ->
         ),
     )
     return None if left == Selection() else left
+
+
+class LakeChecks:
+    """The tables of a lake as they are now, or some of them."""
+
+    def __init__(self, lake: Lake, tables: Sequence[CollectionTables] | None = None) -> None:
+        self._lake = lake
+        self._tables = [table for _, table in sorted(lake.tables.items())] if tables is None else tables
+        self._change_files = lake.changes.files()
+
+    def held(self) -> dict[str, Offsets]:
+        """By table that is compared with the bucket: how far it is."""
+        held = {table_label(TableKind.CHANGES): self._lake.held_offsets()}
+        for table in self._tables:
+            for kind, merged in ((TableKind.DOCUMENTS, table.documents), (TableKind.HISTORY, table.history)):
+                if merged is not None:
+                    held[table_label(kind, table.name)] = merged.offsets
+        return held
+
+    def lost_commits(self) -> Findings:
+        """Tables that are further than `changes`, which they are made from: its log has lost what it had."""
+        findings, last = Findings(), self._lake.last_batch
+        further = [
+            table_label(kind, table.name)
+            for table in self._tables
+            for kind, merged in ((TableKind.DOCUMENTS, table.documents), (TableKind.HISTORY, table.history))
+            if merged is not None and max(merged.merged.values()) > last
+        ]
+        if further:
+            says = f"ends with batch {last}, and {further[0]} is made of later ones"
+            label = table_label(TableKind.CHANGES)
+            findings.add(Finding(kind=FindingKind.DAMAGED_LOG, table=label, what="_delta_log", says=says))
+        return findings
+
+    def of_group(
+        self,
+        group: int,
+        is_rolled_back: IsRolledBack,
+        *,
+        live_ids: frozenset[int] | None = None,
+        is_selection: bool = False,
+    ) -> GroupCheck:
+        lake = self._lake
+        check = GroupCheck(
+            facts=lake.facts,
+            group=group,
+            changes=TableCheck(
+                location=lake.changes.location,
+                files=(),
+                standing=self._standing(lake.held_offsets(), group, is_rolled_back),
+                merged=lake.last_batch,
+            ),
+            collections=tuple(self._collection(table, group, is_rolled_back) for table in self._tables),
+            live_ids=live_ids,
+            made_upto=self._made_upto(),
+            is_trimmed=lake.trimmed_batch >= 0,
+            is_selection=is_selection,
+        )
+        low, high = check.edges
+        files = tuple(file for file in self._change_files if file.may_hold("vbucket", low=low, high=high))
+        return replace(check, changes=replace(check.changes, files=files))
+
+    def _made_upto(self) -> int:
+        """A table is made right after the batch that brought its first change. While that may still be going on, it
+        is no fault that it is not there."""
+        newest_s = max((file.modified_ms for file in self._change_files), default=0) / 1000
+        return self._lake.last_batch - (1 if time.time() - newest_s < MAKING_S_MAX else 0)
+
+    def _collection(self, table: CollectionTables, group: int, is_rolled_back: IsRolledBack) -> CollectionCheck:
+        def check(merged: MergedTable | None) -> TableCheck | None:
+            if merged is None:
+                return None
+            return TableCheck(
+                location=merged.log.location,
+                files=self._files_of(merged, group),
+                standing=self._standing(merged.offsets, group, is_rolled_back),
+                merged=merged.merged[group],
+            )
+
+        return CollectionCheck(
+            name=table.name,
+            ids=frozenset(table.ids),
+            columns=table.columns,
+            documents=check(table.documents),
+            history=check(table.history),
+            rejects=check(table.rejects),
+        )
+
+    def _files_of(self, table: MergedTable, group: int) -> tuple[DataFile, ...]:
+        """Files that another program has put into a group that the lake does not have are read with the first."""
+        if group > 0:
+            return table.files_of(group)
+        groups = {str(number) for number in range(1, self._lake.facts.groups)}
+        return tuple(file for file in table.log.files() if dict(file.partition)[GROUP.name] not in groups)
+
+    def _standing(self, held: Offsets, group: int, is_rolled_back: IsRolledBack) -> Standing:
+        vbuckets = [VBucketId(vbucket) for vbucket in self._lake.facts.vbuckets_of(group)]
+        offsets = [held.get(vbucket) or NOWHERE for vbucket in vbuckets]
+        rolled = [is_rolled_back(vbucket, offset) for vbucket, offset in zip(vbuckets, offsets, strict=True)]
+        # Tables have seqnos as signed numbers.
+        seqnos = np.array([offset.seqno for offset in offsets], dtype=np.uint64).view(np.int64)
+        return Standing(seqnos=seqnos, is_rolled=np.array(rolled, dtype=np.bool_))
 
 
 # --- in a task --------------------------------------------------------------------------------------------------------
@@ -361,7 +461,7 @@ class VerifyTask:
             try:
                 self._read_into(reading, frozenset(map(VBucketId, self.check.vbuckets)) - unsettled)
                 break
-            except RolledBack as error:
+            except StreamRolledBack as error:
                 if attempt >= ATTEMPTS_MAX:
                     unsettled |= error.vbuckets
         return self.check.leaving_out(unsettled), reading
@@ -377,7 +477,7 @@ class VerifyTask:
     def _options(self, **options: Any) -> ReadOptions:
         assert self.left is not None, "there is nothing to read"
         return ReadOptions.make(
-            name=_NAME,
+            name=AGENT,
             # All is read to its end, so nothing has to be held back until a snapshot is complete.
             snapshots=Snapshots.AS_THEY_COME,
             buffer_bytes=_BUFFER_BYTES,
@@ -390,11 +490,11 @@ class VerifyTask:
     def _name_missing(self, findings: Findings) -> None:
         """Look up the keys of documents that a table lacks. A change that is no longer the newest has no name."""
         kept = [one for found in findings.kept.values() for one in found if one.what == NOT_NAMED]
-        places = {(VBucketId(one.vbucket), Seqno(one.seqno)) for one in kept if one.vbucket is not None and one.seqno}
-        if not places or self.left is None:
+        changes = {(VBucketId(one.vbucket), Seqno(one.seqno)) for one in kept if one.vbucket is not None and one.seqno}
+        if not changes or self.left is None:
             return
-        ends = {vbucket: max(seqno for at, seqno in places if at == vbucket) for vbucket, _ in places}
-        wanted = np.array([vbucket << SEQNO_BITS | seqno for vbucket, seqno in places], dtype=np.int64)
+        ends = {vbucket: max(seqno for at, seqno in changes if at == vbucket) for vbucket, _ in changes}
+        wanted = np.array([vbucket << SEQNO_BITS | seqno for vbucket, seqno in changes], dtype=np.int64)
         keys: dict[tuple[int, int], str] = {}
         with Client(self.settings) as client:
             for batch in client.read(self._options(vbuckets=frozenset(ends), end=ends, no_value=True)):
@@ -402,18 +502,5 @@ class VerifyTask:
                 chosen = np.flatnonzero(np.isin(vbuckets << SEQNO_BITS | seqnos, wanted))
                 shown, _ = split_keys(batch.column("key").take(pa.array(chosen)))
                 found = zip(vbuckets[chosen].tolist(), seqnos[chosen].tolist(), strict=True)
-                keys |= {place: key for place, key in zip(found, shown.to_pylist(), strict=True) if key is not None}
+                keys |= {at: key for at, key in zip(found, shown.to_pylist(), strict=True) if key is not None}
         findings.name(keys)
-
-
-@dataclass(frozen=True, slots=True)
-class _OnExecutor:
-    """Judge a group of vbuckets, in a process that may have no compiled kernels."""
-
-    task: VerifyTask
-
-    def run(self) -> GroupReport | None:
-        from headwater.spark.executors import use_shipped_kernels
-
-        use_shipped_kernels()
-        return self.task.run()

@@ -3,18 +3,16 @@
 The bucket's stream of the group comes first, then `changes`, then the tables of each collection. What is kept of a row
 are its hashes, so a task's memory is that of the group's rows, some sixty bytes each, and one row group of a file.
 
-* `changes`: its newest versions that are not void are the documents of the bucket, at the place that `changes` is at;
+* `changes`: its newest versions that are not void are the documents of the bucket, at the offset that `changes` is at;
   and no seqno is alive twice.
-* `documents`: its rows are the documents of the bucket, at the place that the table is at. Typed columns say what the
+* `documents`: its rows are the documents of the bucket, at the offset that the table is at. Typed columns say what the
   document beside them says.
 * `rejects`: exactly those rows of `documents` that do not fit the typed columns, each with its reason.
-* `history`: its current rows are the documents of the bucket, at the place that it is at. No two versions of a document
-  hold at once, and its versions are those that `changes` has.
-"""
+* `history`: its current rows are the documents of the bucket, at the offset that it is at. No two versions of a
+  document hold at once, and its versions are those that `changes` has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,246 +21,132 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.lake.change_rows import MUTATION, ROLLBACK, Barriers
-from headwater.lake.check_plan import (
-    CollectionCheck,
-    GroupCheck,
-    Locators,
-    ScannedRows,
-    TableCheck,
-    TableRows,
-    TableScan,
-)
-from headwater.lake.data_files import FileReader, filtered
-from headwater.lake.digests import (
-    HashedRows,
-    Hashes,
-    HashIndex,
-    Marks,
-    hash_changes,
-    hash_documents,
-    hash_texts,
-    int64s,
-    op_codes,
-)
-from headwater.lake.judging import (
-    FINDINGS_MAX,
-    NOT_NAMED,
-    SEQNO_BITS,
-    Bucket,
-    BucketReading,
-    Finding,
-    FindingKind,
-    Findings,
-    Judged,
-    Numbers,
-    by_id,
-    ends_of,
-    is_inside,
-    judge,
-    table_label,
-    twice,
-)
+from headwater.lake.data_files import DataFile, FileReader, filtered
 from headwater.lake.layout import (
     IS_CURRENT,
     REJECTS_SCHEMA,
+    LakeFacts,
     TableKind,
-    TablePlace,
+    TableLocation,
     changes_schema,
     documents_schema,
     history_schema,
     table_name,
 )
 from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, hash_changes, hash_documents, int64s, op_codes
+from headwater.lake.verify_judging import (
+    NO_END,
+    SEQNO_BITS,
+    BucketDocuments,
+    BucketReading,
+    Judged,
+    LandedVersions,
+    Numbers,
+    Rejected,
+    Standing,
+    TypedCheck,
+    Versions,
+    by_id,
+    ends_of,
+    faults_of_validity,
+    is_inside,
+    judge,
+    judge_rejects,
+    twice,
+)
+from headwater.lake.verify_scan import (
+    FINDINGS_MAX,
+    NOT_NAMED,
+    Finding,
+    FindingKind,
+    Findings,
+    ScannedRows,
+    TableRows,
+    TableScan,
+    table_label,
+)
 
-# Is a history sound in itself, and does it have the versions that `changes` has?
-#
-# A version holds from its seqno up to the seqno that ended it. Of one document no two versions hold at once, and the
-# one that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the
-# history is merged at; and every version is one of those, unless old changes have been folded.
-
-
-NO_END = -1
-_FOREVER = np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Versions:
-    """The rows of a history."""
-
-    rows: HashedRows
-    locators: Locators
-    ends: Numbers
-    """By row: the seqno that ended it, or `NO_END`."""
-    is_current: Marks
-    """By row: as the table is partitioned."""
-
-    @classmethod
-    def joined(cls, parts: list[Versions]) -> Versions:
-        return cls(
-            rows=HashedRows.joined([part.rows for part in parts]),
-            locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
-            ends=np.concatenate([np.zeros(0, dtype=np.int64), *(part.ends for part in parts)]),
-            is_current=np.concatenate([np.zeros(0, dtype=np.bool_), *(part.is_current for part in parts)]),
-        )
-
-
-def faults_of_validity(versions: Versions) -> Iterator[tuple[Marks, str]]:
-    """Marks on versions that can't be as they are, and what to say of them."""
-    has_end = versions.ends != NO_END
-    yield versions.is_current & has_end, "is current, and has an end"
-    yield ~versions.is_current & ~has_end, "is not current, and has no end"
-    yield has_end & (versions.ends <= versions.rows.seqnos), "ends before it begins"
-    yield _overlapping(versions), "begins before the version before it ends"
-
-
-def _overlapping(versions: Versions) -> Marks:
-    rows = versions.rows
-    marks = np.zeros(len(rows), dtype=np.bool_)
-    order = np.lexsort((rows.seqnos, rows.keys[:, 1], rows.keys[:, 0]))
-    before, after = order[:-1], order[1:]
-    is_same = (rows.keys[before] == rows.keys[after]).all(axis=1)
-    ends = np.where(versions.ends == NO_END, _FOREVER, versions.ends)
-    marks[after[is_same & (ends[before] > rows.seqnos[after])]] = True
-    return marks
+# --- what is judged: all that a task needs, made on the driver --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LandedVersions:
-    """What a history has to hold by `changes`."""
+class TableCheck:
+    """A table's part of a group: its live files, and how far it is."""
 
-    rows: HashedRows
-    """Changes of the collection's documents that are not void."""
-    batches: Numbers
+    location: TableLocation
+    files: tuple[DataFile, ...]
+    standing: Standing
     merged: int
-    """The last batch that is in the history."""
-    is_open: Marks
-    """By vbucket of the group: a rollback that is not in the history yet has changed what `changes` says of it."""
-    vbuckets: range
-
-    def lost(self, versions: Versions) -> Marks:
-        """A mark on the changes that are not among the versions."""
-        marks: Marks = (self.rows.ops == MUTATION) & (self.batches <= self.merged) & ~self._is_open(self.rows)
-        found = HashIndex(versions.rows.hashes, versions.rows.seqnos).find(self.rows.hashes)
-        return marks & (found < 0)
-
-    def unknown(self, versions: Versions) -> Marks:
-        """A mark on the versions that are not among the changes."""
-        found = HashIndex(self.rows.hashes, self.rows.seqnos).find(versions.rows.hashes)
-        return (found < 0) & ~self._is_open(versions.rows)
-
-    def _is_open(self, rows: HashedRows) -> Marks:
-        inside = is_inside(rows.vbuckets, self.vbuckets)
-        is_open: Marks = self.is_open[np.where(inside, rows.vbuckets - self.vbuckets.start, 0)] & inside
-        return is_open
-
-
-# Do the typed columns say what the documents beside them say, and are the rejects those that do not fit?
-#
-# Documents are parsed once more, as the merge did that wrote them. What comes out must be what the columns hold, and
-# the documents that do not fit must be the rows of `rejects`, each with the same reason.
+    """The last batch that is in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Rejected:
-    """Documents that do not fit, as `documents` has them or as `rejects` does."""
+class CollectionCheck:
+    """The tables of a collection, as far as they are there."""
 
-    rows: HashedRows
-    """Without extended attributes, which `rejects` does not have."""
-    reasons: Hashes
-    locators: Locators
-
-    @classmethod
-    def of(cls, rows: pa.Table, reasons: pa.Array | pa.ChunkedArray, locators: Locators) -> Rejected:
-        return cls(rows=hash_documents(rows, xattrs=False), reasons=hash_texts(reasons), locators=locators)
-
-    @classmethod
-    def joined(cls, parts: list[Rejected]) -> Rejected:
-        return cls(
-            rows=HashedRows.joined([part.rows for part in parts]),
-            reasons=np.concatenate([np.zeros((0, 2), dtype=np.uint64), *(part.reasons for part in parts)]),
-            locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
-        )
+    name: str
+    ids: frozenset[int]
+    columns: TypedColumns | None = None
+    documents: TableCheck | None = None
+    history: TableCheck | None = None
+    rejects: TableCheck | None = None
 
 
-class TypedCheck:
-    """Goes over the rows of a table of documents."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GroupCheck:
+    """All that is to be judged of a group."""
 
-    def __init__(self, columns: TypedColumns | None) -> None:
-        self._columns = columns
-        self._rejected: list[Rejected] = []
-
-    def take(self, rows: pa.Table, locators: Locators) -> Marks:
-        """Returns a mark on rows whose typed columns do not hold what their document says."""
-        if self._columns is None or rows.num_rows == 0:
-            return np.zeros(rows.num_rows, dtype=np.bool_)
-        parsed = self._columns.parse(rows.column("document"))
-        wrong = np.zeros(rows.num_rows, dtype=np.bool_)
-        for name, expected in parsed.columns.items():
-            wrong |= _differing(rows.column(name), expected)
-        unfit = np.asarray(parsed.reasons.is_valid())
-        if unfit.any():
-            marks = pa.array(unfit)
-            self._rejected.append(Rejected.of(rows.filter(marks), parsed.reasons.filter(marks), locators[unfit]))
-        return wrong
+    facts: LakeFacts
+    group: int
+    changes: TableCheck
+    collections: tuple[CollectionCheck, ...]
+    live_ids: frozenset[int] | None = None
+    """The collections that the bucket has, where that is known."""
+    made_upto: int = -1
+    """Collections with changes up to this batch have their tables."""
+    is_trimmed: bool = False
+    """Old rows of `changes` have been folded: what it lacks may have been there."""
+    is_selection: bool = False
+    """Other collections of `changes` than these are not looked at."""
+    left_out: frozenset[int] = frozenset()
+    """Vbuckets of which the bucket was not read to an end."""
 
     @property
-    def rejected(self) -> Rejected:
-        """Those that do not fit, of all that were taken."""
-        return Rejected.joined(self._rejected)
+    def vbuckets(self) -> range:
+        return self.facts.vbuckets_of(self.group)
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """The least and the highest vbucket whose rows are looked at. Rows of vbuckets that the bucket does not have
+        are looked at with the first group and with the last."""
+        first = float("-inf") if self.group == 0 else self.vbuckets.start
+        return first, float("inf") if self.group == self.facts.groups - 1 else self.vbuckets.stop - 1
+
+    def reading(self) -> BucketReading:
+        """What the bucket's stream of the group is to be put into."""
+        return BucketReading(self.vbuckets, xattrs=self.facts.xattrs)
+
+    def leaving_out(self, vbuckets: frozenset[int]) -> GroupCheck:
+        """The same, with nothing to be judged of some vbuckets."""
+        if not vbuckets:
+            return self
+        here = [vbucket - self.vbuckets.start for vbucket in vbuckets]
+
+        def rolled(table: TableCheck | None) -> TableCheck | None:
+            return None if table is None else replace(table, standing=table.standing.also_rolled(here))
+
+        return replace(
+            self,
+            changes=replace(self.changes, standing=self.changes.standing.also_rolled(here)),
+            collections=tuple(
+                replace(it, documents=rolled(it.documents), history=rolled(it.history)) for it in self.collections
+            ),
+            left_out=vbuckets,
+        )
 
 
-def _differing(stored: pa.ChunkedArray, expected: pa.ChunkedArray) -> Marks:
-    """A mark on rows in which two columns of one type are not the same."""
-    if stored.equals(expected):
-        return np.zeros(len(stored), dtype=np.bool_)
-    if pa.types.is_nested(stored.type):
-        return _differing_nested(stored.combine_chunks(), expected.combine_chunks())
-    is_other = pc.fill_null(pc.not_equal(stored, expected), False)
-    return np.asarray(pc.or_(is_other, pc.not_equal(stored.is_null(), expected.is_null())))
-
-
-def _differing_nested(stored: pa.Array, expected: pa.Array) -> Marks:
-    """By halves: Arrow can say of arrays of lists and structs only whether they are the same as a whole."""
-    if stored.equals(expected):
-        return np.zeros(len(stored), dtype=np.bool_)
-    if len(stored) == 1:
-        return np.ones(1, dtype=np.bool_)
-    half = len(stored) // 2
-    return np.concatenate(
-        [_differing_nested(stored[:half], expected[:half]), _differing_nested(stored[half:], expected[half:])]
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class JudgedRejects:
-    missing: Numbers
-    """Places of those that have to be there."""
-    extra: Numbers
-    differing: Numbers
-    twice: Numbers
-    """Places of those that are there."""
-
-
-def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
-    """Compare the rejects of a table with what they have to be."""
-    index = HashIndex(expected.rows.keys, expected.rows.seqnos)
-    found = index.find(stored.rows.keys)
-    is_there = found >= 0
-    is_first = np.zeros(len(found), dtype=np.bool_)
-    is_first[np.unique(found, return_index=True)[1]] = True
-    at = found[is_there]
-    is_same = np.zeros(len(found), dtype=np.bool_)
-    is_same[is_there] = (stored.rows.hashes[is_there] == expected.rows.hashes[at]).all(axis=1)
-    is_same[is_there] &= (stored.reasons[is_there] == expected.reasons[at]).all(axis=1)
-    is_seen = np.zeros(len(expected.rows), dtype=np.bool_)
-    is_seen[at] = True
-    # A document that is twice in `documents` is said so there.
-    return JudgedRejects(
-        missing=np.flatnonzero(~is_seen & index.newest),
-        extra=np.flatnonzero(~is_there),
-        differing=np.flatnonzero(is_there & is_first & ~is_same),
-        twice=np.flatnonzero(is_there & ~is_first),
-    )
+# --- what comes out ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -309,7 +193,7 @@ def judge_group(check: GroupCheck, reading: BucketReading, changes: ScannedChang
     return report
 
 
-# --- changes --------------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -328,7 +212,7 @@ class ScannedChanges:
         """It takes long, and needs nothing of the bucket."""
         vbuckets, xattrs = check.vbuckets, check.facts.xattrs
         scan = TableScan(
-            check.changes.place,
+            check.changes.location,
             table_label(TableKind.CHANGES),
             changes_schema(xattrs=xattrs),
             check.changes.files,
@@ -344,11 +228,11 @@ class ScannedChanges:
         batches = [np.zeros(0, dtype=np.int64)]
         rolled_back_at = np.full(len(vbuckets), -1, dtype=np.int64)
         for part in scan.read(may_hold_ours):
-            places, numbers = int64s(part.rows, "vbucket", null=-1), int64s(part.rows, "batch")
+            homes, numbers = int64s(part.rows, "vbucket", null=-1), int64s(part.rows, "batch")
             # A rollback that another one made void counts as well: what it took back stays so.
-            rollbacks = (op_codes(part.rows) == ROLLBACK) & is_inside(places, vbuckets)
-            np.maximum.at(rolled_back_at, places[rollbacks] - vbuckets.start, numbers[rollbacks])
-            kept = (places >= first) & (places <= last) & ~np.asarray(pc.fill_null(part.rows.column("void"), False))
+            rollbacks = (op_codes(part.rows) == ROLLBACK) & is_inside(homes, vbuckets)
+            np.maximum.at(rolled_back_at, homes[rollbacks] - vbuckets.start, numbers[rollbacks])
+            kept = (homes >= first) & (homes <= last) & ~np.asarray(pc.fill_null(part.rows.column("void"), False))
             hashed = hash_changes(filtered(part.rows, kept), xattrs=xattrs)
             parts.append(TableRows(scan=scan, rows=hashed, locators=part.locators[kept]))
             batches.append(numbers[kept])
@@ -374,7 +258,7 @@ class ScannedChanges:
         return replace(self, rows=self.rows.of(chosen), batches=self.batches[chosen])
 
 
-# --- all tables -----------------------------------------------------------------------------------------------------
+# --- all tables -------------------------------------------------------------------------------------------------------
 
 
 class _Judging:
@@ -406,7 +290,7 @@ class _Judging:
             collections[name] = CollectionCheck(name=name, ids=ids)
         for name, collection in sorted(collections.items()):
             rows = documents.of(of_bucket.get(name, slice(0)))
-            bucket = Bucket.of(rows, ends, self._vbuckets, live_ids=self._check.live_ids)
+            bucket = BucketDocuments.of(rows, ends, self._vbuckets, live_ids=self._check.live_ids)
             of_collection = changes.of(of_changes.get(name, slice(0)))
             self._judge_changes(collection, bucket, of_collection.rows)
             self._judge_documents(collection, bucket, of_collection.batches)
@@ -417,14 +301,14 @@ class _Judging:
         return self._report
 
     def _by_collection(self, ids: Numbers) -> dict[str, Any]:
-        """The places of each collection's rows. Several ids may have had one name."""
+        """The rows of each collection, by number. Several ids may have had one name."""
         found: dict[str, Any] = {}
         for id_, chosen in by_id(ids):
             name = self._names.setdefault(id_, table_name(None, None, id_))
             found[name] = np.concatenate([found[name], chosen]) if name in found else chosen
         return found
 
-    # --- what is found ----------------------------------------------------------------------------------------------
+    # --- what is found ------------------------------------------------------------------------------------------------
 
     def _counts(self, name: str) -> Counts:
         return self._report.counts.setdefault(name, Counts())
@@ -446,7 +330,7 @@ class _Judging:
             self._report.findings.add(*found, count=len(rows))
             self._wrong.setdefault(collection, []).append(rows.keys)
 
-    def _add_judged(self, collection: str, table: TableRows, bucket: Bucket, judged: Judged) -> None:
+    def _add_judged(self, collection: str, table: TableRows, bucket: BucketDocuments, judged: Judged) -> None:
         for kind, marks, says in (
             (FindingKind.DIFFERS, judged.differs, "is not as it is in the bucket"),
             (FindingKind.EXTRA, judged.is_extra, "is not in the bucket"),
@@ -456,11 +340,11 @@ class _Judging:
         self._missing(collection, table.scan.label, bucket.rows.of(judged.missing), "is in the bucket, and not here")
 
     def _scan(self, kind: TableKind, name: str, schema: pa.Schema, table: TableCheck | None) -> TableScan:
-        place = TablePlace("") if table is None else table.place
+        location = TableLocation("") if table is None else table.location
         files = () if table is None else table.files
-        return TableScan(place, table_label(kind, name), schema, files, self._report.findings)
+        return TableScan(location, table_label(kind, name), schema, files, self._report.findings)
 
-    # --- each table -------------------------------------------------------------------------------------------------
+    # --- each table ---------------------------------------------------------------------------------------------------
 
     def _check_seqnos(self, rows: TableRows) -> None:
         """A seqno is one change, or one event. Rollbacks have the seqno of what they kept."""
@@ -475,7 +359,7 @@ class _Judging:
                 name = self._names.setdefault(id_, table_name(None, None, id_))
                 self._found(name, FindingKind.TWICE, again.of(chosen), says)
 
-    def _judge_changes(self, collection: CollectionCheck, bucket: Bucket, rows: TableRows) -> None:
+    def _judge_changes(self, collection: CollectionCheck, bucket: BucketDocuments, rows: TableRows) -> None:
         """Fold what `changes` has, and compare what that leaves."""
         inside = is_inside(rows.rows.vbuckets, self._vbuckets)
         says = "is in a vbucket that the bucket does not have"
@@ -497,9 +381,9 @@ class _Judging:
             says = "was removed in the bucket, and its removal is not here"
             self._missing(collection.name, live.scan.label, removals.of(is_lost), says)
 
-    # --- documents and rejects --------------------------------------------------------------------------------------
+    # --- documents and rejects ----------------------------------------------------------------------------------------
 
-    def _judge_documents(self, collection: CollectionCheck, bucket: Bucket, batches: Numbers) -> None:
+    def _judge_documents(self, collection: CollectionCheck, bucket: BucketDocuments, batches: Numbers) -> None:
         table, counts = collection.documents, self._counts(collection.name)
         if table is None:
             counts.pending += len(bucket.rows)
@@ -540,22 +424,22 @@ class _Judging:
         )
         judged = judge_rejects(expected, stored)
         there = TableRows(scan=scan, rows=stored.rows, locators=stored.locators)
-        for kind, places, says in (
+        for kind, rows, says in (
             (FindingKind.EXTRA, judged.extra, "is not a document that does not fit the typed columns"),
             (FindingKind.DIFFERS, judged.differing, "is not as it is in the documents, or for another reason"),
             (FindingKind.TWICE, judged.twice, "is there twice"),
         ):
-            self._found(collection.name, kind, there.of(places), says)
+            self._found(collection.name, kind, there.of(rows), says)
         lost = TableRows(scan=documents, rows=expected.rows, locators=expected.locators).of(judged.missing)
         if len(lost.rows):
             says = "does not fit the typed columns, and is not here"
             lost.report(FindingKind.MISSING, says, of_table=scan.label)
             self._wrong.setdefault(collection.name, []).append(lost.rows.keys)
 
-    # --- history ----------------------------------------------------------------------------------------------------
+    # --- history ------------------------------------------------------------------------------------------------------
 
     def _judge_history(
-        self, collection: CollectionCheck, table: TableCheck, bucket: Bucket, changes: ScannedChanges
+        self, collection: CollectionCheck, table: TableCheck, bucket: BucketDocuments, changes: ScannedChanges
     ) -> None:
         xattrs = self._check.facts.xattrs
         scan = self._scan(TableKind.HISTORY, collection.name, history_schema(xattrs=xattrs), table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headwater.lake.key_index import KeyIndex, document_places
+from headwater.lake.change_rows import KeyIndex, key_spaces
 
 
 def test_a_slice_of_an_array_is_read_where_it_lies() -> None:
@@ -20,5 +20,5 @@ def test_many_keys() -> None:
 
 
 def test_a_place_tells_vbuckets_and_collections_apart() -> None:
-    places = document_places(np.array([0, 1, 0, 1023]), np.array([8, 8, 9, 2**32 - 1]))
+    places = key_spaces(np.array([0, 1, 0, 1023]), np.array([8, 8, 9, 2**32 - 1]))
     assert len(set(places.tolist())) == 4

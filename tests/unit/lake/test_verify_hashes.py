@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.lake.digests import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
 from headwater.lake.layout import changes_schema, documents_schema, split_keys
+from headwater.lake.verify_hashes import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
 from support.bucket_model import Change, ModelBucket, batches, changed_at
 
 DOCUMENT = Change(

@@ -47,17 +47,15 @@ from headwater.protocol.values import Datatype
 Hashes = NDArray[np.uint64]
 """Two words a row."""
 Marks = NDArray[np.bool_]
-
 UNKNOWN_OP = -1
 """What another program has put into `op`."""
-
 _NUMBERS = ("seqno", "cas", "rev", "flags", "expiry", "changed_at")
 _NO_TIME = np.iinfo(np.int64).min
 _IS_NULL, _IS_MISPLACED = 1, 2
 _SECRET: Any = (np.uint64(0x6865616477617465), np.uint64(0x72206469676573))
 """Fixed, so that all processes agree; there is nothing to gain by a collision."""
 _NO_BYTES = np.frombuffer(b"", dtype=np.uint8)
-_NO_PLACES = np.frombuffer(bytes(4), dtype=np.int32)
+_NO_ENDS = np.frombuffer(bytes(4), dtype=np.int32)
 """Not to be written, as what is made of Arrow's buffers: numba compiles a kernel once more for arrays that are."""
 
 
@@ -70,7 +68,7 @@ class HashedRows:
     """Of collections; -1 where a row belongs to none."""
     seqnos: NDArray[np.int64]
     ops: NDArray[np.int8]
-    """Places in `OPS`. A row of a table of documents is a mutation."""
+    """Numbers in `OPS`. A row of a table of documents is a mutation."""
     keys: Hashes
     hashes: Hashes
 
@@ -132,7 +130,7 @@ def hash_texts(column: pa.Array | pa.ChunkedArray) -> Hashes:
 
 
 def op_codes(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int8]:
-    """The operations as places in `OPS`."""
+    """The operations as numbers in `OPS`."""
     ops = _array(rows, "op")
     if not pa.types.is_dictionary(ops.type):
         ops = ops.dictionary_encode()
@@ -215,9 +213,17 @@ def _hashed(
         keys=np.empty((count, 2), dtype=np.uint64),
         hashes=np.empty((count, 2), dtype=np.uint64),
     )
-    places = ids << 16 | vbuckets
+    documents = ids << 16 | vbuckets
     _hash_rows(
-        places, numbers, sums, *_parts_of(keys), *_parts_of(values), _SECRET[0], _SECRET[1], hashed.keys, hashed.hashes
+        documents,
+        numbers,
+        sums,
+        *_parts_of(keys),
+        *_parts_of(values),
+        _SECRET[0],
+        _SECRET[1],
+        hashed.keys,
+        hashed.hashes,
     )
     return hashed
 
@@ -237,10 +243,10 @@ def _parts_of(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
         # What lies behind a null need not be nothing.
         array = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
     if len(array) == 0:
-        return _NO_PLACES, _NO_BYTES
+        return _NO_ENDS, _NO_BYTES
     _, offsets, data = array.buffers()
-    places = _read_only(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return places, _NO_BYTES if data is None else _read_only(data, np.uint8)
+    ends = _read_only(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return ends, _NO_BYTES if data is None else _read_only(data, np.uint8)
 
 
 def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
@@ -262,20 +268,20 @@ def _take_bytes(state: Any, data: Bytes, at: int, length: int) -> Any:
 
 @kernel
 def _hash_rows(
-    documents: Int64s, numbers: Int64Rows, sums: UInt64Rows, key_places: ReadOnlyInt32s, keys: ReadOnlyBytes,
-    value_places: ReadOnlyInt32s, values: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, key_hashes: UInt64Rows,
+    documents: Int64s, numbers: Int64Rows, sums: UInt64Rows, key_ends: ReadOnlyInt32s, keys: ReadOnlyBytes,
+    value_ends: ReadOnlyInt32s, values: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, key_hashes: UInt64Rows,
     hashes: UInt64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(hashes)):
         state = sip_word(sip_start(secret0, secret1), u64(documents[row]))
-        key_at = i64(key_places[row])
-        state = _take_bytes(state, keys, key_at, i64(key_places[row + 1]) - key_at)
+        key_at = i64(key_ends[row])
+        state = _take_bytes(state, keys, key_at, i64(key_ends[row + 1]) - key_at)
         key_hashes[row, 0], key_hashes[row, 1] = sip_end(state)
         for i in range(numbers.shape[0]):
             state = sip_word(state, u64(numbers[i, row]))
         state = sip_word(sip_word(state, sums[row, 0]), sums[row, 1])
-        value_at = i64(value_places[row])
-        value_bytes = i64(value_places[row + 1]) - value_at
+        value_at = i64(value_ends[row])
+        value_bytes = i64(value_ends[row + 1]) - value_at
         # The length keeps a key's last bytes apart from a value's first.
         state = sip_word(state, u64(value_bytes))
         state = _take_bytes(state, values, value_at, value_bytes)
@@ -284,16 +290,16 @@ def _hash_rows(
 
 @kernel
 def _sum_pairs(
-    ends: Int64s, name_places: ReadOnlyInt32s, names: ReadOnlyBytes, value_places: ReadOnlyInt32s,
+    ends: Int64s, name_ends: ReadOnlyInt32s, names: ReadOnlyBytes, value_ends: ReadOnlyInt32s,
     values: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, sums: UInt64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(sums)):
         for pair in range(ends[row], ends[row + 1]):
-            name_at, value_at = i64(name_places[pair]), i64(value_places[pair])
-            name_bytes = i64(name_places[pair + 1]) - name_at
+            name_at, value_at = i64(name_ends[pair]), i64(value_ends[pair])
+            name_bytes = i64(name_ends[pair + 1]) - name_at
             state = sip_word(sip_start(secret0, secret1), u64(name_bytes))
             state = _take_bytes(state, names, name_at, name_bytes)
-            state = _take_bytes(state, values, value_at, i64(value_places[pair + 1]) - value_at)
+            state = _take_bytes(state, values, value_at, i64(value_ends[pair + 1]) - value_at)
             high, low = sip_end(state)
             sums[row, 0] += high
             sums[row, 1] += low
@@ -301,11 +307,11 @@ def _sum_pairs(
 
 @kernel
 def _hash_texts(
-    places: ReadOnlyInt32s, data: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, hashes: UInt64Rows
+    ends: ReadOnlyInt32s, data: ReadOnlyBytes, secret0: UInt64, secret1: UInt64, hashes: UInt64Rows
 ) -> None:
     for row in range(len(hashes)):
-        at = i64(places[row])
-        state = _take_bytes(sip_start(secret0, secret1), data, at, i64(places[row + 1]) - at)
+        at = i64(ends[row])
+        state = _take_bytes(sip_start(secret0, secret1), data, at, i64(ends[row + 1]) - at)
         hashes[row, 0], hashes[row, 1] = sip_end(state)
 
 

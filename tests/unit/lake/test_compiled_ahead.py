@@ -1,4 +1,4 @@
-"""After warming up nothing is compiled any more, whatever is landed."""
+"""After compiling ahead nothing is compiled any more, whatever is landed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from numba.core.dispatcher import Dispatcher
 
-from headwater.lake import digests, json_fields, key_index
+from headwater.lake import change_rows, json_fields, verify_hashes
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings, with_columns
-from headwater.lake.warm_up import warm_up
+from headwater.protocol.kernels.machine_code import compile_kernels
 from support.model_verification import verify_model
 from support.small_lake import SmallLake
 
@@ -17,7 +17,7 @@ from support.small_lake import SmallLake
 def signatures() -> dict[str, int]:
     kernels = {
         f"{module.__name__}.{name}": it
-        for module in (digests, json_fields, key_index)
+        for module in (verify_hashes, json_fields, change_rows)
         for name, it in vars(module).items()
         if isinstance(it, Dispatcher) and it.__module__ == module.__name__
     }
@@ -25,7 +25,7 @@ def signatures() -> dict[str, int]:
 
 
 def test_all_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None:
-    warm_up()
+    compile_kernels("headwater.lake")
     warm = signatures()
     settings = with_columns(
         LakeSettings(merging=MergeRules(history=True)), {"*": "n INT, s STRING, d DOUBLE, o STRUCT<a: INT>"}

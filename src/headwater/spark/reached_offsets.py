@@ -1,4 +1,4 @@
-"""How the tasks of a `dcp` stream report to its planner which places they have reached.
+"""How the tasks of a `dcp` stream report to its planner which offsets they have reached.
 
 Spark plans the end of a batch before it is read, and a snapshot that is being written to goes beyond that end. The rows
 behind it come with the batch, so the next one has to begin behind them, or they would come twice. Spark's API has no
@@ -30,7 +30,7 @@ from headwater.client.connection_string import Address
 from headwater.log_fields import LogEvent, fields
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.planning import whole_place
+from headwater.spark.planning import whole_offset
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ LINE_BYTES_MAX = 8 * 1024 * 1024
 _TOKEN_BYTES = 16
 _TAKEN = b".\n"
 
-Places = dict[VBucketId, StreamOffset]
+_Reached = dict[VBucketId, StreamOffset]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ReportTo:
 
     @contextlib.contextmanager
     def attempt(self, reached: Callable[[], Mapping[VBucketId, StreamOffset]]) -> Iterator[None]:
-        """Around the read of a task; at its end `reached` has its places. A report that can't be made is left out."""
+        """Around the read of a task; at its end `reached` has its offsets. A report that can't be made is left out."""
         connection: socket.socket | None = None
         try:
             connection = socket.create_connection((self.host, self.port), CONNECT_S_MAX)
@@ -79,20 +79,20 @@ class ReportTo:
                 connection.close()
 
 
-class ReachedPlaces:
+class ReachedOffsets:
     """The planner's side: what the tasks of the last batch have reported."""
 
     def __init__(self, bucket: Address) -> None:
         """`bucket` is any address of the bucket."""
-        self._attempts: dict[int, list[Places | None]] = {}
+        self._attempts: dict[int, list[_Reached | None]] = {}
         """By task: what each attempt has reached; None while it reads, and for ever if it was cut off."""
         self._next_task = 0
         self._lock = threading.Lock()
         self._token = secrets.token_hex(_TOKEN_BYTES)
         host = _own_address(bucket)
-        self._server = _Server((host, 0), self)
+        self._server = _ReportServer((host, 0), self)
         self._address = host, self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="reached places", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, name="reached offsets", daemon=True).start()
 
     def expect(self, tasks: int) -> list[ReportTo]:
         """A batch begins, with so many tasks. What was reported before is forgotten, and is not taken any more."""
@@ -102,16 +102,16 @@ class ReachedPlaces:
             self._attempts = {task: [] for task in range(first, first + tasks)}
         return [ReportTo(host=host, port=port, token=self._token, task=task) for task in range(first, first + tasks)]
 
-    def take(self) -> Places:
-        """The places that are known for sure: all attempts at a task have come to an end, and to the same one.
+    def take(self) -> _Reached:
+        """The offsets that are known for sure: all attempts at a task have come to an end, and to the same one.
 
         An attempt that is not the first says that there was another, which may have been the one whose rows were used.
         """
         with self._lock:
             attempts, self._attempts = list(self._attempts.values()), {}
-        known: Places = {}
+        known: _Reached = {}
         for reported in attempts:
-            if reported and reported[0] is not None and all(places == reported[0] for places in reported):
+            if reported and reported[0] is not None and all(offsets == reported[0] for offsets in reported):
                 known |= reported[0]
         return known
 
@@ -119,7 +119,7 @@ class ReachedPlaces:
         self._server.shutdown()
         self._server.server_close()
 
-    # --- one connection -------------------------------------------------------------------------------------------
+    # --- one connection -----------------------------------------------------------------------------------------------
 
     def on_begin(self, message: Any) -> tuple[int, int] | None:
         """An attempt begins. Returns its number, or None for one that is not expected."""
@@ -135,36 +135,36 @@ class ReachedPlaces:
             return message["task"], len(attempts) - 1
 
     def on_end(self, attempt: tuple[int, int], message: Any) -> None:
-        places = {
-            VBucketId(vbucket): whole_place(Vbuuid(int(vbuuid)), Seqno(seqno))
+        offsets = {
+            VBucketId(vbucket): whole_offset(Vbuuid(int(vbuuid)), Seqno(seqno))
             for vbucket, vbuuid, seqno in message["reached"]
         }
         with self._lock:
             if attempt[0] in self._attempts:
-                self._attempts[attempt[0]][attempt[1]] = places
+                self._attempts[attempt[0]][attempt[1]] = offsets
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _ReportServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], places: ReachedPlaces) -> None:
+    def __init__(self, address: tuple[str, int], reached: ReachedOffsets) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.places = places
+        self.reached = reached
         super().__init__(address, _Attempt)
 
 
 class _Attempt(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         server = self.server
-        assert isinstance(server, _Server)
+        assert isinstance(server, _ReportServer)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             # A stranger who says nothing is not waited for; a task may read for hours.
             self.connection.settimeout(ANSWER_S_MAX)
-            attempt = server.places.on_begin(json.loads(self.rfile.readline(1024)))
+            attempt = server.reached.on_begin(json.loads(self.rfile.readline(1024)))
             if attempt is None:
                 return
             self.connection.settimeout(None)
-            server.places.on_end(attempt, json.loads(self.rfile.readline(LINE_BYTES_MAX)))
+            server.reached.on_end(attempt, json.loads(self.rfile.readline(LINE_BYTES_MAX)))
             self.wfile.write(_TAKEN)
 
 

@@ -8,23 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headwater.lake.digests import HashedRows, hash_changes
-from headwater.lake.judging import (
-    FINDINGS_MAX,
-    NOT_NAMED,
-    Bucket,
+from headwater.lake.verify_hashes import HashedRows, hash_changes
+from headwater.lake.verify_judging import (
+    BucketDocuments,
     BucketReading,
-    Finding,
-    FindingKind,
-    Findings,
     Judged,
-    RolledBack,
     Standing,
+    StreamRolledBack,
     by_id,
     ends_of,
     judge,
     twice,
 )
+from headwater.lake.verify_scan import FINDINGS_MAX, NOT_NAMED, Finding, FindingKind, Findings
 from support.bucket_model import Change, ModelBucket, batches
 
 GROUP = range(2, 4)
@@ -49,14 +45,14 @@ def rows_of(*changes: Change, vbucket: int = 2) -> HashedRows:
     return HashedRows.joined([hash_changes(batch, xattrs=False) for batch in batches(rows, 100)])
 
 
-def bucket_of(*changes: Change, vbucket: int = 2, live_ids: frozenset[int] | None = None) -> Bucket:
+def bucket_of(*changes: Change, vbucket: int = 2, live_ids: frozenset[int] | None = None) -> BucketDocuments:
     model = ModelBucket(8)
     model.names.update(NAMES)
     reading = BucketReading(GROUP, xattrs=False)
     for batch in batches([model.row(vbucket, it, 0) for it in changes], 2):
         reading.add(batch)
     rows, ends = reading.finish()
-    return Bucket.of(rows, ends, GROUP, live_ids=live_ids)
+    return BucketDocuments.of(rows, ends, GROUP, live_ids=live_ids)
 
 
 def at(*seqnos: int, rolled: Sequence[bool] = (False, False)) -> Standing:
@@ -64,7 +60,9 @@ def at(*seqnos: int, rolled: Sequence[bool] = (False, False)) -> Standing:
     return Standing(seqnos=np.array(seqnos, dtype=np.int64), is_rolled=np.array(rolled, dtype=np.bool_))
 
 
-def judged(bucket: Bucket, rows: HashedRows, standing: Standing, ids: frozenset[int] = frozenset(NAMES)) -> Judged:
+def judged(
+    bucket: BucketDocuments, rows: HashedRows, standing: Standing, ids: frozenset[int] = frozenset(NAMES)
+) -> Judged:
     return judge(bucket, rows, standing, ids=ids, landed_ends=AT_NOTHING)
 
 
@@ -198,7 +196,7 @@ def test_a_rollback_in_the_stream_asks_for_another_read() -> None:
     model.fail_over(2, 0)
     reading = BucketReading(GROUP, xattrs=False)
     (batch,) = batches(model.rows(2), 10)
-    with pytest.raises(RolledBack) as raised:
+    with pytest.raises(StreamRolledBack) as raised:
         reading.add(batch)
     assert raised.value.vbuckets == {2}
 

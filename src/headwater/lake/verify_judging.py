@@ -1,0 +1,494 @@
+"""Is a table the bucket, document by document? The comparison alone: hashes and numbers, and no files.
+
+The bucket is what a stream from the beginning leaves: of each key its newest change. A table holds every vbucket up to
+an offset, and the bucket may have gone on since, so of each key one of these is true:
+
+* The newest change in the bucket lies behind the offset. The table can't know it: the key is *pending*, and whatever
+  the table has of it is not judged. An end of the collection that lies behind the offset makes all of its keys pending.
+* Else the table knows all that the bucket knows. A live document must be there, with the same hash and once; one that
+  was removed must not; nor must a key that the bucket has never had.
+
+That holds in the middle of a snapshot as well. There the table may lack a version that the snapshot has superseded, but
+then the bucket's own newest one lies behind the offset.
+
+A vbucket whose offset is on a branch that a failover took back is not judged at all: the table holds what has not
+happened, and the next landing takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, EXPIRATION, MUTATION, ROLLBACK, Barriers
+from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, Marks, hash_changes, hash_documents, hash_texts
+from headwater.lake.verify_scan import (
+    Locators,
+)
+from headwater.protocol.kernels.memory import Column
+
+_FOREVER = np.iinfo(np.int64).max
+NOT_THERE = -1
+SEQNO_BITS = 48
+"""Seqnos have no more, so that a vbucket and a seqno are one number."""
+Numbers = NDArray[np.int64]
+
+
+# Is a history sound in itself, and does it have the versions that `changes` has?
+#
+# A version holds from its seqno up to the seqno that ended it. Of one document no two versions hold at once, and the
+# one that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the
+# history is merged at; and every version is one of those, unless old changes have been folded.
+
+NO_END = -1
+
+
+class StreamRolledBack(Exception):
+    """The stream took changes back while it was read. It has to be read again: versions that the changes replaced here
+    are alive again, and do not come a second time."""
+
+    def __init__(self, vbuckets: frozenset[int]) -> None:
+        super().__init__(f"vbuckets {sorted(vbuckets)}")
+        self.vbuckets = vbuckets
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Standing:
+    """How far a table is, in each vbucket of a group."""
+
+    seqnos: Numbers
+    """By vbucket, counted from the group's first: what the table holds. 0 stands for nothing."""
+    is_rolled: Marks
+    """By vbucket: its offset is on a branch that a failover took back."""
+
+    @classmethod
+    def nowhere(cls, vbuckets: int) -> Standing:
+        return cls(seqnos=np.zeros(vbuckets, dtype=np.int64), is_rolled=np.zeros(vbuckets, dtype=np.bool_))
+
+    def also_rolled(self, vbuckets: Iterable[int]) -> Standing:
+        """`vbuckets` are counted from the group's first."""
+        is_rolled = self.is_rolled.copy()
+        is_rolled[list(vbuckets)] = True
+        return Standing(seqnos=self.seqnos, is_rolled=is_rolled)
+
+
+# --- the bucket -------------------------------------------------------------------------------------------------------
+
+
+class BucketReading:
+    """Takes the batches of a stream from the beginning, of the vbuckets of one group."""
+
+    def __init__(self, vbuckets: range, *, xattrs: bool) -> None:
+        self.vbuckets = vbuckets
+        self.names: dict[int, str] = {}
+        """Of the collections in it, as far as the stream names them."""
+        self._xattrs = xattrs
+        self._parts: list[HashedRows] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Raises `StreamRolledBack` for a batch with a rollback in it."""
+        if batch.num_rows == 0:
+            return
+        rows = hash_changes(batch, xattrs=self._xattrs)
+        is_rollback = rows.ops == ROLLBACK
+        if is_rollback.any():
+            raise StreamRolledBack(frozenset(rows.vbuckets[is_rollback].tolist()))
+        self._name(batch, rows)
+        self._parts.append(rows)
+
+    def _name(self, batch: pa.RecordBatch, rows: HashedRows) -> None:
+        for id_, chosen in by_id(rows.ids):
+            if id_ in self.names:
+                continue
+            row = 0 if isinstance(chosen, slice) else int(chosen[0])
+            scope, collection = (batch.column(name)[row].as_py() for name in ("scope", "collection"))
+            if scope is not None and collection is not None:
+                self.names[id_] = f"{scope}.{collection}"
+
+    def finish(self) -> tuple[HashedRows, Barriers]:
+        """All changes of documents, and the ends of collections. It holds nothing of them any more."""
+        rows = HashedRows.joined(self._parts)
+        self._parts = []
+        return document_changes(rows), ends_of(rows, self.vbuckets)
+
+
+def by_id(ids: Numbers) -> list[tuple[int, Any]]:
+    """The rows of each collection; all of them as a slice, where there is one collection only."""
+    if len(ids) == 0:
+        return []
+    if ids.min() == ids.max():
+        return [(int(ids[0]), slice(None))]
+    order = np.argsort(ids, kind="stable")
+    edges = np.flatnonzero(np.diff(ids[order])) + 1
+    return [(int(ids[chosen[0]]), chosen) for chosen in np.split(order, edges)]
+
+
+def document_changes(rows: HashedRows) -> HashedRows:
+    """Without events, and without what is unknown."""
+    marks = (rows.ops >= MUTATION) & (rows.ops <= EXPIRATION)
+    return rows if marks.all() else rows.of(marks)
+
+
+def ends_of(rows: HashedRows, vbuckets: range) -> Barriers:
+    """The ends of collections among changes."""
+    events = rows.of((rows.ops == COLLECTION_DROPPED) | (rows.ops == COLLECTION_CREATED))
+    ends = Barriers(np.unique(events.ids).tolist(), vbuckets)
+    ends.add(vbuckets=events.vbuckets, ids=events.ids, seqnos=events.seqnos)
+    return ends
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BucketDocuments:
+    """The newest change of every key of a collection, in the vbuckets of one group."""
+
+    vbuckets: range
+    rows: HashedRows
+    index: HashIndex
+    is_live: Marks
+    changed_at: Numbers
+    """By row: the seqno of what made it so, which is the end of its collection where that is newer."""
+    ends: Barriers
+    live_ids: frozenset[int] | None
+    """The collections that the bucket has, where that is known."""
+
+    @classmethod
+    def of(
+        cls, rows: HashedRows, ends: Barriers, vbuckets: range, *, live_ids: frozenset[int] | None = None
+    ) -> BucketDocuments:
+        """Fold changes of documents to the newest of each key."""
+        index = HashIndex(rows.keys, rows.seqnos)
+        if not index.newest.all():
+            rows = rows.of(index.newest)
+            index = HashIndex(rows.keys, rows.seqnos)
+        ended = ends.seqnos(vbuckets=rows.vbuckets, ids=rows.ids)
+        return cls(
+            vbuckets=vbuckets,
+            rows=rows,
+            index=index,
+            is_live=(rows.ops == MUTATION) & (rows.seqnos > ended),
+            changed_at=np.maximum(rows.seqnos, ended),
+            ends=ends,
+            live_ids=live_ids,
+        )
+
+    def ended_at(self, rows: HashedRows, landed_ends: Barriers) -> Numbers:
+        """By row that the bucket does not have: the seqno at which its collection has ended, or 0.
+
+        A collection that the bucket no longer has may have ended unseen, because a server takes no filter on it. Then
+        either that end has been landed, or the table can't know of it.
+        """
+        ended = self.ends.seqnos(vbuckets=rows.vbuckets, ids=rows.ids)
+        if self.live_ids is None:
+            return ended
+        is_unseen = ~np.isin(rows.ids, list(self.live_ids)) & (ended < rows.seqnos)
+        landed = landed_ends.seqnos(vbuckets=rows.vbuckets, ids=rows.ids)
+        return np.where(is_unseen, np.where(landed > rows.seqnos, landed, _FOREVER), ended)
+
+    def is_pending(self, standing: Standing) -> Marks:
+        """By row: it is newer than what a table holds."""
+        here = self.rows.vbuckets - self.vbuckets.start
+        pending: Marks = (self.changed_at > standing.seqnos[here]) & ~standing.is_rolled[here]
+        return pending
+
+    def is_landed(self, standing: Standing) -> Marks:
+        """By row: a table has to know it."""
+        here = self.rows.vbuckets - self.vbuckets.start
+        landed: Marks = (self.changed_at <= standing.seqnos[here]) & ~standing.is_rolled[here]
+        return landed
+
+
+# --- a table against it -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Judged:
+    """The rows of a table, each with what is true of it. A row of which nothing is true is not judged."""
+
+    is_equal: Marks
+    differs: Marks
+    is_extra: Marks
+    is_twice: Marks
+    is_ending: Marks
+    """The bucket no longer has its key, because its collection has ended since."""
+    missing: Numbers
+    """Rows of the bucket that the table lacks."""
+
+    @property
+    def faults(self) -> tuple[Marks, ...]:
+        return self.differs, self.is_extra, self.is_twice
+
+
+def judge(
+    bucket: BucketDocuments, rows: HashedRows, standing: Standing, *, ids: frozenset[int], landed_ends: Barriers
+) -> Judged:
+    """Compare the documents that a table has with those of the bucket. `ids` are the collections that belong into the
+    table; `landed_ends` are the ends of collections that have been landed."""
+    found = bucket.index.find(rows.keys)
+    held, is_rolled, is_ours = _held(bucket, rows, standing)
+    is_ours &= is_one_of(rows.ids, ids)
+    is_there = (found >= 0) & is_ours
+    found = np.where(is_there, found, NOT_THERE)
+    changed_at = _at(bucket.changed_at, found, 0)
+    strange = ~is_there & is_ours
+    if strange.any():
+        changed_at[strange] = bucket.ended_at(rows.of(strange), landed_ends)
+    # A table that holds nothing of a vbucket has not been begun there.
+    is_pending = is_ours & ~is_rolled & ((changed_at > held) | (held == 0))
+    is_judged = ~is_pending & ~is_rolled
+    is_live = _at(bucket.is_live, found, False)
+    is_first = _is_first(found)
+    is_same = is_there.copy()
+    for word in range(2):
+        is_same &= _at(bucket.rows.hashes[:, word], found, 0) == rows.hashes[:, word]
+    is_seen = np.zeros(len(bucket.rows), dtype=np.bool_)
+    is_seen[found[is_there]] = True
+    wanted = bucket.is_live & bucket.is_landed(standing) & ~is_seen
+    return Judged(
+        is_equal=is_judged & is_live & is_same & is_first,
+        differs=is_judged & is_live & ~is_same & is_first,
+        is_extra=is_judged & ~is_live,
+        is_twice=is_judged & is_live & ~is_first,
+        is_ending=is_pending & ~is_there,
+        missing=np.flatnonzero(wanted),
+    )
+
+
+def is_inside(vbuckets: Column, group: range) -> Marks:
+    """By row: its vbucket is one of the group."""
+    marks: Marks = (vbuckets >= group.start) & (vbuckets < group.stop)
+    return marks
+
+
+def is_one_of(ids: Numbers, wanted: frozenset[int]) -> Marks:
+    # Nearly always it is one, and numpy does not see that.
+    marks: Marks = ids == next(iter(wanted)) if len(wanted) == 1 else np.isin(ids, list(wanted))
+    return marks
+
+
+def _at(column: Column, rows: Numbers, default: Any) -> Any:
+    """What a column has in some rows, and the default where a row is `NOT_THERE`."""
+    if len(column) == 0:
+        return np.full(len(rows), default, dtype=column.dtype)
+    return np.where(rows >= 0, column[rows], column.dtype.type(default))
+
+
+def _held(bucket: BucketDocuments, rows: HashedRows, standing: Standing) -> tuple[Numbers, Marks, Marks]:
+    """By row: what the table holds of its vbucket, whether that is rolled back, and whether it is of the group at all.
+
+    A row of another group's vbucket, or of one that the bucket does not have, was put there by another program.
+    """
+    is_ours = is_inside(rows.vbuckets, bucket.vbuckets)
+    here = np.where(is_ours, rows.vbuckets - bucket.vbuckets.start, 0)
+    return standing.seqnos[here], standing.is_rolled[here] & is_ours, is_ours
+
+
+def _is_first(found: Numbers) -> Marks:
+    """By row: no row before it has been found in the same row."""
+    is_first = np.ones(len(found), dtype=np.bool_)
+    there = found[found >= 0]
+    if len(there) == 0 or np.bincount(there).max() == 1:
+        return is_first
+    order = np.argsort(found, kind="stable")
+    again = (found[order[1:]] == found[order[:-1]]) & (found[order[1:]] >= 0)
+    is_first[order[1:][again]] = False
+    return is_first
+
+
+def twice(numbers: Numbers) -> Numbers:
+    """Which of the numbers have come before."""
+    order = np.argsort(numbers, kind="stable")
+    return np.sort(order[1:][numbers[order[1:]] == numbers[order[:-1]]])
+
+
+# --- a history --------------------------------------------------------------------------------------------------------
+#
+# A version holds from its seqno up to the seqno that ended it. Of one document no two versions hold at once, and the
+# one that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the
+# history is merged at; and every version is one of those, unless old changes have been folded.
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Versions:
+    """The rows of a history."""
+
+    rows: HashedRows
+    locators: Locators
+    ends: Numbers
+    """By row: the seqno that ended it, or `NO_END`."""
+    is_current: Marks
+    """By row: as the table is partitioned."""
+
+    @classmethod
+    def joined(cls, parts: list[Versions]) -> Versions:
+        return cls(
+            rows=HashedRows.joined([part.rows for part in parts]),
+            locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
+            ends=np.concatenate([np.zeros(0, dtype=np.int64), *(part.ends for part in parts)]),
+            is_current=np.concatenate([np.zeros(0, dtype=np.bool_), *(part.is_current for part in parts)]),
+        )
+
+
+def faults_of_validity(versions: Versions) -> Iterator[tuple[Marks, str]]:
+    """Marks on versions that can't be as they are, and what to say of them."""
+    has_end = versions.ends != NO_END
+    yield versions.is_current & has_end, "is current, and has an end"
+    yield ~versions.is_current & ~has_end, "is not current, and has no end"
+    yield has_end & (versions.ends <= versions.rows.seqnos), "ends before it begins"
+    yield _overlapping(versions), "begins before the version before it ends"
+
+
+def _overlapping(versions: Versions) -> Marks:
+    rows = versions.rows
+    marks = np.zeros(len(rows), dtype=np.bool_)
+    order = np.lexsort((rows.seqnos, rows.keys[:, 1], rows.keys[:, 0]))
+    before, after = order[:-1], order[1:]
+    is_same = (rows.keys[before] == rows.keys[after]).all(axis=1)
+    ends = np.where(versions.ends == NO_END, _FOREVER, versions.ends)
+    marks[after[is_same & (ends[before] > rows.seqnos[after])]] = True
+    return marks
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LandedVersions:
+    """What a history has to hold by `changes`."""
+
+    rows: HashedRows
+    """Changes of the collection's documents that are not void."""
+    batches: Numbers
+    merged: int
+    """The last batch that is in the history."""
+    is_open: Marks
+    """By vbucket of the group: a rollback that is not in the history yet has changed what `changes` says of it."""
+    vbuckets: range
+
+    def lost(self, versions: Versions) -> Marks:
+        """A mark on the changes that are not among the versions."""
+        marks: Marks = (self.rows.ops == MUTATION) & (self.batches <= self.merged) & ~self._is_open(self.rows)
+        found = HashIndex(versions.rows.hashes, versions.rows.seqnos).find(self.rows.hashes)
+        return marks & (found < 0)
+
+    def unknown(self, versions: Versions) -> Marks:
+        """A mark on the versions that are not among the changes."""
+        found = HashIndex(self.rows.hashes, self.rows.seqnos).find(versions.rows.hashes)
+        return (found < 0) & ~self._is_open(versions.rows)
+
+    def _is_open(self, rows: HashedRows) -> Marks:
+        inside = is_inside(rows.vbuckets, self.vbuckets)
+        is_open: Marks = self.is_open[np.where(inside, rows.vbuckets - self.vbuckets.start, 0)] & inside
+        return is_open
+
+
+# --- typed columns and rejects ----------------------------------------------------------------------------------------
+#
+# Documents are parsed once more, as the merge did that wrote them. What comes out must be what the columns hold, and
+# the documents that do not fit must be the rows of `rejects`, each with the same reason.
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rejected:
+    """Documents that do not fit, as `documents` has them or as `rejects` does."""
+
+    rows: HashedRows
+    """Without extended attributes, which `rejects` does not have."""
+    reasons: Hashes
+    locators: Locators
+
+    @classmethod
+    def of(cls, rows: pa.Table, reasons: pa.Array | pa.ChunkedArray, locators: Locators) -> Rejected:
+        return cls(rows=hash_documents(rows, xattrs=False), reasons=hash_texts(reasons), locators=locators)
+
+    @classmethod
+    def joined(cls, parts: list[Rejected]) -> Rejected:
+        return cls(
+            rows=HashedRows.joined([part.rows for part in parts]),
+            reasons=np.concatenate([np.zeros((0, 2), dtype=np.uint64), *(part.reasons for part in parts)]),
+            locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
+        )
+
+
+class TypedCheck:
+    """Goes over the rows of a table of documents."""
+
+    def __init__(self, columns: TypedColumns | None) -> None:
+        self._columns = columns
+        self._rejected: list[Rejected] = []
+
+    def take(self, rows: pa.Table, locators: Locators) -> Marks:
+        """Returns a mark on rows whose typed columns do not hold what their document says."""
+        if self._columns is None or rows.num_rows == 0:
+            return np.zeros(rows.num_rows, dtype=np.bool_)
+        parsed = self._columns.parse(rows.column("document"))
+        wrong = np.zeros(rows.num_rows, dtype=np.bool_)
+        for name, expected in parsed.columns.items():
+            wrong |= _differing(rows.column(name), expected)
+        unfit = np.asarray(parsed.reasons.is_valid())
+        if unfit.any():
+            marks = pa.array(unfit)
+            self._rejected.append(Rejected.of(rows.filter(marks), parsed.reasons.filter(marks), locators[unfit]))
+        return wrong
+
+    @property
+    def rejected(self) -> Rejected:
+        """Those that do not fit, of all that were taken."""
+        return Rejected.joined(self._rejected)
+
+
+def _differing(stored: pa.ChunkedArray, expected: pa.ChunkedArray) -> Marks:
+    """A mark on rows in which two columns of one type are not the same."""
+    if stored.equals(expected):
+        return np.zeros(len(stored), dtype=np.bool_)
+    if pa.types.is_nested(stored.type):
+        return _differing_nested(stored.combine_chunks(), expected.combine_chunks())
+    is_other = pc.fill_null(pc.not_equal(stored, expected), False)
+    return np.asarray(pc.or_(is_other, pc.not_equal(stored.is_null(), expected.is_null())))
+
+
+def _differing_nested(stored: pa.Array, expected: pa.Array) -> Marks:
+    """By halves: Arrow can say of arrays of lists and structs only whether they are the same as a whole."""
+    if stored.equals(expected):
+        return np.zeros(len(stored), dtype=np.bool_)
+    if len(stored) == 1:
+        return np.ones(1, dtype=np.bool_)
+    half = len(stored) // 2
+    return np.concatenate(
+        [_differing_nested(stored[:half], expected[:half]), _differing_nested(stored[half:], expected[half:])]
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class JudgedRejects:
+    missing: Numbers
+    """Rows that have to be there."""
+    extra: Numbers
+    differing: Numbers
+    twice: Numbers
+    """Rows that are there."""
+
+
+def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
+    """Compare the rejects of a table with what they have to be."""
+    index = HashIndex(expected.rows.keys, expected.rows.seqnos)
+    found = index.find(stored.rows.keys)
+    is_there = found >= 0
+    is_first = np.zeros(len(found), dtype=np.bool_)
+    is_first[np.unique(found, return_index=True)[1]] = True
+    at = found[is_there]
+    is_same = np.zeros(len(found), dtype=np.bool_)
+    is_same[is_there] = (stored.rows.hashes[is_there] == expected.rows.hashes[at]).all(axis=1)
+    is_same[is_there] &= (stored.reasons[is_there] == expected.reasons[at]).all(axis=1)
+    is_seen = np.zeros(len(expected.rows), dtype=np.bool_)
+    is_seen[at] = True
+    # A document that is twice in `documents` is said so there.
+    return JudgedRejects(
+        missing=np.flatnonzero(~is_seen & index.newest),
+        extra=np.flatnonzero(~is_there),
+        differing=np.flatnonzero(is_there & is_first & ~is_same),
+        twice=np.flatnonzero(is_there & ~is_first),
+    )

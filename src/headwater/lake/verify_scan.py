@@ -1,0 +1,372 @@
+"""What `headwater verify` reads, and what it finds: the findings, and the scan of a table's live files.
+
+Every column of every row group is read, with the checksums of its pages, because a page that no query of ours needs is
+read by others. A file that is missing, cut off or damaged is a finding: it costs the rows that can't be read, and the
+rest is read on. An error is never raised for what is wrong with a file.
+
+A row is named by its *locator*, one number for the file and the row in it. Keys are read again for those rows alone
+that something is wrong with, so a scan keeps no keys. Of each kind and table the first few findings are kept, with the
+number of all of them. So a report is small, however much of a table is wrong, and can be carried to the driver.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as fs
+from deltalake.exceptions import DeltaError
+from numpy.typing import NDArray
+
+from headwater.errors import LakeDamaged
+from headwater.lake.data_files import DataFile, FileReader
+from headwater.lake.delta_log import DeltaLog
+from headwater.lake.layout import LakeLocation, TableKind, TableLocation, open_filesystem, split_keys
+from headwater.lake.verify_hashes import HashedRows
+
+if TYPE_CHECKING:
+    pass
+
+
+# What `headwater verify` finds: what is wrong, in which table, and with what, each in one plain sentence.
+#
+# Of each kind and table the first few are kept, with the number of all of them. So a report is small, however much of a
+# table is wrong, and can be carried from an executor to the driver.
+
+FINDINGS_MAX = 20
+"""Of one kind in one table that are kept."""
+NOT_NAMED = "a document"
+"""What a finding calls a document that only the bucket has, until its key has been looked up."""
+
+
+# Reading all of a table's live files to judge them: what can't be read is a finding, and the rest is read on.
+#
+# Every column of every row group is read, with the checksums of its pages, because a page that no query of ours needs
+# is read by others. A file that is missing, cut off or damaged costs the rows that can't be read, and no more.
+#
+# A row is named by its *locator*, one number for the file and the row in it. Keys are read again for those rows alone
+# that something is wrong with, so a scan keeps no keys.
+
+UNREADABLE_LOG = (LakeDamaged, DeltaError, OSError, ValueError)
+"""What is raised where the files of a table's log are not what they were."""
+OWN_LIBRARY = "parquet-cpp-arrow"
+"""What Arrow calls itself in the files that it writes. Other engines have other names."""
+SCAN_BYTES = 2 * 1024 * 1024
+"""What is held of a file at once, uncompressed."""
+_ROWS_BITS = 32
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, pa.ArrowException, LakeDamaged)
+"""What Arrow raises for bytes that are no Parquet, or are no longer."""
+Locators = NDArray[np.int64]
+ReadsRowGroup = Callable[[FileReader, int], bool]
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+class FindingKind(StrEnum):
+    """What is wrong with it."""
+
+    MISSING = "missing"
+    """A document, a change or a version that the table has to hold."""
+    EXTRA = "extra"
+    """One that it must not hold."""
+    DIFFERS = "differs"
+    TWICE = "twice"
+    TYPED_COLUMN = "typed column"
+    """A typed column does not hold what the document says."""
+    VALIDITY = "validity"
+    """A version is current and has ended, or neither, or two of them hold at once."""
+    MISSING_TABLE = "missing table"
+    MISSING_FILE = "missing file"
+    DAMAGED_FILE = "damaged file"
+    DAMAGED_LOG = "damaged log"
+    """The log of the table can't be read, so it is not known what belongs to the table."""
+    ROLLBACK_PENDING = "rollback pending"
+    """A failover took back changes that the table holds."""
+
+
+_REPORTED_AGAIN = frozenset({FindingKind.MISSING_FILE, FindingKind.DAMAGED_FILE, FindingKind.MISSING_TABLE})
+"""What is found by every task that meets it. There are few of them."""
+_ORDER = {kind: number for number, kind in enumerate(FindingKind)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong."""
+
+    kind: FindingKind
+    table: str
+    """Such as `changes` or `documents/shop.orders`."""
+    what: str
+    """A key, a file, or a vbucket."""
+    says: str
+    """The rest of the sentence."""
+    vbucket: int | None = None
+    seqno: int | None = None
+    file: str | None = None
+    """That holds it, from the table's directory on."""
+    engine: str | None = None
+    """What has written that file, where it was not Headwater."""
+
+    @property
+    def sentence(self) -> str:
+        details = [
+            f"{name} {value}"
+            for name, value in (("vbucket", self.vbucket), ("seqno", self.seqno), ("file", self.file))
+            if value is not None
+        ]
+        if self.engine is not None:
+            details.append(f"rewritten by another engine, {self.engine}")
+        where = f" ({', '.join(details)})" if details else ""
+        return f"{self.table}: {self.what} {self.says}{where}"
+
+
+def table_label(kind: TableKind, name: str | None = None) -> str:
+    return str(kind) if name is None else f"{kind}/{name}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings of any number, and the first of each kind and table."""
+
+    kept: dict[tuple[FindingKind, str], list[Finding]] = field(default_factory=dict)
+    counts: Counter[tuple[FindingKind, str]] = field(default_factory=Counter)
+
+    def add(self, *found: Finding, count: int | None = None) -> None:
+        """Take in some of one kind and table; `count` is how many there are, where these are the first only."""
+        for one in found:
+            self._keep(one)
+        if found:
+            self.counts[found[0].kind, found[0].table] += len(found) if count is None else count
+
+    def merge(self, others: Findings) -> None:
+        """Take in those of another report."""
+        self.counts += others.counts
+        for key, found in others.kept.items():
+            for one in found:
+                if one.kind in _REPORTED_AGAIN and any(one.what == known.what for known in self.kept.get(key, ())):
+                    self.counts[key] -= 1
+                else:
+                    self._keep(one)
+
+    def name(self, keys: Mapping[tuple[int, int], str]) -> None:
+        """Put the keys of documents in, by vbucket and seqno, into those that have none yet."""
+
+        def named(one: Finding) -> Finding:
+            if one.what != NOT_NAMED or one.vbucket is None or one.seqno is None:
+                return one
+            return replace(one, what=keys.get((one.vbucket, one.seqno), NOT_NAMED))
+
+        for key, found in self.kept.items():
+            self.kept[key] = [named(one) for one in found]
+
+    def _keep(self, finding: Finding) -> None:
+        kept = self.kept.setdefault((finding.kind, finding.table), [])
+        # What is reported again is kept until the last task has reported: else it would be counted twice.
+        if len(kept) < FINDINGS_MAX or finding.kind in _REPORTED_AGAIN:
+            kept.append(finding)
+
+    def first(self) -> tuple[Finding, ...]:
+        """In the order of the kinds, and no more than so many of each kind and table."""
+        keys = sorted(self.kept, key=lambda key: (_ORDER[key[0]], key[1]))
+        return tuple(one for key in keys for one in self.kept[key][:FINDINGS_MAX])
+
+
+# --- the scan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedRows:
+    """Some rows of a file, with all their columns."""
+
+    file: DataFile
+    rows: pa.Table
+    locators: Locators
+
+
+@dataclass(slots=True)
+class TableScan:
+    """The live files of a table, or of a part of it."""
+
+    location: TableLocation
+    label: str
+    """What findings call the table."""
+    schema: pa.Schema
+    """The columns that every file has to have. Those by which the table is partitioned are not in its files."""
+    files: Sequence[DataFile]
+    findings: Findings
+    engines: dict[int, str] = field(default_factory=dict)
+    """By the number of a file that another engine wrote: its name."""
+
+    def read(self, reads: ReadsRowGroup = lambda reader, row_group: True) -> Iterator[ScannedRows]:
+        """All rows of the row groups that `reads` chooses."""
+        for number, file in enumerate(self.files):
+            yield from self._read_file(number, file, reads)
+
+    def _read_file(self, number: int, file: DataFile, reads: ReadsRowGroup) -> Iterator[ScannedRows]:
+        try:
+            reader = FileReader(self.location, file.path, checks=True)
+        except FileNotFoundError:
+            self._report(FindingKind.MISSING_FILE, file, "is not there, and the table's log names it")
+            return
+        except _UNREADABLE as error:
+            self._report(FindingKind.DAMAGED_FILE, file, _says(error))
+            return
+        with reader:
+            start = number << _ROWS_BITS
+            try:
+                if OWN_LIBRARY not in reader.created_by:
+                    self.engines[number] = reader.created_by or "of no name"
+                self._check_size(file, reader)
+                for row_group in reader.row_groups:
+                    if reads(reader, row_group):
+                        yield from self._read_row_group(file, reader, row_group, start)
+                    start += reader.row_group_rows(row_group)
+            except _UNREADABLE as error:
+                self._report(FindingKind.DAMAGED_FILE, file, _says(error))
+
+    def _read_row_group(self, file: DataFile, reader: FileReader, row_group: int, start: int) -> Iterator[ScannedRows]:
+        parts = reader.batches(row_group, bytes_max=SCAN_BYTES)
+        while True:
+            try:
+                # Only what reads is tried: an error of those who take the rows is no fault of the file.
+                rows = next(parts, None)
+                if rows is not None:
+                    rows = _with_types(rows, self.schema)
+                    # Without checksums, texts may be none.
+                    rows.validate(full=not reader.is_sealed)
+            except _UNREADABLE as error:
+                self._report(FindingKind.DAMAGED_FILE, file, _says(error))
+                return
+            if rows is None:
+                return
+            yield ScannedRows(file, rows, np.arange(start, start + rows.num_rows, dtype=np.int64))
+            start += rows.num_rows
+
+    def _check_size(self, file: DataFile, reader: FileReader) -> None:
+        """What was put behind the end of a file, or taken from it, and left its end intact."""
+        if reader.size_bytes != file.size_bytes:
+            says = f"has {reader.size_bytes:,} bytes, and the table's log says {file.size_bytes:,}"
+            self._report(FindingKind.DAMAGED_FILE, file, says)
+        elif file.rows and reader.rows != file.rows:
+            says = f"has {reader.rows:,} rows, and the table's log says {file.rows:,}"
+            self._report(FindingKind.DAMAGED_FILE, file, says)
+
+    def _report(self, kind: FindingKind, file: DataFile, says: str) -> None:
+        known = self.findings.kept.get((kind, self.label), ())
+        if not any(one.what == file.path for one in known):
+            self.findings.add(Finding(kind=kind, table=self.label, what=file.path, says=says))
+
+    # --- telling rows by name -----------------------------------------------------------------------------------------
+
+    def keys_of(self, locators: Locators) -> list[str | None]:
+        """The keys of some rows, as `key` shows them. Events have none."""
+        found: dict[int, str | None] = {}
+        for number in np.unique(locators >> _ROWS_BITS).tolist():
+            wanted = locators[locators >> _ROWS_BITS == number]
+            with FileReader(self.location, self.files[number].path) as reader:
+                start = number << _ROWS_BITS
+                for row_group in reader.row_groups:
+                    end = start + reader.row_group_rows(row_group)
+                    here = wanted[(wanted >= start) & (wanted < end)]
+                    if len(here):
+                        keys = reader.read(row_group, ["key"]).column("key").take(pa.array(here - start))
+                        shown = split_keys(keys.cast(pa.binary()).combine_chunks())[0].to_pylist()
+                        found.update(zip(here.tolist(), shown, strict=True))
+                    start = end
+        return [found[locator] for locator in locators.tolist()]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TableRows:
+    """Rows that a scan has read, by their hashes, and where each of them is."""
+
+    scan: TableScan
+    rows: HashedRows
+    locators: Locators
+
+    @classmethod
+    def joined(cls, scan: TableScan, parts: Sequence[TableRows]) -> TableRows:
+        locators = np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)])
+        return cls(scan=scan, rows=HashedRows.joined([part.rows for part in parts]), locators=locators)
+
+    def of(self, chosen: Any) -> TableRows:
+        """Some of them, by marks or by numbers."""
+        return TableRows(scan=self.scan, rows=self.rows.of(chosen), locators=self.locators[chosen])
+
+    def report(self, kind: FindingKind, says: str, *, of_table: str | None = None) -> None:
+        """All of them are wrong, in one way; or `of_table` is, because it does not have them."""
+        scan, rows = self.scan, self.rows
+        label = of_table or scan.label
+        room = FINDINGS_MAX - len(scan.findings.kept.get((kind, label), ()))
+        shown = self.locators[: max(1, room)]
+        found = [
+            Finding(
+                kind=kind,
+                table=label,
+                what="an event" if key is None else key,
+                says=says,
+                vbucket=int(rows.vbuckets[at]),
+                seqno=int(rows.seqnos[at]),
+                file=scan.files[locator >> _ROWS_BITS].path if of_table is None else None,
+                engine=scan.engines.get(locator >> _ROWS_BITS) if of_table is None else None,
+            )
+            for at, (locator, key) in enumerate(zip(shown.tolist(), scan.keys_of(shown), strict=True))
+        ]
+        scan.findings.add(*found, count=len(rows))
+
+
+def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of the schema, in its order and types; texts that are read as numbers of a dictionary stay so."""
+    columns = []
+    for wanted in schema:
+        column = rows.column(wanted.name)
+        if column.type != wanted.type and not pa.types.is_dictionary(column.type):
+            column = column.cast(wanted.type)
+        columns.append(column)
+    return pa.table(columns, names=schema.names)
+
+
+def _says(error: BaseException) -> str:
+    if isinstance(error, LakeDamaged):
+        return f"can't be read: {error.reason.partition(': ')[2]}"
+    return f"can't be read: {(str(error).splitlines() or [type(error).__name__])[0].rstrip('.')}"
+
+
+# --- tables that can't be opened --------------------------------------------------------------------------------------
+
+
+def damaged_logs(root: str) -> Findings:
+    """Which tables of a lake that can't be opened have a log that can't be read."""
+    location, findings = LakeLocation(root), Findings()
+    for kind, name in _tables_in(root):
+        try:
+            log = DeltaLog.open(location.table(kind, name))
+            if log is not None:
+                log.state()
+        except UNREADABLE_LOG as error:
+            # delta-rs puts the stack of its own calls behind the first line.
+            first = (str(getattr(error, "reason", error)).splitlines() or [type(error).__name__])[0]
+            why = first.partition("can't be read: ")[2] or first
+            findings.add(
+                Finding(
+                    kind=FindingKind.DAMAGED_LOG,
+                    table=table_label(kind, name),
+                    what="_delta_log",
+                    says=f"can't be read, bring it back from a backup: {why.rstrip('.')}",
+                )
+            )
+    return findings
+
+
+def _tables_in(root: str) -> Iterator[tuple[TableKind, str | None]]:
+    yield TableKind.CHANGES, None
+    filesystem, path = open_filesystem(root.rstrip("/"))
+    for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS):
+        found = filesystem.get_file_info(fs.FileSelector(f"{path}/{kind}", allow_not_found=True))
+        yield from ((kind, entry.base_name) for entry in sorted(found, key=lambda entry: entry.base_name))
