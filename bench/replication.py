@@ -22,10 +22,10 @@ from bench.processes import LOGIN, NodeProcess, data_folder, load, node
 from bench.report import Section
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.node.membership import PEER_FEATURES
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.node.replication.proxy import Proxy
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
@@ -78,7 +78,7 @@ def _copy_once(source_port: int, folder: str) -> tuple[float, float]:
 async def _copy(source_port: int, target: NodeProcess) -> tuple[float, float]:
     vbuckets = [VBucketId(number) for number in range(VBUCKETS)]
     replicas: list[Request] = [SetVBucket(vbucket=vbucket, state=VBucketState.REPLICA) for vbucket in vbuckets]
-    connection = await PeerConnection.open(_address(target.port), _login())
+    connection = await AsyncKvConnection.open(_address(target.port), _login())
     await connection.request_all(replicas)
     connection.close()
     start_s, cpu_s = time.perf_counter(), target.cpu_s()
@@ -91,14 +91,14 @@ async def _copy(source_port: int, target: NodeProcess) -> tuple[float, float]:
     proxy.close()
     if copied != DOCUMENTS:
         raise RuntimeError(f"{copied} changes were copied, and there are {DOCUMENTS} documents")
-    connection = await PeerConnection.open(_address(target.port), _login())
+    connection = await AsyncKvConnection.open(_address(target.port), _login())
     while await _durable_changes(connection) < DOCUMENTS:
         await asyncio.sleep(0.01)
     connection.close()
     return time.perf_counter() - start_s, target.cpu_s() - cpu_s
 
 
-async def _durable_changes(connection: PeerConnection) -> int:
+async def _durable_changes(connection: AsyncKvConnection) -> int:
     answer = await connection.request(GetAllVbSeqnos(state=VBucketState.REPLICA))
     assert isinstance(answer, GetAllVbSeqnosResponse)
     return sum(entry.seqno for entry in answer.seqnos)

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, TlsFailed
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
 from support.certificates import Authority, self_signed
 from support.node_process import PASSWORD, USER
@@ -121,9 +121,9 @@ def test_without_tls_nobody_gets_in(tmp_path: Path) -> None:
     async def story() -> None:
         async with tls_nodes(tmp_path, certificates[:1], trusted) as nodes:
             with pytest.raises(HeadwaterError):
-                await PeerConnection.open(nodes.address(0), LOGIN)
+                await AsyncKvConnection.open(nodes.address(0), LOGIN)
             with pytest.raises(TlsFailed):
-                await PeerConnection.open(nodes.address(0), replace(LOGIN, tls=TlsSettings().context()))
+                await AsyncKvConnection.open(nodes.address(0), replace(LOGIN, tls=TlsSettings().context()))
 
     asyncio.run(asyncio.wait_for(story(), 60))
 

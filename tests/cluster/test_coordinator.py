@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, InvalidInput, StatusError, StoreFull
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
 from headwater.protocol.status import Status
@@ -244,7 +244,7 @@ async def _answer_while_starting(nodes: InProcessNodes, number: int) -> int:
     """What a node says to a reader before it has heard from the others, or given up to wait for them."""
     while True:
         try:
-            connection = await PeerConnection.open(nodes.address(number), LOGIN)
+            connection = await AsyncKvConnection.open(nodes.address(number), LOGIN)
             break
         except HeadwaterError:
             await asyncio.sleep(0.02)
@@ -300,7 +300,7 @@ def test_statistics_tell_of_the_copies(tmp_path: Path) -> None:
         await coordinator.init(replicas=1)
         await nodes.store(KEYS)
         await soon(lambda: _is_even(nodes))
-        connection = await PeerConnection.open(nodes.address(1), LOGIN)
+        connection = await AsyncKvConnection.open(nodes.address(1), LOGIN)
         statistics = await connection.statistics("replication")
         connection.close()
         assert statistics[f"{nodes.name(0)}:connected"] == "true"

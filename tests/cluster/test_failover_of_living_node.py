@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from headwater.client.cluster_map import vbucket_of
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster import failover
 from headwater.cluster.planning import Row
 from headwater.cluster.publisher import with_handing_over
 from headwater.errors import HeadwaterError
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.features import Feature
 from headwater.protocol.frames import DurabilityLevel, durability
 from headwater.protocol.messages.documents import Set
@@ -27,7 +27,7 @@ KEYS = [b"key-%d" % number for number in range(60)]
 LATE_KEYS = [b"late-%d" % number for number in range(60)]
 
 
-async def is_written_durably(connection: PeerConnection, key: bytes) -> bool:
+async def is_written_durably(connection: AsyncKvConnection, key: bytes) -> bool:
     request = Set(
         vbucket=VBucketId(vbucket_of(key, VBUCKETS)),
         collection_id=DEFAULT_COLLECTION,
@@ -53,7 +53,7 @@ def test_a_majority_that_comes_about_during_the_failover(tmp_path: Path, monkeyp
             numbers = {nodes.name(number): number for number in range(3)}
             key = next(key for key in KEYS if nodes.copies(vbucket_of(key, VBUCKETS))[0] == "active")
             late = next(key for key in LATE_KEYS if nodes.copies(vbucket_of(key, VBUCKETS))[0] == "active")
-            connection = await PeerConnection.open(nodes.address(0), DURABLE_LOGIN)
+            connection = await AsyncKvConnection.open(nodes.address(0), DURABLE_LOGIN)
             assert await is_written_durably(connection, key), "the copies are there"
 
             async def write_then_promote(port_of: Any, rows: Mapping[VBucketId, Row], *rest: Any) -> int:

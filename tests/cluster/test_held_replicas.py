@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from headwater.cli import main
 from headwater.client.cluster_map import vbucket_of
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster.coordinator import Coordinator
 from headwater.node.consumer.connection import ConsumerSettings
 from headwater.node.replication import replicator
-from headwater.node.replication.peer_connection import PeerConnection
 from support.cluster_processes import ClusterProcesses
 from support.node_process import PASSWORD, USER
 from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
@@ -37,7 +37,7 @@ async def replicated(nodes: InProcessNodes) -> None:
 
 
 async def replication(nodes: InProcessNodes, number: int) -> dict[str, str]:
-    connection = await PeerConnection.open(nodes.address(number), LOGIN)
+    connection = await AsyncKvConnection.open(nodes.address(number), LOGIN)
     try:
         return await connection.statistics("replication")
     finally:

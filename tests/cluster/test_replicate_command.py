@@ -14,7 +14,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.node.replication.peer_connection import PeerConnection
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
@@ -48,7 +48,7 @@ async def _wait_until(state: Callable[[], bool]) -> None:
 
 
 async def _as_replicas(nodes: InProcessNodes, number: int) -> None:
-    connection = await PeerConnection.open(nodes.address(number), LOGIN)
+    connection = await AsyncKvConnection.open(nodes.address(number), LOGIN)
     for vbucket in range(VBUCKETS):
         await connection.request(SetVBucket(vbucket=VBucketId(vbucket), state=VBucketState.REPLICA))
     connection.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, KeyNotFound
@@ -16,7 +17,6 @@ from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node
 from headwater.node.node_folder import Surroundings
 from headwater.node.options import NodeOptions
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from support.fault_proxy import free_port
@@ -93,7 +93,7 @@ class InProcessNodes:
     async def try_to_store(self, documents: Iterable[bytes]) -> list[bytes]:
         """The same, and returns what was taken."""
         taken = []
-        connections = [await PeerConnection.open(self.address(number), self.login) for number in self.running]
+        connections = [await AsyncKvConnection.open(self.address(number), self.login) for number in self.running]
         for key in documents:
             for connection in connections:
                 try:
@@ -108,7 +108,7 @@ class InProcessNodes:
 
     async def found(self, documents: Iterable[bytes]) -> list[bytes]:
         """Those of the documents that a node gives as their active one."""
-        connections = [await PeerConnection.open(self.address(number), self.login) for number in self.running]
+        connections = [await AsyncKvConnection.open(self.address(number), self.login) for number in self.running]
         found = []
         for key in documents:
             for connection in connections:

@@ -14,10 +14,10 @@ from rich.console import Console
 from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_context
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError, InvalidInput, StatusError
 from headwater.node.membership import PEER_FEATURES
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.node.replication.proxy import Proxy
 from headwater.phrases import counted
 from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamFlags
@@ -172,7 +172,7 @@ _REFUSALS = {
 
 async def _active_vbuckets(job: _Job) -> list[VBucketId]:
     """Those that the source has, by the cluster map that it gives."""
-    connection = await PeerConnection.open(job.source, job.source_login)
+    connection = await AsyncKvConnection.open(job.source, job.source_login)
     connection.close()
     config = connection.outcome.cluster_config
     if config is None:

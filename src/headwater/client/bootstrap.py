@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, BootstrapBy, find_hosts
-from headwater.client.handshake import ANSWER_BYTES_MAX, Credentials
+from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import (
     KvConnection,
     broken,
@@ -46,6 +46,7 @@ from headwater.errors import (
     WrongProtocol,
     status_error,
 )
+from headwater.protocol.exchange import ANSWER_BYTES_MAX
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import PlainResponse
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionIdResponse, GetCollectionsManifest

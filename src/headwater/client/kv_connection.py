@@ -11,13 +11,12 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from ipaddress import IPv6Address, ip_address
 from traceback import walk_tb
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import ANSWER_BYTES_MAX, ClientHandshake, Credentials, HandshakeOutcome
+from headwater.client.handshake import ClientHandshake, Credentials, HandshakeOutcome
 from headwater.errors import (
     AuthenticationFailed,
     ConnectionClosed,
@@ -31,21 +30,19 @@ from headwater.errors import (
     StatusError,
     TlsBroken,
     TlsFailed,
-    UnexpectedMessage,
 )
-from headwater.protocol.features import Feature, Magic
-from headwater.protocol.frames import Frame, FrameBuffer
-from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
-from headwater.protocol.refusals import refused_request
-from headwater.protocol.sasl import Mechanism, encode_nonce
+from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Answered, Exchange
+from headwater.protocol.features import Feature
+from headwater.protocol.messages import Request, Response
+from headwater.protocol.sasl import Mechanism, encode_nonce, is_loopback_address
 
 CONNECT_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 30.0
-"""How long a server may be silent while an answer is due, unless told."""
 RECEIVE_BYTES = 256 * 1024
 
 _NONCE_RANDOM_BYTES = 18
 _PROBE_S_MAX = 5.0
+_TIMEOUT_S_MIN = 0.001
+"""A timeout of 0 would make a socket non-blocking."""
 
 FEATURES = (
     Feature.TCP_NODELAY,
@@ -80,7 +77,7 @@ class Login:
     timeouts: Timeouts = Timeouts()
     random_bytes: Callable[[int], bytes] = os.urandom
 
-    def handshake(self, *, is_loopback: bool) -> ClientHandshake:
+    def handshake(self, *, is_loopback: bool, peer: str = "the server") -> ClientHandshake:
         """The handshake for a new connection, which may stay on this machine."""
         return ClientHandshake(
             credentials=self.credentials,
@@ -90,28 +87,19 @@ class Login:
             agent=self.agent,
             plain_allowed=self.tls is not None or is_loopback,
             mechanism=self.mechanism,
+            peer=peer,
+            answer_s_max=self.timeouts.answer_s,
         )
 
 
 class KvConnection:
-    """A connection that is logged in and has its bucket. Requests on it are made one at a time."""
+    """A connection that is logged in and has its bucket. It blocks: requests are for callers without an event loop."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        address: Address,
-        outcome: HandshakeOutcome,
-        *,
-        trailing_data: bytes = b"",
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, sock: socket.socket, address: Address, outcome: HandshakeOutcome, exchange: Exchange) -> None:
         self.sock = sock
         self.address = address
         self.outcome = outcome
-        self._frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
-        self._frames.receive_data(trailing_data)
-        self._opaque = 0
-        self._answer_timeout_s = answer_timeout_s
+        self._exchange = exchange
 
     @classmethod
     def open(cls, address: Address, login: Login) -> Self:
@@ -119,7 +107,7 @@ class KvConnection:
         sock = open_socket(address, login.tls, login.timeouts)
         answer_s = login.timeouts.answer_s
         try:
-            handshake = login.handshake(is_loopback=is_loopback(sock))
+            handshake = login.handshake(is_loopback=is_loopback(sock), peer=str(address))
             outcome = _shake_hands(sock, address, handshake, answer_s)
             sock.settimeout(answer_s)
         except BaseException as error:
@@ -127,44 +115,49 @@ class KvConnection:
             if isinstance(error, ConnectionClosed) and login.tls is None:
                 raise_if_tls(address, login.timeouts, error)
             raise
-        return cls(sock, address, outcome, trailing_data=handshake.trailing_data, answer_timeout_s=answer_s)
+        return cls(sock, address, outcome, handshake.exchange)
 
     @property
     def buffered_bytes(self) -> int:
         """What has been received and belongs to no answer yet."""
-        return self._frames.buffered_bytes
+        return len(self._exchange.rest)
 
     def request(self, message: Request) -> Response:
         """Send a request and wait for its answer. A status other than success is raised as its error."""
-        _send(self.sock, message.encode(), self.address, self._answer_timeout_s)
-        frame = self._next_frame()
-        while frame.magic is Magic.SERVER_REQUEST:
-            # Nobody asked for it, and nobody here has a use for it.
-            frame = self._next_frame()
-        if frame.magic.is_request or (frame.opcode, frame.opaque) != (message.opcode, message.opaque):
-            raise UnexpectedMessage(f"{frame.opcode_name}, where the answer to {type(message).__name__} was due")
-        answer = decode_message(frame, self.outcome.negotiated)
-        assert isinstance(answer, Response)
-        if isinstance(answer, ErrorResponse):
-            raise refused_request(message, answer)
-        return answer
+        (answer,) = self.answers([message])
+        return accepted(answer.result())
 
-    def exchange(self, requests: bytes, *, answers: int) -> Iterator[Frame]:
-        """Send many requests at once, as bytes, and give the frames of their answers as they come."""
-        _send(self.sock, requests, self.address, self._answer_timeout_s)
-        while answers:
-            frame = self._next_frame()
-            if frame.magic is not Magic.SERVER_REQUEST:
-                answers -= 1
-                yield frame
+    def answers(self, messages: Iterable[Request]) -> Iterator[Answered]:
+        """Send many requests, and give their answers in the order of the requests, as they come.
 
-    def _next_frame(self) -> Frame:
-        while (frame := self._frames.next_frame()) is None:
-            data = _receive(self.sock, self.address, self._answer_timeout_s)
-            if not data:
-                raise closed(self.address)
-            self._frames.receive_data(data)
-        return frame
+        Raises `ConnectionFailed` or `RemoteProtocolError` in the middle, and then the connection is of no further use.
+        The same holds for a caller that does not take all answers.
+        """
+        exchange = self._exchange
+        exchange.tick(time.monotonic())
+        for message in messages:
+            exchange.send(message)
+        self._send_waiting()
+        while exchange.deadline_s is not None:
+            event = exchange.next_event()
+            if event is None:
+                self._send_waiting()
+                self._receive_more(exchange.deadline_s)
+            elif isinstance(event, Answered):
+                yield event
+
+    def _send_waiting(self) -> None:
+        if data := self._exchange.data_to_send():
+            _send(self.sock, data, self.address, self._exchange.answer_s_max)
+
+    def _receive_more(self, deadline_s: float) -> None:
+        now_s = time.monotonic()
+        self._exchange.tick(now_s)
+        self.sock.settimeout(max(deadline_s - now_s, _TIMEOUT_S_MIN))
+        data = _receive(self.sock, self.address, self._exchange.answer_s_max)
+        if not data:
+            raise closed(self.address)
+        self._exchange.receive_data(data)
 
     def close(self) -> None:
         self.sock.close()
@@ -176,6 +169,13 @@ class KvConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def accepted(answer: Response | StatusError) -> Response:
+    """The answer, unless it is a refusal, which is raised."""
+    if isinstance(answer, StatusError):
+        raise answer
+    return answer
 
 
 def open_socket(address: Address, tls: ssl.SSLContext | None, timeouts: Timeouts) -> socket.socket:
@@ -205,29 +205,42 @@ def _close_forgotten(error: OSError) -> None:
 
 
 def raise_if_tls(address: Address, timeouts: Timeouts, error: HeadwaterError) -> None:
-    """Say so if the port speaks TLS, after a connection without it was closed with no word: most servers do that."""
+    """Say so if the port speaks TLS, after a connection without it was closed with no answer: most servers do that."""
+    probe_timeouts = replace(timeouts, answer_s=min(timeouts.answer_s, _PROBE_S_MAX))
+    try:
+        open_socket(address, without_verification(), probe_timeouts).close()
+    except ConnectionFailed:
+        return
+    raise spoke_tls(address) from error
+
+
+def without_verification() -> ssl.SSLContext:
+    """A context for asking whether a port speaks TLS at all. Nothing is ever sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    try:
-        open_socket(address, context, replace(timeouts, answer_s=min(timeouts.answer_s, _PROBE_S_MAX))).close()
-    except ConnectionFailed:
-        return
-    raise TlsFailed(
+    return context
+
+
+def spoke_tls(address: Address) -> TlsFailed:
+    return TlsFailed(
         f"{address} speaks TLS, and this connection does not",
         hint="Write couchbases://, or take the port without TLS (11210, or 8091 for HTTP)",
-    ) from error
+    )
 
 
-def is_loopback(sock: socket.socket) -> bool:
+class HasPeer(Protocol):
+    """What is asked of a socket, real or simulated."""
+
+    def getpeername(self) -> Any: ...
+
+
+def is_loopback(sock: HasPeer) -> bool:
     """Whether what is sent stays on this machine. Not so where the other end has gone already."""
     try:
-        host: str = sock.getpeername()[0]
+        return is_loopback_address(str(sock.getpeername()[0]))
     except OSError:
         return False
-    peer = ip_address(host.partition("%")[0])
-    mapped = peer.ipv4_mapped if isinstance(peer, IPv6Address) else None
-    return (mapped or peer).is_loopback
 
 
 def _shake_hands(
@@ -337,6 +350,8 @@ def _alerted(address: Address, error: OSError) -> TlsFailed:
 
 
 def _words(error: OSError | ValueError) -> str:
+    if isinstance(error, TimeoutError) and not error.strerror:
+        return "timed out"
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 

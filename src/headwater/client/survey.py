@@ -22,8 +22,6 @@ from headwater.client.settings import ClientSettings
 from headwater.errors import BucketReplaced, ConnectionFailed, HeadwaterError, NotMyVBucket, status_error
 from headwater.phrases import counted
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.features import Magic, Opcode
-from headwater.protocol.frames import HEADER
 from headwater.protocol.messages.dcp_streams import GetFailoverLog, Open, OpenFlags, VBucketState, decode_failover_log
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -153,17 +151,11 @@ def _high_seqnos(connection: KvConnection) -> dict[VBucketId, Seqno]:
 
 def _failover_logs(connection: KvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
     """The logs of those that the node has."""
-    requests = b"".join(_failover_log_request(vbucket) for vbucket in vbuckets)
     logs: dict[VBucketId, FailoverLog] = {}
-    for frame in connection.exchange(requests, answers=len(vbuckets)):
-        # The opaque of a request is its vbucket.
-        vbucket = VBucketId(frame.opaque)
-        if frame.opcode != Opcode.DCP_GET_FAILOVER_LOG or frame.specific not in (Status.SUCCESS, Status.NOT_MY_VBUCKET):
+    for answer in connection.answers(GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets):
+        vbucket, frame = answer.request.vbucket, answer.frame
+        if frame.specific not in (Status.SUCCESS, Status.NOT_MY_VBUCKET):
             raise status_error(frame.specific, f"the failover log of vbucket {vbucket} can't be read")
         if frame.specific == Status.SUCCESS:
             logs[vbucket] = FailoverLog.of(decode_failover_log(frame.value))
     return logs
-
-
-def _failover_log_request(vbucket: VBucketId) -> bytes:
-    return HEADER.pack(Magic.REQUEST, GetFailoverLog.opcode, 0, 0, 0, vbucket, 0, vbucket, 0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from headwater.client.bootstrap import BucketView
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.connection_string import Address
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import HostFailures, Login
 from headwater.client.settings import ClientSettings
 from headwater.client.survey import SURVEY_NAME, VBucketStatus
@@ -27,7 +28,6 @@ from headwater.errors import (
     StatusError,
     SyncWriteAmbiguous,
 )
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, durability
 from headwater.protocol.manifest import Manifest
@@ -62,12 +62,12 @@ def login_of(settings: ClientSettings, random: Random) -> Login:
     return replace(settings.login(), random_bytes=random.randbytes)
 
 
-async def connect_any(settings: ClientSettings, random: Random) -> PeerConnection:
+async def connect_any(settings: ClientSettings, random: Random) -> AsyncKvConnection:
     """A connection to the first host of the connection string that answers."""
     failures = HostFailures()
     for address in settings.addresses:
         try:
-            return await PeerConnection.open(address, login_of(settings, random))
+            return await AsyncKvConnection.open(address, login_of(settings, random))
         except HeadwaterError as error:
             failures.add(address, error)
     raise failures.verdict()
@@ -103,7 +103,7 @@ class PatientSurveyor:
         self._settings = settings
         self._random = random
         self._map: ClusterMap | None = None
-        self._connections: dict[Address, PeerConnection] = {}
+        self._connections: dict[Address, AsyncKvConnection] = {}
 
     @property
     def cluster_map(self) -> ClusterMap:
@@ -150,10 +150,10 @@ class PatientSurveyor:
                 found[vbucket] = VBucketStatus(high_seqno=highs[vbucket], failover_log=logs[vbucket])
         return {vbucket: found[vbucket] for vbucket in sorted(found)}
 
-    async def _connection(self, address: Address) -> PeerConnection:
+    async def _connection(self, address: Address) -> AsyncKvConnection:
         known = self._connections.get(address)
         if known is None or known.is_closed:
-            known = await PeerConnection.open(address, login_of(self._settings, self._random))
+            known = await AsyncKvConnection.open(address, login_of(self._settings, self._random))
             self._connections[address] = known
             # Servers give failover logs on DCP connections only.
             name = f"{SURVEY_NAME}:{self._random.randbytes(_NAME_RANDOM_BYTES).hex()}"
@@ -166,7 +166,7 @@ class PatientSurveyor:
         self._connections.clear()
 
 
-async def _failover_logs(connection: PeerConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
+async def _failover_logs(connection: AsyncKvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
     """The logs of those that the node has."""
     answers = await asyncio.gather(
         *(connection.request(GetFailoverLog(vbucket=vbucket)) for vbucket in vbuckets), return_exceptions=True
@@ -204,7 +204,7 @@ class Writer:
         self._process = Process(self.name, host, random=self._random)
         self._settings: ClientSettings = world.client_settings()
         self._map: ClusterMap | None = None
-        self._connections: dict[Address, PeerConnection] = {}
+        self._connections: dict[Address, AsyncKvConnection] = {}
         self._values = count(1)
         plan = world.plan
         keys = plan.hot_keys if is_hot else plan.keys_per_writer
@@ -287,13 +287,13 @@ class Writer:
         if write is not None:
             write.outcome, write.ended_s = outcome, self._world.loop.time()
 
-    async def _connection(self, vbucket: int) -> PeerConnection:
+    async def _connection(self, vbucket: int) -> AsyncKvConnection:
         if self._map is None:
             self._map = await self._read_map()
         address = self._map.address_of(vbucket)  # type: ignore[arg-type]
         known = self._connections.get(address)
         if known is None or known.is_closed:
-            opened = await PeerConnection.open(address, login_of(self._settings, self._random))
+            opened = await AsyncKvConnection.open(address, login_of(self._settings, self._random))
             known = self._connections.get(address)
             if known is not None and not known.is_closed:
                 opened.close()  # another lane was faster
@@ -310,7 +310,7 @@ class Writer:
         finally:
             connection.close()
 
-    def _drop(self, connection: PeerConnection) -> None:
+    def _drop(self, connection: AsyncKvConnection) -> None:
         connection.abort()
         self._map = None
 

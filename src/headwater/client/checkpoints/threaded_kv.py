@@ -13,8 +13,7 @@ from typing import TypeVar
 from headwater.client.bootstrap import bootstrap
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.handshake import ANSWER_BYTES_MAX
-from headwater.client.kv_connection import RECEIVE_BYTES, Backoff, KvConnection, broken, closed
+from headwater.client.kv_connection import Backoff, KvConnection
 from headwater.client.settings import ClientSettings
 from headwater.errors import (
     BucketReplaced,
@@ -22,14 +21,11 @@ from headwater.errors import (
     NotMyVBucket,
     NotSupported,
     StatusError,
-    UnexpectedMessage,
 )
-from headwater.protocol.features import Feature, Magic
-from headwater.protocol.frames import Frame, FrameBuffer
-from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
+from headwater.protocol.features import Feature
+from headwater.protocol.messages import Request, Response
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionIdResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
-from headwater.protocol.refusals import refused_request
 from headwater.protocol.status import Status
 
 # Many requests over one blocking connection, sent without waiting for the answers to those before.
@@ -44,43 +40,8 @@ send, nobody takes its answers."""
 
 
 def answers_to(connection: KvConnection, requests: Sequence[Request]) -> Iterator[Response | StatusError]:
-    """The answers in the order of the requests; a refusal is an answer, too.
-
-    Raises `ConnectionFailed` or `RemoteProtocolError` in the middle, and then the connection is of no further use.
-    """
-    frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
-    for start in range(0, len(requests), WINDOW_REQUESTS):
-        window = [
-            replace(request, opaque=opaque)
-            for opaque, request in enumerate(requests[start : start + WINDOW_REQUESTS], start)
-        ]
-        try:
-            connection.sock.sendall(b"".join(request.encode() for request in window))
-        except OSError as error:
-            raise broken(connection.address, error, waited_s=connection.sock.gettimeout() or 0.0) from error
-        for request in window:
-            yield _answer(connection, request, _next_frame(connection, frames))
-
-
-def _next_frame(connection: KvConnection, frames: FrameBuffer) -> Frame:
-    while (frame := frames.next_frame()) is None:
-        try:
-            data = connection.sock.recv(RECEIVE_BYTES)
-        except OSError as error:
-            raise broken(connection.address, error, waited_s=connection.sock.gettimeout() or 0.0) from error
-        if not data:
-            raise closed(connection.address)
-        frames.receive_data(data)
-    # What a server says of its own accord is of no use here.
-    return frame if frame.magic is not Magic.SERVER_REQUEST else _next_frame(connection, frames)
-
-
-def _answer(connection: KvConnection, request: Request, frame: Frame) -> Response | StatusError:
-    if frame.magic.is_request or (frame.opcode, frame.opaque) != (request.opcode, request.opaque):
-        raise UnexpectedMessage(f"{frame.opcode_name}, where the answer to {type(request).__name__} was due")
-    answer = decode_message(frame, connection.outcome.negotiated)
-    assert isinstance(answer, Response)
-    return refused_request(request, answer) if isinstance(answer, ErrorResponse) else answer
+    for answered in connection.answers(requests):
+        yield answered.result()
 
 
 RETRY_S_MAX = 60.0

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.client.connection_string import Address
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
-from headwater.node.replication.peer_connection import PeerConnection
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
 from headwater.protocol.messages import ErrorResponse, decode_message
@@ -43,7 +43,7 @@ class StreamProgress:
 class Proxy:
     """See the module. Made by `open`."""
 
-    def __init__(self, source: PeerConnection, target: PeerConnection) -> None:
+    def __init__(self, source: AsyncKvConnection, target: AsyncKvConnection) -> None:
         self.streams: dict[VBucketId, StreamProgress] = {}
         self.passed_bytes = 0
         self._source = source
@@ -61,9 +61,9 @@ class Proxy:
         cls, source: Address, target: Address, *, source_login: Login, target_login: Login, name: str
     ) -> Proxy:
         """Connect both, and make the one a producer and the other a consumer of this name."""
-        producer = await PeerConnection.open(source, source_login)
+        producer = await AsyncKvConnection.open(source, source_login)
         try:
-            consumer = await PeerConnection.open(target, target_login)
+            consumer = await AsyncKvConnection.open(target, target_login)
         except BaseException:
             producer.close()
             raise
@@ -176,7 +176,7 @@ class _Side:
         on_data: Callable[[bytes], None],
         on_lost: Callable[[HeadwaterError], None],
         *,
-        other: PeerConnection,
+        other: AsyncKvConnection,
     ) -> None:
         self._on_data = on_data
         self._on_lost = on_lost

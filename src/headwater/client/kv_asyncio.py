@@ -1,0 +1,283 @@
+"""A key-value connection under asyncio: the edge that drives a handshake and an exchange over a socket.
+
+The client's bootstrap, surveys, checkpoints and groups use it, and the nodes of a cluster among themselves. Requests
+may be sent while others wait for their answers. Once a `BytesReceiver` is attached, all that comes is for that: a DCP
+connection begins as a key-value connection. It must use nothing but the running event loop, which may be simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self, TypeVar, cast
+
+from headwater.client.connection_string import Address
+from headwater.client.handshake import HandshakeOutcome
+from headwater.client.kv_connection import (
+    Login,
+    Timeouts,
+    accepted,
+    broken,
+    closed,
+    is_loopback,
+    spoke_tls,
+    tls_failed,
+    unreachable,
+    without_verification,
+)
+from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError, StatusError
+from headwater.protocol.exchange import Answered
+from headwater.protocol.messages import Request, Response
+from headwater.protocol.messages.session import Stat
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+_TLS_ERRORS = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""Of a connection that was made, and ended in the handshake of TLS."""
+
+
+async def open_transport(
+    new_protocol: Callable[[], P], address: Address, tls: ssl.SSLContext | None, timeouts: Timeouts
+) -> P:
+    """A connected socket, with TLS on it if wanted, for a protocol. Raises a `ConnectionFailed` that says why not."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeouts.connect_s):
+            _, protocol = await loop.create_connection(
+                new_protocol, address.host, address.port, ssl=tls, server_hostname=address.host if tls else None
+            )
+    except (OSError, ValueError) as error:
+        if tls is not None and isinstance(error, _TLS_ERRORS):
+            raise tls_failed(address, error) from error
+        raise unreachable(address, error) from error
+    return protocol
+
+
+class BytesReceiver(Protocol):
+    """Takes what a connection receives once it is no longer a matter of requests and answers."""
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_lost(self, error: HeadwaterError) -> None: ...
+
+    def on_writable(self, is_writable: bool) -> None:
+        """Whether the peer reads what is written; while it does not, no more should be."""
+        ...
+
+
+class AsyncKvConnection(asyncio.Protocol):
+    """A connection that is logged in and has its bucket. Made by `open`."""
+
+    def __init__(self, address: Address, login: Login) -> None:
+        self.address = address
+        self.is_closed = False
+        self._login = login
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._handshake = login.handshake(is_loopback=False, peer=str(address))
+        self._exchange = self._handshake.exchange
+        self._ready: asyncio.Future[HandshakeOutcome] = self._loop.create_future()
+        self._answers: dict[int, tuple[list[Answered], asyncio.Future[list[Answered]]]] = {}
+        """By opaque, the frames that have come of an answer, and what waits for all of them."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._receiver: BytesReceiver | None = None
+
+    @classmethod
+    async def open(cls, address: Address, login: Login) -> Self:
+        """Connect and log in, or raise what is in the way of it."""
+        timeouts = login.timeouts
+        connection = await open_transport(lambda: cls(address, login), address, login.tls, timeouts)
+        try:
+            async with asyncio.timeout(timeouts.answer_s):
+                await connection._ready
+        except TimeoutError as error:
+            connection.abort()
+            raise broken(address, error, waited_s=timeouts.answer_s) from error
+        except BaseException as error:
+            connection.abort()
+            if isinstance(error, ConnectionClosed) and login.tls is None:
+                await _raise_if_tls(address, timeouts, error)
+            raise
+        return connection
+
+    @property
+    def outcome(self) -> HandshakeOutcome:
+        return self._ready.result()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    async def request(self, message: Request) -> Response:
+        """Send a request and wait for its answer. A status other than success is raised as its error."""
+        return accepted((await self._answers_to([message]))[0][-1].result())
+
+    async def request_all(self, messages: Sequence[Request]) -> list[Response]:
+        """Send requests together and wait for all answers. The first refusal is raised."""
+        return [accepted(answer) for answer in await self.results(messages)]
+
+    async def results(self, messages: Sequence[Request]) -> list[Response | StatusError]:
+        """As `request_all`; a refusal is an answer, too."""
+        return [frames[-1].result() for frames in await self._answers_to(messages)]
+
+    async def statistics(self, group: str = "") -> dict[str, str]:
+        (frames,) = await self._answers_to([Stat(key=group.encode())])
+        accepted(frames[-1].result())
+        return {
+            part.frame.key.decode(errors="replace"): bytes(part.frame.value).decode(errors="replace")
+            for part in frames[:-1]
+        }
+
+    async def _answers_to(self, messages: Sequence[Request]) -> list[list[Answered]]:
+        if self.is_closed:
+            raise closed(self.address)
+        self._exchange.tick(self._loop.time())
+        waiting: list[asyncio.Future[list[Answered]]] = []
+        for message in messages:
+            waiting.append(self._loop.create_future())
+            self._answers[self._exchange.send(message)] = ([], waiting[-1])
+        self._send()
+        return [await answer for answer in waiting]
+
+    def _send(self) -> None:
+        """Send what the exchange has, and look again when the oldest request should have been answered."""
+        data = self._exchange.data_to_send()
+        if data and self._transport is not None:
+            self._transport.write(data)
+        if self._deadline is None and (deadline_s := self._exchange.deadline_s) is not None and not self.is_closed:
+            self._deadline = self._loop.call_at(deadline_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        try:
+            self._exchange.tick(self._loop.time())
+        except HeadwaterError as error:
+            self._fail(error)
+            self.abort()
+        else:
+            self._send()
+
+    # --- handing on -----------------------------------------------------------------------------------------------
+
+    def attach(self, receiver: BytesReceiver) -> None:
+        """From now on all that comes is for this receiver, and so is what has come and was not asked for."""
+        assert self._exchange.is_idle, "answers are due"
+        self._receiver = receiver
+        if rest := self._exchange.rest:
+            receiver.on_data(rest)
+
+    def write(self, data: bytes) -> None:
+        if data and not self.is_closed and self._transport is not None:
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        if not self.is_closed and self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_closed and self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close after what was written has been sent. The receiver is not called any more."""
+        self._end()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._end()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self) -> None:
+        self._receiver = None
+        self.is_closed = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
+        is_local = is_loopback(transport.get_extra_info("socket"))
+        self._handshake = self._login.handshake(is_loopback=is_local, peer=str(self.address))
+        self._exchange = self._handshake.exchange
+        self._transport.write(self._handshake.data_to_send())
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.on_data(data)
+            return
+        try:
+            if self._ready.done():
+                self._exchange.tick(self._loop.time())
+                self._exchange.receive_data(data)
+                self._take_answers()
+                self._send()
+                return
+            self._handshake.receive_data(data)
+            self.write(self._handshake.data_to_send())
+            if self._handshake.outcome is not None:
+                self._ready.set_result(self._handshake.outcome)
+        except HeadwaterError as error:
+            self._fail(error)
+            self.abort()
+
+    def _take_answers(self) -> None:
+        for event in self._exchange.events():
+            # What a server sends of its own accord is of no use here.
+            if isinstance(event, Answered):
+                frames, waiting = self._answers[event.opaque]
+                frames.append(event)
+                if event.is_last:
+                    del self._answers[event.opaque]
+                    if not waiting.done():
+                        waiting.set_result(frames)
+
+    def pause_writing(self) -> None:
+        if self._receiver is not None:
+            self._receiver.on_writable(False)
+
+    def resume_writing(self) -> None:
+        if self._receiver is not None:
+            self._receiver.on_writable(True)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        receiver = self._receiver
+        self._end()
+        reason: HeadwaterError = broken(self.address, error) if isinstance(error, OSError) else closed(self.address)
+        if not self._ready.done() and not isinstance(error, OSError):
+            try:
+                self._handshake.receive_end()
+            except HeadwaterError as due:
+                reason = due
+        self._fail(reason)
+        if receiver is not None:
+            receiver.on_lost(reason)
+
+    def _fail(self, error: HeadwaterError) -> None:
+        waiters: list[asyncio.Future[Any]] = [self._ready, *(waiting for _, waiting in self._answers.values())]
+        self._answers.clear()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+                # The caller may have been cancelled; asyncio does not log an exception that was looked at.
+                waiter.exception()
+
+
+async def _raise_if_tls(address: Address, timeouts: Timeouts, error: ConnectionClosed) -> None:
+    """Say so if the port speaks TLS, as `kv_connection.raise_if_tls` does."""
+    try:
+        probe = await open_transport(_Probe, address, without_verification(), timeouts)
+    except ConnectionFailed:
+        return
+    probe.transport.abort()
+    raise spoke_tls(address) from error
+
+
+class _Probe(asyncio.Protocol):
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
