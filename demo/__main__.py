@@ -15,7 +15,7 @@ import rich_click as click
 from demo.commands import PASSWORD, USER, CommandFailed
 from demo.shop import SCOPE, SHARES
 from demo.telling import Teller
-from headwater.errors import HeadwaterError
+from headwater import HeadwaterError
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 

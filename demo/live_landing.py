@@ -13,9 +13,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from demo.commands import PASSWORD, USER, CommandFailed
-from headwater.client.offsets import Offsets
-from headwater.spark.landing import LandedBatch, Landing
-from headwater.spark.session import start_session, told_error
+from headwater import Offsets
+from headwater.spark import LandedBatch, land, query_error, start_session
 
 EVERY = "2 seconds"
 SPARK_MEMORY = "1g"
@@ -29,11 +28,17 @@ class LiveLanding:
     def __init__(self, spark: SparkSession, url: str, into: Path) -> None:
         self.batches: list[LandedBatch] = []
         """Those with changes in them."""
-        self._landing = Landing(
-            source={"url": url, "user": USER, "password": PASSWORD, "minPartitions": "4", "name": "demo"},
-            into=str(into),
+        self._query = land(
+            spark,
+            url,
+            str(into),
+            every=EVERY,
+            on_batch=self._on_batch,
+            user=USER,
+            password=PASSWORD,
+            min_partitions=4,
+            name="demo",
         )
-        self._query = self._landing.start(spark, every=EVERY, on_batch=self._on_batch)
 
     def _on_batch(self, batch: LandedBatch) -> None:
         if batch.rows:
@@ -71,7 +76,7 @@ class LiveLanding:
     def _check(self) -> None:
         if not self._query.isActive:
             failure = self._query.exception()
-            raise CommandFailed("the landing has ended") if failure is None else told_error(failure)
+            raise CommandFailed("the landing has ended") if failure is None else query_error(failure)
 
     def catch_up(self) -> None:
         """Land what there is, bring the documents up to it, and end."""

@@ -17,7 +17,7 @@ from demo.shop import SCOPE, counts, json_lines
 from demo.telling import Step, Teller
 from demo.undone import taken_back, void_changes
 from demo.writer_process import WriterProcess, running_writer
-from headwater.spark.session import told_error
+from headwater.spark import query_error
 
 LIVE_BATCHES = 2
 """So many batches of live changes are landed before the failover, and so many with the replicas held."""
@@ -42,7 +42,7 @@ class Demo:
         try:
             return self._play(running)
         except PySparkException as error:
-            raise told_error(error) from error
+            raise query_error(error) from error
 
     def _play(self, running: ExitStack) -> str | None:
         cluster = running.enter_context(started_cluster(self.folder))

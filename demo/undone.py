@@ -9,9 +9,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from demo.commands import PASSWORD, USER
-from headwater.client.offsets import Offsets
-from headwater.client.settings import ClientSettings
-from headwater.client.survey import Surveyor
+from headwater import ClientSettings, Offsets, Surveyor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import headwater
-from headwater.client.changes import Deletion, Expiration, Mutation, Rollback
-from headwater.client.cluster_map import vbucket_of
-from headwater.errors import HeadwaterError
+from headwater import Deletion, Expiration, HeadwaterError, Mutation, Rollback, vbucket_of
 
 
 class Cache:

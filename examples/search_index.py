@@ -19,8 +19,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 import headwater
-from headwater.client.checkpoints.sqlite import SqliteCheckpoint
-from headwater.errors import HeadwaterError
+from headwater import HeadwaterError, SqliteCheckpoint
 
 SCHEMA = """
     CREATE VIRTUAL TABLE IF NOT EXISTS documents USING fts5 (

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.errors import HeadwaterError
-from headwater.spark.session import start_session
+from headwater import HeadwaterError
+from headwater.spark import start_session
 
 DIM_CUSTOMER = """
     SELECT key AS customer_key, doc.name AS name, doc.city AS city

@@ -11,9 +11,9 @@ import click
 from handbook.markdown import table
 from headwater.cli import COMMANDS
 from headwater.cli.lazy_command import load_command
+from headwater.cli.options import CONNECTION_OPTIONS
 
 _OWN_HELP = "--help"
-_TO_CONNECT = ("user", "password", "tls_ca", "tls_skip_verify")
 _CONNECTS = "And [the options to connect](#options-to-connect)."
 
 
@@ -38,8 +38,8 @@ def _section(path: str, command: click.Command) -> str:
     level = "##" if path.count(" ") == 1 else "###"
     parts = [f"{level} {path}", f"```console\n{_usage(path, command)}\n```", *_paragraphs(command.help or "")]
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    connects = {option.name for option in options} >= set(_TO_CONNECT)
-    rows = [_row(option) for option in options if not (connects and option.name in _TO_CONNECT)]
+    connects = {option.name for option in options} >= set(CONNECTION_OPTIONS)
+    rows = [_row(option) for option in options if not (connects and option.name in CONNECTION_OPTIONS)]
     rows = [row for row in rows if not row[0].startswith(f"`{_OWN_HELP}")]
     if rows:
         parts.append(table(("option", "meaning", "default"), rows))
@@ -72,7 +72,7 @@ def limit_options() -> str:
 
 def connection_options() -> str:
     """Those that all commands have that connect, from one of them."""
-    options = [option for option in load_command("tail").params if option.name in _TO_CONNECT]
+    options = [option for option in load_command("tail").params if option.name in CONNECTION_OPTIONS]
     return table(("option", "meaning"), [_row(option)[:2] for option in options if isinstance(option, click.Option)])
 
 

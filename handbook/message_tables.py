@@ -44,4 +44,4 @@ def _parts(kind: type[Message]) -> str:
             needed = "needed" if part in kind._must_have else "optional"
             of = "with the collection's id before it, where collections are negotiated" if part == "key" else ""
             rows.append((part, needed, of if "collection_id" in kind._may_have else ""))
-    return f"`headwater.protocol.messages`: `{kind.__name__}`\n\n" + table(("part", "", "fields"), rows)
+    return f"`headwater.protocol.{kind.__name__}`\n\n" + table(("part", "", "fields"), rows)

@@ -1,72 +1,64 @@
-"""Tables of options, from where they are declared and what is written below their fields."""
+"""Tables of options, from the one in `headwater.client.options`."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-from dataclasses import MISSING, fields
-from enum import Enum
-from typing import Any
+from collections.abc import Iterable
 
 from handbook.markdown import code, table
-from handbook.written_below import written_below
-from headwater.client.read_options import ReadOptions
-from headwater.client.settings import ClientSettings
-from headwater.spark.source_options import OPTIONS, SourceOption
+from headwater.client.options import OPTIONS, SPARK_OPTIONS, TO_CONNECT, TO_READ, Option
 
 
 def read_options_table() -> str:
-    return _options(ReadOptions)
+    return _spellings(TO_READ)
 
 
 def client_settings_table() -> str:
-    return _options(ClientSettings)
+    return _spellings(TO_CONNECT)
 
 
-def _options(kind: type[Any]) -> str:
-    told = _docs_of(kind)
+def _spellings(options: Iterable[Option]) -> str:
     rows = [
-        (code(field.name), code(str(field.type)), _default(field), told.get(field.name, ""))
-        for field in fields(kind)
-        if not field.name.startswith("_")
+        (
+            code(option.name) if option.python else "",
+            code(option.in_spark) if option.spark else "",
+            code(option.on_command_line) if option.commands else "",
+            f"{code(option.type_name)}{f', {option.unit}' if option.unit else ''}",
+            _default(option, option.default),
+            option.help,
+        )
+        for option in options
     ]
-    return table(("option", "type", "default", "meaning"), rows)
-
-
-def _default(field: Any) -> str:
-    if field.default is MISSING:
-        return "needed" if field.default_factory is MISSING else ""
-    default = field.default
-    if isinstance(default, tuple) and default and all(isinstance(one, Enum) for one in default):
-        return ", ".join(code(one.name) for one in default)
-    return code(repr(str(default)) if isinstance(default, Enum) else f"{default!r}")
-
-
-def _docs_of(kind: type[Any]) -> dict[str, str]:
-    [definition] = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
-    return written_below(definition.body)
-
-
-# --- of the Spark source ------------------------------------------------------------------------------------------
+    return table(("Python", "Spark", "command line", "type", "default", "meaning"), rows)
 
 
 def source_options_table() -> str:
-    of_client = _docs_of(ReadOptions)
     rows = [
-        (code(option.name), _source_default(option), option.meaning or of_client[option.read_option or ""])
-        for option in OPTIONS
+        (
+            code(option.in_spark),
+            _default(option, option.default if option.spark_default is None else option.spark_default),
+            " ".join(filter(None, (option.help, option.spark_note))),
+        )
+        for option in SPARK_OPTIONS
     ]
     return table(("option", "default", "meaning"), rows)
 
 
-def _source_default(option: SourceOption) -> str:
-    """As one would write it in Spark."""
-    if option.told_default is not None:
-        return option.told_default
-    default = option.default
-    if default is None and option.read_option is not None:
-        default = {field.name: field.default for field in fields(ReadOptions)}[option.read_option]
+def old_spellings_table() -> str:
+    rows = [
+        (code(old), code(new), where)
+        for option in OPTIONS.values()
+        for old, new, where in (
+            *((old, option.in_spark, "Spark") for old in option.spark_old),
+            *((old, " ".join(new), ", ".join(option.commands)) for old, new in (option.cli_old or {}).items()),
+        )
+    ]
+    return table(("old", "today", "where"), rows)
+
+
+def _default(option: Option, default: object) -> str:
+    """As one would write it in Spark or on the command line."""
+    if option.default_words is not None:
+        return option.default_words
     if default is None:
         return "none"
     return code(str(default).lower() if isinstance(default, bool) else str(default))

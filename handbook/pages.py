@@ -17,7 +17,12 @@ from handbook.metric_tables import (
     node_metrics_table,
     reader_numbers_table,
 )
-from handbook.option_tables import client_settings_table, read_options_table, source_options_table
+from handbook.option_tables import (
+    client_settings_table,
+    old_spellings_table,
+    read_options_table,
+    source_options_table,
+)
 from handbook.served_tables import commands_table, controls_table, features_list
 from handbook.sizing import sizing_formulas, sizing_table
 from handbook.state_diagrams import connection_diagram, consumer_diagram, end_reasons, producer_diagram
@@ -52,6 +57,7 @@ MADE: dict[str, Callable[[], str]] = {
     "client settings": client_settings_table,
     "read options": read_options_table,
     "source options": source_options_table,
+    "old spellings": old_spellings_table,
     "log fields": log_fields_table,
     "log events": log_events_table,
     "sizing": sizing_table,

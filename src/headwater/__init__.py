@@ -4,7 +4,8 @@
         async for change in client.changes():
             …
 
-`headwater.blocking.connect` is the same without asyncio.
+`headwater.blocking.connect` is the same without asyncio. What `__all__` names here and in `headwater.blocking`,
+`headwater.spark`, `headwater.testing` and `headwater.protocol` is public. Everything else may change in any version.
 """
 
 from __future__ import annotations
@@ -15,25 +16,130 @@ from typing import TYPE_CHECKING, Any
 from headwater._version import __version__
 
 if TYPE_CHECKING:
-    from headwater import blocking
+    from headwater import blocking, errors
     from headwater.client.asyncio_client import Client, connect
+    from headwater.client.batches import CHANGE_SCHEMA, change_schema
+    from headwater.client.changes import (
+        Change,
+        CollectionCreated,
+        CollectionDropped,
+        CollectionModified,
+        Deletion,
+        DocumentChange,
+        Expiration,
+        Mutation,
+        Rollback,
+        ScopeCreated,
+        ScopeDropped,
+    )
+    from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
+    from headwater.client.checkpoints.sqlite import SqliteCheckpoint
+    from headwater.client.checkpoints.xattrs import XattrCheckpoint
+    from headwater.client.cluster_map import Network, vbucket_of
+    from headwater.client.groups import LeaseGroup, Membership, StaticMember
+    from headwater.client.kv_connection import Timeouts
+    from headwater.client.metrics import ReaderMetrics
     from headwater.client.offsets import Offsets
-    from headwater.client.settings import TlsSettings
+    from headwater.client.prometheus import register_metrics, unregister_metrics
+    from headwater.client.read_options import End, ReadKeywords, Snapshots, Start
+    from headwater.client.reading import Batches, Changes
+    from headwater.client.settings import ClientSettings, ConnectKeywords, TlsSettings
+    from headwater.client.survey import Surveyor
+    from headwater.errors import HeadwaterError
+    from headwater.protocol.sasl import Mechanism
+    from headwater.protocol.snapshots import StreamOffset
 
 _HOMES = {
-    "Client": "headwater.client.asyncio_client",
-    "connect": "headwater.client.asyncio_client",
-    "Offsets": "headwater.client.offsets",
-    "TlsSettings": "headwater.client.settings",
+    "headwater.client.asyncio_client": ("Client", "connect"),
+    "headwater.client.batches": ("CHANGE_SCHEMA", "change_schema"),
+    "headwater.client.changes": (
+        "Change",
+        "CollectionCreated",
+        "CollectionDropped",
+        "CollectionModified",
+        "Deletion",
+        "DocumentChange",
+        "Expiration",
+        "Mutation",
+        "Rollback",
+        "ScopeCreated",
+        "ScopeDropped",
+    ),
+    "headwater.client.checkpoints.file": ("CheckpointStore", "FileCheckpoint"),
+    "headwater.client.checkpoints.sqlite": ("SqliteCheckpoint",),
+    "headwater.client.checkpoints.xattrs": ("XattrCheckpoint",),
+    "headwater.client.cluster_map": ("Network", "vbucket_of"),
+    "headwater.client.groups": ("LeaseGroup", "Membership", "StaticMember"),
+    "headwater.client.kv_connection": ("Timeouts",),
+    "headwater.client.metrics": ("ReaderMetrics",),
+    "headwater.client.offsets": ("Offsets",),
+    "headwater.client.prometheus": ("register_metrics", "unregister_metrics"),
+    "headwater.client.read_options": ("End", "ReadKeywords", "Snapshots", "Start"),
+    "headwater.client.reading": ("Batches", "Changes"),
+    "headwater.client.settings": ("ClientSettings", "ConnectKeywords", "TlsSettings"),
+    "headwater.client.survey": ("Surveyor",),
+    "headwater.errors": ("HeadwaterError",),
+    "headwater.protocol.sasl": ("Mechanism",),
+    "headwater.protocol.snapshots": ("StreamOffset",),
 }
-"""Loaded when they are first asked for: the command line and the node can do without the client's libraries."""
+"""By module, what is loaded from it when it is first used: the command line and the node can do without the client's
+libraries."""
 
-__all__ = ["Client", "Offsets", "TlsSettings", "__version__", "blocking", "connect"]
+_MODULES = ("blocking", "errors")
+
+__all__ = [
+    "CHANGE_SCHEMA",
+    "Batches",
+    "Change",
+    "Changes",
+    "CheckpointStore",
+    "Client",
+    "ClientSettings",
+    "CollectionCreated",
+    "CollectionDropped",
+    "CollectionModified",
+    "ConnectKeywords",
+    "Deletion",
+    "DocumentChange",
+    "End",
+    "Expiration",
+    "FileCheckpoint",
+    "HeadwaterError",
+    "LeaseGroup",
+    "Mechanism",
+    "Membership",
+    "Mutation",
+    "Network",
+    "Offsets",
+    "ReadKeywords",
+    "ReaderMetrics",
+    "Rollback",
+    "ScopeCreated",
+    "ScopeDropped",
+    "Snapshots",
+    "SqliteCheckpoint",
+    "Start",
+    "StaticMember",
+    "StreamOffset",
+    "Surveyor",
+    "Timeouts",
+    "TlsSettings",
+    "XattrCheckpoint",
+    "__version__",
+    "blocking",
+    "change_schema",
+    "connect",
+    "errors",
+    "register_metrics",
+    "unregister_metrics",
+    "vbucket_of",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name == "blocking":
-        return import_module("headwater.blocking")
+    if name in _MODULES:
+        return import_module(f"headwater.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'headwater' has no attribute {name!r}")

@@ -17,6 +17,10 @@ def counted(count: int, noun: str, *, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def did_you_mean(name: str) -> str:
+    return f"Did you mean {name}?"
+
+
 # How this program was installed, for advice on what is missing: what to type so that an extra comes to the same place.
 #
 # The name alone would not do: a clone is on no package index, and its environment may not be the one on the path.

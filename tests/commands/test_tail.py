@@ -127,7 +127,7 @@ def test_named_collections_and_scopes(bucket: TailedBucket) -> None:
 # --- where it goes on ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filters", [(), ("--key", "doc::*1*"), ("--as-they-come",), ("--buffer-size", "4K")])
+@pytest.mark.parametrize("filters", [(), ("--key", "doc::*1*"), ("--snapshots", "as-they-come"), ("--buffer-bytes", "4K")])
 def test_full_in_two_parts(full: TailedBucket, tmp_path: Path, filters: tuple[str, ...]) -> None:
     file = str(tmp_path / "place.json")
     expected = full.keys(*filters)
@@ -188,7 +188,7 @@ def test_rolled_back_histories_are_told(bucket: TailedBucket, tmp_path: Path) ->
 def test_attributed_documents(bucket: TailedBucket) -> None:
     bucket.write("fox", "goose", value=b'{"legs":4}')
     bucket.set_xattr("fox", "found", b'{"by":"ann"}')
-    others = ("--history", "--compression", "--connections", "2", "--name", "a test")
+    others = ("--history", "--compression", "--connections-per-node", "2", "--name", "a test")
     found = {line["key"]: (line["value"], line.get("xattrs")) for line in bucket.lines("--xattrs", *others)}
     assert found == {"fox": ({"legs": 4}, {"found": {"by": "ann"}}), "goose": ({"legs": 4}, None)}
     assert not any("xattrs" in line for line in bucket.lines())

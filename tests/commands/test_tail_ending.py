@@ -229,7 +229,7 @@ def test_a_node_that_is_gone(tmp_path: Path) -> None:
     with NodeProcess(tmp_path / "data", "--vbuckets", str(VBUCKETS)).start() as node:
         bucket = TailedBucket(node, "default")
         bucket.fill(10)
-        with bucket.start("--json", "--give-up-after", "5", **PIPES) as process:
+        with bucket.start("--json", "--give-up-after-s", "5", **PIPES) as process:
             for _ in range(10):
                 read_line(process.stdout)
             node.kill()

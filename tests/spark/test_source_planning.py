@@ -412,7 +412,7 @@ def test_the_planner_waits_for_a_node_that_is_started_again(tmp_path: Path) -> N
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
     with SparkNode(tmp_path / "data") as node:
         bucket = SourceBucket(node)
-        with DrivenStream(bucket, giveUpAfter="0.5") as stream:
+        with DrivenStream(bucket, giveUpAfterS="0.5") as stream:
             start = stream.initial()
             node.process.kill()
             began_s = time.monotonic()

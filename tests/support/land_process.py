@@ -46,7 +46,7 @@ class LandProcess:
         self._master = master or self._master
         self.batches = []
         command = [sys.executable, "-m", "headwater", "land", self.bucket.url, "--into", str(self.folder)]
-        options = ["--every", self._every, "--master", self._master, "--memory", "1g", "--partitions", "2", "--json"]
+        options = ["--every", self._every, "--master", self._master, "--memory", "1g", "--min-partitions", "2", "--json"]
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, *options],

@@ -12,8 +12,8 @@ import rich_click as click
 
 from headwater import __version__
 from headwater.cli.lazy_command import LazyCommand, completion_option
-from headwater.cli.output import did_you_mean, errors_in_one_sentence
-from headwater.phrases import COMPILING, tell_first_compile
+from headwater.cli.output import errors_in_one_sentence
+from headwater.phrases import COMPILING, did_you_mean, tell_first_compile
 
 COMMANDS = (
     "cluster",

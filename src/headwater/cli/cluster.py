@@ -8,7 +8,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
@@ -17,13 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from headwater.cli.connection_options import (
-    connection_options,
-    errors_told,
-    json_option,
-    needed_credentials,
-    tls_context,
-)
+from headwater.cli.options import LoginOptions, connection_options, errors_told, json_option
 from headwater.cli.output import output_console
 from headwater.client.connection_string import (
     KV_PORT,
@@ -102,24 +95,21 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(
         url: str,
-        user: str | None,
-        password: str | None,
-        tls_ca: Path | None,
-        tls_skip_verify: bool,
+        login: LoginOptions,
         as_json: bool,
         **rest: Any,
     ) -> None:
         where = ConnectionString.parse(url)
         if where.bucket is None:
             raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket")
-        login = Login(
-            credentials=needed_credentials(where, user, password),
+        to_nodes = Login(
+            credentials=login.needed_credentials(where),
             bucket=where.bucket,
-            tls=tls_context(where, tls_ca, tls_skip_verify),
+            tls=login.tls_context(where),
             features=PEER_FEATURES,
             agent="headwater cluster",
         )
-        command(_Cluster(list(find_hosts(where)), login, as_json=as_json), **rest)
+        command(_Cluster(list(find_hosts(where)), to_nodes, as_json=as_json), **rest)
 
     return wrapped
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import rich_click as click
 
-from headwater.cli.connection_options import errors_told
 from headwater.cli.management import Access, BucketScopes, management_options, scopes_of
+from headwater.cli.options import errors_told
 from headwater.errors import HeadwaterError
 from headwater.phrases import printable
 

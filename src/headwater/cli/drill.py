@@ -8,8 +8,8 @@ from typing import Any
 
 import rich_click as click
 
-from headwater.cli.connection_options import errors_told
 from headwater.cli.management import Access, Answer, ManagementUrl, management_options
+from headwater.cli.options import errors_told
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 

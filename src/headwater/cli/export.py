@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_told, table_option
 from headwater.cli.output import EXIT_INTERRUPTED, documents_in
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
@@ -54,10 +54,8 @@ class Format(StrEnum):
     type=click.Choice([choice.value for choice in Format]),
     help="Told by the end of FILE's name unless given; jsonl in a directory.",
 )
-@click.option(
-    "--collection", "collections", multiple=True, metavar="SCOPE.COLLECTION", help="Only this; repeat for more."
-)
-@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
+@table_option("collections", metavar="SCOPE.COLLECTION")
+@table_option("scopes", metavar="SCOPE")
 @click.option("--no-key", is_flag=True, help=f"Leave the keys out, which are in {KEY_MEMBER} otherwise.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
@@ -74,10 +72,7 @@ def export(
     overwrite: bool,
     as_json: bool,
     quiet: bool,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
+    login: LoginOptions,
 ) -> None:
     """Write the live documents of a bucket to files.
 
@@ -106,8 +101,8 @@ def export(
     where = ConnectionString.parse(url)
     settings = ClientSettings.of(
         where,
-        credentials(where, user, password),
-        tls=tls_settings(tls_ca, tls_skip_verify),
+        login.credentials(where),
+        tls=login.tls_settings,
         agent=f"headwater-export/{__version__}",
     )
     format_ = _format(into, format_name)

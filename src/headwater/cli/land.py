@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headwater.cli.connection_options import connection_options, credentials, errors_told, tls_settings
+from headwater.cli.options import CommandWithOldNames, LoginOptions, connection_options, errors_told, table_option
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
@@ -39,6 +39,7 @@ from headwater.phrases import counted
 from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
 from headwater.spark.landing import LandedBatch, Landing, LandingQuery, LandingStatus, Upkeep
 from headwater.spark.session import start_session
+from headwater.spark.source_options import source_texts
 
 # A landing's numbers for Prometheus: what `LandingStatus` says at the moment that they are asked for.
 
@@ -106,7 +107,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     return int(match["number"]) * _UNITS_S[match["unit"]]
 
 
-@click.command()
+@click.command(cls=CommandWithOldNames)
 @click.argument("url")
 @click.option(
     "--into", required=True, metavar="DIR", help="The directory of the tables. It is made if it is not there."
@@ -120,10 +121,8 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     callback=_parse_time,
     help="How often a batch is landed.",
 )
-@click.option(
-    "--collection", "collections", multiple=True, metavar="SCOPE.COLLECTION", help="Only this; repeat for more."
-)
-@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
+@table_option("collections", metavar="SCOPE.COLLECTION")
+@table_option("scopes", metavar="SCOPE")
 @click.option(
     "--columns",
     multiple=True,
@@ -132,7 +131,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 )
 @click.option("--infer", is_flag=True, help="Typed columns for the fields that the first documents of a table have.")
 @click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
-@click.option("--xattrs", is_flag=True, help="Extended attributes, too.")
+@table_option("xattrs")
 @click.option(
     "--fresh",
     "wait_s_max",
@@ -149,10 +148,8 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     show_default=True,
     help="The part of the time that merging into `documents` may take while nothing waits for longer than --fresh.",
 )
-@click.option("--max-rows", type=click.IntRange(min=1), metavar="N", help="Changes of one batch at most, about.")
-@click.option(
-    "--partitions", type=click.IntRange(1, 10_000), default=4, show_default=True, help="Tasks that read, at least."
-)
+@table_option("max_rows_per_trigger")
+@table_option("min_partitions", default=4)
 @click.option("--keep-changes", "changes_days", type=click.IntRange(min=1), metavar="DAYS", help="Fold older changes.")
 @click.option(
     "--keep-files",
@@ -195,10 +192,7 @@ def land(
     as_json: bool,
     quiet: bool,
     log_format: str | None,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
+    login: LoginOptions,
     **options: Any,
 ) -> None:
     """Land a bucket in Delta tables, and keep them equal to it.
@@ -219,8 +213,7 @@ def land(
     if log_format is not None:
         set_up_logging(log_format)
     where = ConnectionString.parse(url)
-    login = credentials(where, user, password)
-    settings = ClientSettings.of(where, login, tls=tls_settings(tls_ca, tls_skip_verify))
+    settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings)
     landing = Landing(
         source=_source_options(url, settings, options),
         into=into,
@@ -252,21 +245,14 @@ def _serve_metrics(metrics: LandingMetrics, port: int) -> None:
 
 
 def _source_options(url: str, settings: ClientSettings, options: dict[str, Any]) -> dict[str, str]:
-    source = {"url": url, "minPartitions": str(options["partitions"]), "name": "headwater-land"}
+    """What the command line says, as options of the source."""
+    keywords: dict[str, Any] = {"name": "headwater-land", "min_partitions": options["min_partitions"]}
     if settings.credentials is not None:
-        source |= {"user": settings.credentials.user, "password": settings.credentials.password}
-    if settings.tls is not None:
-        source |= {"tlsCa": str(settings.tls.ca_file)} if settings.tls.ca_file else {}
-        source |= {"tlsSkipVerify": "true"} if settings.tls.skip_verify else {}
-    if options["collections"]:
-        source["collections"] = ",".join(options["collections"])
-    if options["scopes"]:
-        source["scopes"] = ",".join(options["scopes"])
-    if options["xattrs"]:
-        source["xattrs"] = "true"
-    if options["max_rows"] is not None:
-        source["maxRowsPerTrigger"] = str(options["max_rows"])
-    return source
+        keywords |= {"user": settings.credentials.user, "password": settings.credentials.password}
+    keywords["tls"] = settings.tls
+    for name in ("collections", "scopes", "xattrs", "max_rows_per_trigger"):
+        keywords[name] = options[name] or None
+    return source_texts(url, keywords)
 
 
 def _lake_settings(options: dict[str, Any]) -> LakeSettings:

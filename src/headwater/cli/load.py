@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from headwater import __version__
-from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, tls_settings
 from headwater.cli.management import Access, scopes_of
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
 from headwater.cli.output import EXIT_INTERRUPTED, documents_in
 from headwater.client.bootstrap import KvCluster
 from headwater.client.connection_string import ConnectionString
@@ -230,10 +230,7 @@ def load(
     expiry_s: int | None,
     connections: int,
     as_json: bool,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
+    login: LoginOptions,
 ) -> None:
     """Write documents to a bucket.
 
@@ -265,8 +262,8 @@ def load(
         where = ConnectionString.parse(url)
         settings = ClientSettings.of(
             where,
-            credentials(where, user, password),
-            tls=tls_settings(tls_ca, tls_skip_verify),
+            login.credentials(where),
+            tls=login.tls_settings,
             agent=f"headwater-load/{__version__}",
         )
         loading = _Loading(KvCluster(settings), report, connections=connections, expiry=_expiry(expiry_s or 0))
@@ -280,8 +277,7 @@ def load(
             if isinstance(file, Path):
                 by_collection = files_in(file, format_)
                 if create_collections:
-                    access = Access(user=user, password=password, tls_ca=tls_ca, tls_skip_verify=tls_skip_verify)
-                    scopes_of(url, access).create_missing(by_collection)
+                    scopes_of(url, Access(login=login)).create_missing(by_collection)
                 loading.check(tuple(by_collection))
                 files = opened(by_collection)
             own_expiry = None if expiry_s is None else _expiry(expiry_s)

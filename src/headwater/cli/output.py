@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 
 from headwater.log_fields import LogEvent, fields
-from headwater.phrases import COMPILING, counted, tell_first_compile
+from headwater.phrases import COMPILING, counted, did_you_mean, tell_first_compile
 
 EXIT_INTERRUPTED = 130
 """128 and the number of the signal, as shells have it."""
@@ -54,10 +54,6 @@ def _sentence(error: click.ClickException) -> str:
         message = f"{error.message} {did_you_mean(possibilities[0])}"
     end = "" if message.endswith("?") else "."
     return f"{message.rstrip('.')}{end} See {error.ctx.command_path} --help"
-
-
-def did_you_mean(name: str) -> str:
-    return f"Did you mean {name}?"
 
 
 # --- standard output ----------------------------------------------------------------------------------------------

@@ -6,12 +6,11 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import rich_click as click
 from rich.console import Console
 
-from headwater.cli.connection_options import connection_options, errors_told, needed_credentials, tls_context
+from headwater.cli.options import LoginOptions, connection_options, errors_told
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.kv_asyncio import AsyncKvConnection
@@ -61,10 +60,7 @@ def replicate(
     takeover: bool,
     once: bool,
     name: str,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
+    login: LoginOptions,
     as_json: bool,
 ) -> None:
     """Copy vbuckets from one node to another, as Couchbase's replication proxy does.
@@ -92,8 +88,8 @@ def replicate(
         chosen = where.bucket or bucket
         if chosen is None:
             raise InvalidInput("the URL names no bucket", hint="Write couchbase://host/bucket, or give --bucket")
-        tls = tls_context(where, tls_ca, tls_skip_verify)
-        credentials = needed_credentials(where, user, password)
+        tls = login.tls_context(where)
+        credentials = login.needed_credentials(where)
         logins.append(Login(credentials=credentials, bucket=chosen, tls=tls, features=PEER_FEATURES))
         addresses.append(where.addresses[0])
     if (addresses[0], logins[0].bucket) == (addresses[1], logins[1].bucket):

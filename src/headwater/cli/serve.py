@@ -13,13 +13,11 @@ from pathlib import Path
 import rich_click as click
 import uvloop
 
-from headwater.cli.connection_options import EXIT_FAILED
+from headwater.cli.options import EXIT_FAILED
 from headwater.cli.output import FORMATS, LEVELS, set_up_logging
 from headwater.cli.serving_nodes import NODES_MAX, ClusterOptions, names_first_user_only, run_nodes
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.dashboard.routes import Dashboard, DashboardSettings
-from headwater.node.dashboard.source import Inspection
 from headwater.node.node import Node, Started
 from headwater.node.node_folder import keep_freed_memory
 from headwater.node.options import VBUCKETS, NodeOptions, ServerLimits
@@ -209,10 +207,11 @@ def serve(
                 unsent_bytes_max=unsent_bytes_max,
                 stalled_s=stalled_seconds,
             ),
+            open_metrics=open_metrics,
+            landing_urls=landing_metrics,
         )
         keep_freed_memory()
-        dashboard = DashboardSettings(open_metrics=open_metrics, landing_urls=landing_metrics)
-        uvloop.run(_run(options, dashboard, as_json=as_json, log_format=log_format))
+        uvloop.run(_run(options, as_json=as_json, log_format=log_format))
     except HeadwaterError as error:
         if log_format == "json":
             about = fields(event=LogEvent.NODE_FAILED, error=type(error).__name__, reason=error.reason)
@@ -221,19 +220,19 @@ def serve(
         raise click.ClickException(str(error)) from error
 
 
-async def _run(options: NodeOptions, dashboard: DashboardSettings, *, as_json: bool, log_format: str) -> None:
+async def _run(options: NodeOptions, *, as_json: bool, log_format: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    node = Node(options, extend=lambda node, logins: Dashboard(Inspection(node, logins), dashboard))
+    node = Node(options)
     started = await _start(node, stop)
     if started is None:
         return
     if log_format == "json":
         _log_ready(started, options)
     elif not as_json:
-        _tell_more(started, options)
+        _print_more(started, options)
     _announce(started, options, as_json=as_json)
     await stop.wait()
     await node.stop()
@@ -271,8 +270,8 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
     click.echo(json.dumps(line))
 
 
-def _tell_more(started: Started, options: NodeOptions) -> None:
-    """What somebody at a terminal wants to know, and, once, the password that was made."""
+def _print_more(started: Started, options: NodeOptions) -> None:
+    """For a user at a terminal: where the dashboard is, and, once, the password that was made."""
     if started.generated_password is not None:
         click.echo(
             f"user {started.user}, password {started.generated_password} (kept in {options.data / 'password'})",
@@ -284,7 +283,7 @@ def _tell_more(started: Started, options: NodeOptions) -> None:
 
 
 def _log_ready(started: Started, options: NodeOptions) -> None:
-    """A log is kept, and read by others: it tells where the password is."""
+    """A log is kept, and read by others: it has the place of the password, not the password."""
     dashboard = f"{started.http_url}/ui/"
     about = fields(event=LogEvent.NODE_READY, address=started.url, dashboard=dashboard)
     logger.info("ready at %s, dashboard at %s", started.url, dashboard, extra=about)

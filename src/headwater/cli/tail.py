@@ -7,35 +7,26 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import rich_click as click
 from click.core import ParameterSource
 
 from headwater import __version__
-from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, fail, tls_settings
 from headwater.cli.interruptions import Interrupted
+from headwater.cli.options import EXIT_FAILED, CommandWithOldNames, LoginOptions, connection_options, fail, table_option
 from headwater.cli.tailing.formats import Encoder, Format, encoder
 from headwater.cli.tailing.places import EventsOnce, KeyPattern, read_start, resume_command
 from headwater.cli.tailing.tailer import Tailer, WantedRows
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
 from headwater.client.offsets import VBUCKETS_MAX
-from headwater.client.read_options import MIB, ReadOptions, Snapshots
+from headwater.client.read_options import ReadKeywords, ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
 from headwater.errors import BucketReplaced, CheckpointError, HeadwaterError, InvalidInput
 from headwater.phrases import counted, printable
 
-_SIZE = re.compile(r"(?P<number>[0-9]{1,12})(?P<unit>[kKmMgG]?)(?:i?[bB])?")
-_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _RANGE = re.compile(r"(?P<first>[0-9]{1,5})(?:-(?P<last>[0-9]{1,5}))?")
-
-
-def _parse_size(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    match = _SIZE.fullmatch(value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no size: write a number of bytes, or 64K or 16M.")
-    return int(match["number"]) * _UNITS[match["unit"].lower()]
 
 
 def _parse_vbuckets(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,23 +49,17 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(cls=CommandWithOldNames)
 @click.argument("url")
-@click.option(
-    "--from",
-    "start",
-    default="beginning",
-    show_default=True,
-    metavar="PLACE",
-    help="beginning, now, a file with offsets, or offsets as JSON.",
+@table_option(
+    "start", metavar="OFFSETS", help="Where to start: beginning, now, a file with offsets, or offsets as JSON."
 )
-@click.option(
-    "--to",
+@table_option(
     "end",
     type=click.Choice(["now", "inf"]),
     default="inf",
     show_default=True,
-    help="End with what is there now, or never.",
+    help="Where to end: with what the bucket has now, or never.",
 )
 @click.option(
     "--format",
@@ -85,22 +70,9 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     help="Lines for people, one JSON object a line, or an Arrow IPC stream.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option(
-    "--collection",
-    "collections",
-    multiple=True,
-    metavar="SCOPE.COLLECTION",
-    help="Only this collection; repeat for more.",
-)
-@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
-@click.option(
-    "--vbucket",
-    "vbuckets",
-    multiple=True,
-    metavar="N|N-M",
-    callback=_parse_vbuckets,
-    help="Only these vbuckets; repeat for more.",
-)
+@table_option("collections", metavar="SCOPE.COLLECTION")
+@table_option("scopes", metavar="SCOPE")
+@table_option("vbuckets", metavar="N|N-M", callback=_parse_vbuckets)
 @click.option(
     "--key",
     "keys",
@@ -109,16 +81,16 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     help="Only keys like this, * for any characters, ? for one; repeat for more. All changes are still received.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after N changes.")
-@click.option("--no-value", is_flag=True, help="Keys without values.")
-@click.option("--xattrs", is_flag=True, help="Extended attributes, too.")
-@click.option("--history", is_flag=True, help="All versions of a document, where the collection keeps them.")
-@click.option("--as-they-come", is_flag=True, help="Don't wait until a snapshot is complete.")
-@click.option("--persisted", is_flag=True, help="Wait until all replicas have persisted a change.")
+@table_option("no_value")
+@table_option("xattrs")
+@table_option("history")
+@table_option("snapshots", type=click.Choice([choice.value for choice in Snapshots]))
+@table_option("mitigate_rollbacks")
 @click.option(
     "--checkpoint",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Go on where the last run with this file ended, and keep the place in it. --from is for the first run.",
+    help="Go on where the last run with this file ended, and keep the offsets in it. --from is for the first run.",
 )
 @click.option(
     "--offsets-file",
@@ -126,29 +98,11 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
     metavar="FILE",
     help="Write the offsets to it at the end, for --from.",
 )
-@click.option(
-    "--buffer-size",
-    "buffer_bytes",
-    default=f"{16 * MIB // 1024**2}M",
-    show_default=True,
-    metavar="BYTES",
-    callback=_parse_size,
-    help="What a node may send before it is taken; 64K and 16M are understood.",
-)
-@click.option(
-    "--connections", type=click.IntRange(1, 64), default=1, show_default=True, help="Connections to each node."
-)
-@click.option("--compression", is_flag=True, help="Let the server send values compressed.")
-@click.option("--name", default="headwater-tail", show_default=True, help="What the server shows the connections as.")
-@click.option(
-    "--give-up-after",
-    "give_up_after_s",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds that a part of the bucket may be out of reach.",
-)
+@table_option("buffer_bytes")
+@table_option("connections_per_node")
+@table_option("compression")
+@table_option("name", default="headwater-tail")
+@table_option("give_up_after_s", help="Seconds that a vbucket may be out of reach before the command fails.")
 @click.option("-q", "--quiet", is_flag=True, help="No line with the lag.")
 @connection_options
 @click.pass_context
@@ -165,10 +119,7 @@ def tail(
     checkpoint: Path | None,
     offsets_file: Path | None,
     quiet: bool,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
+    login: LoginOptions,
     **options: Any,
 ) -> None:
     """Print the changes of a bucket as they come.
@@ -191,7 +142,7 @@ def tail(
     format_ = _format(context, format_name, as_json=as_json)
     try:
         tailer = Tailer(
-            client=_client(url, user, password, tls_ca, tls_skip_verify),
+            client=_client(url, login),
             start=read_start(start),
             options=_read_options(end, **options),
             encoder=_encoder(format_, **options),
@@ -211,32 +162,17 @@ def tail(
     sys.exit(exit_code)
 
 
-def _client(url: str, user: str | None, password: str | None, tls_ca: Path | None, tls_skip_verify: bool) -> Client:
+def _client(url: str, login: LoginOptions) -> Client:
     where = ConnectionString.parse(url)
-    return Client(
-        ClientSettings.of(
-            where,
-            credentials(where, user, password),
-            tls=tls_settings(tls_ca, tls_skip_verify),
-            agent=f"headwater-tail/{__version__}",
-        )
-    )
+    agent = f"headwater-tail/{__version__}"
+    return Client(ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=agent))
 
 
-def _read_options(
-    end: str, *, vbuckets: tuple[str, ...], as_they_come: bool, persisted: bool, connections: int, **others: Any
-) -> dict[str, Any]:
+def _read_options(end: str, *, vbuckets: tuple[str, ...], **others: Any) -> ReadKeywords:
     """The options of the client, checked."""
-    options = {
-        "end": None if end == "inf" else end,
-        "vbuckets": _vbuckets(vbuckets),
-        "snapshots": Snapshots.AS_THEY_COME if as_they_come else Snapshots.COMPLETE,
-        "mitigate_rollbacks": persisted,
-        "connections_per_node": connections,
-        **others,
-    }
+    options: Any = {"end": None if end == "inf" else end, "vbuckets": _vbuckets(vbuckets), **others}
     ReadOptions.make(**options)
-    return options
+    return cast(ReadKeywords, options)
 
 
 def _format(context: click.RichContext, name: str, *, as_json: bool) -> Format:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import http
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import rich_click as click
 
-from headwater.cli.connection_options import errors_told, fail
 from headwater.cli.management import Access, Answer, Management, ManagementUrl, management_options, nodes_of_cluster
+from headwater.cli.options import errors_told, fail, is_terminal
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.phrases import printable
 
@@ -149,12 +148,8 @@ def _role_option(**settings: Any) -> Callable[[F], F]:
     )
 
 
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
 def _ask_for_password(name: str) -> str:
-    if not _is_terminal():
+    if not is_terminal():
         raise InvalidInput(
             f"there is no password for {printable(name)}", hint=f"Set {NEW_PASSWORD_VARIABLE}, or give --new-password"
         )

@@ -13,22 +13,20 @@ from typing import Any
 import rich_click as click
 from rich.table import Table
 
-from headwater.cli.connection_options import EXIT_FAILED, connection_options, credentials, errors_told, tls_settings
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_told, table_option
 from headwater.cli.output import output_console
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
-from headwater.lake.tasks import Runner, run_in_threads
+from headwater.lake.lake import Runner, run_in_threads
+from headwater.lake.verify import AGENT, Verification, compare
 from headwater.phrases import printable
-from headwater.spark.verification import Verification, compare, spark_runner
 
 
 @click.command()
 @click.argument("url")
 @click.argument("directory")
-@click.option(
-    "--collection", "collections", multiple=True, metavar="SCOPE.COLLECTION", help="Only this; repeat for more."
-)
-@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Only this scope; repeat for more.")
+@table_option("collections", metavar="SCOPE.COLLECTION")
+@table_option("scopes", metavar="SCOPE")
 @click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
@@ -40,10 +38,7 @@ def verify(
     scopes: tuple[str, ...],
     master: str | None,
     as_json: bool,
-    user: str | None,
-    password: str | None,
-    tls_ca: Path | None,
-    tls_skip_verify: bool,
+    login: LoginOptions,
 ) -> None:
     """Compare a bucket with the tables that it was landed in.
 
@@ -63,9 +58,7 @@ def verify(
         --master 'local[*]'
     """
     where = ConnectionString.parse(url)
-    settings = ClientSettings.of(
-        where, credentials(where, user, password), tls=tls_settings(tls_ca, tls_skip_verify), agent="headwater-verify"
-    )
+    settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
     with _runner(master) as run:
         found = compare(settings, directory, scopes=scopes, collections=collections, run=run)
     if as_json:
@@ -83,14 +76,15 @@ def _runner(master: str | None) -> Iterator[Runner]:
         return
     from pyspark.errors import PySparkException
 
-    from headwater.spark.session import start_session, told_error
+    from headwater.spark.executors import spark_runner
+    from headwater.spark.session import query_error, start_session
 
     with TemporaryDirectory(prefix="headwater-spark-") as folder:
         spark = start_session(master=master, log_folder=Path(folder))
         try:
-            yield spark_runner(spark)
+            yield spark_runner(spark, AGENT)
         except PySparkException as error:
-            raise told_error(error) from error
+            raise query_error(error) from error
         finally:
             spark.stop()
 

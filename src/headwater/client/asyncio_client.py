@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Self, Unpack
 
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.bootstrap import BucketView
@@ -21,10 +21,10 @@ from headwater.client.groups.membership import Assignment, GroupBucket, Membersh
 from headwater.client.kv_connection import Backoff, is_final
 from headwater.client.links import SCOUT, DcpLink, DcpOpening, Slot
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import ReadOptions, Start
+from headwater.client.read_options import ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.client.reading import Batches, Changes, ReadStart
-from headwater.client.settings import ClientSettings, TlsSettings
+from headwater.client.settings import ClientSettings, ConnectKeywords
 from headwater.client.surroundings import ClientSurroundings, in_daemon_thread
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
 from headwater.protocol.consumer import DcpControl
@@ -142,16 +142,9 @@ DCP_FEATURES = (
 )
 
 
-def connect(
-    url: str,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    tls: TlsSettings | None = None,
-    **settings: Any,
-) -> Client:
+def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
     """A client of the bucket that the connection string names. Use it in `async with`."""
-    return Client(ClientSettings.make(url, user=user, password=password, tls=tls, **settings))
+    return Client(ClientSettings.make(url, **settings))
 
 
 class Client:
@@ -219,9 +212,13 @@ class Client:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def batches(
-        self, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None, **options: Any
+        self,
+        *,
+        checkpoint: CheckpointStore | None = None,
+        group: Membership | None = None,
+        **options: Unpack[ReadKeywords],
     ) -> Batches:
-        """Changes as Arrow record batches. The options are those of `ReadOptions`.
+        """Changes as Arrow record batches. The options are those of `headwater.ReadKeywords`.
 
         With a checkpoint the read goes on from what is saved there, and `start` is for the first time only. A member of
         a group needs a checkpoint that all members share.
@@ -229,13 +226,17 @@ class Client:
         Nothing is asked of the servers before the first batch is: `start="now"` is that moment. `start()` on what is
         returned brings it forward.
         """
-        return self.read(ReadOptions.make(**options), checkpoint=checkpoint, group=group)
+        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group)
 
     def changes(
-        self, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None, **options: Any
+        self,
+        *,
+        checkpoint: CheckpointStore | None = None,
+        group: Membership | None = None,
+        **options: Unpack[ReadKeywords],
     ) -> Changes:
         """Changes as objects, one by one. The arguments are those of `batches`."""
-        return Changes(self.batches(checkpoint=checkpoint, group=group, **options))
+        return Changes(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
 
     def read(
         self, options: ReadOptions, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -16,8 +16,8 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.groups.membership import Membership
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import ReadOptions
-from headwater.client.settings import ClientSettings, TlsSettings
+from headwater.client.read_options import ReadKeywords, ReadOptions
+from headwater.client.settings import ClientSettings, ConnectKeywords
 from headwater.errors import LocalProtocolError
 
 # An event loop in a thread of its own, for callers that have none.
@@ -194,16 +194,9 @@ class Changes:
         self._batches.close()
 
 
-def connect(
-    url: str,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    tls: TlsSettings | None = None,
-    **settings: Any,
-) -> Client:
+def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
     """A client of the bucket that the connection string names. Use it in `with`."""
-    return Client(ClientSettings.make(url, user=user, password=password, tls=tls, **settings))
+    return Client(ClientSettings.make(url, **settings))
 
 
 def connect_with(settings: ClientSettings) -> Client:
@@ -250,16 +243,24 @@ class Client:
         return self._client.bucket_uuid
 
     def batches(
-        self, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None, **options: Any
+        self,
+        *,
+        checkpoint: CheckpointStore | None = None,
+        group: Membership | None = None,
+        **options: Unpack[ReadKeywords],
     ) -> Batches:
         """Changes as Arrow record batches. See the asyncio client for the arguments."""
-        return self.read(ReadOptions.make(**options), checkpoint=checkpoint, group=group)
+        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group)
 
     def changes(
-        self, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None, **options: Any
+        self,
+        *,
+        checkpoint: CheckpointStore | None = None,
+        group: Membership | None = None,
+        **options: Unpack[ReadKeywords],
     ) -> Changes:
         """Changes as objects, one by one. The arguments are those of `batches`."""
-        return Changes(self.batches(checkpoint=checkpoint, group=group, **options))
+        return Changes(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
 
     def read(
         self, options: ReadOptions, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None

@@ -175,10 +175,10 @@ _collectors: WeakKeyDictionary[CollectorRegistry, ReaderCollector] = WeakKeyDict
 _lock = threading.Lock()
 
 
-def register(
+def register_metrics(
     source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY, per_vbucket: bool = False
 ) -> None:
-    """Show the numbers of a read to Prometheus, until `unregister`.
+    """Show the numbers of a read to Prometheus, until `unregister_metrics`.
 
     With `per_vbucket` the lag of every vbucket is a time series of its own: 1,024 of them for most buckets.
     """
@@ -191,8 +191,8 @@ def register(
         collector.add(_metrics_of(source), per_vbucket=per_vbucket)
 
 
-def unregister(source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY) -> None:
-    """Show the numbers of a read no more."""
+def unregister_metrics(source: ReaderMetrics | HasMetrics, *, registry: CollectorRegistry = REGISTRY) -> None:
+    """End what `register_metrics` began."""
     with _lock:
         collector = _collectors.get(registry, ReaderCollector())
         collector.remove(_metrics_of(source))

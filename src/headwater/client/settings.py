@@ -10,13 +10,14 @@ import ssl
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from headwater._version import __version__
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
+from headwater.client.options import check_keywords
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import USER_CHARS_MAX, Mechanism
@@ -84,6 +85,19 @@ AGENT_CHARS_MAX = 200
 """What a server keeps of it is less."""
 
 
+class ConnectKeywords(TypedDict, total=False):
+    """What `connect` takes beside the URL. `options.TO_CONNECT` describes it."""
+
+    user: str | None
+    password: str | None
+    tls: TlsSettings | None
+    mechanism: Mechanism | str | None
+    network: Network | str | None
+    agent: str
+    features: tuple[Feature, ...]
+    timeouts: Timeouts | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
     """Where a bucket is and how to get in. Made by `make`, or by `of` where the parts are there already."""
@@ -108,36 +122,25 @@ class ClientSettings:
     """To connect, and to wait for an answer."""
 
     @classmethod
-    def make(
-        cls,
-        url: str,
-        *,
-        user: str | None = None,
-        password: str | None = None,
-        tls: TlsSettings | None = None,
-        mechanism: Mechanism | str | None = None,
-        network: Network | str | None = None,
-        agent: str = AGENT,
-        features: tuple[Feature, ...] = FEATURES,
-        timeouts: Timeouts | None = None,
-    ) -> Self:
+    def make(cls, url: str, **given: Unpack[ConnectKeywords]) -> Self:
         """Settings from what a user gives; `InvalidInput` where that does not fit together.
 
         `user` counts more than a user in the URL, and `network` more than the option of that name in it. `mechanism`
         is one of SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1 and PLAIN. To name PLAIN is to allow that the password is sent
         in clear, also where there is no TLS and others can listen: over the key-value protocol and over HTTP.
         """
+        check_keywords("connect", given, ConnectKeywords.__annotations__)
         where = ConnectionString.parse(url)
-        user = user if user is not None else where.user
+        user = given.get("user")
         return cls.of(
             where,
-            _credentials(user, password),
-            tls=tls,
-            mechanism=mechanism,
-            network=network,
-            agent=agent,
-            features=features,
-            timeouts=timeouts,
+            _credentials(where.user if user is None else user, given.get("password")),
+            tls=given.get("tls"),
+            mechanism=given.get("mechanism"),
+            network=given.get("network"),
+            agent=given.get("agent", AGENT),
+            features=given.get("features", FEATURES),
+            timeouts=given.get("timeouts"),
         )
 
     @classmethod

@@ -1,24 +1,79 @@
 """Spark: the `dcp` data source, and the pipeline that lands a bucket in Delta tables.
 
-from headwater import spark as headwater_spark
+    import headwater.spark
 
-headwater_spark.register(spark)
-spark.readStream.format("dcp").option("url", "couchbase://host/bucket").load()
+    headwater.spark.register(spark)
+    spark.readStream.format("dcp").option("url", "couchbase://host/bucket").load()
+
+What `__all__` names is public; the modules below may change. PySpark is imported when something is called that needs
+it: the command line and the tables without Spark import modules of this package, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.spark.frames import Apply
-    from headwater.spark.landing import LandingQuery
-    from headwater.spark.verification import Verification
+    from headwater.client.settings import ConnectKeywords
+    from headwater.lake.documents_merge import MergeRules
+    from headwater.lake.iceberg_changes import IcebergSettings
+    from headwater.lake.lake import LakeSettings
+    from headwater.lake.typed_columns import TypedColumns
+    from headwater.lake.verify import Verification
+    from headwater.spark.frames import Apply, ChangeBatch
+    from headwater.spark.freshness import Freshness, LagListener
+    from headwater.spark.landing import LandedBatch, Landing, LandingQuery, LandingStatus, Upkeep
+    from headwater.spark.session import query_error, start_session
+    from headwater.spark.source_options import SourceKeywords
 
-__all__ = ["apply_changes", "documents", "land", "register", "verify"]
+_HOMES = {
+    "headwater.lake.documents_merge": ("MergeRules",),
+    "headwater.lake.iceberg_changes": ("IcebergSettings",),
+    "headwater.lake.lake": ("LakeSettings",),
+    "headwater.lake.typed_columns": ("TypedColumns",),
+    "headwater.spark.frames": ("ChangeBatch",),
+    "headwater.spark.freshness": ("Freshness", "LagListener"),
+    "headwater.spark.landing": ("LandedBatch", "Landing", "LandingQuery", "LandingStatus", "Upkeep"),
+    "headwater.spark.session": ("start_session", "query_error"),
+    "headwater.spark.source_options": ("SourceKeywords",),
+    "headwater.lake.verify": ("Verification",),
+}
+"""By module, what is loaded from it when it is first used."""
+
+__all__ = [
+    "ChangeBatch",
+    "Freshness",
+    "IcebergSettings",
+    "LagListener",
+    "LakeSettings",
+    "LandedBatch",
+    "Landing",
+    "LandingQuery",
+    "LandingStatus",
+    "MergeRules",
+    "SourceKeywords",
+    "TypedColumns",
+    "Upkeep",
+    "Verification",
+    "apply_changes",
+    "documents",
+    "land",
+    "query_error",
+    "register",
+    "start_session",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(spark: SparkSession) -> None:
@@ -36,24 +91,63 @@ def register(spark: SparkSession) -> None:
     hide_password(spark)
 
 
-def land(spark: SparkSession, url: str, into: str, **options: Any) -> LandingQuery:
+def land(
+    spark: SparkSession,
+    url: str,
+    into: str,
+    *,
+    every: str | None = None,
+    lake: LakeSettings | None = None,
+    fresh: Freshness | None = None,
+    upkeep: Upkeep | None = None,
+    iceberg: IcebergSettings | None = None,
+    on_batch: Callable[[LandedBatch], None] | None = None,
+    **source: Unpack[SourceKeywords],
+) -> LandingQuery:
     """Land a bucket in Delta tables: `land(spark, "couchbase://host/bucket", "/lake", user=…, password=…)`.
 
-    The options are those of `headwater.spark.landing.land`. Returns the running query.
+    Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
+    keywords are options of the `dcp` source, in Python's spelling. Returns the running query.
     """
-    from headwater.spark import landing
+    from headwater.lake.lake import LakeSettings
+    from headwater.spark.freshness import Freshness
+    from headwater.spark.landing import Landing, Upkeep
+    from headwater.spark.source_options import source_texts
 
-    return landing.land(spark, url, into, **options)
+    landing = Landing(
+        source=source_texts(url, source),
+        into=into,
+        lake=lake or LakeSettings(),
+        fresh=fresh or Freshness(),
+        upkeep=upkeep or Upkeep(),
+        iceberg=iceberg,
+    )
+    return landing.start(spark, every=every, on_batch=on_batch)
 
 
-def verify(spark: SparkSession, url: str, into: str, **options: Any) -> Verification:
+def verify(
+    spark: SparkSession,
+    url: str,
+    into: str,
+    *,
+    scopes: Iterable[str] = (),
+    collections: Iterable[str] = (),
+    **settings: Unpack[ConnectKeywords],
+) -> Verification:
     """Compare a bucket with the tables in a directory, on the executors of a session.
 
-    The options are those of `headwater.spark.verification.verify`: `user`, `password`, `tls`, `scopes`, `collections`.
+    `scopes` and `collections` choose what is compared; without them, all that was landed. The further keywords are
+    those of `headwater.connect`.
     """
-    from headwater.spark import verification
+    from headwater.client.options import check_keywords
+    from headwater.client.settings import ClientSettings, ConnectKeywords
+    from headwater.lake.verify import AGENT, compare
+    from headwater.spark.executors import spark_runner
 
-    return verification.verify(spark, url, into, **options)
+    check_keywords("verify", settings, {*ConnectKeywords.__annotations__, "scopes", "collections"})
+    settings.setdefault("agent", AGENT)
+    connection = ClientSettings.make(url, **settings)
+    return compare(connection, into, scopes=scopes, collections=collections, run=spark_runner(spark, AGENT))
 
 
 def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:

@@ -72,7 +72,7 @@ def _check_java() -> None:
 
 
 _REDACTION = "spark.sql.redaction.string.regex"
-_PASSWORD = r'(?i)key:\s*"password"\s*value:\s*"(?:[^"\\]|\\.)*"'
+_PASSWORD = r'(?i)key:\s*"(?:tlsKey)?password"\s*value:\s*"(?:[^"\\]|\\.)*"'
 """The option in the text of a request."""
 
 
@@ -96,7 +96,7 @@ def hide_password(spark: SparkSession) -> None:
 _OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<told>[^\n]+)")
 
 
-def told_error(error: BaseException) -> HeadwaterError:
+def query_error(error: BaseException) -> HeadwaterError:
     """Our own error inside one of Spark's, or one that tells the first line of it."""
     if isinstance(error, HeadwaterError):
         return error

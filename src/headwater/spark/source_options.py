@@ -1,25 +1,42 @@
-"""The options of `format("dcp")`: what they are called, what they take, and what is made of them.
+"""The options of `format("dcp")`, read and checked.
 
-Passwords come from the option `password`, whose value Spark hides in plans and pages because of its name, from a file
-(`passwordFile`), or from the environment (`HEADWATER_PASSWORD`). None of them is shown in a `repr` of ours.
+The source makes `SourceOptions` from the texts that Spark hands over, and `headwater.spark.land` makes such texts from
+its keywords; names, defaults and help are those of `headwater.client.options`. A password comes from the option
+`password`, whose value Spark hides in plans and pages because of its name, from a file (`passwordFile`), or from the
+environment (`HEADWATER_PASSWORD`). It must never stand in a `repr` or in an error.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from headwater.client.offsets import Offsets
+from headwater.client.options import (
+    OPTIONS,
+    SPARK_OPTIONS,
+    TO_READ,
+    Option,
+    check_keywords,
+    warn_of_old,
+)
 from headwater.client.read_options import ReadOptions, Snapshots, Start
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import InvalidInput
+from headwater.phrases import did_you_mean
 from headwater.spark.selection_watch import SeenCollection
 
 PASSWORD_FILE_BYTES_MAX = 4096
+
+OPTION_NAMES = tuple(option.in_spark for option in SPARK_OPTIONS)
+"""In the order in which messages and the page name them."""
+
+_OLD_NAMES = {old.lower(): option for option in SPARK_OPTIONS for old in option.spark_old}
 
 
 class ValueForm(StrEnum):
@@ -46,45 +63,58 @@ class SourceOptions:
     bytes_per_trigger_max: int | None
     partitions_min: int
     seen: tuple[SeenCollection, ...] = ()
-    """What `collections` and `scopes` may name though it is gone; see `selection_watch`."""
+    """What `collections` and `scopes` may name though the bucket has it no longer; see `selection_watch`."""
 
     @classmethod
     def make(cls, options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
-        given = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(given.keys() - {name.lower() for name in OPTION_NAMES})
-        if unknown:
-            raise InvalidInput(
-                f"the dcp source has no option {unknown[0]!r}", hint=f"Use some of {', '.join(OPTION_NAMES)}"
-            )
-        take = _Taker(given)
+        """From the texts that Spark has, whose names are taken in any case."""
+        take = _Taker(options)
         return cls(
             settings=_settings(take, environment),
             read=_read_options(take),
             value_form=take("value"),
-            start=take("startingOffsets"),
-            end=take("endingOffsets"),
-            rows_per_trigger_max=take("maxRowsPerTrigger"),
-            bytes_per_trigger_max=take("maxBytesPerTrigger"),
-            partitions_min=take("minPartitions"),
-            seen=take("seenCollections"),
+            start=take("start"),
+            end=take("end"),
+            rows_per_trigger_max=take("max_rows_per_trigger"),
+            bytes_per_trigger_max=take("max_bytes_per_trigger"),
+            partitions_min=take("min_partitions"),
+            seen=take("seen_collections"),
         )
 
 
 class _Taker:
-    """Takes options by name, in any case, and names the option where its value is wrong."""
+    """Takes options by their names in Python, and names them as Spark has them where a value is wrong."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = given
+        names = {name.lower(): name for name in OPTION_NAMES}
+        self._given: dict[str, str] = {}
+        for name, text in given.items():
+            if name.lower() in names:
+                self._given[name.lower()] = text
+            elif (renamed := _OLD_NAMES.get(name.lower())) is not None:
+                # FutureWarning is shown by default: those who run a query are seldom those who wrote it.
+                warn_of_old(f"the option {name}", renamed.in_spark, kind=FutureWarning, stacklevel=4)
+                self._given.setdefault(renamed.in_spark.lower(), text)
+            else:
+                nearest = get_close_matches(name.lower(), names, n=1)
+                hint = did_you_mean(names[nearest[0]]) if nearest else f"Use some of {', '.join(OPTION_NAMES)}"
+                raise InvalidInput(f"the dcp source has no option {name!r}", hint=hint)
+
+    def has(self, name: str) -> bool:
+        return OPTIONS[name].in_spark.lower() in self._given
 
     def __call__(self, name: str) -> Any:
-        option = _BY_NAME[name]
-        text = self._given.get(name.lower())
+        option = OPTIONS[name]
+        text = self._given.get(option.in_spark.lower())
         if text is None:
-            return option.default
+            default = option.default if option.spark_default is None else option.spark_default
+            return _PARSERS[name](default) if name in _PARSERS and isinstance(default, str) else default
         try:
-            return option.read(text)
+            return _PARSERS.get(name, option.parse)(text)
         except ValueError:
-            raise InvalidInput(f"{text!r} is no value for the option {name}", hint="See the options' page") from None
+            raise InvalidInput(
+                f"{text!r} is no value for the option {option.in_spark}", hint="See the options' page"
+            ) from None
 
 
 def _settings(take: _Taker, environment: Mapping[str, str]) -> ClientSettings:
@@ -94,14 +124,15 @@ def _settings(take: _Taker, environment: Mapping[str, str]) -> ClientSettings:
             "the dcp source needs the option url", hint="Write .option('url', 'couchbase://host/bucket')"
         )
     tls = TlsSettings(
-        ca_file=take("tlsCa"),
-        certificate_file=take("tlsCertificate"),
-        key_file=take("tlsKey"),
-        skip_verify=take("tlsSkipVerify"),
+        ca_file=take("tls_ca"),
+        certificate_file=take("tls_cert"),
+        key_file=take("tls_key"),
+        key_password=take("tls_key_password"),
+        skip_verify=take("tls_skip_verify"),
     )
     return ClientSettings.make(
         url,
-        user=environment.get("HEADWATER_USER") if take("user") is None else take("user"),
+        user=take("user") if take.has("user") else environment.get("HEADWATER_USER"),
         password=_password(take, environment),
         tls=None if tls == TlsSettings() else tls,
         mechanism=take("mechanism"),
@@ -113,7 +144,7 @@ def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
     password: str | None = take("password")
     if password is not None:
         return password
-    file: Path | None = take("passwordFile")
+    file: Path | None = take("password_file")
     if file is None:
         return environment.get("HEADWATER_PASSWORD")
     try:
@@ -126,130 +157,96 @@ def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
 
 
 def _read_options(take: _Taker) -> ReadOptions:
-    given = {option.read_option: take(option.name) for option in OPTIONS if option.read_option is not None}
-    told = {name: value for name, value in given.items() if value is not None}
+    names = [option.name for option in TO_READ if option.spark and option.name not in ("start", "end")]
+    given = {name: take(name) for name in names}
     # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
-    return ReadOptions.make(**told, snapshots=Snapshots.AS_THEY_COME)
+    return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)
 
 
-# --- the options --------------------------------------------------------------------------------------------------
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.lower() == "true"
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _seen(text: str) -> tuple[SeenCollection, ...]:
-    return tuple(map(SeenCollection.parse, _names(text)))
-
-
-def _value_form(text: str) -> ValueForm:
-    return ValueForm(text.lower())
-
-
-def _start(text: str) -> Start | Offsets:
+def _parse_start(text: str) -> Start | Offsets:
     if text.lstrip().startswith("{"):
         return Offsets.from_json(text)
     # Spark's own sources say earliest and latest.
     return Start({"earliest": Start.BEGINNING, "latest": Start.NOW}.get(text.lower(), text.lower()))
 
 
-def _end(text: str) -> Offsets | None:
+def _parse_end(text: str) -> Offsets | None:
     return None if text.lower() in ("now", "latest") else Offsets.from_json(text)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOption:
-    """An option: how its text is read, and what its page tells of it."""
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "start": _parse_start,
+    "end": _parse_end,
+    "value": lambda text: ValueForm(text.lower()),
+    "seen_collections": lambda text: tuple(
+        SeenCollection.parse(name.strip()) for name in text.split(",") if name.strip()
+    ),
+}
+"""Of the options whose values are more than numbers and texts."""
 
+# --- as keywords ------------------------------------------------------------------------------------------------------
+
+
+class SourceKeywords(TypedDict, total=False):
+    """The options of the source as `headwater.spark.land` takes them."""
+
+    user: str
+    password: str
+    password_file: Path | str
+    tls: TlsSettings
+    tls_ca: Path | str
+    tls_cert: Path | str
+    tls_key: Path | str
+    tls_key_password: str
+    tls_skip_verify: bool
+    mechanism: str
+    network: str
+    start: Offsets | Literal["beginning", "now"]
+    scopes: Iterable[str] | str
+    collections: Iterable[str] | str
+    xattrs: bool
+    history: bool
+    compression: bool
+    buffer_bytes: int
+    noop_interval_s: int
+    connections_per_node: int
     name: str
-    read: Callable[[str], Any]
-    meaning: str = ""
-    """As a sentence for the page. Left out where the option is one of the client's, and means the same there."""
-    default: Any = None
-    told_default: str | None = None
-    """What the page tells as the default, where that is more than the value."""
-    read_option: str | None = None
-    """The client's option that it sets, by its name in `ReadOptions`."""
+    mitigate_rollbacks: bool
+    give_up_after_s: float
+    max_rows_per_trigger: int
+    max_bytes_per_trigger: int
+    min_partitions: int
+    seen_collections: Iterable[str] | str
 
 
-OPTIONS = (
-    SourceOption(
-        "url", str, "`couchbase://host[,host…]/bucket`, or `couchbases://` for TLS.", told_default="needed"
-    ),
-    SourceOption("user", str, "Who logs in.", told_default="`HEADWATER_USER`"),
-    SourceOption("password", str, "The password. It is shown nowhere.", told_default="`HEADWATER_PASSWORD`"),
-    SourceOption("passwordFile", Path, "A file with the password, where the query is planned."),
-    SourceOption(
-        "tlsCa", Path, "A file with the authorities to trust. It must be on the executors, too, as all files of TLS.",
-        told_default="the system's",
-    ),
-    SourceOption("tlsCertificate", Path, "A file with a certificate to log in with."),
-    SourceOption("tlsKey", Path, "A file with the key of that certificate."),
-    SourceOption(
-        "tlsSkipVerify", _flag, "Take any certificate from the server: for tests, as it protects from nobody.", False
-    ),
-    SourceOption(
-        "mechanism", str, "How to log in, see [connecting](connecting.md#logging-in).", told_default="the best"
-    ),
-    SourceOption(
-        "network", str, "By which of their addresses nodes are reached, see"
-        " [connecting](connecting.md#nodes-with-two-addresses).", told_default="`auto`",
-    ),
-    SourceOption(
-        "scopes", _names, "Read these scopes: names with commas between them.", told_default="all", read_option="scopes"
-    ),
-    SourceOption(
-        "collections", _names, "Read these collections: `scope.collection`, with commas between them.",
-        told_default="all", read_option="collections",
-    ),
-    SourceOption("noValue", _flag, read_option="no_value"),
-    SourceOption("xattrs", _flag, "Extended attributes, too, as the column `xattrs`.", read_option="xattrs"),
-    SourceOption("history", _flag, read_option="history"),
-    SourceOption("compression", _flag, read_option="compression"),
-    SourceOption("bufferBytes", int, read_option="buffer_bytes"),
-    SourceOption(
-        "noopInterval", int, "Seconds between a server's signs of life. Much longer silence is a lost connection.",
-        read_option="noop_interval_s",
-    ),
-    SourceOption("connectionsPerNode", int, read_option="connections_per_node"),
-    SourceOption("name", str, default="headwater-spark", read_option="name"),
-    SourceOption(
-        "giveUpAfter", float, "Seconds that a vbucket may be out of reach before the query fails.",
-        read_option="give_up_after_s",
-    ),
-    SourceOption("mitigateRollbacks", _flag, read_option="mitigate_rollbacks"),
-    SourceOption(
-        "value", _value_form, "What the column `value` is: `binary`, `string`, or `variant`, which is parsed in Python;"
-        " Spark's `parse_json` on a string is faster.", ValueForm.BINARY,
-    ),
-    SourceOption(
-        "startingOffsets", _start, "`beginning`, `now`, or offsets as JSON; Spark's `earliest` and `latest` will do.",
-        Start.BEGINNING,
-    ),
-    SourceOption("endingOffsets", _end, "Of a batch read: `now`, or offsets as JSON.", told_default="`now`"),
-    SourceOption("maxRowsPerTrigger", _whole, "Rows of a micro-batch, about: it takes whole vbuckets, in turn."),
-    SourceOption("maxBytesPerTrigger", _whole, "The same in bytes, counted as 512 a row."),
-    SourceOption("minPartitions", _whole, "Tasks of a batch, at least.", 1),
-    SourceOption(
-        "seenCollections", _seen, "What was there once: `scope`, `scope.collection`, `scope.collection=id`, with commas"
-        " between them, see below.", (), told_default="none",
-    ),
-)  # fmt: skip
-"""In the order in which messages and the page name them."""
+def source_texts(url: str, keywords: Mapping[str, Any]) -> dict[str, str]:
+    """The options of the source for these keywords of `land`. Spark's own spelling of a keyword works, and warns."""
+    by_spelling: dict[str, Option] = {
+        spelling: option for option in SPARK_OPTIONS for spelling in (option.in_spark, *option.spark_old)
+    }
+    texts = {"url": url}
+    for name, value in keywords.items():
+        if name not in SourceKeywords.__annotations__ and (spelled := by_spelling.get(name)) is not None:
+            warn_of_old(name, spelled.name, stacklevel=4)
+            name = spelled.name
+        else:
+            check_keywords("land", [name], SourceKeywords.__annotations__)
+        if isinstance(value, TlsSettings):
+            texts |= tls_texts(value)
+        elif isinstance(value, Offsets):
+            texts[OPTIONS[name].in_spark] = value.to_json()
+        elif value is not None:
+            texts[OPTIONS[name].in_spark] = OPTIONS[name].write(value)
+    return texts
 
-OPTION_NAMES = tuple(option.name for option in OPTIONS)
-_BY_NAME = {option.name: option for option in OPTIONS}
+
+def tls_texts(tls: TlsSettings) -> dict[str, str]:
+    """The options of the source for these settings."""
+    given = {
+        "tls_ca": tls.ca_file,
+        "tls_cert": tls.certificate_file,
+        "tls_key": tls.key_file,
+        "tls_key_password": tls.key_password,
+        "tls_skip_verify": tls.skip_verify or None,
+    }
+    return {OPTIONS[name].in_spark: OPTIONS[name].write(value) for name, value in given.items() if value is not None}

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
 from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
-from headwater.node.http.call import BucketUsage, BucketView, Changes
 from headwater.node.http.server import HttpServer
+from headwater.node.node_state import BucketUsage, Changes
 from headwater.protocol.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import FrameBuffer
@@ -40,6 +41,7 @@ from headwater.protocol.messages.session import (
 )
 from headwater.protocol.sasl import Mechanism, ScramServer
 from headwater.protocol.status import Status
+from headwater.store.data_format import BucketFacts
 from support.command_results import printed, sentence
 
 LOGIN = ("--user", "ann", "--password", "pencil")
@@ -79,8 +81,9 @@ class Node:
     def bucket_names(self) -> Iterable[str]:
         return ["beer"]
 
-    def bucket(self, name: str) -> BucketView | None:
-        return BucketView(name=name, uuid="ab", manifest=self.manifest) if name == "beer" else None
+    def bucket(self, name: str) -> Any:
+        facts = BucketFacts(name=name, uuid="ab", vbuckets=1)
+        return SimpleNamespace(facts=facts, manifest=self.manifest) if name == "beer" else None
 
     def usage(self, bucket: str) -> BucketUsage:
         return BucketUsage(items=0, disk_bytes=0, memory_bytes=0, memory_quota_bytes=0)
@@ -242,8 +245,8 @@ def test_on_a_terminal_the_password_is_asked_for(served: _Served, monkeypatch: p
         asked.append(text)
         return "pencil"
 
-    monkeypatch.setattr("headwater.cli.connection_options._is_terminal", lambda: True)
-    monkeypatch.setattr("headwater.cli.connection_options.click.prompt", prompt)
+    monkeypatch.setattr("headwater.cli.options.is_terminal", lambda: True)
+    monkeypatch.setattr("headwater.cli.options.click.prompt", prompt)
     done("list", served.url, "--user", "ann")
     assert asked == ["Password of ann"]
 

@@ -123,7 +123,7 @@ def test_where_a_password_comes_from(asked: Asked, monkeypatch: pytest.MonkeyPat
     assert asked[-1][2]["password"] == "from the air"
     assert "Set HEADWATER_NEW_PASSWORD" in failed(*command)
 
-    monkeypatch.setattr(users_module, "_is_terminal", lambda: True)
+    monkeypatch.setattr(users_module, "is_terminal", lambda: True)
     result = run(*command, stdin="typed in\ntyped in\n")
     assert result.exit_code == 0, result.output
     assert asked[-1][2]["password"] == "typed in"

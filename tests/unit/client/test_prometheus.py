@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.client.connection_string import Address
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import RollbackPiece
-from headwater.client.prometheus import ReaderCollector, register, unregister
+from headwater.client.prometheus import ReaderCollector, register_metrics, unregister_metrics
 from headwater.errors import ConnectionClosed, InvalidInput
 from headwater.protocol.messages.dcp_streams import StreamEndReason
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
@@ -87,7 +87,7 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
 
 def test_every_number_is_told(registry: CollectorRegistry) -> None:
     metrics = busy_metrics()
-    register(metrics, registry=registry)
+    register_metrics(metrics, registry=registry)
     assert samples(registry) == {
         "headwater_client_changes_total{'op': 'deletion'}": 13,
         "headwater_client_handed_out_bytes_total": metrics.handed_out_bytes,
@@ -115,7 +115,7 @@ def test_every_number_is_told(registry: CollectorRegistry) -> None:
 
 def test_nothing_is_counted_twice_a_scrape_reads_what_is_there(registry: CollectorRegistry) -> None:
     metrics = busy_metrics()
-    register(Reading(metrics), registry=registry)
+    register_metrics(Reading(metrics), registry=registry)
     before = samples(registry)
     assert samples(registry) == before
     metrics.on_received(24)
@@ -125,7 +125,7 @@ def test_nothing_is_counted_twice_a_scrape_reads_what_is_there(registry: Collect
 def test_a_lag_that_is_not_known_is_not_told(registry: CollectorRegistry) -> None:
     metrics = busy_metrics()
     metrics.on_followed(VBucketId(2), Seqno(0))
-    register(metrics, registry=registry, per_vbucket=True)
+    register_metrics(metrics, registry=registry, per_vbucket=True)
     found = samples(registry)
     assert "headwater_client_lag_seqnos" not in found
     assert found["headwater_client_lag_max_seqnos"] == 100
@@ -141,7 +141,7 @@ def test_several_readers_are_told_apart_and_each_family_stands_once(registry: Co
     second.on_received(1)
     third.on_received(2)
     for metrics in (first, second, third):
-        register(metrics, registry=registry)
+        register_metrics(metrics, registry=registry)
     text = generate_latest(registry).decode()
     assert text.count("# TYPE headwater_client_received_bytes_total ") == 1
     received = {
@@ -154,33 +154,33 @@ def test_several_readers_are_told_apart_and_each_family_stands_once(registry: Co
 
 
 def test_two_readers_of_one_name_can_not_be_told_apart(registry: CollectorRegistry) -> None:
-    register(busy_metrics(), registry=registry)
+    register_metrics(busy_metrics(), registry=registry)
     with pytest.raises(
         InvalidInput, match=r"'nightly' of bucket 'travel' is registered already\. Give each read a name"
     ):
-        register(busy_metrics(), registry=registry)
+        register_metrics(busy_metrics(), registry=registry)
 
 
 def test_a_reader_is_told_until_it_is_unregistered(registry: CollectorRegistry) -> None:
     metrics, other = busy_metrics(), busy_metrics(reader="other")
-    register(metrics, registry=registry)
-    register(other, registry=registry)
-    unregister(Reading(metrics), registry=registry)
+    register_metrics(metrics, registry=registry)
+    register_metrics(other, registry=registry)
+    unregister_metrics(Reading(metrics), registry=registry)
     assert b'reader="nightly"' not in generate_latest(registry)
     assert b'reader="other"' in generate_latest(registry)
-    unregister(other, registry=registry)
+    unregister_metrics(other, registry=registry)
     assert generate_latest(registry) == b""
-    register(metrics, registry=registry)
+    register_metrics(metrics, registry=registry)
     assert b'reader="nightly"' in generate_latest(registry)
 
 
 def test_only_what_is_registered_can_be_unregistered(registry: CollectorRegistry) -> None:
     with pytest.raises(InvalidInput, match="is not registered"):
-        unregister(busy_metrics(), registry=registry)
+        unregister_metrics(busy_metrics(), registry=registry)
     metrics = busy_metrics()
-    register(metrics, registry=registry)
+    register_metrics(metrics, registry=registry)
     with pytest.raises(InvalidInput, match="is not registered"):
-        unregister(busy_metrics(), registry=registry)
+        unregister_metrics(busy_metrics(), registry=registry)
     assert b'reader="nightly"' in generate_latest(registry)
 
 
@@ -188,15 +188,15 @@ def test_a_name_that_somebody_else_has_taken_is_found_at_once_and_leaves_nothing
     registry = CollectorRegistry()
     taken = Counter("headwater_client_batches", "Somebody else's.", registry=registry)
     with pytest.raises(ValueError, match="Duplicated timeseries"):
-        register(busy_metrics(), registry=registry)
+        register_metrics(busy_metrics(), registry=registry)
     registry.unregister(taken)
-    register(busy_metrics(), registry=registry)
+    register_metrics(busy_metrics(), registry=registry)
     assert b'reader="nightly"' in generate_latest(registry)
 
 
 def test_a_registry_is_not_kept_alive() -> None:
     registry = CollectorRegistry()
-    register(busy_metrics(), registry=registry)
+    register_metrics(busy_metrics(), registry=registry)
     watched = weakref.ref(registry)
     del registry
     gc.collect()
@@ -206,9 +206,9 @@ def test_a_registry_is_not_kept_alive() -> None:
 @pytest.fixture
 def registered_everywhere() -> Iterator[ReaderMetrics]:
     metrics = busy_metrics(reader="of the process")
-    register(metrics)
+    register_metrics(metrics)
     yield metrics
-    unregister(metrics)
+    unregister_metrics(metrics)
 
 
 def test_the_registry_of_the_process_is_the_default(registered_everywhere: ReaderMetrics) -> None:
@@ -217,13 +217,13 @@ def test_the_registry_of_the_process_is_the_default(registered_everywhere: Reade
 
 
 def test_openmetrics_takes_it_too(registry: CollectorRegistry) -> None:
-    register(busy_metrics(), registry=registry, per_vbucket=True)
+    register_metrics(busy_metrics(), registry=registry, per_vbucket=True)
     families = list(parse_openmetrics(generate_openmetrics(registry).decode()))
     assert len(families) == len(list(ReaderCollector().describe()))
 
 
 def test_it_can_be_scraped(registry: CollectorRegistry) -> None:
-    register(busy_metrics(), registry=registry)
+    register_metrics(busy_metrics(), registry=registry)
     server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:

@@ -39,10 +39,25 @@ def test_offsets_and_ends_are_taken_as_they_are() -> None:
         {"reconnect_delay_s_min": 20.0, "reconnect_delay_s_max": 10.0},
         {"name": ""},
         {"name": "é" * NAME_BYTES_MAX},
-        {"no_such_option": 1},
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_do(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         ReadOptions.make(**wrong)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("buffer_byts", "buffer_bytes"), ("bufferBytes", "buffer_bytes"), ("chekpoint", "checkpoint")],
+)
+def test_a_misspelt_keyword_is_an_error_that_names_the_right_one(misspelt: str, meant: str) -> None:
+    keywords: Any = {misspelt: 1}
+    with pytest.raises(TypeError, match=rf"^changes\(\) got an .* '{misspelt}'\. Did you mean {meant}\?$"):
+        ReadOptions.make("changes", **keywords)
+
+
+def test_a_keyword_like_no_other_lists_them_all() -> None:
+    keywords: Any = {"zzz": 1}
+    with pytest.raises(TypeError, match="It takes batch_bytes, .* xattrs"):
+        ReadOptions.make(**keywords)

@@ -46,10 +46,10 @@ def test_what_holds_unless_told() -> None:
         ("history", "true", "history", True),
         ("compression", "false", "compression", False),
         ("bufferBytes", "4096", "buffer_bytes", 4096),
-        ("noopInterval", "3", "noop_interval_s", 3),
+        ("noopIntervalS", "3", "noop_interval_s", 3),
         ("connectionsPerNode", "2", "connections_per_node", 2),
         ("name", "me", "name", "me"),
-        ("giveUpAfter", "1.5", "give_up_after_s", 1.5),
+        ("giveUpAfterS", "1.5", "give_up_after_s", 1.5),
         ("mitigateRollbacks", "true", "mitigate_rollbacks", True),
     ],
 )
@@ -191,8 +191,8 @@ def test_an_option_that_is_not_there() -> None:
         ("xattrs", "yes"),
         ("value", "json"),
         ("startingOffsets", "yesterday"),
-        ("noopInterval", "soon"),
-        ("giveUpAfter", "later"),
+        ("noopIntervalS", "soon"),
+        ("giveUpAfterS", "later"),
     ],
 )
 def test_a_value_that_is_none(name: str, text: str) -> None:
@@ -208,4 +208,4 @@ def test_offsets_that_are_none(name: str) -> None:
 
 def test_what_the_read_refuses() -> None:
     with pytest.raises(InvalidInput, match="noop_interval_s is 0"):
-        made(noopInterval="0")
+        made(noopIntervalS="0")

@@ -31,7 +31,7 @@ ARGUMENT_CHARS_MAX = 100_000
 """Less than what Linux takes as one argument, 128 KiB."""
 
 _HINT = "Use beginning, now, a file with offsets, or the offsets themselves as JSON"
-_NOT_REPEATED = frozenset({"start", "password", "limit"})
+_NOT_REPEATED = frozenset({"start", "password", "tls_key_password", "limit"})
 """Options that the command to go on does not have: the place is another, and passwords are not shown."""
 
 

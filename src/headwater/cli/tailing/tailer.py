@@ -31,7 +31,7 @@ from headwater.cli.tailing.places import check_writable, write_offsets
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints.file import FileCheckpoint
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import End, Start
+from headwater.client.read_options import End, ReadKeywords, Start
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
@@ -219,7 +219,7 @@ class Tailer:
         *,
         client: Client,
         start: Start | Offsets,
-        options: dict[str, Any],
+        options: ReadKeywords,
         encoder: Encoder,
         wanted: WantedRows | None = None,
         limit: int | None = None,
@@ -288,7 +288,9 @@ class Tailer:
                 if start is Start.NOW:
                     start = self._now()
             self._given = start if isinstance(start, Offsets) else Offsets(self._client.bucket_uuid)
-            self._reading = self._client.batches(start=self._given, **self._options)
+            options = self._options.copy()
+            options["start"] = self._given
+            self._reading = self._client.batches(**options)
             line = stack.enter_context(self._lag_line())
             while self._limit is None or self.written < self._limit:
                 with self.interruptions.allowed():

@@ -132,7 +132,7 @@ def test_the_command_that_goes_on() -> None:
 def test_the_command_has_the_same_options() -> None:
     words = resume_words(
         *("--from", "now", "--json", "--key", "user::*", "--key", "it's", "--collection", "a.b", "--vbucket", "0-3"),
-        *("--limit", "5", "--user", "ann", "--password", "pencil", "--quiet", "--buffer-size", "64K", "--to", "now"),
+        *("--limit", "5", "--user", "ann", "--password", "pencil", "--quiet", "--buffer-bytes", "64K", "--to", "now"),
     )
     assert words[:4] == ["headwater", "tail", URL, "--to"]
     assert words[-2:] == ["--from", OFFSETS.to_json()]

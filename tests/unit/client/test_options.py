@@ -1,0 +1,122 @@
+"""The table of options, and the places that are made from it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.cli.lazy_command import load_command
+from headwater.client.options import (
+    OPTIONS,
+    SPARK_OPTIONS,
+    TO_CONNECT,
+    TO_READ,
+    Kind,
+    check_keywords,
+    parse_bytes,
+    write_bytes,
+)
+from headwater.client.read_options import ReadKeywords, ReadOptions
+from headwater.client.settings import ConnectKeywords
+from headwater.spark.source_options import SourceKeywords
+
+COMMANDS = ("tail", "land", "export", "verify", "load")
+
+
+def test_an_option_has_one_name_in_three_spellings() -> None:
+    option = OPTIONS["buffer_bytes"]
+    assert (option.name, option.in_spark, option.on_command_line) == ("buffer_bytes", "bufferBytes", "--buffer-bytes")
+    assert option.unit == "bytes"
+    assert OPTIONS["reconnect_delay_s_min"].unit == OPTIONS["give_up_after_s"].unit == "seconds"
+    assert OPTIONS["history"].unit == ""
+
+
+def test_every_option_is_described_by_a_sentence() -> None:
+    for option in OPTIONS.values():
+        assert re.fullmatch(r"(`|[A-Z]).*\.", option.help), option.name
+
+
+def test_keywords_and_checked_options_are_those_of_the_table() -> None:
+    names = [option.name for option in TO_READ]
+    assert list(ReadKeywords.__annotations__) == names
+    assert [field.name for field in fields(ReadOptions)] == names
+    assert list(ConnectKeywords.__annotations__) == [option.name for option in TO_CONNECT if option.python]
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    made = ReadOptions()
+    for option in TO_READ:
+        if option.name != "boundaries":
+            assert getattr(made, option.name) == option.default, option.name
+
+
+def test_a_landing_takes_the_options_of_the_source() -> None:
+    """But the URL, which is an argument of its own, and those that tables can't have."""
+    apart = {"url", "end", "value", "no_value"}
+    assert SourceKeywords.__annotations__.keys() - {"tls"} == {option.name for option in SPARK_OPTIONS} - apart
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_options_that_the_table_says(command: str) -> None:
+    found = {parameter.name: parameter.opts for parameter in load_command(command).params}
+    for option in OPTIONS.values():
+        if command in option.commands or "*" in option.commands:
+            assert found.get(option.name) == [option.on_command_line], option.name
+
+
+def test_spellings_are_not_used_twice() -> None:
+    spelled = [name.lower() for option in SPARK_OPTIONS for name in (option.in_spark, *option.spark_old)]
+    assert len(set(spelled)) == len(spelled)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("xattrs", "True", True),
+        ("buffer_bytes", "4096", 4096),
+        ("buffer_bytes", "64K", 65536),
+        ("noop_interval_s", "3", 3),
+        ("give_up_after_s", "1.5", 1.5),
+        ("scopes", "a, b", ("a", "b")),
+        ("tls_ca", "ca.pem", Path("ca.pem")),
+        ("name", "me", "me"),
+    ],
+)
+def test_texts_and_values(name: str, text: str, value: Any) -> None:
+    option = OPTIONS[name]
+    assert option.parse(text) == value
+    assert option.parse(option.write(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("xattrs", "yes"), ("buffer_bytes", "much"), ("min_partitions", "0"), ("give_up_after_s", "later")],
+)
+def test_texts_that_are_no_values(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        OPTIONS[name].parse(text)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1024, 64 * 1024, 16 * 1024**2, 3 * 1024**3, 1024**2 + 1])
+def test_sizes_are_written_as_they_are_read(size: int) -> None:
+    assert parse_bytes(write_bytes(size)) == size
+
+
+def test_limits_are_of_numbers() -> None:
+    for option in OPTIONS.values():
+        assert option.least is None or option.kind in (Kind.WHOLE, Kind.BYTES, Kind.NUMBER)
+    assert OPTIONS["connections_per_node"].check(65) == "Use 1 to 64"
+    assert OPTIONS["connections_per_node"].check(64) is None
+    assert OPTIONS["give_up_after_s"].check(None) is None
+
+
+def test_a_keyword_that_is_not_known() -> None:
+    check_keywords("connect", ["user"], {"user"})
+    with pytest.raises(
+        TypeError, match=r"^connect\(\) got an unexpected keyword argument 'usr'\. Did you mean user\?$"
+    ):
+        check_keywords("connect", ["usr"], {"user", "password"})
