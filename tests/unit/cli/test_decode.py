@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +61,6 @@ def as_json(data: bytes | str, *arguments: str, exit_code: int = 0) -> list[dict
     assert result.exit_code == exit_code, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
-
-# --- the annotated print ------------------------------------------------------------------------------------------
 
 SEED_ADD_STREAM = """\
 #1  byte 0  DCP_ADD_STREAM command  magic 0x80 REQUEST  (line 1)
@@ -293,9 +287,6 @@ def test_drawn_values_are_what_the_message_says(message: Message) -> None:
     assert sum(part.width_bytes for part in view.parts) == len(frame.value)
 
 
-# --- JSON ---------------------------------------------------------------------------------------------------------
-
-
 def session() -> list[dict[str, Any]]:
     return as_json(SESSION.read_text(), exit_code=1)
 
@@ -432,9 +423,6 @@ def test_a_named_opcode_without_a_message_is_no_error(frame: Frame) -> None:
     assert not printed["opcode"].startswith("UNKNOWN")
 
 
-# --- the UPR draft ------------------------------------------------------------------------------------------------
-
-
 def test_upr_packets_go_by_the_draft_names() -> None:
     """Seed `004_76bf363098cb3e8e.txt`, the stream request, with its lengths put right."""
     request = (
@@ -464,9 +452,6 @@ def test_upr_structures_reasons_and_faults() -> None:
     assert "has no type 9" in frames[3]["error"]
     assert (frames[4]["opcode"], "unknown opcode" in frames[4]["error"]) == ("UNKNOWN_0x06", True)
     assert "    Request type (5)    : 0x02 (STATE_CHANGED)\n" in annotated(end.encode(), "--upr")
-
-
-# --- input and exit codes -----------------------------------------------------------------------------------------
 
 
 def test_a_packet_capture_names_connection_direction_and_packet(tmp_path: Path) -> None:
@@ -555,54 +540,3 @@ def test_the_help_has_examples() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "headwater decode dcp.pcap" in result.stdout
-
-
-HEADWATER = [sys.executable, "-m", "headwater", "decode"]
-
-
-def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
-    file = tmp_path / "many.bin"
-    file.write_bytes(NOOP * 2000)
-    for arguments in ([], ["--json"]):
-        process = subprocess.Popen([*HEADWATER, *arguments, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline()
-        process.stdout.close()
-        complaint = process.stderr.read()
-        process.stderr.close()
-        assert (process.wait(timeout=60), complaint) == (0, b"")
-
-
-def test_a_terminal_gets_colours() -> None:
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [*HEADWATER, "--no-grid", "-"],
-        stdin=subprocess.PIPE,
-        stdout=theirs,
-        env={"TERM": "xterm-256color", "COLUMNS": "20"},
-    )
-    os.close(theirs)
-    process.communicate(NOOP, timeout=60)
-    printed = b""
-    with suppress(OSError):  # how Linux says that the other side is closed
-        while chunk := os.read(ours, 4096):
-            printed += chunk
-    os.close(ours)
-    assert process.returncode == 0
-    # In colour, and not wrapped at the width of the terminal.
-    assert printed.startswith(b"\x1b[1;36m#1  byte 0  DCP_NOOP command  magic 0x80 REQUEST\x1b[0m\r\n")
-
-
-def test_a_pipe_gets_no_colours_and_a_narrow_encoding_loses_nothing() -> None:
-    mutation = Mutation(seqno=1, rev_seqno=1, key="schlüssel".encode()).encode()
-    result = subprocess.run(
-        [*HEADWATER, "--no-grid", "-"],
-        input=mutation,
-        capture_output=True,
-        check=True,
-        timeout=60,
-        env={"PYTHONIOENCODING": "ascii", "FORCE_COLOR": "", "COLUMNS": "20"},
-    )
-    assert b"\x1b" not in result.stdout
-    assert rb'"schl\xfcssel"' in result.stdout

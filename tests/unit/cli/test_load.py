@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +25,6 @@ from support.fault_proxy import free_port
 from support.loading_server import PASSWORD, USER, VBUCKETS, LoadingCluster
 
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
-
 CERTIFICATE = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgXsrHYqq74MQbpC0K
@@ -78,9 +72,6 @@ def failed(
     assert result.exit_code == exit_code, result.output
     assert result.stdout == ""
     return result.stderr.splitlines()
-
-
-# --- what arrives -------------------------------------------------------------------------------------------------
 
 
 def test_the_lines_of_a_file(cluster: LoadingCluster, tmp_path: Path) -> None:
@@ -151,9 +142,6 @@ def test_expiry(cluster: LoadingCluster) -> None:
     assert late == pytest.approx(time.time() + 40 * 86400, abs=100), "a date: it is too long for seconds"
 
 
-# --- what the server puts off -------------------------------------------------------------------------------------
-
-
 def test_what_the_server_puts_off_is_sent_again(cluster: LoadingCluster) -> None:
     refused: set[bytes] = set()
 
@@ -195,9 +183,6 @@ def test_documents_that_are_put_off_for_ever(cluster: LoadingCluster, monkeypatc
     assert "refused document 'doc::5'" in lines[0]
     assert "ETMPFAIL. Wait and try again" in lines[0]
     assert lines[1] == "9 documents were written"
-
-
-# --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,9 +326,6 @@ def test_a_command_line_that_is_wrong(arguments: tuple[str, ...]) -> None:
     assert run("couchbase://h/b", *arguments).exit_code == 2
 
 
-# --- who logs in, and TLS -----------------------------------------------------------------------------------------
-
-
 def test_who_logs_in(cluster: LoadingCluster) -> None:
     login = ("--user", USER, "--password", PASSWORD)
     assert run(cluster.url(), "--generate", "1", *login, env={}).exit_code == 0
@@ -401,9 +383,6 @@ def test_tls_where_there_is_none(cluster: LoadingCluster, tmp_path: Path) -> Non
     assert "can't be used" in failed("couchbases://h/b", "--generate", "1", "--tls-ca", str(junk))[0]
 
 
-# --- what is printed ----------------------------------------------------------------------------------------------
-
-
 def test_the_rate_at_the_end(cluster: LoadingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "SECONDS_MIN", 0.0)
     result = run(cluster.url(), "--generate", "1234")
@@ -420,62 +399,3 @@ def test_the_result_as_json(cluster: LoadingCluster) -> None:
     result = loaded(cluster.url(), "--generate", "100")
     assert result.keys() == {"documents", "seconds", "documents_per_s", "bytes", "mb_per_s", "retries", "error"}
     assert result["documents_per_s"] == pytest.approx(100 / result["seconds"], rel=0.01)
-
-
-def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "headwater", "load", *arguments]
-    return subprocess.Popen(command, env={**os.environ, **LOGIN}, preexec_fn=_heed_interrupts, **options)
-
-
-def _heed_interrupts() -> None:
-    """Shells make what they start in the background ignore interrupts, and so what the tests start would."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def test_interrupted(cluster: LoadingCluster) -> None:
-    with start(cluster.url(), "-", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(b"1\n" * 2500)
-        process.stdin.flush()
-        give_up_s = time.monotonic() + 60
-        while len(cluster.documents) < 2500 and time.monotonic() < give_up_s:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert stderr.decode().splitlines() == ["Error: interrupted", "2,500 documents were written"]
-
-
-@pytest.mark.parametrize("kind", ["file", "pipe", "generated"])
-def test_a_bar_on_a_terminal(cluster: LoadingCluster, tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "numbers.jsonl"
-    file.write_text("1\n" * 20_000)
-    ours, theirs = pty.openpty()
-    source = {"file": (str(file),), "pipe": ("-",), "generated": ("--generate", "20000")}[kind]
-    with (
-        file.open("rb") as stdin,
-        start(
-            cluster.url(),
-            *source,
-            stdin=subprocess.PIPE if kind == "pipe" else stdin,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-        ) as process,
-    ):
-        os.close(theirs)
-        if process.stdin is not None:
-            process.stdin.write(file.read_bytes())
-            process.stdin.close()
-        shown = b""
-        while True:
-            try:
-                shown += os.read(ours, 4096)
-            except OSError:
-                break
-        assert process.stdout is not None
-        printed = process.stdout.read().decode()
-    os.close(ours)
-    assert process.returncode == 0, shown
-    assert b"loading" in shown
-    assert b"documents" in shown
-    assert printed.startswith("20,000 documents in ")

@@ -10,7 +10,6 @@ import pytest
 from headwater.cli.cluster import _show
 from headwater.cli.output import JsonFormatter, documents_in
 from headwater.cluster.nodes import ClusterStatus, NodeStatus
-from support.node_process import StartNode
 
 HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
 
@@ -39,9 +38,6 @@ def test_rows_and_sentences_are_whole(capsys: pytest.CaptureFixture[str], monkey
     assert lines[3:] == ["no node has 1 vbucket", "1 replica missing: run `headwater cluster rebalance`"]
 
 
-# A rate is told where a run is long enough to have one.
-
-
 @pytest.mark.parametrize(
     ("documents", "seconds", "told"),
     [
@@ -54,9 +50,6 @@ def test_rows_and_sentences_are_whole(capsys: pytest.CaptureFixture[str], monkey
 )
 def test_what_is_told(documents: int, seconds: float, told: str) -> None:
     assert documents_in(documents, seconds, and_rate=", 1.5 MB/s") == told
-
-
-# The log as JSON: one object a line, whatever is in a message.
 
 
 def formatted(**members: object) -> dict[str, object]:
@@ -87,18 +80,3 @@ def test_fields_and_exceptions_are_members() -> None:
 
 def test_what_is_no_json_is_told_as_text() -> None:
     assert formatted(msg="m", thing={1, 2}.__class__)["fields"] == {"thing": "<class 'set'>"}
-
-
-def test_a_node_writes_its_log_as_json(start_node: StartNode) -> None:
-    node = start_node("--log-format", "json", "--vbuckets", "4")
-    with node.connect() as connection:
-        connection.close()
-    node.stop()
-    for line in node.log().splitlines():
-        assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
-
-
-def test_the_least_that_is_logged(start_node: StartNode) -> None:
-    node = start_node("--log-format", "json", "--log-level", "warning", "--vbuckets", "4")
-    node.stop()
-    assert node.log() == "", "that it is ready is no trouble"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -142,9 +140,3 @@ def test_the_table_is_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Verification(collections=(CollectionVerdict(name=name, landed=10**9, pending=0, differing=0),))
     assert name in run(monkeypatch, found).output
     assert "1,000,000,000" in run(monkeypatch, found).output
-
-
-def test_no_spark_is_loaded_unless_it_is_asked_for() -> None:
-    """Loading it takes as long as comparing a million documents."""
-    program = "import sys, headwater.cli.verify; sys.exit('pyspark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,9 +33,6 @@ def rows(engine: Engine, start: bytes = b"", end: bytes = b"\xff" * 16, table: T
 
 def fill(engine: Engine, names: str = "aceg") -> None:
     engine.write([Put(TABLE, name.encode(), name.upper().encode()) for name in reversed(names)])
-
-
-# --- both ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_put_is_got(engine: Engine) -> None:
@@ -160,9 +154,6 @@ def test_writes_from_another_thread(engine: Engine) -> None:
     assert len(rows(engine)) == 4
 
 
-# --- LMDB: files --------------------------------------------------------------------------------------------------
-
-
 def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     engine = LmdbEngine(tmp_path)
     fill(engine)
@@ -202,19 +193,6 @@ def test_a_second_close_does_not_close_what_is_not_its_own(tmp_path: Path) -> No
         other.write("still open")
 
 
-# --- LMDB: copies -------------------------------------------------------------------------------------------------
-
-
-WRITE_AND_DIE = """
-import os, signal, sys
-from pathlib import Path
-from headwater.store.engine import Put, Table
-from headwater.store.lmdb_engine import LmdbEngine
-LmdbEngine(Path(sys.argv[1])).write([Put(Table.BLOCKS, b"b", b"2")])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def closed_engine(folder: Path, **rows: bytes) -> None:
     engine = LmdbEngine(folder)
     engine.write([Put(TABLE, key.encode(), value) for key, value in rows.items()])
@@ -235,61 +213,11 @@ def test_data_that_was_closed_is_left_alone(tmp_path: Path) -> None:
     assert left_alone(tmp_path / "renamed")
 
 
-def test_data_that_was_not_closed_is_not(tmp_path: Path) -> None:
-    closed_engine(tmp_path / "data", a=b"1")
-    command = [sys.executable, "-c", WRITE_AND_DIE, str(tmp_path / "data")]
-    killed = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not left_alone(tmp_path / "data")
-    assert not left_alone(tmp_path / "data"), "to look at it changes nothing: a start may be given up before it begins"
-    closed_engine(tmp_path / "data", b=b"3")
-    assert left_alone(tmp_path / "data"), "it was opened and closed in order by now"
-
-
 def test_new_rights_count_as_a_change(tmp_path: Path) -> None:
     """It costs a branch that was not needed: the time of a change does not tell what was changed."""
     closed_engine(tmp_path / "data", a=b"1")
     (tmp_path / "data" / "data.mdb").chmod(0o640)
     assert not left_alone(tmp_path / "data")
-
-
-@pytest.mark.parametrize(
-    "copy",
-    ["cp -r {data} {copy}", "cp -a {data} {copy}", "mkdir {copy}; tar -C {data} -c . | tar -C {copy} -x"],
-    ids=["cp -r", "cp -a", "tar"],
-)
-def test_a_copy_is_not_left_alone(tmp_path: Path, copy: str) -> None:
-    closed_engine(tmp_path / "data", a=b"1")
-    subprocess.run(copy.format(data=tmp_path / "data", copy=tmp_path / "copy"), shell=True, check=True)
-    assert not left_alone(tmp_path / "copy")
-    assert left_alone(tmp_path / "data")
-    # Laid over the original it is the same file with other contents, and their old time if the copy has kept it.
-    closed_engine(tmp_path / "data", a=b"2")
-    subprocess.run(["cp", "-a", f"{tmp_path}/copy/.", str(tmp_path / "data")], check=True)
-    assert not left_alone(tmp_path / "data")
-
-
-# --- LMDB: one process at a time ----------------------------------------------------------------------------------
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from headwater.store.lmdb_engine import LmdbEngine
-engine = LmdbEngine(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.readline()
-engine.close()
-"""
-
-
-def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process that has the data open."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
 
 
 def check_is_held(folder: Path) -> None:
@@ -305,24 +233,6 @@ def test_a_second_open_in_the_same_process_is_refused(tmp_path: Path) -> None:
     fill(engine)
     engine.close()
     LmdbEngine(tmp_path).close()
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "kill -9"])
-def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path, is_killed: bool) -> None:
-    with holder(tmp_path) as process:
-        check_is_held(tmp_path)
-        check_is_held(tmp_path)
-        if is_killed:
-            process.send_signal(signal.SIGKILL)
-        else:
-            process.communicate("\n")
-        process.wait()
-        engine = LmdbEngine(tmp_path)
-        fill(engine)
-        engine.close()
-
-
-# --- LMDB: errors -------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,6 @@ def stored(path: Path) -> Any:
 def write(path: Path, content: object) -> None:
     path.write_text(json.dumps(content))
     path.chmod(0o600)
-
-
-# --- storing ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("users", [EMPTY, USERS], ids=["none", "two"])
@@ -106,26 +101,6 @@ def test_nothing_else_is_left_in_the_folder(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-# --- a crash, a full disk -----------------------------------------------------------------------------------------
-
-CRASH = """
-import os, pathlib, sys
-from headwater.node.auth import user_file
-from headwater.node.auth.users import Users
-os.replace = lambda *paths: os._exit(9)
-user_file.store_users(pathlib.Path(sys.argv[1]), Users(decoy_secret=bytes(32)))
-"""
-
-
-def test_a_crash_before_the_rename_leaves_the_old_file(path: Path) -> None:
-    store_users(path, USERS)
-    assert subprocess.run([sys.executable, "-c", CRASH, str(path)], check=False).returncode == 9
-    assert load_users(path) == USERS
-    assert [mode(file) for file in path.parent.iterdir()] == [0o600, 0o600]
-    store_users(path, EMPTY)
-    assert load_users(path) == EMPTY
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EIO, StoreError)]
@@ -168,9 +143,6 @@ def test_the_file_is_on_disk_before_it_has_its_name(path: Path, monkeypatch: pyt
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file or directory"):
         store_users(tmp_path / "missing" / "users.json", USERS)
-
-
-# --- loading ------------------------------------------------------------------------------------------------------
 
 
 def test_no_file_is_no_users(path: Path) -> None:
@@ -258,9 +230,6 @@ def test_a_damaged_file_says_what_is_wrong(
     with pytest.raises(DataDamaged, match=reason) as error:
         load_users(path)
     assert error.value.hint
-
-
-# Generated passwords: readable, of full strength, and fit to be a password.
 
 
 def test_four_groups_that_can_be_read_out() -> None:

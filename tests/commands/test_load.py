@@ -1,0 +1,84 @@
+"""headwater load as a shell runs it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.loading_server import PASSWORD, USER, LoadingCluster
+
+LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+
+
+@pytest.fixture
+def cluster() -> Iterator[LoadingCluster]:
+    with LoadingCluster().running() as running:
+        yield running
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "headwater", "load", *arguments]
+    return subprocess.Popen(command, env={**os.environ, **LOGIN}, preexec_fn=_heed_interrupts, **options)
+
+
+def _heed_interrupts() -> None:
+    """Shells make what they start in the background ignore interrupts, and so what the tests start would."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_interrupted(cluster: LoadingCluster) -> None:
+    with start(cluster.url(), "-", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"1\n" * 2500)
+        process.stdin.flush()
+        give_up_s = time.monotonic() + 60
+        while len(cluster.documents) < 2500 and time.monotonic() < give_up_s:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr.decode().splitlines() == ["Error: interrupted", "2,500 documents were written"]
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "generated"])
+def test_a_bar_on_a_terminal(cluster: LoadingCluster, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "numbers.jsonl"
+    file.write_text("1\n" * 20_000)
+    ours, theirs = pty.openpty()
+    source = {"file": (str(file),), "pipe": ("-",), "generated": ("--generate", "20000")}[kind]
+    with (
+        file.open("rb") as stdin,
+        start(
+            cluster.url(),
+            *source,
+            stdin=subprocess.PIPE if kind == "pipe" else stdin,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+        ) as process,
+    ):
+        os.close(theirs)
+        if process.stdin is not None:
+            process.stdin.write(file.read_bytes())
+            process.stdin.close()
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 4096)
+            except OSError:
+                break
+        assert process.stdout is not None
+        printed = process.stdout.read().decode()
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert b"loading" in shown
+    assert b"documents" in shown
+    assert printed.startswith("20,000 documents in ")
