@@ -53,7 +53,7 @@ def test_the_log_in_is_drawn_once_and_all_commands_keep_it(tmp_path: Path) -> No
                 await coordinator.failover([nodes.name(0)])
             for number in (1, 2):
                 service = nodes.running[number].bucket_service("default")
-                assert service.nodes_login() == first
+                assert service.nodes_login == first
                 assert first.password.encode() not in nodes.running[number].cluster_config("default")
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -8,7 +8,6 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.values import Datatype
-from headwater.store.vbuckets import vbucket_manifest
 from support.dcp_world import COLLECTIONS, VBUCKET, World, brief
 from support.replication_world import Link, change_log, documents
 
@@ -87,7 +86,7 @@ def test_a_promoted_copy_tells_of_a_collection_that_was_created_meanwhile(world:
     replica.set_manifest(Manifest().with_collection("_default", "c"))
     assert replica.high_seqno() == 1, "a copy is told by its stream alone"
     replica.set_state(VBucketState.ACTIVE)
-    assert vbucket_manifest(replica.bucket, 0) == replica.bucket.manifest
+    assert replica.bucket.vbucket_manifest(0) == replica.bucket.manifest
     client = replica.consumer(features=COLLECTIONS)
     assert client.stream() == ["marker 0..2", "set a@1", "event COLLECTION_CREATED@2"]
 
@@ -151,23 +150,23 @@ def test_the_manifest_of_a_vbucket_is_what_its_events_add_up_to(world: World) ->
         lambda m: m.with_collection("s2", "d", history=True),
     ):
         manifest = world.set_manifest(change(manifest))
-        assert vbucket_manifest(world.bucket, 0) == manifest
+        assert world.bucket.vbucket_manifest(0) == manifest
     world.settle()
     world.node.reopen()
-    assert vbucket_manifest(world.bucket, 0) == manifest
+    assert world.bucket.vbucket_manifest(0) == manifest
     assert world.bucket.vbuckets.manifest_uids[0] == manifest.uid
 
 
 def test_events_that_are_not_durable_yet_count(world: World) -> None:
     manifest = Manifest().with_collection("_default", "c")
     world.bucket.set_manifest(manifest)
-    assert vbucket_manifest(world.bucket, 0) == manifest
+    assert world.bucket.vbucket_manifest(0) == manifest
     commit = world.bucket.seal()
     assert commit is not None
-    assert vbucket_manifest(world.bucket, 0) == manifest
+    assert world.bucket.vbucket_manifest(0) == manifest
     world.bucket.persist(commit)
     world.bucket.publish(commit)
-    assert vbucket_manifest(world.bucket, 0) == manifest
+    assert world.bucket.vbucket_manifest(0) == manifest
 
 
 def test_a_collection_with_history_is_told_as_such(world: World) -> None:

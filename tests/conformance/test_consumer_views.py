@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from headwater.node.consumer import views as module
-from headwater.node.consumer.views import ConsumerView, consumer_views
+from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import Stat
 from support.dcp_world import VBUCKET, World
@@ -13,9 +10,9 @@ from support.kv_harness import Client
 from support.replication_world import Link
 
 
-def views(world: World, name: str | None = None) -> list[ConsumerView]:
-    connections = world.node.bucket_service.consumer_connections()
-    return consumer_views(connections, now_s=world.node.service.now_s(), name=name)
+def views(world: World, name: str | None = None, *, streams_max: int = STREAMS_VIEWED_MAX) -> list[ConsumerView]:
+    now_s = world.node.service.now_s()
+    return world.node.bucket_service.consumer_views(now_s=now_s, name=name, streams_max=streams_max)
 
 
 def statistics(client: Client, group: bytes = b"dcp") -> dict[str, str]:
@@ -70,15 +67,12 @@ def test_what_is_held_is_told_and_not_counted_as_changes(world: World, replica: 
     assert view.received_changes == 0
 
 
-def test_streams_are_left_out_where_they_are_many(
-    world: World, replica: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_are_left_out_where_they_are_many(world: World, replica: World) -> None:
     link = Link(world, replica)
     link.add()
-    monkeypatch.setattr(module, "STREAMS_VIEWED_MAX", 0)
-    assert [view.streams for view in views(replica)] == [None]
-    assert [len(view.streams or ()) for view in views(replica, "replication")] == [1]
-    assert views(replica, "another") == []
+    assert [view.streams for view in views(replica, streams_max=0)] == [None]
+    assert [len(view.streams or ()) for view in views(replica, "replication", streams_max=0)] == [1]
+    assert views(replica, "another", streams_max=0) == []
 
 
 def test_stat_dcp(world: World, replica: World) -> None:

@@ -79,7 +79,8 @@ def test_a_plain_copy_goes_on_whatever_is_handed_over(world: World, replica: Wor
 
 
 def test_a_takeover_that_the_config_does_not_name_is_not_begun(world: World, replica: World) -> None:
-    replica.node.bucket_service.may_take_over = lambda vbucket: False
+    replica.node.bucket_service.config = config(replica, {})
+    replica.node.bucket_service.this_node = TARGET
     link = Link(world, replica)
     assert link.refused(flags=StreamFlags.TAKEOVER) == Status.NOT_MY_VBUCKET
     link.add()

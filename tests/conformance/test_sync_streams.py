@@ -12,15 +12,13 @@ from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Pre
 from headwater.protocol.messages.dcp_streams import OpenFlags
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.values import Datatype
-from headwater.store.prepares import PendingPrepare, abort_prepare, commit_prepare, put_prepare
+from headwater.store.prepares import PendingPrepare
 from support.dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
 from support.sync_world import REPLICA_FLAGS, PlayedReplica
 
 
 def prepare(world: World, key: str, value: bytes = b"1", *, is_removal: bool = False) -> PendingPrepare:
-    return put_prepare(
-        world.bucket,
-        VBUCKET,
+    return world.bucket.put_prepare(VBUCKET,
         collection_id=DEFAULT_COLLECTION,
         key=key.encode(),
         value=b"" if is_removal else value,
@@ -35,8 +33,8 @@ def write_all_kinds(world: World) -> None:
     """1 prepare a, 2 set x, 3 commit a, 4 prepare b, 5 abort b, 6 prepare c."""
     first = prepare(world, "a")
     world.put("x")
-    commit_prepare(world.bucket, first)
-    abort_prepare(world.bucket, prepare(world, "b"))
+    world.bucket.commit_prepare(first)
+    world.bucket.abort_prepare(prepare(world, "b"))
     prepare(world, "c")
     world.commit()
 
@@ -57,8 +55,8 @@ def test_a_replica_gets_everything_as_it_happened(world: World, on_disk: bool) -
 
 def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
     committed = prepare(world, "ab", b"[1]")
-    commit_prepare(world.bucket, committed)
-    abort_prepare(world.bucket, prepare(world, "cd", is_removal=True))
+    world.bucket.commit_prepare(committed)
+    world.bucket.abort_prepare(prepare(world, "cd", is_removal=True))
     world.commit()
     replica = PlayedReplica(world)
     replica.consumer.open()
@@ -106,8 +104,8 @@ def test_a_stream_id_goes_with_all_of_them(world: World) -> None:
 
 def test_within_a_snapshot_a_commit_is_told_even_if_a_newer_version_follows(world: World) -> None:
     """Else the replica would be left with a prepare that nothing ends."""
-    commit_prepare(world.bucket, prepare(world, "k"))
-    commit_prepare(world.bucket, prepare(world, "k", b"2"))
+    world.bucket.commit_prepare(prepare(world, "k"))
+    world.bucket.commit_prepare(prepare(world, "k", b"2"))
     world.write("k", "k")
     lines = PlayedReplica(world).open()
     assert lines == ["marker 0..6", "prepare k@1", "commit k@2 of 1", "prepare k@3", "commit k@4 of 3", "set k@6"]
@@ -125,7 +123,7 @@ def test_a_replica_that_holds_the_prepare_is_told_of_the_commit_after_compaction
     world.write("x")
     assert replica.open() == ["marker 0..2", "prepare k@1", "set x@2"]
     world.compact(KEEP_NOTHING)
-    commit_prepare(world.bucket, prepared)
+    world.bucket.commit_prepare(prepared)
     assert replica.brief() == ["marker 3..3", "commit k@3 of 1"]
 
 
@@ -221,14 +219,14 @@ def test_a_snapshot_of_prepares_alone_is_passed(world: World) -> None:
     prepared = prepare(world, "k")
     world.commit()
     assert consumer.brief() == ["marker 0..1", "advanced 1"]
-    abort_prepare(world.bucket, prepared)
+    world.bucket.abort_prepare(prepared)
     world.commit()
     assert consumer.brief() == ["marker 2..2", "advanced 2"]
 
 
 def test_change_streams_hold_every_committed_version(world: World) -> None:
-    commit_prepare(world.bucket, prepare(world, "k", b"1"))
-    commit_prepare(world.bucket, prepare(world, "k", b"2"))
+    world.bucket.commit_prepare(prepare(world, "k", b"1"))
+    world.bucket.commit_prepare(prepare(world, "k", b"2"))
     world.commit()
     consumer = world.consumer(features=COLLECTIONS, change_streams="true")
     assert changes(consumer.stream()) == ["set k@2", "set k@4"]
@@ -236,7 +234,7 @@ def test_change_streams_hold_every_committed_version(world: World) -> None:
 
 def test_removals_are_committed_as_deletions(world: World) -> None:
     world.write("k")
-    commit_prepare(world.bucket, prepare(world, "k", is_removal=True))
+    world.bucket.commit_prepare(prepare(world, "k", is_removal=True))
     world.commit()
     consumer = world.consumer(features=COLLECTIONS, flags=REPLICA_FLAGS)
     assert consumer.stream() == ["marker 0..3", "remove k@3"]
@@ -244,7 +242,7 @@ def test_removals_are_committed_as_deletions(world: World) -> None:
 
 def test_committed_changes_are_whole(world: World) -> None:
     prepared = prepare(world, "k", b"[5]")
-    commit_prepare(world.bucket, prepared)
+    world.bucket.commit_prepare(prepared)
     world.commit()
     consumer = world.consumer(features=COLLECTIONS)
     consumer.open()

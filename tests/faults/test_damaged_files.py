@@ -20,13 +20,13 @@ from headwater.errors import StoreError
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Vbuuid
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Outside
+from headwater.store.bucket import StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
 from headwater.store.settling import settle_now
 
-OUTSIDE = Outside(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(7))
+ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(7))
 SECRET = (1, 2)
 DOCUMENTS = {b"key-%d" % number: b"value-%d" % number * 50 for number in range(400)}
 VBUCKETS = 4
@@ -39,7 +39,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored") / "bucket"
     engine = LmdbEngine(folder)
     facts = BucketFacts(name="b", uuid="u", vbuckets=VBUCKETS)
-    bucket = create_bucket(engine, facts, outside=OUTSIDE, secret=SECRET)
+    bucket = create_bucket(engine, facts, environment=ENVIRONMENT, secret=SECRET)
     for vbucket in range(VBUCKETS):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
     for number, (key, value) in enumerate(DOCUMENTS.items()):
@@ -59,7 +59,7 @@ def opened(folder: Path) -> int:
     """How opening a folder ends, as an exit code."""
     try:
         engine = LmdbEngine(folder)
-        bucket = open_bucket(engine, outside=OUTSIDE, secret=SECRET)
+        bucket = open_bucket(engine, environment=ENVIRONMENT, secret=SECRET)
         for number, (key, value) in enumerate(DOCUMENTS.items()):
             entry = bucket.find(number % VBUCKETS, DEFAULT_COLLECTION, key)
             if entry is None or bucket.read(number % VBUCKETS, entry).value != value:

@@ -24,7 +24,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
 from headwater.store import settling
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine, check_pages
@@ -33,7 +33,7 @@ from headwater.store.settling import abandon, flush, roll_back, settle_now
 from support.forked import forked
 
 VBUCKETS = 4
-OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(secrets.randbits(63) + 1))
+ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(secrets.randbits(63) + 1))
 ROOM_BYTES = 600_000
 
 
@@ -47,7 +47,7 @@ def no_limit() -> None:
 
 def new_bucket(folder: Path) -> Bucket:
     facts = BucketFacts(name="full", uuid="0", vbuckets=VBUCKETS)
-    bucket = create_bucket(LmdbEngine(folder), facts, outside=OUTSIDE, secret=(1, 2))
+    bucket = create_bucket(LmdbEngine(folder), facts, environment=ENVIRONMENT, secret=(1, 2))
     for vbucket in range(VBUCKETS):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
     bucket.commit_now()
@@ -56,7 +56,7 @@ def new_bucket(folder: Path) -> Bucket:
 
 def opened(folder: Path) -> Bucket:
     check_pages(folder / "data.mdb", ["bucket", "vbuckets", "journal", "blocks"])
-    return open_bucket(LmdbEngine(folder), outside=OUTSIDE, secret=(1, 2))
+    return open_bucket(LmdbEngine(folder), environment=ENVIRONMENT, secret=(1, 2))
 
 
 def value_of(number: int, size: int) -> bytes:

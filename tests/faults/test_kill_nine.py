@@ -15,7 +15,7 @@ from headwater.client.kv_connection import KvConnection
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId, Vbuuid
-from headwater.store.bucket import Outside
+from headwater.store.bucket import StoreEnvironment
 from headwater.store.data_format import BucketFacts, VBucketFacts, vbucket_of_key
 from headwater.store.engine import Table
 from headwater.store.lmdb_engine import LmdbEngine
@@ -136,7 +136,7 @@ def test_killed_while_it_makes_a_bucket(start_node: StartNode, tmp_path: Path) -
     data = tmp_path / "data"
     engine = LmdbEngine(data / "buckets" / "default")
     facts = BucketFacts(name="default", uuid="0" * 32, vbuckets=VBUCKETS)
-    create_bucket(engine, facts, outside=Outside(now_ns=time.time_ns, new_vbuuid=lambda: Vbuuid(1)), secret=(1, 2))
+    create_bucket(engine, facts, environment=StoreEnvironment(now_ns=time.time_ns, new_vbuuid=lambda: Vbuuid(1)), secret=(1, 2))
     engine.close()
     node = start_node(*OPTIONS, data=data)
     with node.connect() as connection:

@@ -27,7 +27,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Vbuuid
 from headwater.protocol.values import Datatype
 from headwater.store import settling
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.data_format import BucketFacts, VBucketFacts
 from headwater.store.engine import Table
@@ -40,7 +40,7 @@ PAGE = 4096
 VBUCKETS = 8
 DOCUMENTS = 120
 _VBUUIDS = count(7)
-OUTSIDE = Outside(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(_VBUUIDS)))
+ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(_VBUUIDS)))
 RIGHT, REFUSED, WRONG = 0, 10, 11
 CASES, SEED = 100, 4
 
@@ -81,7 +81,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     folder = tmp_path_factory.mktemp("torn") / "data"
     engine = LmdbEngine(folder)
     facts = BucketFacts(name="torn", uuid="0", vbuckets=VBUCKETS)
-    bucket = create_bucket(engine, facts, outside=OUTSIDE, secret=(1, 2))
+    bucket = create_bucket(engine, facts, environment=ENVIRONMENT, secret=(1, 2))
     for vbucket in range(VBUCKETS):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
     bucket.set_manifest(Manifest().with_collection("_default", "fruit"))
@@ -104,7 +104,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
         finish_compaction(bucket, 3, compacted)
     close_bucket(bucket)
     # Opened once more here, so that forks have the kernels that opening needs.
-    bucket = open_bucket(engine, outside=OUTSIDE, secret=(3, 4))
+    bucket = open_bucket(engine, environment=ENVIRONMENT, secret=(3, 4))
     held = contents(bucket)
     close_bucket(bucket)
     with engine.view() as view:
@@ -136,7 +136,7 @@ def outcome(stored: Stored, folder: Path, data: bytes, *, writes: bool = False) 
     def open_it() -> int:
         try:
             engine = LmdbEngine(folder)
-            bucket = open_bucket(engine, outside=OUTSIDE, secret=(3, 4))
+            bucket = open_bucket(engine, environment=ENVIRONMENT, secret=(3, 4))
             if contents(bucket) != stored.contents:
                 return WRONG
             if writes:

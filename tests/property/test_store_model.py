@@ -29,7 +29,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, FAILOVER_LOG_ENTRIES_MAX, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
 from headwater.store import compaction, settling
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.commits import Commit
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.data_format import BucketFacts, Document, VBucketFacts
@@ -129,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.models = [Model() for _ in range(VBUCKETS)]
         self.engine = StoppingEngine(self.first_engine())
         facts = BucketFacts(name="model", uuid="0", vbuckets=VBUCKETS)
-        self.bucket = create_bucket(self.engine, facts, outside=self.outside(), secret=SECRET)
+        self.bucket = create_bucket(self.engine, facts, environment=self.environment(), secret=SECRET)
         for vbucket in range(VBUCKETS):
             self.bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
         self.bucket.commit_now()
@@ -141,8 +141,8 @@ class StoreMachine(RuleBasedStateMachine):
         """What another process would open."""
         return engine
 
-    def outside(self) -> Outside:
-        return Outside(now_ns=lambda: self.now_s * 1_000_000_000, new_vbuuid=self.new_vbuuid)
+    def environment(self) -> StoreEnvironment:
+        return StoreEnvironment(now_ns=lambda: self.now_s * 1_000_000_000, new_vbuuid=self.new_vbuuid)
 
     def new_vbuuid(self) -> Vbuuid:
         self.vbuuids += 1
@@ -359,7 +359,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_again(self) -> None:
         self.engine = StoppingEngine(self.next_engine(self.engine.inner))
         facts = [self.facts(vbucket) for vbucket in range(VBUCKETS)]
-        self.bucket: Bucket = open_bucket(self.engine, outside=self.outside(), secret=SECRET)
+        self.bucket: Bucket = open_bucket(self.engine, environment=self.environment(), secret=SECRET)
         self.sealed = None
         for vbucket, before in enumerate(facts):
             after = self.facts(vbucket)

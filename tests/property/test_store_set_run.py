@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError
 from headwater.node.kv.documents import expiry_time, join_value
-from headwater.node.kv.service import BucketService
-from headwater.node.kv.set_run import SetRun, apply_set_run
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, decode_frame, decode_frames
 from headwater.protocol.manifest import Manifest
@@ -36,10 +34,11 @@ from headwater.protocol.numbers import (
     Vbuuid,
 )
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
+from headwater.store.set_run import SetRun, apply_set_run
 
 NOW_NS = 1_800_000_000_123_456_789
 KEYS = [b"a", b"b", b"key-3", b"x" * KEY_BYTES_MAX, b"locked", b"xattrs", b"deleted", b"tombstone", b"live"]
@@ -57,9 +56,9 @@ def manifest(*, default: bool) -> Manifest:
 def made(now_ns: int, *, default: bool = True) -> Bucket:
     """Vbuckets 0 and 1 are active, 2 is a replica, 3 is not there. The others hold something under the last keys."""
     vbuuids = iter(range(0xB0_0001, 0xB0_1000))
-    outside = Outside(now_ns=lambda: now_ns, new_vbuuid=lambda: Vbuuid(next(vbuuids)))
+    environment = StoreEnvironment(now_ns=lambda: now_ns, new_vbuuid=lambda: Vbuuid(next(vbuuids)))
     facts = BucketFacts(name="b", uuid="0", vbuckets=4)
-    bucket = create_bucket(MemoryEngine(), facts, outside=outside, secret=(1, 2))
+    bucket = create_bucket(MemoryEngine(), facts, environment=environment, secret=(1, 2))
     bucket.set_manifest(manifest(default=default))
     for vbucket in (0, 1, 2):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
@@ -257,7 +256,7 @@ requests = clients.flatmap(lambda client: st.tuples(st.just(client), buffers(col
 
 def run_kernel(bucket: Bucket, data: bytes, client: Client, now_ns: int) -> SetRun:
     return apply_set_run(
-        BucketService(bucket=bucket),
+        bucket,
         np.frombuffer(bytearray(data), dtype=np.uint8),
         collections=client.collections,
         mutation_tokens=client.mutation_tokens,

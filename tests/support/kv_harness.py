@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
-from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.session import KvSession
+from headwater.node.service import BucketService, Service
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.manifest import Manifest
@@ -24,7 +24,7 @@ from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
 from headwater.protocol.numbers import Vbuuid
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
@@ -79,14 +79,14 @@ class Node:
         self._vbuuids = 0
         self._ack_when_durable = ack_when_durable
         facts = BucketFacts(name="default", uuid="0123456789abcdef", vbuckets=vbuckets)
-        bucket = create_bucket(LmdbEngine(folder), facts, outside=self._outside(), secret=SECRET)
+        bucket = create_bucket(LmdbEngine(folder), facts, environment=self._environment(), secret=SECRET)
         for vbucket in range(vbuckets):
             bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
         bucket.commit_now()
         self._serve(bucket)
 
-    def _outside(self) -> Outside:
-        return Outside(now_ns=lambda: self.clock.ns, new_vbuuid=self._new_vbuuid)
+    def _environment(self) -> StoreEnvironment:
+        return StoreEnvironment(now_ns=lambda: self.clock.ns, new_vbuuid=self._new_vbuuid)
 
     def _new_vbuuid(self) -> Vbuuid:
         self._vbuuids += 1
@@ -120,7 +120,7 @@ class Node:
         if in_order:
             close_bucket(self.bucket)
         self.close()
-        self._serve(open_bucket(LmdbEngine(self._folder), outside=self._outside(), secret=SECRET))
+        self._serve(open_bucket(LmdbEngine(self._folder), environment=self._environment(), secret=SECRET))
 
     def close(self) -> None:
         self.bucket.engine.close()

@@ -17,7 +17,7 @@ from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutati
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket, Outside, Written
+from headwater.store.bucket import Bucket, StoreEnvironment, Written
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.data_format import BucketFacts, Document, VBucketFacts
 from headwater.store.engine import Change, Engine, MemoryEngine, View
@@ -41,8 +41,8 @@ class Clock:
     def now_s(self) -> int:
         return self.ns // 1_000_000_000
 
-    def outside(self) -> Outside:
-        return Outside(now_ns=lambda: self.ns, new_vbuuid=self._new_vbuuid)
+    def environment(self) -> StoreEnvironment:
+        return StoreEnvironment(now_ns=lambda: self.ns, new_vbuuid=self._new_vbuuid)
 
     def _new_vbuuid(self) -> Vbuuid:
         self._vbuuids += 1
@@ -86,7 +86,7 @@ def new_bucket(
 ) -> Bucket:
     """A bucket whose vbuckets all have one state; with None there are none yet."""
     facts = BucketFacts(name="default", uuid="0" * 32, vbuckets=vbuckets)
-    bucket = create_bucket(engine or MemoryEngine(), facts, outside=(clock or Clock()).outside(), secret=SECRET)
+    bucket = create_bucket(engine or MemoryEngine(), facts, environment=(clock or Clock()).environment(), secret=SECRET)
     if state is not None:
         for vbucket in range(vbuckets):
             bucket.set_vbucket_state(vbucket, state)
@@ -96,7 +96,7 @@ def new_bucket(
 
 def reopened(bucket: Bucket, engine: Engine | None = None) -> Bucket:
     """The bucket as another process would find it: nothing is closed, so nothing that is not durable is there."""
-    return open_bucket(engine or bucket.engine, outside=bucket.outside, secret=(SECRET[1], SECRET[0]))
+    return open_bucket(engine or bucket.engine, environment=bucket.environment, secret=(SECRET[1], SECRET[0]))
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
 from headwater.cluster.publisher import Publisher, new_nodes_login, with_nodes, with_rows
 from headwater.cluster.rebalance import Progress, Rebalance, Rebalanced, Report, resolve
 from headwater.errors import HeadwaterError, InvalidInput, Overtaken
-from headwater.node.kv.service import NO_CONFIG
+from headwater.node.service import NO_CONFIG
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.numbers import VBucketId

@@ -16,7 +16,7 @@ from headwater.cluster.nodes import NodePort, Survey, survey
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher, rows_of, with_frozen, with_nodes, with_rows
 from headwater.errors import HeadwaterError, InvalidInput
-from headwater.node.kv.service import ConfigVersion
+from headwater.node.service import ConfigVersion
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState

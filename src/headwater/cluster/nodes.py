@@ -13,7 +13,7 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy
 from headwater.errors import HeadwaterError, KeyExists, MalformedJson, Overtaken, TemporaryFailure
-from headwater.node.kv.service import ConfigVersion
+from headwater.node.service import ConfigVersion
 from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState

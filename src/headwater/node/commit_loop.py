@@ -17,11 +17,10 @@ import numpy as np
 
 from headwater.errors import StoreError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.kv.service import BucketService
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
-from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
+from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction, worth_compacting
 from headwater.store.engine import Change
 from headwater.store.settling import YOUNG_BYTES_MAX, Settling, abandon, is_due
 
@@ -30,8 +29,6 @@ T = TypeVar("T")
 
 RETRY_S = 0.5
 """How long to wait after a commit could not be written."""
-SUPERSEDED_SHARE = 0.25
-"""Compact a vbucket when this share of its changes is superseded."""
 
 
 class CommitLoop:
@@ -39,7 +36,7 @@ class CommitLoop:
 
     def __init__(
         self,
-        service: BucketService,
+        bucket: Bucket,
         *,
         retention: Retention,
         expiry_every_s: float,
@@ -48,8 +45,7 @@ class CommitLoop:
         on_void: Callable[[Collection[int]], None],
         on_failed: Callable[[], None],
     ) -> None:
-        self._service = service
-        self._bucket: Bucket = service.bucket
+        self._bucket = bucket
         self._retention = retention
         self._expiry_every_s = expiry_every_s
         self._compact_every_s = compact_every_s
@@ -58,11 +54,16 @@ class CommitLoop:
         self._on_failed = on_failed
         self._dirty = asyncio.Event()
         self._resting = asyncio.Lock()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{service.name}")
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{bucket.facts.name}")
         self._tasks: list[asyncio.Task[Any]] = []
-        service.on_change = self._dirty.set
-        service.is_at_rest = lambda: not self._resting.locked()
-        service.when_at_rest = self._run_at_rest
+
+    def on_change(self) -> None:
+        """There is something to commit."""
+        self._dirty.set()
+
+    def is_at_rest(self) -> bool:
+        """Whether no commit is being written and no house-keeping done."""
+        return not self._resting.locked()
 
     def start(self) -> None:
         self._tasks = [
@@ -79,9 +80,9 @@ class CommitLoop:
             return
         error = task.exception()
         about = fields(
-            event=LogEvent.NODE_FAILED, bucket=self._service.name, error=type(error).__name__, reason=str(error)
+            event=LogEvent.NODE_FAILED, bucket=self._bucket.facts.name, error=type(error).__name__, reason=str(error)
         )
-        logger.critical("bucket %s: the node stops: %r", self._service.name, error, exc_info=error, extra=about)
+        logger.critical("bucket %s: the node stops: %r", self._bucket.facts.name, error, exc_info=error, extra=about)
         self._on_failed()
 
     async def stop(self) -> None:
@@ -94,7 +95,7 @@ class CommitLoop:
             await self._commit_all()
         self._disk.shutdown()
 
-    def _run_at_rest(self, action: Callable[[], None]) -> None:
+    def run_at_rest(self, action: Callable[[], None]) -> None:
         """As `at_rest`, for callers that do not wait."""
         self._rest(action).add_done_callback(self._on_task_end)
 
@@ -162,7 +163,10 @@ class CommitLoop:
             await self._in_disk_thread(partial(self._bucket.persist, commit))
         except StoreError as error:
             logger.error(
-                "bucket %s: a commit could not be written: %s", self._service.name, error, extra=self._failure(error)
+                "bucket %s: a commit could not be written: %s",
+                self._bucket.facts.name,
+                error,
+                extra=self._failure(error),
             )
             self._on_void(abandon(self._bucket))
             await asyncio.sleep(RETRY_S)
@@ -173,7 +177,7 @@ class CommitLoop:
 
     def _failure(self, error: StoreError) -> dict[str, Any]:
         name, reason = type(error).__name__, error.reason
-        return fields(event=LogEvent.STORE_FAILED, bucket=self._service.name, error=name, reason=reason)
+        return fields(event=LogEvent.STORE_FAILED, bucket=self._bucket.facts.name, error=name, reason=reason)
 
     # --- house-keeping --------------------------------------------------------------------------------------------
 
@@ -189,7 +193,10 @@ class CommitLoop:
                     await self._commit_next()
         except StoreError as error:
             logger.error(
-                "bucket %s: commits could not be settled: %s", self._service.name, error, extra=self._failure(error)
+                "bucket %s: commits could not be settled: %s",
+                self._bucket.facts.name,
+                error,
+                extra=self._failure(error),
             )
             return
         settling.finish()
@@ -215,13 +222,9 @@ class CommitLoop:
     async def _compact_forever(self) -> None:
         while True:
             await asyncio.sleep(self._compact_every_s)
-            for vbucket in self._worth_compacting():
+            for vbucket in worth_compacting(self._bucket):
                 async with self._resting:
                     await self._compact(vbucket)
-
-    def _worth_compacting(self) -> list[int]:
-        numbers, documents = self._bucket.vbuckets, self._bucket.index.tables[:, 2]
-        return np.flatnonzero(numbers.superseded > SUPERSEDED_SHARE * documents + 1).tolist()
 
     async def _compact(self, vbucket: int) -> None:
         after: Seqno | None = Seqno(0)
@@ -232,7 +235,7 @@ class CommitLoop:
             except StoreError as error:
                 logger.error(
                     "bucket %s: vbucket %d could not be compacted: %s",
-                    *(self._service.name, vbucket, error),
+                    *(self._bucket.facts.name, vbucket, error),
                     extra={**self._failure(error), **fields(vbucket=vbucket)},
                 )
                 return

@@ -19,7 +19,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
-from headwater.store.prepares import PendingPrepare, abort_prepare, commit_prepare
+from headwater.store.prepares import PendingPrepare
 
 # The replication topology of a vbucket: chains of nodes, and when a majority of each holds a change.
 #
@@ -201,11 +201,11 @@ class SyncWrites:
         )
 
     def _commit(self, prepare: PendingPrepare) -> None:
-        written = commit_prepare(self.bucket, prepare)
+        written = self.bucket.commit_prepare(prepare)
         self._decide(prepare, Outcome(status=Status.SUCCESS, commit=written.commit, seqno=written.seqno))
 
     def _abort(self, prepare: PendingPrepare) -> None:
-        commit = abort_prepare(self.bucket, prepare)
+        commit = self.bucket.abort_prepare(prepare)
         self._decide(prepare, Outcome(status=Status.SYNC_WRITE_AMBIGUOUS, commit=commit))
 
     def _decide(self, prepare: PendingPrepare, outcome: Outcome) -> None:

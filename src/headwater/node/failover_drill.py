@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headwater.errors import InvalidInput
-from headwater.node.kv.documents import forget_vbuckets
-from headwater.node.kv.service import BucketService
+from headwater.node.service import BucketService
 from headwater.protocol.features import WITH_COLLECTIONS, Opcode
 from headwater.protocol.frames import HEADER_BYTES, decode_frame
 from headwater.protocol.messages import decode_message
@@ -51,9 +50,7 @@ def roll_back_vbucket(service: BucketService, vbucket: VBucketId, to_seqno: Seqn
         bucket.pending.append(vbucket, again.encode())
     service.on_change()
     service.sync_writes.evaluate(vbucket)
-    forget_vbuckets(service, {vbucket})
-    for connection in service.producer_connections():
-        connection.on_rolled_back(vbucket)
+    service.on_rolled_back(vbucket)
     rolled = bucket.vbuckets.facts[vbucket]
     assert rolled is not None
     return RolledBack(

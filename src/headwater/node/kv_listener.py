@@ -13,11 +13,11 @@ from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.kv.context import CloseConnection
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
-from headwater.node.kv.service import BucketService, Service
 from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
+from headwater.node.service import BucketService, Service
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse

@@ -17,13 +17,11 @@ from headwater.client.kv_connection import FEATURES, Login, Timeouts
 from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
 from headwater.log_fields import LogEvent, fields
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.kv.context import Refused
-from headwater.node.kv.documents import forget_vbuckets
-from headwater.node.kv.service import NO_CONFIG, BucketService
 from headwater.node.options import NodeOptions, peer_context
 from headwater.node.replication.peers import Peers, PeerStatistics
 from headwater.node.replication.replicator import ReplicationManager
 from headwater.node.replication.vbucket_states import apply_config, end_takeovers, replicated
+from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
@@ -64,7 +62,6 @@ class Membership:
     """See the module. One for every bucket, whether it is in a cluster or not."""
 
     def __init__(self, service: BucketService, loop: CommitLoop, settings: MemberSettings) -> None:
-        self.config: PublishedConfig | None = None
         self._service = service
         self._loop = loop
         self._settings = settings
@@ -81,19 +78,20 @@ class Membership:
         self.peer_statistics = PeerStatistics(
             login=self._login, config=lambda: self.config, this_node=lambda: self.this_node
         )
-        service.config_version = lambda: NO_CONFIG if self.config is None else self.config.version
-        service.nodes_login = lambda: None if self.config is None else self.config.login
-        service.may_take_over = lambda vbucket: (
-            self.config is None or self.config.is_handed_over_to(vbucket, self.this_node)
-        )
         self._load()
+
+    @property
+    def config(self) -> PublishedConfig | None:
+        return self._service.config
 
     @property
     def this_node(self) -> int | None:
         """Which of the config's nodes this is; None where it was left out."""
-        if self.config is None or self._address is None:
-            return None
-        return self.config.index_of(self._address)
+        return self._service.this_node
+
+    def _set_config(self, config: PublishedConfig) -> None:
+        self._service.config = config
+        self._service.this_node = None if self._address is None else config.index_of(self._address)
 
     @property
     def shown_config(self) -> bytes:
@@ -113,7 +111,7 @@ class Membership:
             if stored is None:
                 return
             try:
-                self.config = PublishedConfig.decode(stored)
+                self._service.config = PublishedConfig.decode(stored)
             except MalformedJson as error:
                 raise DataDamaged(
                     f"the cluster config of bucket {self._service.name} is damaged: {error.reason}",
@@ -128,6 +126,7 @@ class Membership:
         """Begin, now that the node can be reached at this address."""
         self._address = address
         if self.config is not None:
+            self._set_config(self.config)
             if self.config.login is not None:
                 self._settings.on_login(self.config.bucket, self.config.login)
             self._show()
@@ -170,7 +169,7 @@ class Membership:
         """
         if self._address is None:
             # It could not tell whether it is in the config, and one that is left out stops all that it has.
-            raise Refused(Status.ETMPFAIL, "the node is starting; try again")
+            raise RequestRefused(Status.ETMPFAIL, "the node is starting; try again")
         bucket = self._service.bucket
         if len(config.rows) != len(bucket.vbuckets):
             raise LocalProtocolError(
@@ -182,7 +181,7 @@ class Membership:
             return False
         if known is None or config.login != known.login:
             self._take_login(config)
-        self.config = config
+        self._set_config(config)
         self._take_uuid(config)
         end_takeovers(self._service, config, self.this_node)
         surplus = apply_config(self._service, config, self.this_node)
@@ -246,7 +245,7 @@ class Membership:
             def remove(together: list[int] = together) -> None:
                 there = [vbucket for vbucket in together if service.bucket.vbuckets.exists(vbucket)]
                 remove_vbuckets(service.bucket, there)
-                forget_vbuckets(service, set(there))
+                service.forget_locks(there)
 
             await self._loop.at_rest(remove)
 

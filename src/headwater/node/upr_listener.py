@@ -11,8 +11,8 @@ from typing import cast
 
 from headwater.errors import RemoteProtocolError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.kv.service import BucketService
 from headwater.node.options import ServerLimits
+from headwater.node.service import BucketService
 from headwater.node.upr_session import UprSession
 
 logger = logging.getLogger(__name__)

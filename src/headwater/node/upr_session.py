@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headwater.errors import UnexpectedMessage
-from headwater.node.kv.service import BucketService
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import Controls
+from headwater.node.service import BucketService
 from headwater.protocol import upr
 from headwater.protocol.failover_log import FailoverLog, Rollback
 from headwater.protocol.features import NOTHING_NEGOTIATED

@@ -1,10 +1,14 @@
-"""A bucket: vbuckets, their documents and changes, and the commits that make them durable.
+"""A bucket: its vbuckets, their documents and changes, and the commits that make them durable.
 
-The way of a write: it is entered in the index and in the pending commit at once, so that the next request sees it.
-`seal` closes the pending commit, `persist` writes it (this may run in another thread), `publish` makes it known.
-Only then may the writer be answered and streams be told. One commit is in flight at a time; all that comes meanwhile
-goes into the next, which is the group commit. Should persisting fail, `abandon` takes back everything that is not
-durable, and every writer that waits is told so.
+Sessions, consumers and the commit loop of a node call it; other modules of the store (`set_run`, `scan`, `search`,
+`receiving`, `settling`, `compaction`) are operations on it. It must never wait: what touches a disk is `persist`, which
+the caller may run in another thread.
+
+How a write becomes durable: it is entered in the index and in the pending commit at once, so that the next request
+sees it. `seal` closes the pending commit, `persist` writes it, `publish` makes it known. Only then may the writer be
+answered and the change be streamed. One commit is in flight at a time; changes that come meanwhile go into the next,
+which is the group commit. If persisting fails, `settling.abandon` takes back everything that is not durable, and every
+writer that waits gets an error.
 
 Published commits stay in memory, and in the journal, until they are settled into the vbuckets' blocks (`settling`).
 """
@@ -13,20 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from headwater.errors import LocalProtocolError
 from headwater.protocol.failover_log import FailoverLog
+from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
+from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid, encode_collection_id
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
 from headwater.store.commits import Commit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
+    BUCKET_FACTS,
+    FORMAT_VERSION,
     MANIFEST,
     BucketFacts,
     Document,
@@ -39,19 +47,19 @@ from headwater.store.data_format import (
 )
 from headwater.store.engine import Change, Engine, Put, Table
 from headwater.store.index import Entry, Index, index_run
-from headwater.store.prepares import Prepares
+from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
-from headwater.store.vbuckets import VBuckets, demote, encode_stored_event, promote
+from headwater.store.vbuckets import VBuckets, encode_stored_event, manifest_of_runs
 
 _COMMIT_LOW = 0xFFFFFFFF
 
 MakeValue = Callable[[Cas, Seqno], bytes]
-"""A value that tells of its own write: it is made once the CAS and the seqno are known."""
+"""A value that names its own write: it is made once the CAS and the seqno are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """What a bucket needs from outside: the time, and names for branches of history."""
+class StoreEnvironment:
+    """What a bucket takes from the machine: the time, and names for branches of history."""
 
     now_ns: Callable[[], int]
     new_vbuuid: Callable[[], Vbuuid]
@@ -79,14 +87,14 @@ class Bucket:
         *,
         index: Index,
         manifest: Manifest,
-        outside: Outside,
+        environment: StoreEnvironment,
         next_commit: int,
     ) -> None:
         self.engine = engine
         self.facts = facts
         self.index = index
         self.manifest = manifest
-        self.outside = outside
+        self.environment = environment
         self.vbuckets = VBuckets.empty(facts.vbuckets)
         self.prepares = Prepares(facts.vbuckets)
         self.pending = PendingCommit(next_commit, facts.vbuckets)
@@ -94,6 +102,10 @@ class Bucket:
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
         self.durable_commit = next_commit - 1
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.index.memory_bytes + self.young.total_bytes + len(self.pending.frames)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -133,7 +145,7 @@ class Bucket:
         return self.young.get(high | low) or self.young.get((high - _COMMIT_LOW - 1) | low)
 
     def commit_of(self, entry: Entry) -> int:
-        """The number of the commit that has to be durable before the entry may be shown to anybody."""
+        """The number of the commit that has to be durable before the entry may be shown to a client."""
         if entry.commit == self.pending.number & _COMMIT_LOW:
             return self.pending.number
         if self.in_flight is not None and entry.commit == self.in_flight.number & _COMMIT_LOW:
@@ -147,27 +159,27 @@ class Bucket:
         flags: int = 0, expiry: int = 0, is_locked: bool = False,
     ) -> Written:  # fmt: skip
         """Store a new version of a document. Whether it may be stored is for the caller to decide."""
-        seqno, cas, rev_seqno, supersedes = self.coming_version(vbucket, collection_id, key)
+        seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key)
         frame = Mutation(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno, flags=flags,
             expiry=expiry, collection_id=collection_id, key=key,
             value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
-        return self.enter_change(vbucket, frame, supersedes, expiry=expiry, is_locked=is_locked)
+        return self._enter_change(vbucket, frame, supersedes, expiry=expiry, is_locked=is_locked)
 
     def put_removal(
         self, vbucket: int, *, collection_id: CollectionId, key: bytes, expired: bool = False,
         value: bytes | MakeValue = b"", datatype: Datatype = Datatype.RAW,
     ) -> Written:  # fmt: skip
         """Delete a document, or let it expire. `value` holds the extended attributes that outlive it."""
-        seqno, cas, rev_seqno, supersedes = self.coming_version(vbucket, collection_id, key)
+        seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key)
         kind = Expiration if expired else Deletion
         frame = kind(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno,
-            delete_time=self.outside.now_s(), collection_id=collection_id, key=key,
+            delete_time=self.environment.now_s(), collection_id=collection_id, key=key,
             value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
-        written = self.enter_change(vbucket, frame, supersedes, is_deleted=True)
+        written = self._enter_change(vbucket, frame, supersedes, is_deleted=True)
         # An expiration leaves one revision more behind, as real servers have it.
         deleted_rev = rev_seqno + 1 if expired else rev_seqno
         self.vbuckets.deleted_revs[vbucket] = max(int(self.vbuckets.deleted_revs[vbucket]), deleted_rev)
@@ -178,25 +190,25 @@ class Bucket:
         encoded = as_run(encode_collection_id(collection_id) + key)
         self.index.put(vbucket, encoded, replace(entry, is_locked=locked))
 
-    def coming_version(self, vbucket: int, collection_id: CollectionId, key: bytes) -> tuple[Seqno, Cas, int, bool]:
+    def _coming_version(self, vbucket: int, collection_id: CollectionId, key: bytes) -> tuple[Seqno, Cas, int, bool]:
         """The numbers that a new version will have, and whether there is an older one.
 
         None of them is taken yet, because making the value or the frame may fail.
         """
         entry = self.find(vbucket, collection_id, key)
         previous = entry.rev_seqno if entry is not None else int(self.vbuckets.deleted_revs[vbucket])
-        cas = self.vbuckets.coming_cas(vbucket, self.outside.now_ns())
-        return Seqno(int(self.vbuckets.high_seqnos[vbucket]) + 1), cas, previous + 1, entry is not None
+        cas = self.vbuckets.coming_cas(vbucket, self.environment.now_ns())
+        return self._coming_seqno(vbucket), cas, previous + 1, entry is not None
 
-    def enter_change(
+    def _coming_seqno(self, vbucket: int) -> Seqno:
+        return Seqno(int(self.vbuckets.high_seqnos[vbucket]) + 1)
+
+    def _enter_change(
         self, vbucket: int, change: Mutation | Deletion | Expiration, supersedes: bool, *, expiry: int = 0,
         is_deleted: bool = False, is_locked: bool = False,
     ) -> Written:  # fmt: skip
         """Store a change that has its numbers, and make it the newest version of its document."""
-        self.pending.append(vbucket, change.encode())
-        self.vbuckets.high_seqnos[vbucket] = change.seqno
-        # A commit has the CAS of its prepare, and others may have been given since.
-        self.vbuckets.max_cas[vbucket] = max(int(self.vbuckets.max_cas[vbucket]), change.cas)
+        self._append(vbucket, change.encode(), change.seqno, change.cas)
         self.vbuckets.superseded[vbucket] += supersedes
         entry = Entry(
             seqno=change.seqno, cas=change.cas, rev_seqno=change.rev_seqno, expiry=expiry,
@@ -205,6 +217,12 @@ class Bucket:
         )  # fmt: skip
         self.index.put(vbucket, as_run(change.encode_key()), entry)
         return Written(seqno=change.seqno, cas=change.cas, commit=self.pending.number)
+
+    def _append(self, vbucket: int, frame: bytes, seqno: Seqno, cas: int) -> None:
+        self.pending.append(vbucket, frame)
+        self.vbuckets.high_seqnos[vbucket] = seqno
+        # A commit has the CAS of its prepare, and others may have been given since.
+        self.vbuckets.max_cas[vbucket] = max(int(self.vbuckets.max_cas[vbucket]), cas)
 
     def index_changes(self, vbucket: int, run: Bytes, *, documents: int, commit: int) -> None:
         """Enter a run of changes in the index, and in the numbers that go with it. At most so many are of documents."""
@@ -217,7 +235,93 @@ class Bucket:
         numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))
         numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), int(deleted_rev))
 
-    # --- vbuckets and collections ---------------------------------------------------------------------------------
+    # --- durable writes: beginning and deciding -------------------------------------------------------------------
+
+    def put_prepare(
+        self, vbucket: int, *, collection_id: CollectionId, key: bytes, value: bytes | MakeValue, datatype: Datatype,
+        level: DurabilityLevel, flags: int = 0, expiry: int = 0, is_removal: bool = False,
+    ) -> PendingPrepare:  # fmt: skip
+        """Begin a durable write. Whether it may begin is for the caller to decide."""
+        assert self.prepares.find(vbucket, collection_id, key) is None, "a key has one durable write at a time"
+        seqno, cas, rev_seqno, _ = self._coming_version(vbucket, collection_id, key)
+        prepare = Prepare(
+            vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno, flags=flags,
+            # As in real servers, a removal has the time of the deletion here: all copies are to have the same.
+            expiry=self.environment.now_s() if is_removal else expiry,
+            deleted=int(is_removal), durability=level, collection_id=collection_id, key=key,
+            value=value if isinstance(value, bytes) else value(cas, seqno),
+        )  # fmt: skip
+        return self.enter_prepare(prepare)
+
+    def enter_prepare(self, prepare: Prepare) -> PendingPrepare:
+        """Store a prepare that has its numbers: one that begins here, or one that was received."""
+        assert prepare.collection_id is not None
+        vbucket, frame = prepare.vbucket, replace(prepare, opaque=0, frame_infos=()).encode()
+        if self.facts.version < FORMAT_VERSION:
+            # Programs that know no prepares must not open the bucket from now on.
+            self.facts = replace(self.facts, version=FORMAT_VERSION)
+            self.pending.extra.append(Put(Table.BUCKET, BUCKET_FACTS, self.facts.encode()))
+        self._append(vbucket, frame, prepare.seqno, prepare.cas)
+        # It will be of no use once it is decided, and that is soon.
+        self.vbuckets.superseded[vbucket] += 1
+        pending = PendingPrepare(
+            vbucket=vbucket, seqno=prepare.seqno, cas=prepare.cas, collection_id=prepare.collection_id,
+            key=prepare.key, frame=frame, commit=self.pending.number,
+        )  # fmt: skip
+        self.prepares.add(pending)
+        return pending
+
+    def commit_prepare(self, pending: PendingPrepare, *, seqno: Seqno | None = None) -> Written:
+        """Make a prepare the newest version of its document, at a new seqno or at the one that was received."""
+        vbucket, prepare = pending.vbucket, decode_prepare(pending.frame)
+        assert prepare.collection_id is not None
+        if seqno is None:
+            seqno = self._coming_seqno(vbucket)
+        opaque = commit_opaque(seqno - pending.seqno)
+        supersedes = self.find(vbucket, prepare.collection_id, prepare.key) is not None
+        change: Mutation | Deletion
+        if prepare.deleted:
+            change = Deletion(
+                vbucket=vbucket, opaque=opaque, cas=prepare.cas, datatype=prepare.datatype, seqno=seqno,
+                rev_seqno=prepare.rev_seqno, delete_time=prepare.expiry, collection_id=prepare.collection_id,
+                key=prepare.key, value=prepare.value,
+            )  # fmt: skip
+            written = self._enter_change(vbucket, change, supersedes, is_deleted=True)
+            self.vbuckets.deleted_revs[vbucket] = max(int(self.vbuckets.deleted_revs[vbucket]), prepare.rev_seqno)
+        else:
+            change = Mutation(
+                vbucket=vbucket, opaque=opaque, cas=prepare.cas, datatype=prepare.datatype, seqno=seqno,
+                rev_seqno=prepare.rev_seqno, flags=prepare.flags, expiry=prepare.expiry,
+                collection_id=prepare.collection_id, key=prepare.key, value=prepare.value,
+            )  # fmt: skip
+            written = self._enter_change(vbucket, change, supersedes, expiry=prepare.expiry)
+        self.prepares.remove(pending)
+        return written
+
+    def abort_prepare(self, pending: PendingPrepare) -> int:
+        """Give up a prepare. Returns the commit that makes this durable."""
+        abort = Abort(
+            vbucket=pending.vbucket, prepared_seqno=pending.seqno, abort_seqno=self._coming_seqno(pending.vbucket),
+            collection_id=pending.collection_id, key=pending.key,
+        )  # fmt: skip
+        self.enter_abort(abort)
+        return self.pending.number
+
+    def enter_abort(self, abort: Abort) -> None:
+        """Store an abort that has its numbers, and end its prepare, which may be missing: it was compacted away."""
+        assert abort.collection_id is not None
+        vbucket = abort.vbucket
+        cas = abort.cas or self.vbuckets.coming_cas(vbucket, self.environment.now_ns())
+        stored = Abort(
+            vbucket=vbucket, cas=cas, prepared_seqno=abort.abort_seqno, abort_seqno=abort.prepared_seqno,
+            collection_id=abort.collection_id, key=abort.key,
+        )  # fmt: skip
+        self._append(vbucket, stored.encode(), abort.abort_seqno, cas)
+        pending = self.prepares.find(vbucket, abort.collection_id, abort.key)
+        if pending is not None and pending.seqno == abort.prepared_seqno:
+            self.prepares.remove(pending)
+
+    # --- the states of vbuckets -----------------------------------------------------------------------------------
 
     def set_vbucket_state(self, vbucket: int, state: VBucketState) -> int:
         """Give a vbucket a state, making it where it does not exist. Returns the commit that makes it durable.
@@ -228,13 +332,13 @@ class Bucket:
             raise LocalProtocolError(f"vbucket {vbucket} is beyond the bucket's {len(self.vbuckets)}")
         facts = self.vbuckets.facts[vbucket]
         if facts is None:
-            facts = VBucketFacts(state=state, failover_log=FailoverLog.start(self.outside.new_vbuuid()))
+            facts = VBucketFacts(state=state, failover_log=FailoverLog.start(self.environment.new_vbuuid()))
             if state == VBucketState.ACTIVE:
                 self.enter_manifest(vbucket)
         elif state == VBucketState.ACTIVE and facts.state != VBucketState.ACTIVE:
-            return promote(self, vbucket, facts)
+            facts = self._promoted(vbucket, facts)
         elif state != VBucketState.ACTIVE:
-            return demote(self, vbucket, facts, state)
+            facts = self._demoted(vbucket, facts, state)
         return self.set_vbucket_facts(vbucket, facts)
 
     def set_vbucket_facts(self, vbucket: int, facts: VBucketFacts) -> int:
@@ -242,32 +346,82 @@ class Bucket:
         self.pending.extra.append(Put(Table.VBUCKETS, vbucket_key(vbucket), facts.encode()))
         return self.pending.number
 
+    def _promoted(self, vbucket: int, facts: VBucketFacts) -> VBucketFacts:
+        """Make a copy the active one. Returns what is stored of it then.
+
+        The branch begins at the high seqno if the snapshot that was being received is complete. If it is not, this copy
+        holds a state that never was, and consumers that have the same half of it must go back to where it began.
+        """
+        high = Seqno(int(self.vbuckets.high_seqnos[vbucket]))
+        is_inside_snapshot = facts.snapshot_start_seqno <= high < facts.snapshot_end_seqno
+        branch_seqno = facts.snapshot_start_seqno if is_inside_snapshot else high
+        log = facts.failover_log.branch(self.environment.new_vbuuid(), at_seqno=branch_seqno)
+        history_start = Seqno(min(facts.history_start_seqno, high))
+        self._reconcile_collections(vbucket)
+        # The copy that was active before may have committed these, and reported so, without this one having received
+        # it. The writers of those that it has not committed have no answer yet, or an ambiguous one.
+        for pending in self.prepares.of(vbucket):
+            if self.manifest.collection_by_id(pending.collection_id) is None:
+                self.abort_prepare(pending)
+            else:
+                self.commit_prepare(pending)
+        return replace(facts, state=VBucketState.ACTIVE, failover_log=log, history_start_seqno=history_start)
+
+    def _demoted(self, vbucket: int, facts: VBucketFacts, state: VBucketState) -> VBucketFacts:
+        """What is stored of a vbucket that is not to be active.
+
+        What an active one has written is complete as it is. A dead one is not taken for complete: if it was active,
+        this was noted when it died, and if it was pending, it may have half of a snapshot.
+
+        Only an active one has a chain of copies, or a pending one, which was given the chain for when it is active.
+        """
+        facts = replace(facts, state=state, topology=facts.topology if state == VBucketState.PENDING else None)
+        if self.vbuckets.states[vbucket] == VBucketState.ACTIVE:
+            high = Seqno(int(self.vbuckets.high_seqnos[vbucket]))
+            facts = replace(facts, snapshot_start_seqno=high, snapshot_end_seqno=high)
+        return facts
+
+    # --- collections ----------------------------------------------------------------------------------------------
+
     def set_manifest(self, manifest: Manifest) -> int:
-        """Take a newer manifest: every active vbucket tells the difference as system events."""
+        """Take a newer manifest: every active vbucket gets the difference as system events."""
         events = self.manifest.events_to(manifest)
         self.manifest = manifest
         for vbucket in np.flatnonzero(self.vbuckets.states == VBucketState.ACTIVE).tolist():
-            self.enter_events(vbucket, events)
+            self._enter_events(vbucket, events)
         self.pending.extra.append(Put(Table.BUCKET, MANIFEST, manifest.encode(with_ids_used=True)))
         return self.pending.number
 
     def enter_manifest(self, vbucket: int) -> None:
-        """Tell a vbucket that begins of all collections there are."""
-        self.enter_events(vbucket, Manifest().events_to(self.manifest))
+        """Begin a vbucket with the events that create all collections of the bucket."""
+        self._enter_events(vbucket, Manifest().events_to(self.manifest))
 
-    def enter_events(self, vbucket: int, events: list[Event]) -> None:
-        """Tell a vbucket the last events up to the bucket's manifest."""
+    def vbucket_manifest(self, vbucket: int) -> Manifest:
+        """The manifest that the events of a vbucket add up to, those included that are not durable yet."""
+        in_flight = () if self.in_flight is None else (self.in_flight.run(vbucket),)
+        return manifest_of_runs(chain(self.runs(vbucket), in_flight, self.pending.runs(vbucket)))
+
+    def _reconcile_collections(self, vbucket: int) -> None:
+        """A copy learns of collections by its stream, the bucket by the cluster. The one behind catches up."""
+        if self.vbuckets.manifest_uids[vbucket] == self.manifest.uid:
+            # Only the last event of a manifest carries its uid, so the vbucket has all of it.
+            return
+        known = self.vbucket_manifest(vbucket)
+        if known.uid > self.manifest.uid:
+            self.set_manifest(known)
+        else:
+            self._enter_events(vbucket, known.events_to(self.manifest))
+
+    def _enter_events(self, vbucket: int, events: list[Event]) -> None:
+        """Enter the last events up to the bucket's manifest."""
         for event in events:
-            self._enter_event(vbucket, event)
+            encoded = encode_stored_event(event)
+            frame = SystemEvent(
+                vbucket=VBucketId(vbucket), seqno=self.vbuckets.next_seqno(vbucket), event=encoded.event,
+                version=encoded.version, key=encoded.key, value=encoded.value,
+            )  # fmt: skip
+            self.pending.append(vbucket, frame.encode())
         self.vbuckets.manifest_uids[vbucket] = self.manifest.uid
-
-    def _enter_event(self, vbucket: int, event: Event) -> None:
-        encoded = encode_stored_event(event)
-        frame = SystemEvent(
-            vbucket=VBucketId(vbucket), seqno=self.vbuckets.next_seqno(vbucket), event=encoded.event,
-            version=encoded.version, key=encoded.key, value=encoded.value,
-        )  # fmt: skip
-        self.pending.append(vbucket, frame.encode())
 
     # --- committing -----------------------------------------------------------------------------------------------
 
@@ -298,7 +452,7 @@ class Bucket:
             self.vbuckets.durable_seqnos[vbucket] = max(int(self.vbuckets.durable_seqnos[vbucket]), seqno)
 
     def commit_now(self) -> None:
-        """Make what is pending durable at once, for callers that can wait. Should that fail, it is still pending.
+        """Make what is pending durable at once, for callers that can wait. If that fails, it is still pending.
 
         Does nothing while a commit is in flight.
         """
@@ -327,3 +481,8 @@ class Bucket:
             start = split_after(run, reached)
             if start < len(run):
                 yield run[start:]
+
+    def is_young(self, vbucket: int, *, from_seqno: int) -> bool:
+        """Whether the changes from a seqno on are all in commits that are still in memory."""
+        commits = self.young.of(vbucket, after_seqno=from_seqno - 1)
+        return bool(commits) and first_seqno(commits[0].run(vbucket)) <= from_seqno

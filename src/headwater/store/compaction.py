@@ -61,6 +61,8 @@ from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
 
 STEP_BYTES = 16 * 1024 * 1024
+SUPERSEDED_SHARE = 0.25
+"""Compact a vbucket when this share of its changes is superseded."""
 _START = Seqno(0)
 _CHANGE_BYTES_MIN = 24 + 20 + 2
 
@@ -91,6 +93,11 @@ class Compacted:
     """What is stored of the vbucket now; None where nothing was dropped."""
 
 
+def worth_compacting(bucket: Bucket) -> list[int]:
+    """The vbuckets of which enough changes are superseded."""
+    return np.flatnonzero(bucket.vbuckets.superseded > SUPERSEDED_SHARE * bucket.index.entries + 1).tolist()
+
+
 def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after_seqno: Seqno = _START) -> Compacted:
     """One step: the changes that compact a vbucket's blocks after a seqno.
 
@@ -98,7 +105,7 @@ def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after
     at the index, so it runs where the bucket is used and not in a thread beside it.
     """
     assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
-    now_s = bucket.outside.now_s()
+    now_s = bucket.environment.now_s()
     with bucket.engine.view() as view:
         # What is not durable yet may still be taken back. It must not decide about what is.
         stored, manifest = view.get(Table.VBUCKETS, vbucket_key(vbucket)), stored_manifest(view)
@@ -414,7 +421,7 @@ DOCUMENTS_MAX = 256
 def expire_documents(bucket: Bucket, vbucket: int) -> int:
     """Let expired documents of a vbucket go, up to a bound. Returns how many went."""
     went = 0
-    for entry in bucket.index.expired(vbucket, now_s=bucket.outside.now_s(), entries_max=DOCUMENTS_MAX):
+    for entry in bucket.index.expired(vbucket, now_s=bucket.environment.now_s(), entries_max=DOCUMENTS_MAX):
         document = bucket.read(vbucket, entry)
         if bucket.manifest.collection_by_id(document.collection_id) is None:
             # Its collection is gone, of which nothing may be told any more. Compaction drops it; until then it is not

@@ -17,7 +17,7 @@ from headwater.protocol.kernels.memory import Bytes, u64
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.commits import Commit, YoungCommits
 from headwater.store.data_format import (
     BUCKET_FACTS,
@@ -39,10 +39,12 @@ from headwater.store.vbuckets import manifest_uid_after
 _FIRST, _LAST = b"", b"\xff" * 16
 
 
-def create_bucket(engine: Engine, facts: BucketFacts, *, outside: Outside, secret: tuple[int, int]) -> Bucket:
+def create_bucket(
+    engine: Engine, facts: BucketFacts, *, environment: StoreEnvironment, secret: tuple[int, int]
+) -> Bucket:
     """A new bucket with no vbuckets."""
     engine.write([Put(Table.BUCKET, BUCKET_FACTS, facts.encode()), Put(Table.BUCKET, MANIFEST, Manifest().encode())])
-    return _bare_bucket(engine, facts, Manifest(), outside=outside, secret=secret, next_commit=1)
+    return _bare_bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
 
 
 def stored_facts(engine: Engine) -> BucketFacts | None:
@@ -57,7 +59,7 @@ def stored_facts(engine: Engine) -> BucketFacts | None:
         return None
 
 
-def open_bucket(engine: Engine, *, outside: Outside, secret: tuple[int, int]) -> Bucket:
+def open_bucket(engine: Engine, *, environment: StoreEnvironment, secret: tuple[int, int]) -> Bucket:
     """The bucket that an engine holds, as it was when it was last durable."""
     with engine.view() as view:
         encoded = view.get(Table.BUCKET, BUCKET_FACTS)
@@ -68,7 +70,7 @@ def open_bucket(engine: Engine, *, outside: Outside, secret: tuple[int, int]) ->
         was_clean = engine.was_left_alone and view.get(Table.BUCKET, CLEAN_STOP) is not None
         commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, _FIRST, _LAST)]
         next_commit = commits[-1].number + 1 if commits else 1
-        bucket = _bare_bucket(engine, facts, manifest, outside=outside, secret=secret, next_commit=next_commit)
+        bucket = _bare_bucket(engine, facts, manifest, environment=environment, secret=secret, next_commit=next_commit)
         bucket.young = YoungCommits(commits)
         for key, value in view.scan(Table.VBUCKETS, _FIRST, _LAST):
             vbucket = vbucket_of_key(key)
@@ -150,12 +152,12 @@ def _bare_bucket(
     facts: BucketFacts,
     manifest: Manifest,
     *,
-    outside: Outside,
+    environment: StoreEnvironment,
     secret: tuple[int, int],
     next_commit: int,
 ) -> Bucket:
     index = Index(facts.vbuckets, secret=secret)
-    return Bucket(engine, facts, index=index, manifest=manifest, outside=outside, next_commit=next_commit)
+    return Bucket(engine, facts, index=index, manifest=manifest, environment=environment, next_commit=next_commit)
 
 
 def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
@@ -164,7 +166,7 @@ def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
         if was_clean or facts is None or facts.state != VBucketState.ACTIVE:
             continue
         high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
-        log = facts.failover_log.branch(bucket.outside.new_vbuuid(), at_seqno=high)
+        log = facts.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=high)
         branched = replace(facts, failover_log=log)
         bucket.vbuckets.set_facts(vbucket, branched)
         changes.append(Put(Table.VBUCKETS, vbucket_key(vbucket), branched.encode()))

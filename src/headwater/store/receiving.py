@@ -52,7 +52,7 @@ Change = Mutation | Deletion | Expiration
 _NO_SEQNO = Seqno(0)
 
 
-class Stop(IntEnum):
+class ReceiveStop(IntEnum):
     """Why the kernel stopped."""
 
     END = 0
@@ -62,7 +62,7 @@ class Stop(IntEnum):
     """The next seqno does not rise, or lies outside the snapshot."""
 
 
-_END, _OTHER, _RANGE = (int(stop) for stop in Stop)
+_END, _OTHER, _RANGE = (int(stop) for stop in ReceiveStop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +161,12 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
         pending.add_run(vbucket, int(used))
         _enter(bucket, vbucket, taken, documents=int(documents))
         numbers.high_seqnos[vbucket] = high
-    if stop == Stop.RANGE:
+    if stop == ReceiveStop.RANGE:
         raise SnapshotViolation(
             f"seqno {int.from_bytes(run[at + 24 : at + 32])} after {int(high)} in a snapshot that ends at {end_seqno}",
             offset=int(at),
         )
-    return Received(consumed_bytes=int(at), high_seqno=Seqno(int(high)), has_to_be_decoded=stop == Stop.OTHER)
+    return Received(consumed_bytes=int(at), high_seqno=Seqno(int(high)), has_to_be_decoded=stop == ReceiveStop.OTHER)
 
 
 def receive_change(bucket: Bucket, vbucket: int, change: Change, *, end_seqno: Seqno) -> None:
@@ -224,7 +224,7 @@ def _stored_form(bucket: Bucket, change: Change) -> Change:
     changed = replace(change, value=value, datatype=datatype, **plain)  # type: ignore[arg-type]
     if isinstance(changed, Mutation):
         return replace(changed, lock_time=0, nru=0)
-    delete_time = bucket.outside.now_s() if changed.delete_time is None else changed.delete_time
+    delete_time = bucket.environment.now_s() if changed.delete_time is None else changed.delete_time
     return replace(changed, delete_time=delete_time)
 
 
@@ -237,7 +237,7 @@ def _append(bucket: Bucket, vbucket: int, frame: bytes, seqno: Seqno) -> None:
 
 def _enter(bucket: Bucket, vbucket: int, run: Bytes, *, documents: int) -> None:
     bucket.index_changes(vbucket, run, documents=documents, commit=bucket.pending.number)
-    decide_by_changes(bucket, vbucket, run)
+    decide_by_changes(bucket.prepares, vbucket, run, bucket.index.secret)
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------

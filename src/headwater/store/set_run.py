@@ -1,9 +1,10 @@
 """The set kernel: a run of plain sets, from request bytes to stored frames and responses in one pass.
 
-A bulk load is one set after the other. The kernel takes them as they lie in the receive buffer, looks each key up in
-the index, gives it seqno, CAS and revision, writes the frame that will be stored and streamed into the pending commit
-and the response into the reply, and enters the new version in the index. It stops in front of the first request that
-is anything else, or that needs a closer look, and leaves it to the handlers.
+Key-value sessions call it with what has come. A bulk load is one set after the other. The kernel takes them as they lie
+in the receive buffer, looks each key up in the index, gives it seqno, CAS and revision, writes the frame that will be
+stored and streamed into the pending commit and the response into the reply, and enters the new version in the index. It
+stops in front of the first request that is anything else, or that needs a closer look, and leaves it to the handlers of
+`node.kv`, which must always give the same result.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from enum import IntEnum
 
 import numpy as np
 
-from headwater.node.service import BucketService
 from headwater.protocol.frames import HEADER_BYTES
 from headwater.protocol.kernels.frame_header import (
     JSON,
@@ -57,6 +57,7 @@ from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
 from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket
 from headwater.store.index import (
     BASE,
     CAPACITY,
@@ -89,7 +90,7 @@ _DEFAULT_COLLECTION = int(DEFAULT_COLLECTION)
 _UNKNOWN = -1
 
 
-class Stop(IntEnum):
+class SetRunStop(IntEnum):
     """Why the kernel stopped."""
 
     END = 0
@@ -100,7 +101,7 @@ class Stop(IntEnum):
     """The index of a vbucket is full."""
 
 
-_END, _OTHER, _GROW = (int(stop) for stop in Stop)
+_END, _OTHER, _GROW = (int(stop) for stop in SetRunStop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +113,17 @@ class SetRun:
     responses: bytes
 
 
-def apply_set_run(
-    service: BucketService, data: Bytes, *, collections: bool, mutation_tokens: bool, now_ns: int
-) -> SetRun:
-    """Handle the plain sets at the front of `data`."""
-    bucket = service.bucket
+def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_tokens: bool, now_ns: int) -> SetRun:
+    """Apply the plain sets at the front of `data`. `collections` says whether their keys have a collection id."""
     index, numbers, pending = bucket.index, bucket.vbuckets, bucket.pending
     requests_max = len(data) // _REQUEST_BYTES_MIN
     pending.reserve(len(data) + requests_max * _GROWTH_BYTES, requests_max)
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
-    known, max_ttls = _collections(service)
+    # The ids of the collections, ascending, and the longest life of a document in each; 0 for no bound.
+    by_id = sorted((collection.id, collection.max_ttl_s or 0) for _, collection in bucket.manifest.collections())
+    known = np.array([number for number, _ in by_id], dtype=np.uint32)
+    max_ttls = np.array([max_ttl_s for _, max_ttl_s in by_id], dtype=np.uint32)
     # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
     undecided = bucket.prepares.counts
     states = np.where(undecided > 0, ABSENT, numbers.states) if undecided.any() else numbers.states
@@ -138,17 +139,10 @@ def apply_set_run(
             u64(pending.number & 0xFFFFFFFF), responses, written,
         )  # fmt: skip
         stop, at, pending.used_bytes, pending.count, written, full = outcome
-        if stop != Stop.GROW:
+        if stop != SetRunStop.GROW:
             break
         index.make_room(full, 1)
     return SetRun(consumed_bytes=at, sets=pending.count - first, responses=responses[:written].tobytes())
-
-
-def _collections(service: BucketService) -> tuple[Column, Column]:
-    """The ids of the collections, ascending, and the longest life of a document in each; 0 for no bound."""
-    collections = sorted((c.id, c.max_ttl_s or 0) for _, c in service.bucket.manifest.collections())
-    ids, max_ttls = zip(*collections, strict=True) if collections else ((), ())
-    return np.array(ids, dtype=np.uint32), np.array(max_ttls, dtype=np.uint32)
 
 
 @inlined_part

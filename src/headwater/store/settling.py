@@ -144,7 +144,7 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
         max_cas_floor=int(bucket.vbuckets.max_cas[vbucket]),
     )
     if branch:
-        log = rolled.failover_log.branch(bucket.outside.new_vbuuid(), at_seqno=target)
+        log = rolled.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=target)
         rolled = replace(rolled, failover_log=log)
     changes = _drop_after(bucket, vbucket, target)
     bucket.engine.write([*changes, Put(Table.VBUCKETS, vbucket_key(vbucket), rolled.encode())])
@@ -179,7 +179,7 @@ def flush(bucket: Bucket) -> None:
     # One commit for all: a crash leaves either everything or nothing.
     for vbucket, facts in existing.items():
         bucket.pending.extra += _drop_after(bucket, vbucket, Seqno(0))
-        log = FailoverLog.start(bucket.outside.new_vbuuid())
+        log = FailoverLog.start(bucket.environment.new_vbuuid())
         bucket.set_vbucket_facts(vbucket, VBucketFacts(state=facts.state, failover_log=log, topology=facts.topology))
         bucket.vbuckets.reset_numbers(vbucket)
         bucket.index.clear(vbucket)

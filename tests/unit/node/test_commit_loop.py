@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.kv.service import BucketService
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention
 from headwater.store.engine import Change, MemoryEngine
@@ -35,8 +34,8 @@ class SlowEngine(FailingEngine):
 @asynccontextmanager
 async def running(bucket: Bucket) -> AsyncIterator[CommitLoop]:
     loop = CommitLoop(
-        BucketService(bucket=bucket, ack_when_durable=True), retention=Retention(), expiry_every_s=60,
-        compact_every_s=60, on_durable=lambda: None, on_void=lambda commits: None, on_failed=lambda: None,
+        bucket, retention=Retention(), expiry_every_s=60, compact_every_s=60,
+        on_durable=lambda: None, on_void=lambda commits: None, on_failed=lambda: None,
     )  # fmt: skip
     loop.start()
     try:

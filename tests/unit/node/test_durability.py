@@ -23,7 +23,7 @@ from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.engine import MemoryEngine
-from headwater.store.prepares import decide_by_changes, put_prepare
+from headwater.store.prepares import decide_by_changes
 from headwater.store.settling import abandon, roll_back
 from support.store_harness import Clock, FailingEngine, new_bucket, value_of
 from support.work_counter import calls_of
@@ -49,8 +49,7 @@ def set_chain(sync_writes: SyncWrites, *chain: str | None) -> None:
 def begin(
     sync_writes: SyncWrites, key: bytes = b"k", *, deadline_s: float = 30, collection_id: int = 0, value: bytes = b"1"
 ) -> SyncWrite:
-    prepare = put_prepare(
-        sync_writes.bucket, VB, collection_id=CollectionId(collection_id), key=key, value=value,
+    prepare = sync_writes.bucket.put_prepare(VB, collection_id=CollectionId(collection_id), key=key, value=value,
         datatype=Datatype.JSON, level=DurabilityLevel.MAJORITY,
     )  # fmt: skip
     return sync_writes.begin(prepare, deadline_s=deadline_s)
@@ -404,8 +403,7 @@ LINEAR_MAX = 1.2
 def prepared(count: int) -> Bucket:
     bucket = new_bucket()
     for number in range(count):
-        put_prepare(
-            bucket, VB, collection_id=DEFAULT_COLLECTION, key=b"%d" % number, value=b"1",
+        bucket.put_prepare(VB, collection_id=DEFAULT_COLLECTION, key=b"%d" % number, value=b"1",
             datatype=Datatype.JSON, level=DurabilityLevel.MAJORITY,
         )  # fmt: skip
     bucket.commit_now()
@@ -442,12 +440,12 @@ def work_of_receiving(count: int) -> float:
             vbucket=VB, seqno=Seqno(count + number + 1), rev_seqno=1, collection_id=DEFAULT_COLLECTION,
             key=b"%d" % number, value=b"9",
         )  # fmt: skip
-        bucket.enter_change(VB, change, supersedes=False)
+        bucket.pending.append(VB, change.encode())
         runs.append((start, bucket.pending.used_bytes))
 
     def work() -> None:
         for start, end in runs:
-            decide_by_changes(bucket, VB, bucket.pending.frames[start:end])
+            decide_by_changes(bucket.prepares, VB, bucket.pending.frames[start:end], bucket.index.secret)
 
     effort = calls_of(work) / count
     assert bucket.prepares.of(VB) == []

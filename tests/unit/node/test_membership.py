@@ -8,10 +8,9 @@ import pytest
 
 from headwater.client.kv_connection import Login
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.kv.context import Refused
-from headwater.node.kv.service import BucketService
 from headwater.node.membership import MemberSettings, Membership
 from headwater.node.replication.peers import Peers
+from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.status import Status
@@ -25,7 +24,7 @@ CONFIG = PublishedConfig(revision=5, bucket="default", uuid="0" * 32, nodes=NODE
 def membership() -> tuple[Membership, BucketService]:
     service = BucketService(bucket=new_bucket())
     loop = CommitLoop(
-        service, retention=Retention(), expiry_every_s=60, compact_every_s=60, on_durable=lambda: None,
+        service.bucket, retention=Retention(), expiry_every_s=60, compact_every_s=60, on_durable=lambda: None,
         on_void=lambda commits: None, on_failed=lambda: None,
     )  # fmt: skip
     settings = MemberSettings(
@@ -40,7 +39,7 @@ def test_a_config_that_comes_before_the_node_knows_its_address_is_refused_for_no
 
     async def story() -> None:
         member, service = membership()
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             member.adopt(CONFIG)
         assert refused.value.status == Status.ETMPFAIL
         assert member.config is None

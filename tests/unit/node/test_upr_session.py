@@ -11,7 +11,7 @@ import pytest
 
 from headwater.errors import FrameTooLarge, LengthMismatch, UnexpectedMessage
 from headwater.node.failover_drill import roll_back_vbucket
-from headwater.node.kv.service import BucketService
+from headwater.node.service import BucketService
 from headwater.node.upr_session import UprSession
 from headwater.protocol import upr
 from headwater.protocol.frames import DurabilityLevel, decode_frames
@@ -19,11 +19,10 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, SEQNO_MAX, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
-from headwater.store.prepares import abort_prepare, commit_prepare, put_prepare
 from headwater.store.settling import flush
 
 VBUCKET = VBucketId(3)
@@ -83,9 +82,9 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     vbuuids = count(1001)
-    outside = Outside(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(vbuuids)))
+    environment = StoreEnvironment(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(vbuuids)))
     facts = BucketFacts(name="default", uuid="ab", vbuckets=8)
-    bucket = create_bucket(LmdbEngine(tmp_path / "data"), facts, outside=outside, secret=(1, 2))
+    bucket = create_bucket(LmdbEngine(tmp_path / "data"), facts, environment=environment, secret=(1, 2))
     for vbucket in range(7):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
     bucket.commit_now()
@@ -127,14 +126,13 @@ def test_a_stream_from_its_beginning_to_its_end(world: World) -> None:
 
 def test_a_durable_write_is_seen_as_what_it_became(world: World) -> None:
     committed, aborted = (
-        put_prepare(
-            world.bucket, VBUCKET, collection_id=DEFAULT_COLLECTION, key=key, value=b"1", datatype=Datatype.RAW,
+        world.bucket.put_prepare(VBUCKET, collection_id=DEFAULT_COLLECTION, key=key, value=b"1", datatype=Datatype.RAW,
             level=DurabilityLevel.MAJORITY,
         )
         for key in (b"a", b"b")
     )  # fmt: skip
-    commit_prepare(world.bucket, committed)
-    abort_prepare(world.bucket, aborted)
+    world.bucket.commit_prepare(committed)
+    world.bucket.abort_prepare(aborted)
     world.put(b"c")
     packets = world.stream(end=5)
     changes = [packet for packet in packets if isinstance(packet, upr.Mutation)]

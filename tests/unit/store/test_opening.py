@@ -52,7 +52,7 @@ from support.store_harness import (
 
 
 def opened(engine: Engine) -> Bucket:
-    return open_bucket(engine, outside=Clock().outside(), secret=SECRET)
+    return open_bucket(engine, environment=Clock().environment(), secret=SECRET)
 
 
 def filled(engine: Engine, *, commits: int = 6) -> Bucket:
@@ -367,7 +367,7 @@ def test_a_crash_between_the_steps_of_compaction(monkeypatch: pytest.MonkeyPatch
     def prepare(engine: FailingEngine) -> Bucket:
         bucket = filled(engine)
         settle_now(bucket)
-        bucket.outside = clock.outside()
+        bucket.environment = clock.environment()
         return bucket
 
     clock.advance(100)
@@ -467,7 +467,7 @@ def test_no_bucket_is_no_bucket() -> None:
 def test_facts_are_stored_with_the_bucket() -> None:
     engine = MemoryEngine()
     facts = BucketFacts(name="beer", uuid="5" * 32, vbuckets=2)
-    create_bucket(engine, facts, outside=Clock().outside(), secret=SECRET)
+    create_bucket(engine, facts, environment=Clock().environment(), secret=SECRET)
     assert stored_facts(engine) == facts
     assert opened(engine).facts == facts
 

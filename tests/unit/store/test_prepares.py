@@ -23,11 +23,8 @@ from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket, stored_facts
 from headwater.store.prepares import (
     PendingPrepare,
-    abort_prepare,
-    commit_prepare,
     decide_by_changes,
     decode_prepare,
-    put_prepare,
 )
 from headwater.store.settling import abandon, flush, remove_vbucket, remove_vbuckets, roll_back, settle_now
 from support.store_harness import (
@@ -60,8 +57,7 @@ def bucket(clock: Clock) -> Bucket:
 
 
 def prepare(bucket: Bucket, key: bytes, value: bytes = b"1", *, is_removal: bool = False) -> PendingPrepare:
-    return put_prepare(
-        bucket,
+    return bucket.put_prepare(
         VB,
         collection_id=DEFAULT_COLLECTION,
         key=key,
@@ -105,7 +101,7 @@ def test_a_prepare_is_stored_and_not_seen(bucket: Bucket) -> None:
 def test_a_commit_is_the_mutation_with_the_distance_to_its_prepare(bucket: Bucket) -> None:
     prepared = prepare(bucket, b"k")
     put(bucket, VB, b"other")
-    written = commit_prepare(bucket, prepared)
+    written = bucket.commit_prepare(prepared)
     bucket.commit_now()
     assert frames_of(bucket)[-1] == (Opcode.DCP_MUTATION, 3, 2)
     document = get(bucket, VB, b"k")
@@ -117,7 +113,7 @@ def test_a_commit_is_the_mutation_with_the_distance_to_its_prepare(bucket: Bucke
 def test_the_clock_never_goes_back_behind_a_commit(bucket: Bucket) -> None:
     prepared = prepare(bucket, b"k")
     later = put(bucket, VB, b"other")
-    commit_prepare(bucket, prepared)
+    bucket.commit_prepare(prepared)
     assert put(bucket, VB, b"third").cas > later.cas
 
 
@@ -126,7 +122,7 @@ def test_a_removal_has_the_time_and_the_revision_of_its_prepare(bucket: Bucket, 
     prepared = prepare(bucket, b"k", is_removal=True)
     at_s = clock.now_s()
     clock.advance(10)
-    commit_prepare(bucket, prepared)
+    bucket.commit_prepare(prepared)
     document = get(bucket, VB, b"k")
     assert document is not None
     assert (document.is_deleted, document.delete_time, document.rev_seqno) == (True, at_s, 2)
@@ -138,7 +134,7 @@ def test_a_removal_has_the_time_and_the_revision_of_its_prepare(bucket: Bucket, 
 
 def test_an_abort_names_its_own_seqno_first(bucket: Bucket) -> None:
     put(bucket, VB, b"k", b"0")
-    abort_prepare(bucket, prepare(bucket, b"k"))
+    bucket.abort_prepare(prepare(bucket, b"k"))
     bucket.commit_now()
     assert frames_of(bucket)[-1] == (Opcode.DCP_ABORT, 3, 0)
     assert value_of(bucket, VB, b"k") == b"0"
@@ -154,8 +150,8 @@ def test_one_document_has_one_prepare(bucket: Bucket) -> None:
 def test_bytes_held_are_given_back(bucket: Bucket) -> None:
     first, second, _ = prepare(bucket, b"a"), prepare(bucket, b"b"), prepare(bucket, b"c")
     assert bucket.prepares.held_bytes > len(first.frame)
-    commit_prepare(bucket, first)
-    abort_prepare(bucket, second)
+    bucket.commit_prepare(first)
+    bucket.abort_prepare(second)
     bucket.commit_now()
     remove_vbucket(bucket, VB)
     assert bucket.prepares.held_bytes == 0
@@ -170,7 +166,7 @@ def test_a_document_that_is_about_to_be_replaced_does_not_expire(bucket: Bucket,
     prepared = prepare(bucket, b"k")
     clock.advance(10)
     assert expire_documents(bucket, VB) == 0
-    abort_prepare(bucket, prepared)
+    bucket.abort_prepare(prepared)
     assert expire_documents(bucket, VB) == 1
 
 
@@ -185,7 +181,7 @@ def test_a_commit_that_is_not_durable_is_taken_back_and_its_prepare_waits_again(
     bucket = new_bucket(engine)
     prepared = prepare(bucket, b"k")
     bucket.commit_now()
-    commit_prepare(bucket, prepared)
+    bucket.commit_prepare(prepared)
     engine.writes_left = 0
     with pytest.raises(StoreFull):
         bucket.commit_now()
@@ -222,9 +218,7 @@ def test_what_is_inherited_of_a_dropped_collection_is_aborted() -> None:
     with_fruit = Manifest().with_collection("_default", "fruit")
     bucket.set_manifest(with_fruit)
     fruit = next(c.id for _, c in bucket.manifest.collections() if c.name == "fruit")
-    put_prepare(
-        bucket, VB, collection_id=CollectionId(fruit), key=b"k", value=b"1", datatype=Datatype.JSON, level=LEVEL
-    )
+    bucket.put_prepare(VB, collection_id=CollectionId(fruit), key=b"k", value=b"1", datatype=Datatype.JSON, level=LEVEL)
     bucket.set_vbucket_state(VB, VBucketState.REPLICA)
     bucket.commit_now()
     bucket.set_manifest(with_fruit.without_collection("_default", "fruit"))
@@ -237,7 +231,7 @@ def test_what_is_inherited_of_a_dropped_collection_is_aborted() -> None:
 def test_a_bucket_of_the_older_format_is_marked_with_its_first_prepare(clock: Clock) -> None:
     made = new_bucket(clock=clock)
     engine = MemoryEngine()
-    older = create_bucket(engine, replace(made.facts, version=1), outside=clock.outside(), secret=(1, 2))
+    older = create_bucket(engine, replace(made.facts, version=1), environment=clock.environment(), secret=(1, 2))
     older.set_vbucket_state(VB, VBucketState.ACTIVE)
     older.commit_now()
     assert stored_facts(engine) == replace(made.facts, version=1)
@@ -255,8 +249,10 @@ def test_a_received_change_decides_the_prepare_of_its_document(bucket: Bucket) -
         change = Mutation(
             vbucket=VB, seqno=Seqno(seqno), rev_seqno=1, collection_id=DEFAULT_COLLECTION, key=key, value=b"9"
         )
-        bucket.enter_change(VB, change, supersedes=False)
-    decide_by_changes(bucket, VB, bucket.pending.frames[run_start : bucket.pending.used_bytes])
+        bucket.pending.append(VB, change.encode())
+    decide_by_changes(
+        bucket.prepares, VB, bucket.pending.frames[run_start : bucket.pending.used_bytes], bucket.index.secret
+    )
     bucket.commit_now()
     assert pending_keys(bucket) == pending_keys(reopened(bucket)) == [b"b"]
     assert frames_of(bucket)[-2:] == [(Opcode.DCP_MUTATION, 3, 0), (Opcode.DCP_MUTATION, 4, 3)]
@@ -266,8 +262,8 @@ def test_a_received_change_decides_the_prepare_of_its_document(bucket: Bucket) -
 
 
 def test_compaction_keeps_what_is_undecided_and_drops_what_is_not(bucket: Bucket, clock: Clock) -> None:
-    commit_prepare(bucket, prepare(bucket, b"a"))
-    abort_prepare(bucket, prepare(bucket, b"b"))
+    bucket.commit_prepare(prepare(bucket, b"a"))
+    bucket.abort_prepare(prepare(bucket, b"b"))
     prepare(bucket, b"c")
     bucket.commit_now()
     settle_now(bucket)
@@ -287,7 +283,7 @@ def test_a_decision_that_is_not_durable_drops_no_prepare(bucket: Bucket) -> None
     prepared = prepare(bucket, b"k")
     bucket.commit_now()
     settle_now(bucket)
-    commit_prepare(bucket, prepared)
+    bucket.commit_prepare(prepared)
     compact(bucket, VB, NOTHING_KEPT)
     assert pending_keys(reopened(bucket)) == [b"k"]
 
@@ -297,7 +293,7 @@ def test_an_old_cas_of_a_late_commit_does_not_shorten_the_history(bucket: Bucket
     clock.advance(1000)
     put(bucket, VB, b"k", b"1")
     put(bucket, VB, b"k", b"2")
-    commit_prepare(bucket, prepared)
+    bucket.commit_prepare(prepared)
     bucket.commit_now()
     settle_now(bucket)
     compact(bucket, VB, replace(EVERYTHING_KEPT, history_s=500))
@@ -363,10 +359,10 @@ def write_something(bucket: Bucket, model: Model, dice: random.Random, key: byte
         prepared_seqno, coming = model.undecided.pop(key)
         assert pending(bucket, key).seqno == prepared_seqno
         if dice.random() < 0.6:
-            commit_prepare(bucket, pending(bucket, key))
+            bucket.commit_prepare(pending(bucket, key))
             model.take(key, coming)
         else:
-            abort_prepare(bucket, pending(bucket, key))
+            bucket.abort_prepare(pending(bucket, key))
     elif dice.random() < 0.5:
         is_removal = key in model.documents and dice.random() < 0.3
         prepared = prepare(bucket, key, value, is_removal=is_removal)

@@ -51,7 +51,7 @@ XATTRS = encode_xattrs(ValueParts(xattrs={"_a": b"1", "b": b"2"}, body=b"{}"))
 @pytest.fixture
 def bucket() -> Bucket:
     facts = BucketFacts(name="b", uuid="0", vbuckets=4)
-    made = create_bucket(MemoryEngine(), facts, outside=Clock().outside(), secret=(1, 2))
+    made = create_bucket(MemoryEngine(), facts, environment=Clock().environment(), secret=(1, 2))
     for vbucket in range(4):
         made.set_vbucket_state(vbucket, VBucketState.REPLICA)
     made.commit_now()
@@ -130,7 +130,7 @@ def test_the_index_grows_with_what_comes(bucket: Bucket) -> None:
 def test_a_received_bucket_opens_again(bucket: Bucket) -> None:
     _receive(bucket, *(_set(seqno, b"%d" % (seqno % 7)) for seqno in range(1, 50)))
     log = _log(bucket)
-    again = open_bucket(bucket.engine, outside=bucket.outside, secret=(1, 2))
+    again = open_bucket(bucket.engine, environment=bucket.environment, secret=(1, 2))
     assert b"".join(run.tobytes() for run in again.runs(VBUCKET)) == log
     assert again.vbuckets.superseded[VBUCKET] == bucket.vbuckets.superseded[VBUCKET]
     assert _facts(again) == _facts(bucket)
@@ -290,7 +290,7 @@ def test_a_seqno_without_a_change_becomes_durable_with_its_commit(bucket: Bucket
     bucket.persist(commit)
     bucket.publish(commit)
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 7
-    again = open_bucket(bucket.engine, outside=bucket.outside, secret=(1, 2))
+    again = open_bucket(bucket.engine, environment=bucket.environment, secret=(1, 2))
     assert again.vbuckets.high_seqnos[VBUCKET] == 7
     bucket.commit_now()
     assert bucket.vbuckets.durable_seqnos[VBUCKET] == 9

@@ -16,9 +16,8 @@ from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage, Un
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.outbox import Outbox
 from headwater.node.consumer.stream import ChangeRun, Inbound, ReplicaStream
-from headwater.node.kv.context import Refused
-from headwater.node.kv.documents import forget_vbuckets
-from headwater.node.kv.service import BucketService
+from headwater.node.consumer_views import ConsumerView
+from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.features import WITH_COLLECTIONS, Negotiated, Opcode
 from headwater.protocol.flow_control import counted_bytes
 from headwater.protocol.frames import Frame
@@ -99,27 +98,25 @@ ADD_STREAM_FLAGS = (
 def check_addable(service: BucketService, request: AddStream) -> None:
     """Whether a stream may be asked for."""
     if int(request.flags) & ~int(ADD_STREAM_FLAGS):
-        raise Refused(Status.EINVAL)
+        raise RequestRefused(Status.EINVAL)
     if StreamFlags.TAKEOVER in request.flags and not service.may_take_over(request.vbucket):
-        raise Refused(Status.NOT_MY_VBUCKET)
+        raise RequestRefused(Status.NOT_MY_VBUCKET)
     if request.vbucket in service.receivers:
-        raise Refused(Status.KEY_EEXISTS)
+        raise RequestRefused(Status.KEY_EEXISTS)
     numbers = service.bucket.vbuckets
     if not numbers.exists(request.vbucket) or numbers.state(request.vbucket) not in RECEIVING_STATES:
-        raise Refused(Status.NOT_MY_VBUCKET)
+        raise RequestRefused(Status.NOT_MY_VBUCKET)
 
 
 def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Seqno:
     """Take a copy back, and return the seqno it was taken to. The bucket must be at rest."""
     if service.bucket.vbuckets.state(vbucket) not in RECEIVING_STATES:
-        raise Refused(Status.NOT_MY_VBUCKET)
+        raise RequestRefused(Status.NOT_MY_VBUCKET)
     try:
         reached = roll_back(service.bucket, vbucket, to_seqno)
     except StoreError as error:
-        raise Refused(Status.ETMPFAIL, error.reason) from error
-    forget_vbuckets(service, {vbucket})
-    for connection in service.producer_connections():
-        connection.on_rolled_back(vbucket)
+        raise RequestRefused(Status.ETMPFAIL, error.reason) from error
+    service.on_rolled_back(vbucket)
     return reached
 
 
@@ -279,9 +276,9 @@ class ConsumerConnection:
         stream = self._by_opaque.get(run.opaque)
         try:
             if stream is None or stream.state is ConsumerStream.REQUESTED:
-                raise Refused(Status.KEY_ENOENT)
+                raise RequestRefused(Status.KEY_ENOENT)
             stream.receive_run(run, self._negotiated)
-        except Refused as refused:
+        except RequestRefused as refused:
             # One answer for all of them: the producer has to end the stream, however many it has sent.
             self._refuse_stream(int(run.data[1]), run.opaque, stream, refused.status)
 
@@ -321,9 +318,9 @@ class ConsumerConnection:
         stream = self._by_opaque.get(message.opaque)
         try:
             if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
-                raise Refused(Status.KEY_ENOENT)
+                raise RequestRefused(Status.KEY_ENOENT)
             if isinstance(message, _UNASKED):
-                raise Refused(Status.NOT_SUPPORTED)
+                raise RequestRefused(Status.NOT_SUPPORTED)
             if isinstance(message, StreamEnd):
                 stream.move(StreamEnd)
                 self._forget(stream, message)
@@ -331,7 +328,7 @@ class ConsumerConnection:
                 self._flush(stream, message)
             else:
                 stream.receive(message)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
 
     def _refuse_stream(self, opcode: int, opaque: int, stream: ReplicaStream | None, status: Status) -> None:
@@ -354,14 +351,14 @@ class ConsumerConnection:
         assert isinstance(answer, Response)
         try:
             if not isinstance(answer, StreamRequestResponse):
-                raise Refused(answer.status)
+                raise RequestRefused(answer.status)
             if answer.rollback_seqno is None:
                 stream.on_accepted(answer.failover_log)
                 self._answer(stream, self._accepted(stream))
             else:
                 stream.on_rollback_demanded(answer.rollback_seqno)
                 self._service.when_at_rest(partial(self._roll_back, stream, answer.rollback_seqno))
-        except Refused as refused:
+        except RequestRefused as refused:
             self._give_up(stream, refused.status)
 
     # --- streams --------------------------------------------------------------------------------------------------
@@ -370,7 +367,7 @@ class ConsumerConnection:
         """Ask the producer for a stream. The answer comes when the producer has given one."""
         try:
             check_addable(self._service, request)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._send_answer(_error(request, refused.status))
             return
         stream = ReplicaStream(self._service, self._outbox, request, opaque=self._take_opaque())
@@ -443,6 +440,28 @@ class ConsumerConnection:
                 GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
             )  # fmt: skip
 
+    def takeovers(self) -> list[VBucketId]:
+        """The vbuckets that it receives in order to take them over."""
+        return [stream.vbucket for stream in self.streams.values() if StreamFlags.TAKEOVER in stream.asked.flags]
+
+    def view(self, *, now_s: float, with_streams: bool) -> ConsumerView:
+        vbuckets = sorted(self.streams)
+        return ConsumerView(
+            name=self.name,
+            peer=self.peer,
+            is_proxied=self.is_proxied,
+            open_s=max(0.0, now_s - self.opened_s),
+            received_bytes=self.received_bytes,
+            received_changes=self.received_changes,
+            acked_bytes=self.acked_bytes,
+            unacked_bytes=self.unacked_bytes,
+            held_bytes=self.held_bytes,
+            buffer_bytes_max=self.settings.buffer_bytes,
+            is_held=self.is_held,
+            vbuckets=tuple(vbuckets),
+            streams=tuple(self.streams[vbucket].view() for vbucket in vbuckets) if with_streams else None,
+        )
+
     # --- taking back ----------------------------------------------------------------------------------------------
 
     def _roll_back(self, stream: ReplicaStream, to_seqno: Seqno) -> None:
@@ -453,7 +472,7 @@ class ConsumerConnection:
         try:
             reached = take_back(self._service, stream.vbucket, to_seqno)
             stream.on_rolled_back(reached)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._give_up(stream, refused.status)
         else:
             logger.info(
@@ -476,7 +495,7 @@ class ConsumerConnection:
         try:
             stream.move(DcpFlush)
         except UnexpectedMessage as error:
-            raise Refused(Status.EINVAL) from error
+            raise RequestRefused(Status.EINVAL) from error
         self._inbound.is_paused = True
         self._service.when_at_rest(partial(self._drop_all, stream, message))
 
@@ -488,7 +507,7 @@ class ConsumerConnection:
             take_back(self._service, stream.vbucket, Seqno(0))
             stream.on_flushed()
             self._outbox.succeed(message.opcode, message.opaque)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
 
     # --- time -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from headwater.protocol.messages.dcp_streams import BufferAck
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
-from headwater.store.prepares import commit_prepare, enter_abort, enter_prepare
 from headwater.store.receiving import resume_offset, stored_value
 
 # Durable writes on the receiving side: prepares, commits and aborts of a stream, and what is acknowledged of them.
@@ -48,7 +47,7 @@ class SyncWriteReceiver:
         if seqno >> 63:
             raise MalformedMessage(f"no vbucket gets to seqno {seqno}", offset=24)
         if isinstance(message, Prepare):
-            enter_prepare(self._bucket, _stored_form(message))
+            self._bucket.enter_prepare(_stored_form(message))
             self._prepared_seqno = message.seqno
         elif isinstance(message, Commit):
             self._commit(message)
@@ -59,12 +58,12 @@ class SyncWriteReceiver:
         pending = self._bucket.prepares.find(self._vbucket, _collection_of(message), message.key)
         if pending is None or pending.seqno != message.prepared_seqno:
             raise MalformedMessage(f"a commit of a prepare at seqno {message.prepared_seqno} that has not come")
-        commit_prepare(self._bucket, pending, seqno=message.commit_seqno)
+        self._bucket.commit_prepare(pending, seqno=message.commit_seqno)
 
     def _abort(self, message: Abort) -> None:
         if not message.prepared_seqno < message.abort_seqno:
             raise MalformedMessage("an abort before its prepare", offset=24)
-        enter_abort(self._bucket, replace(message, collection_id=_collection_of(message)))
+        self._bucket.enter_abort(replace(message, collection_id=_collection_of(message)))
 
     # --- out ------------------------------------------------------------------------------------------------------
 

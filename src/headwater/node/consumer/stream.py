@@ -15,8 +15,8 @@ import numpy as np
 
 from headwater.errors import MalformedMessage, SnapshotViolation, UnexpectedMessage
 from headwater.node.consumer.outbox import Outbox, SyncWriteReceiver
-from headwater.node.kv.context import Refused
-from headwater.node.kv.service import BucketService
+from headwater.node.consumer_views import ReceivedStreamView
+from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Magic, Negotiated, Opcode
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame
@@ -59,7 +59,6 @@ from headwater.store.receiving import (
     resume_offset,
     take_failover_log,
 )
-from headwater.store.vbuckets import vbucket_manifest
 
 # Received bytes, cut into runs of changes and single frames.
 #
@@ -164,7 +163,7 @@ class Inbound:
 
 
 class ReplicaStream:
-    """See the module. Methods raise `Refused` where a message is not taken."""
+    """See the module. Methods raise `RequestRefused` where a message is not taken."""
 
     def __init__(self, service: BucketService, outbox: Outbox, request: AddStream, *, opaque: int) -> None:
         self._service = service
@@ -222,7 +221,7 @@ class ReplicaStream:
         start = self._tracker.offset.seqno
         is_first_from_nothing = start == to_seqno == 0 and not self._has_nothing_in_common
         if to_seqno >= start and not is_first_from_nothing:
-            raise Refused(Status.ROLLBACK, f"a rollback to {to_seqno} of a copy that is at {start}")
+            raise RequestRefused(Status.ROLLBACK, f"a rollback to {to_seqno} of a copy that is at {start}")
 
     def on_rolled_back(self, reached: Seqno) -> None:
         self._has_nothing_in_common = reached == 0
@@ -248,9 +247,9 @@ class ReplicaStream:
                         break
                 at = self._receive_decoded(data, at, negotiated)
         except SnapshotViolation as error:
-            raise Refused(Status.ERANGE, error.reason) from error
+            raise RequestRefused(Status.ERANGE, error.reason) from error
         except MalformedMessage as error:
-            raise Refused(Status.EINVAL, error.reason) from error
+            raise RequestRefused(Status.EINVAL, error.reason) from error
         self.received_changes += run.changes
         self._follow()
 
@@ -268,9 +267,9 @@ class ReplicaStream:
         try:
             self._receive(message)
         except SnapshotViolation as error:
-            raise Refused(Status.ERANGE, error.reason) from error
+            raise RequestRefused(Status.ERANGE, error.reason) from error
         except (MalformedMessage, UnexpectedMessage) as error:
-            raise Refused(Status.EINVAL, error.reason) from error
+            raise RequestRefused(Status.EINVAL, error.reason) from error
 
     def _receive(self, message: Request) -> None:
         if message.vbucket != self.vbucket:
@@ -298,7 +297,7 @@ class ReplicaStream:
         uid = receive_event(self._bucket, self.vbucket, message, end_seqno=end_seqno)
         if uid > self._bucket.manifest.uid:
             # The cluster has not told this node yet, and without the manifest the collection's changes have no home.
-            self._service.set_manifest(vbucket_manifest(self._bucket, self.vbucket))
+            self._service.set_manifest(self._bucket.vbucket_manifest(self.vbucket))
 
     def _begin_snapshot(self, marker: SnapshotMarker) -> None:
         if marker.start_seqno > marker.end_seqno:
@@ -352,9 +351,23 @@ class ReplicaStream:
     def _check_receiving(self) -> None:
         numbers = self._bucket.vbuckets
         if numbers.state(self.vbucket) not in RECEIVING_STATES:
-            raise Refused(Status.NOT_MY_VBUCKET, "the vbucket is not a copy any more")
+            raise RequestRefused(Status.NOT_MY_VBUCKET, "the vbucket is not a copy any more")
         if int(numbers.high_seqnos[self.vbucket]) != self._tracker.offset.seqno:
-            raise Refused(Status.KEY_ENOENT, "the vbucket is not where the stream has brought it")
+            raise RequestRefused(Status.KEY_ENOENT, "the vbucket is not where the stream has brought it")
+
+    def view(self) -> ReceivedStreamView:
+        offset = self.offset
+        return ReceivedStreamView(
+            vbucket=self.vbucket,
+            opaque=self.opaque,
+            flags=int(self.asked.flags),
+            state=self.state.name.lower().replace("_", "-"),
+            received_seqno=offset.seqno,
+            snapshot_start_seqno=offset.snapshot_start,
+            snapshot_end_seqno=offset.snapshot_end,
+            is_inside_snapshot=self.state is ConsumerStream.IN_SNAPSHOT,
+            received_changes=self.received_changes,
+        )
 
     def move(self, event: type[Any]) -> None:
         self.state = consumer_stream_after(self.state, event)

@@ -1,25 +1,28 @@
 """What a handler gets: the session it serves, the bucket it works on, and short ways to answer.
 
-A handler takes a context and a request and returns its response, several, or None where it sends nothing. A refusal
-is raised as `Refused`, which becomes an error response.
+`kv.session` makes one context per request and passes it to the handler of the message. A handler returns its response,
+several, or None where it sends nothing; it raises `RequestRefused` where the answer is an error. It must never touch
+the connection itself: what has to wait for a commit or follow the answer is noted here.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from headwater.log_fields import Fields
+from headwater.node.auth.users import Action
+from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite
-from headwater.node.kv.service import BucketService, Service
-from headwater.protocol.features import Opcode
+from headwater.node.producer.connection import ProducerConnection
+from headwater.node.service import BucketService, RequestRefused, Service
+from headwater.protocol.features import Feature, Negotiated, Opcode
 from headwater.protocol.messages.base import ErrorResponse, PlainResponse, Request, Response
-from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
+from headwater.protocol.sasl import ScramServer
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
-
-if TYPE_CHECKING:
-    from headwater.node.kv.session import KvSession
 
 R = TypeVar("R", bound=Response)
 
@@ -28,17 +31,61 @@ class CloseConnection(Exception):
     """The connection is to be closed without an answer."""
 
 
-class Refused(Exception):
-    """The request is answered with an error status."""
+class SessionState(ABC):
+    """What handlers see and set of a session: who is at the other end, and what was agreed with them."""
 
-    def __init__(self, status: Status, context: str = "", *, body: bytes | None = None, **members: Any) -> None:
-        super().__init__(status.name)
-        self.status = status
-        self.context = context
-        self.body = body
-        """The JSON body, where there is one ready; the others are made of what follows."""
-        self.members = members
-        """More members of the JSON body, beside `error`."""
+    def __init__(self, service: Service, *, peer: str, allows_plain: bool) -> None:
+        self.service = service
+        self.peer = peer
+        self.allows_plain = allows_plain
+        """Passwords may come as they are: the connection is encrypted, or does not leave the machine."""
+        self.negotiated = Negotiated()
+        self.agent = ""
+        self.user: str | None = None
+        self.scram: ScramServer | None = None
+        self.bucket: BucketService | None = None
+        self.is_quitting = False
+        """The peer has said goodbye: close once everything is sent."""
+        self.dcp: ProducerConnection | None = None
+        """Set once the connection has been opened as a DCP connection on which this node is the producer."""
+        self.consumer: ConsumerConnection | None = None
+        """The same where this node is the consumer: from then on it takes everything that comes."""
+
+    def has(self, feature: Feature) -> bool:
+        return feature in self.negotiated.features
+
+    @property
+    def understands_json(self) -> bool:
+        return self.has(Feature.JSON)
+
+    def datatype_for_peer(self, datatype: Datatype) -> Datatype:
+        """The datatype bits the peer has negotiated."""
+        return datatype & (Datatype.JSON if self.understands_json else Datatype.RAW)
+
+    def may(self, action: Action) -> bool:
+        bucket = self.bucket.name if self.bucket else None
+        return self.user is not None and self.service.users.may(self.user, action, bucket)
+
+    def log_out(self) -> None:
+        self.user, self.scram = None, None
+
+    def log_fields(self) -> Fields:
+        """Who is at the other end, for the log."""
+        about = Fields(peer=self.peer, user=self.user)
+        if self.bucket is not None:
+            about["bucket"] = self.bucket.name
+        connection = self.dcp or self.consumer
+        if connection is not None:
+            about["connection"] = connection.name
+        return about
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Close the answers so far into one piece to send. Needed before the bucket changes: commits are its own."""
+
+    @abstractmethod
+    def open_dcp(self, connection: ProducerConnection | ConsumerConnection) -> None:
+        """Make this a DCP connection. An older one of the same name has to go."""
 
 
 @dataclass(slots=True)
@@ -46,7 +93,7 @@ class Context:
     """One request in the making of its answer."""
 
     service: Service
-    session: KvSession
+    session: SessionState
     request: Request
     commit: int = field(default=0)
     """The commit that has to be durable before the answer may be sent; 0 for none."""
@@ -60,19 +107,8 @@ class Context:
         """The selected bucket; a request that needs one and has none is refused."""
         selected = self.session.bucket
         if selected is None:
-            raise Refused(Status.NO_BUCKET)
+            raise RequestRefused(Status.NO_BUCKET)
         return selected
-
-    @property
-    def collection_id(self) -> CollectionId:
-        """The collection of the request's key, which must exist."""
-        collection_id: CollectionId | None = getattr(self.request, "collection_id", None)
-        if collection_id is None:
-            return DEFAULT_COLLECTION
-        manifest = self.bucket_service.bucket.manifest
-        if manifest.collection_by_id(collection_id) is None:
-            raise Refused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
-        return collection_id
 
     def wait_for(self, commit: int) -> None:
         """Hold the answer until this commit is durable."""
@@ -88,7 +124,7 @@ class Context:
     def ok(self, value: bytes = b"", **fields: Any) -> PlainResponse:
         return self.reply(PlainResponse, value=value, **fields)
 
-    def error(self, refused: Refused, *, opcode: int | None = None) -> ErrorResponse:
+    def error(self, refused: RequestRefused, *, opcode: int | None = None) -> ErrorResponse:
         """The error response; `opcode` where the request could not even be decoded."""
         header: dict[str, Any] = {
             "opcode": Opcode(self.request.opcode if opcode is None else opcode),

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Protocol
 
 from headwater.errors import MalformedFrameInfo, MalformedSnappy
 from headwater.node.durability import TIMEOUT_S_DEFAULT, is_possible
-from headwater.node.kv.context import Context, Refused
-from headwater.node.kv.service import BucketService, Lock
+from headwater.node.kv.context import Context
+from headwater.node.service import BucketService, Lock, RequestRefused
 from headwater.protocol.features import Feature
 from headwater.protocol.frames import DurabilityLevel, RequestInfo, decode_durability, find
 from headwater.protocol.kernels.json_check import is_json
@@ -33,7 +33,7 @@ from headwater.store.bucket import Bucket, MakeValue, Written
 from headwater.store.compaction import expire_document, is_expired
 from headwater.store.data_format import Document
 from headwater.store.index import Entry
-from headwater.store.prepares import PENDING_BYTES_MAX, put_prepare
+from headwater.store.prepares import PENDING_BYTES_MAX
 from headwater.store.runs import as_run
 
 
@@ -86,20 +86,20 @@ def place_to_write(context: Context, request: DocumentRequest) -> Place:
     place = place_of(context, request)
     in_the_way = place.service.sync_writes.in_the_way(place.vbucket, place.collection.id, place.key)
     if in_the_way is not None:
-        raise Refused(in_the_way)
+        raise RequestRefused(in_the_way)
     return place
 
 
 def refuse_vbucket(context: Context) -> NoReturn:
     """The vbucket is not here. The cluster config tells the client where it is."""
-    raise Refused(Status.NOT_MY_VBUCKET, body=context.service.cluster_config(context.bucket_service.name))
+    raise RequestRefused(Status.NOT_MY_VBUCKET, body=context.service.cluster_config(context.bucket_service.name))
 
 
 def collection_by_id(context: Context, collection_id: CollectionId) -> Collection:
     manifest = context.bucket_service.bucket.manifest
     found = manifest.collection_by_id(collection_id)
     if found is None:
-        raise Refused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
+        raise RequestRefused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
     return found[1]
 
 
@@ -107,7 +107,7 @@ def newest(context: Context, place: Place) -> Entry | None:
     """The newest version of a document, or its tombstone. One that has expired becomes an expiration first."""
     bucket = place.bucket
     entry = place.find()
-    if entry is not None and is_expired(entry, bucket.outside.now_s()) and _is_active(place):
+    if entry is not None and is_expired(entry, bucket.environment.now_s()) and _is_active(place):
         if bucket.prepares.find(place.vbucket, place.collection.id, place.key) is not None:
             # A durable write is about to give it another version. Until then nobody gets to see the old one.
             return None
@@ -123,7 +123,7 @@ def live(context: Context, place: Place) -> Entry | None:
     """The newest version of a document that is neither deleted nor expired."""
     entry = newest(context, place)
     # A replica's documents expire when its active copy says so, but nobody gets to see them meanwhile.
-    if entry is None or entry.is_deleted or is_expired(entry, place.bucket.outside.now_s()):
+    if entry is None or entry.is_deleted or is_expired(entry, place.bucket.environment.now_s()):
         return None
     return entry
 
@@ -131,7 +131,7 @@ def live(context: Context, place: Place) -> Entry | None:
 def live_or_refuse(context: Context, place: Place) -> Entry:
     entry = live(context, place)
     if entry is None:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     return entry
 
 
@@ -170,6 +170,8 @@ def preserves_ttl(request: Request) -> bool:
 # kept beside it. A record whose document has no mark any more is left over and means nothing.
 
 
+LOCK_S_DEFAULT = 15
+LOCK_S_MAX = 30
 LOCKS_MAX = 100_000
 """Locks of a bucket at a time."""
 
@@ -180,7 +182,7 @@ LOCKED_CAS = Cas(2**64 - 1)
 def lock_on(place: Place, entry: Entry) -> Lock | None:
     """The lock on a document, if it has one that has not run out."""
     lock = place.service.locks.get(_key(place)) if entry.is_locked else None
-    if lock is None or lock.until_ns > place.bucket.outside.now_ns():
+    if lock is None or lock.until_ns > place.bucket.environment.now_ns():
         return lock
     release(place, entry)
     return None
@@ -189,7 +191,7 @@ def lock_on(place: Place, entry: Entry) -> Lock | None:
 def take_lock(place: Place, entry: Entry, *, lock_s: int) -> Cas:
     """Lock a document. Returns the CAS that opens it, a new one, so that nobody has it from an earlier read."""
     _make_room(place.service)
-    now_ns = place.bucket.outside.now_ns()
+    now_ns = place.bucket.environment.now_ns()
     cas = place.bucket.vbuckets.next_cas(place.vbucket, now_ns)
     place.service.locks[_key(place)] = Lock(cas=cas, until_ns=now_ns + lock_s * 1_000_000_000)
     place.bucket.set_locked(place.vbucket, place.collection.id, place.key, entry, locked=True)
@@ -207,19 +209,14 @@ def forget(place: Place) -> None:
     place.service.locks.pop(_key(place), None)
 
 
-def forget_vbuckets(service: BucketService, vbuckets: set[int]) -> None:
-    """These vbuckets are gone, or empty."""
-    service.locks = {key: lock for key, lock in service.locks.items() if key[0] not in vbuckets}
-
-
 def check_cas(place: Place, entry: Entry, cas: Cas) -> None:
     """Whether a write with this CAS may replace this version. One with the CAS of a lock may, and ends it."""
     lock = lock_on(place, entry)
     if lock is not None:
         if cas != lock.cas:
-            raise Refused(Status.LOCKED)
+            raise RequestRefused(Status.LOCKED)
     elif cas not in (0, entry.cas):
-        raise Refused(Status.KEY_EEXISTS)
+        raise RequestRefused(Status.KEY_EEXISTS)
 
 
 def shown_cas(place: Place, entry: Entry) -> Cas:
@@ -233,10 +230,10 @@ def _key(place: Place) -> tuple[int, CollectionId, bytes]:
 def _make_room(service: BucketService) -> None:
     if len(service.locks) < LOCKS_MAX:
         return
-    now_ns = service.bucket.outside.now_ns()
+    now_ns = service.bucket.environment.now_ns()
     service.locks = {key: lock for key, lock in service.locks.items() if lock.until_ns > now_ns}
     if len(service.locks) >= LOCKS_MAX:
-        raise Refused(Status.ETMPFAIL, f"the bucket has {LOCKS_MAX} locked documents")
+        raise RequestRefused(Status.ETMPFAIL, f"the bucket has {LOCKS_MAX} locked documents")
 
 
 # Writing a document: a new version of it or its tombstone, and what the answer says of it.
@@ -312,12 +309,12 @@ def _asked(context: Context) -> _Asked | None:
     try:
         asked = decode_durability(context.request.frame_infos)
     except MalformedFrameInfo as error:
-        raise Refused(Status.EINVAL, error.reason) from error
+        raise RequestRefused(Status.EINVAL, error.reason) from error
     if asked is None:
         return None
     level, timeout_ms = asked
     if not level.is_known:
-        raise Refused(Status.DURABILITY_INVALID_LEVEL)
+        raise RequestRefused(Status.DURABILITY_INVALID_LEVEL)
     return _Asked(level=level, timeout_s=timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT)
 
 
@@ -333,11 +330,11 @@ def _prepare(
     """Begin a durable write. What is returned has the CAS that it will have, and for now the prepare's seqno."""
     sync_writes = place.service.sync_writes
     if not is_possible(sync_writes.chains(place.vbucket)):
-        raise Refused(Status.DURABILITY_IMPOSSIBLE)
+        raise RequestRefused(Status.DURABILITY_IMPOSSIBLE)
     if sync_writes.is_full or place.bucket.prepares.held_bytes >= PENDING_BYTES_MAX:
-        raise Refused(Status.ETMPFAIL, "too many durable writes are in progress")
-    prepare = put_prepare(
-        place.bucket, place.vbucket, collection_id=place.collection.id, key=place.key, value=value, datatype=datatype,
+        raise RequestRefused(Status.ETMPFAIL, "too many durable writes are in progress")
+    prepare = place.bucket.put_prepare(
+        place.vbucket, collection_id=place.collection.id, key=place.key, value=value, datatype=datatype,
         level=asked.level, flags=flags, expiry=expiry, is_removal=is_removal,
     )  # fmt: skip
     _unlock(place)
@@ -363,7 +360,7 @@ def received_body(context: Context, value: bytes) -> bytes:
     """The body that a client sends, inflated."""
     datatype = context.request.datatype
     if int(datatype) & ~int(_allowed(context)):
-        raise Refused(Status.EINVAL, f"datatype 0x{datatype:02x} was not negotiated, or is not for this command")
+        raise RequestRefused(Status.EINVAL, f"datatype 0x{datatype:02x} was not negotiated, or is not for this command")
     if datatype & Datatype.SNAPPY:
         value = _inflated(value)
     check_size(value)
@@ -372,7 +369,7 @@ def received_body(context: Context, value: bytes) -> bytes:
 
 def check_size(value: bytes) -> None:
     if len(value) > VALUE_BYTES_MAX:
-        raise Refused(Status.E2BIG, f"a value has at most {VALUE_BYTES_MAX} bytes")
+        raise RequestRefused(Status.E2BIG, f"a value has at most {VALUE_BYTES_MAX} bytes")
 
 
 def split_value(document: Document) -> tuple[bytes, bytes]:
@@ -401,7 +398,7 @@ def _allowed(context: Context) -> Datatype:
 def _inflated(value: bytes) -> bytes:
     try:
         if decompressed_bytes(value) > VALUE_BYTES_MAX:
-            raise Refused(Status.E2BIG, f"a value has at most {VALUE_BYTES_MAX} bytes when it is inflated")
+            raise RequestRefused(Status.E2BIG, f"a value has at most {VALUE_BYTES_MAX} bytes when it is inflated")
         return decompress(value)
     except MalformedSnappy as error:
-        raise Refused(Status.EINVAL, error.reason) from error
+        raise RequestRefused(Status.EINVAL, error.reason) from error

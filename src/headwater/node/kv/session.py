@@ -5,7 +5,7 @@ held back, and with it all that follow: `Outgoing` says which commit it waits fo
 it when the bucket has published that commit. The answer to a durable write waits for its outcome (`DeferredAnswer`);
 a peer that has agreed to unordered execution gets other answers meanwhile.
 
-Runs of plain sets, which is what bulk loads consist of, are handled by a kernel (`set_run`); everything else goes
+Runs of plain sets, which is what bulk loads consist of, are handled by a kernel (`store.set_run`); everything else goes
 message by message through the table of handlers.
 """
 
@@ -19,25 +19,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headwater.errors import MalformedFrameInfo, MalformedMessage, UnknownOpcode
-from headwater.log_fields import Fields, LogEvent, fields
+from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import Outcome, SyncWrite
-from headwater.node.kv.context import CloseConnection, Context, Refused
+from headwater.node.kv.context import CloseConnection, Context, SessionState
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN, READS_AS_WELL, SERVED_WHILE_WAITING
-from headwater.node.kv.service import BucketService, Service
-from headwater.node.kv.set_run import apply_set_run
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
-from headwater.protocol.features import Feature, Magic, Negotiated, Opcode
+from headwater.node.service import BucketService, RequestRefused, Service
+from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.flow_control import COUNTED
 from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, RequestInfo, decode_frame_infos, find
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
-from headwater.protocol.sasl import ScramServer
 from headwater.protocol.status import Status, status_for_peer
-from headwater.protocol.values import Datatype
+from headwater.store.set_run import apply_set_run
 
 # What a session has to send: answers that wait for a commit, and answers that wait for a durable write's outcome.
 
@@ -142,60 +140,32 @@ _SERVED_INFOS = frozenset(
 )
 
 
-class KvSession:
-    """The state of one connection."""
+class KvSession(SessionState):
+    """One connection. `kv_listener` drives it: bytes to `receive_data`, pieces from `outgoing`."""
 
     def __init__(
         self, service: Service, *, peer: str, allows_plain: bool, unsent_bytes_max: int = _UNSENT_BYTES_MAX
     ) -> None:
-        self.service = service
-        self.peer = peer
-        self.allows_plain = allows_plain
-        """Passwords may come as they are: the way here is encrypted, or does not leave the machine."""
-        self.negotiated = Negotiated()
-        self.agent = ""
-        self.user: str | None = None
-        self.scram: ScramServer | None = None
-        self.bucket: BucketService | None = None
+        super().__init__(service, peer=peer, allows_plain=allows_plain)
         self.outgoing: deque[Outgoing | DeferredAnswer] = deque()
         self.unordered: list[DeferredAnswer] = []
         """Answers that others may overtake."""
         self.requests = 0
-        self.is_quitting = False
-        """The peer has said goodbye: close once everything is sent."""
         self.is_held_back = False
         """Requests wait for answers to be sent: call `receive_data` again, with nothing, when some have been."""
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent_bytes = 0
         """In `outgoing`, as far as a call of `receive_data` knows."""
-        self.dcp: ProducerConnection | None = None
-        """Set once the connection has been opened as a DCP connection on which this node is the producer."""
-        self.consumer: ConsumerConnection | None = None
-        """The same where this node is the consumer: from then on it takes everything that comes."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when this DCP connection is to end, as a newer one of the same name takes its place, for example."""
         self._is_over = False
-        """What still comes while the connection closes is for nobody."""
+        """What still comes while the connection closes is dropped."""
         self._frames = FrameBuffer()
         self._deferrals = Deferrals()
         self._held: Frame | None = None
         """A request that waits for a durable write."""
         self._reply = bytearray()
         self._reply_commit = 0
-
-    def has(self, feature: Feature) -> bool:
-        return feature in self.negotiated.features
-
-    @property
-    def understands_json(self) -> bool:
-        return self.has(Feature.JSON)
-
-    def may(self, action: Action) -> bool:
-        bucket = self.bucket.name if self.bucket else None
-        return self.user is not None and self.service.users.may(self.user, action, bucket)
-
-    def log_out(self) -> None:
-        self.user, self.scram = None, None
 
     # --- in -------------------------------------------------------------------------------------------------------
 
@@ -285,7 +255,7 @@ class KvSession:
             if view[0] != Magic.REQUEST or view[1] not in (Opcode.SET, Opcode.SETQ) or not self.may(Action.WRITE):
                 return
             run = apply_set_run(
-                self.bucket,
+                self.bucket.bucket,
                 np.frombuffer(view, dtype=np.uint8),
                 collections=self.negotiated.collections,
                 mutation_tokens=self.has(Feature.MUTATION_SEQNO),
@@ -307,17 +277,17 @@ class KvSession:
         try:
             message = decode_message(frame, self.negotiated)
         except UnknownOpcode:
-            self._refuse_frame(frame, Refused(Status.UNKNOWN_COMMAND))
+            self._refuse_frame(frame, RequestRefused(Status.UNKNOWN_COMMAND))
             return
         except MalformedMessage as error:
-            self._refuse_frame(frame, Refused(Status.EINVAL, error.reason))
+            self._refuse_frame(frame, RequestRefused(Status.EINVAL, error.reason))
             return
         assert isinstance(message, Request)
         context = Context(self.service, self, message)
         try:
             self._check_allowed(message)
             answer = HANDLERS[type(message)](context, message)
-        except Refused as refused:
+        except RequestRefused as refused:
             answer = self._refusal(context, refused)
         if context.sync_write is not None:
             assert isinstance(answer, Response), "a write has one answer"
@@ -389,39 +359,29 @@ class KvSession:
             extra={**about, **fields(event=event)},
         )
 
-    def log_fields(self) -> Fields:
-        """Who is at the other end, for the log."""
-        about = Fields(peer=self.peer, user=self.user)
-        if self.bucket is not None:
-            about["bucket"] = self.bucket.name
-        connection = self.dcp or self.consumer
-        if connection is not None:
-            about["connection"] = connection.name
-        return about
-
     def _check_allowed(self, request: Request) -> None:
         if type(request) not in HANDLERS:
-            raise Refused(Status.UNKNOWN_COMMAND)
+            raise RequestRefused(Status.UNKNOWN_COMMAND)
         if any(info.id not in _SERVED_INFOS for info in request.frame_infos):
-            raise Refused(Status.UNKNOWN_FRAME_INFO)
+            raise RequestRefused(Status.UNKNOWN_FRAME_INFO)
         if type(request) in NEEDS_NO_LOGIN:
             return
         if self.user is None or not self.may(NEEDED.get(type(request), Action.READ)):
-            raise Refused(Status.EACCESS)
+            raise RequestRefused(Status.EACCESS)
         if type(request) in READS_AS_WELL and not self.may(Action.READ):
-            raise Refused(Status.EACCESS)
+            raise RequestRefused(Status.EACCESS)
         if self.bucket is not None and self.bucket.is_waiting and type(request) not in SERVED_WHILE_WAITING:
-            raise Refused(Status.ETMPFAIL, "the node asks the others first; try again")
+            raise RequestRefused(Status.ETMPFAIL, "the node asks the others first; try again")
 
     # --- out ------------------------------------------------------------------------------------------------------
 
-    def _refuse_frame(self, frame: Frame, refused: Refused) -> None:
+    def _refuse_frame(self, frame: Frame, refused: RequestRefused) -> None:
         stand_in = Request(opaque=frame.opaque)
         context = Context(self.service, self, stand_in)
         response = self._refusal(context, refused, opcode=frame.opcode)
         self._write(response, commit=0)
 
-    def _refusal(self, context: Context, refused: Refused, *, opcode: int | None = None) -> Response:
+    def _refusal(self, context: Context, refused: RequestRefused, *, opcode: int | None = None) -> Response:
         status = status_for_peer(
             refused.status, xerror=self.has(Feature.XERROR), collections=self.negotiated.collections
         )
@@ -458,7 +418,7 @@ class KvSession:
         """What is sent when a durable write is decided; None where that can't be said and the connection has to end."""
         if outcome.status != Status.SUCCESS:
             try:
-                return self._refusal(context, Refused(outcome.status)).encode()
+                return self._refusal(context, RequestRefused(outcome.status)).encode()
             except CloseConnection:
                 return None
         if self._is_silent(context.request.opcode, response.status):
@@ -486,7 +446,3 @@ class KvSession:
             self._unsent_bytes += len(self._reply)
             self._reply.clear()
             self._reply_commit = 0
-
-    def datatype_for_peer(self, datatype: Datatype) -> Datatype:
-        """The datatype bits the peer has negotiated."""
-        return datatype & (Datatype.JSON if self.understands_json else Datatype.RAW)

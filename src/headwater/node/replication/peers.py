@@ -18,7 +18,7 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.errors import ConnectionFailed, HeadwaterError, NoAnswer, StatusError, StoreError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.kv.service import BucketService
+from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.vbuckets import GetCollectionsManifest, SetCollectionsManifest

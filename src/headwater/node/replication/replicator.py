@@ -20,8 +20,8 @@ from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
-from headwater.node.kv.service import BucketService
 from headwater.node.replication.proxy import PRODUCER_FLAGS
+from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.messages.dcp_streams import AddStream, Open
 from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, VBucketId
@@ -284,7 +284,7 @@ class ReplicationManager:
         self._ending: list[Replicator] = []
         self.is_held = False
         """Nothing is taken in: for a drill, in which copies have to be behind."""
-        service.replication = self.statistics
+        service.statistics["replication"] = self.statistics
 
     def follow(self, config: PublishedConfig, wanted: Mapping[int, list[int]], *, name: str) -> None:
         """Stream the vbuckets of each of these nodes, and nothing else. `name` is this node's."""

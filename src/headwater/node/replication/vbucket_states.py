@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.node.kv.documents import forget_vbuckets
-from headwater.node.kv.service import BucketService
-from headwater.node.kv.session import KvSession
+from headwater.node.service import BucketService, DcpSession
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
-from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
 
@@ -89,13 +87,13 @@ def _prepare_to_take_over(bucket: Bucket, vbucket: int, state: VBucketState | No
 def _make_replica(service: BucketService, vbucket: int, state: VBucketState | None, *, has_active: bool) -> None:
     if state is None or (state != VBucketState.REPLICA and has_active):
         service.bucket.set_vbucket_state(vbucket, VBucketState.REPLICA)
-        forget_vbuckets(service, {vbucket})
+        service.forget_locks({vbucket})
 
 
 def _stop_writes(service: BucketService, vbucket: int, state: VBucketState | None) -> None:
     if state in _TAKES_WRITES:
         service.bucket.set_vbucket_state(vbucket, VBucketState.DEAD)
-        forget_vbuckets(service, {vbucket})
+        service.forget_locks({vbucket})
 
 
 # Which takeovers a node of a cluster takes part in: those that its config names, and no longer than it does.
@@ -113,15 +111,12 @@ def end_takeovers(service: BucketService, config: PublishedConfig, this_node: in
             session.end_dcp()
 
 
-def _takes_over(session: KvSession, config: PublishedConfig, this_node: int | None) -> bool:
-    streams = {} if session.consumer is None else session.consumer.streams
-    return any(
-        StreamFlags.TAKEOVER in stream.asked.flags and not config.is_handed_over_to(vbucket, this_node)
-        for vbucket, stream in streams.items()
-    )
+def _takes_over(session: DcpSession, config: PublishedConfig, this_node: int | None) -> bool:
+    takeovers = () if session.consumer is None else session.consumer.takeovers()
+    return any(not config.is_handed_over_to(vbucket, this_node) for vbucket in takeovers)
 
 
-def _hands_over(session: KvSession, config: PublishedConfig) -> bool:
+def _hands_over(session: DcpSession, config: PublishedConfig) -> bool:
     streams = {} if session.dcp is None else session.dcp.streams
     return any(
         stream.is_takeover and (vbucket not in config.handing_over or config.is_frozen(vbucket))

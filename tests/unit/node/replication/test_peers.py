@@ -47,7 +47,7 @@ async def started(folder: Path, port: int = 0) -> tuple[Node, int]:
 def test_a_node_is_asked_over_one_connection_and_over_another_when_that_broke(tmp_path: Path) -> None:
     async def scenario() -> None:
         node, port = await started(tmp_path)
-        node.bucket_service("default").vbucket_numbers = lambda: (("states", "1,1,1,1"),)
+        node.bucket_service("default").statistics["headwater-vbuckets"] = lambda: (("states", "1,1,1,1"),)
         peers = asking(port)
         assert peers.names() == [name(port)]
         for _ in range(3):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headwater.node.kv.service import BucketService
 from headwater.node.replication.vbucket_states import apply_config, replicated
+from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Outside
+from headwater.store.bucket import StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
@@ -26,9 +26,9 @@ ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 
 def a_bucket(state: VBucketState | None) -> BucketService:
     numbers = itertools.count(1)
-    outside = Outside(now_ns=lambda: 10**18, new_vbuuid=lambda: Vbuuid(next(numbers)))
+    environment = StoreEnvironment(now_ns=lambda: 10**18, new_vbuuid=lambda: Vbuuid(next(numbers)))
     facts = BucketFacts(name="default", uuid="ab", vbuckets=1)
-    bucket = create_bucket(MemoryEngine(), facts, outside=outside, secret=(1, 2))
+    bucket = create_bucket(MemoryEngine(), facts, environment=environment, secret=(1, 2))
     if state is not None:
         bucket.set_vbucket_state(0, ACTIVE)
         bucket.put_mutation(0, collection_id=DEFAULT_COLLECTION, key=b"a", value=b"{}", datatype=Datatype.JSON)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headwater.errors import MalformedJson
-from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.context import Context
+from headwater.node.service import RequestRefused
 from headwater.protocol.manifest import (
     COLLECTIONS_MAX,
     DEFAULT_NAME,
@@ -52,10 +53,10 @@ def set_manifest(context: Context, request: SetCollectionsManifest) -> PlainResp
     current = service.bucket.manifest
     manifest = _decoded(request.value)
     if manifest.uid < current.uid:
-        raise Refused(Status.ERANGE, f"the manifest has uid {manifest.uid:x}, the bucket has {current.uid:x}")
+        raise RequestRefused(Status.ERANGE, f"the manifest has uid {manifest.uid:x}, the bucket has {current.uid:x}")
     if manifest.uid == current.uid:
         if current.events_to(manifest):
-            raise Refused(Status.CANNOT_APPLY_MANIFEST, "a manifest that differs has a higher uid")
+            raise RequestRefused(Status.CANNOT_APPLY_MANIFEST, "a manifest that differs has a higher uid")
         return context.ok()
     _check_successor(current, manifest)
     ids_used = max(current.ids_used, manifest.ids_used)
@@ -67,16 +68,18 @@ def _decoded(value: bytes) -> Manifest:
     try:
         manifest = Manifest.decode(value)
     except MalformedJson as error:
-        raise Refused(Status.EINVAL, error.reason) from error
+        raise RequestRefused(Status.EINVAL, error.reason) from error
     collections = [collection for _, collection in manifest.collections()]
     if len(manifest.scopes) > SCOPES_MAX or len(collections) > COLLECTIONS_MAX:
-        raise Refused(Status.EINVAL, f"a bucket has at most {SCOPES_MAX} scopes and {COLLECTIONS_MAX} collections")
+        raise RequestRefused(
+            Status.EINVAL, f"a bucket has at most {SCOPES_MAX} scopes and {COLLECTIONS_MAX} collections"
+        )
     _check_names((scope.id, scope.name) for scope in manifest.scopes)
     for scope in manifest.scopes:
         _check_names((collection.id, collection.name) for collection in scope.collections)
     default = manifest.collection_by_id(DEFAULT_COLLECTION)
     if default is not None and default[0].id != DEFAULT_SCOPE:
-        raise Refused(Status.EINVAL, "the default collection is in the default scope")
+        raise RequestRefused(Status.EINVAL, "the default collection is in the default scope")
     return manifest
 
 
@@ -85,9 +88,9 @@ def _check_names(entries: Iterable[tuple[int, str]]) -> None:
     names = set()
     for number, name in entries:
         if not _NAME.fullmatch(name) or name in names:
-            raise Refused(Status.EINVAL, f"{name!r} is not a name, or stands twice")
+            raise RequestRefused(Status.EINVAL, f"{name!r} is not a name, or stands twice")
         if (number == DEFAULT_COLLECTION) != (name == DEFAULT_NAME) or 0 < number < FIRST_ID:
-            raise Refused(Status.EINVAL, f"{name!r} can't have the id {number:x}")
+            raise RequestRefused(Status.EINVAL, f"{name!r} can't have the id {number:x}")
         names.add(name)
 
 
@@ -96,11 +99,13 @@ def _check_successor(current: Manifest, newer: Manifest) -> None:
     names = {scope.id: scope.name for scope in newer.scopes}
     for scope in current.scopes:
         if names.get(scope.id, scope.name) != scope.name:
-            raise Refused(Status.CANNOT_APPLY_MANIFEST, f"scope {scope.id:x} changes its name")
+            raise RequestRefused(Status.CANNOT_APPLY_MANIFEST, f"scope {scope.id:x} changes its name")
     for scope, collection in current.collections():
         found = newer.collection_by_id(collection.id)
         if found is not None and (found[0].id, found[1].name) != (scope.id, collection.name):
-            raise Refused(Status.CANNOT_APPLY_MANIFEST, f"collection {collection.id:x} changes its name or scope")
+            raise RequestRefused(
+                Status.CANNOT_APPLY_MANIFEST, f"collection {collection.id:x} changes its name or scope"
+            )
 
 
 # --- ids by names -------------------------------------------------------------------------------------------------
@@ -110,11 +115,11 @@ def get_collection_id(context: Context, request: GetCollectionId) -> GetCollecti
     """The id of `scope.collection`. A name that is left out is the default one."""
     names = _names(request)
     if len(names) != 2:
-        raise Refused(Status.EINVAL, "the path of a collection is scope.collection")
+        raise RequestRefused(Status.EINVAL, "the path of a collection is scope.collection")
     manifest = _manifest_to_show(context)
     collection = _scope(manifest, names[0]).collection(names[1])
     if collection is None:
-        raise Refused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
+        raise RequestRefused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
     return context.reply(GetCollectionIdResponse, manifest_uid=manifest.uid, id=collection.id)
 
 
@@ -122,7 +127,7 @@ def get_scope_id(context: Context, request: GetScopeId) -> GetCollectionIdRespon
     """The id of `scope`; of `scope.collection` only the scope counts."""
     names = _names(request)
     if len(names) > 2:
-        raise Refused(Status.EINVAL, "the path of a scope is scope or scope.collection")
+        raise RequestRefused(Status.EINVAL, "the path of a scope is scope or scope.collection")
     manifest = _manifest_to_show(context)
     return context.reply(GetCollectionIdResponse, manifest_uid=manifest.uid, id=_scope(manifest, names[0]).id)
 
@@ -131,12 +136,12 @@ def _names(request: GetCollectionId) -> list[str]:
     path = (request.value or request.key).decode(errors="replace")
     names = [name or DEFAULT_NAME for name in path.split(".")]
     if not all(_NAME.fullmatch(name) for name in names):
-        raise Refused(Status.EINVAL, f"{path!r} is not a path of a scope or collection")
+        raise RequestRefused(Status.EINVAL, f"{path!r} is not a path of a scope or collection")
     return names
 
 
 def _scope(manifest: Manifest, name: str) -> Scope:
     scope = manifest.scope(name)
     if scope is None:
-        raise Refused(Status.UNKNOWN_SCOPE, manifest_uid=f"{manifest.uid:x}")
+        raise RequestRefused(Status.UNKNOWN_SCOPE, manifest_uid=f"{manifest.uid:x}")
     return scope

@@ -5,7 +5,8 @@ from __future__ import annotations
 from headwater.errors import AuthenticationFailed, LocalProtocolError, MalformedJson, RemoteProtocolError
 from headwater.log_fields import LogEvent
 from headwater.node.auth.users import Action
-from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.context import Context
+from headwater.node.service import RequestRefused
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.session import (
@@ -78,14 +79,14 @@ def sasl_auth(context: Context, request: SaslAuth) -> PlainResponse:
         session.scram = ScramServer(mechanism, context.service.users.credentials, nonce)
         challenge = session.scram.start(request.value)
     except (AuthenticationFailed, RemoteProtocolError, LocalProtocolError) as error:
-        raise Refused(Status.AUTH_ERROR) from error
+        raise RequestRefused(Status.AUTH_ERROR) from error
     return context.ok(challenge, status=Status.AUTH_CONTINUE)
 
 
 def sasl_step(context: Context, request: SaslStep) -> PlainResponse:
     scram, context.session.scram = context.session.scram, None
     if scram is None:
-        raise Refused(Status.AUTH_ERROR)
+        raise RequestRefused(Status.AUTH_ERROR)
     # Asked here and not at the start, or connections side by side would have free guesses.
     _check_throttle(context, scram.user)
     try:
@@ -98,7 +99,7 @@ def sasl_step(context: Context, request: SaslStep) -> PlainResponse:
 
 def _plain(context: Context, login: PlainLogin) -> PlainResponse:
     if not context.session.allows_plain:
-        raise Refused(Status.AUTH_ERROR)
+        raise RequestRefused(Status.AUTH_ERROR)
     _check_throttle(context, login.user)
     if not context.service.users.check_password(login.user, login.password):
         raise _login_failed(context, login.user)
@@ -111,14 +112,14 @@ def _check_throttle(context: Context, user: str) -> None:
     if service.throttle.wait_s(peer, user, now_s=service.now_s()) > 0:
         message = f"log-in of {user!r} from {peer} refused: too many failures before it"
         service.log(message, event=LogEvent.LOGIN_FAILED, user=user, peer=peer)
-        raise Refused(Status.AUTH_ERROR)
+        raise RequestRefused(Status.AUTH_ERROR)
 
 
-def _login_failed(context: Context, user: str) -> Refused:
+def _login_failed(context: Context, user: str) -> RequestRefused:
     service, peer = context.service, context.session.peer
     service.throttle.failed(peer, user, now_s=service.now_s())
     service.log(f"log-in of {user!r} from {peer} failed", event=LogEvent.LOGIN_FAILED, user=user, peer=peer)
-    return Refused(Status.AUTH_ERROR)
+    return RequestRefused(Status.AUTH_ERROR)
 
 
 def _logged_in(context: Context, user: str) -> None:
@@ -142,7 +143,7 @@ def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
         # One answer for both, as real servers have it: clients take any other for a config that is still on its way.
         message = f"{session.user!r} from {session.peer} may not use bucket {name!r}, or it is not there"
         context.service.log(message, event=LogEvent.DENIED, user=session.user, peer=session.peer, bucket=name)
-        raise Refused(Status.EACCESS)
+        raise RequestRefused(Status.EACCESS)
     session.bucket = bucket
     return context.ok()
 
@@ -150,7 +151,7 @@ def select_bucket(context: Context, request: SelectBucket) -> PlainResponse:
 def get_cluster_config(context: Context, request: GetClusterConfig) -> PlainResponse:
     session = context.session
     if session.user is None:
-        raise Refused(Status.EACCESS)
+        raise RequestRefused(Status.EACCESS)
     config = context.service.cluster_config(session.bucket.name if session.bucket else None)
     return context.ok(config, datatype=Datatype.JSON if session.understands_json else Datatype.RAW)
 
@@ -160,15 +161,15 @@ def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResp
     bucket = request.key.decode(errors="replace") or None
     if not context.service.users.may(context.session.user or "", Action.ADMIN, bucket):
         # The right on the selected bucket says nothing of the one that the config is of.
-        raise Refused(Status.EACCESS)
+        raise RequestRefused(Status.EACCESS)
     if bucket is not None and bucket not in context.service.buckets:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     try:
         is_taken = context.service.set_cluster_config(bucket, (request.epoch, request.revision), request.value)
     except (MalformedJson, LocalProtocolError) as error:
-        raise Refused(Status.EINVAL, error.reason) from error
+        raise RequestRefused(Status.EINVAL, error.reason) from error
     if not is_taken:
-        raise Refused(Status.KEY_EEXISTS, "the config is not newer than the one there is")
+        raise RequestRefused(Status.KEY_EEXISTS, "the config is not newer than the one there is")
     selected = context.session.bucket
     if selected is not None and selected.name == bucket:
         # One that a coordinator has published is kept, and that is what its answer says.
@@ -178,7 +179,7 @@ def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResp
 
 def get_error_map(context: Context, request: GetErrorMap) -> PlainResponse:
     if request.version < 1:
-        raise Refused(Status.EINVAL, "error maps are numbered from 1")
+        raise RequestRefused(Status.EINVAL, "error maps are numbered from 1")
     datatype = Datatype.JSON if context.session.understands_json else Datatype.RAW
     return context.ok(error_map(min(request.version, ERROR_MAP_VERSION)), datatype=datatype)
 

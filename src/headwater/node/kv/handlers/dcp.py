@@ -16,10 +16,11 @@ from headwater.errors import UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
-from headwater.node.kv.context import CloseConnection, Context, Refused
+from headwater.node.kv.context import CloseConnection, Context
 from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection, is_name
 from headwater.node.producer.controls import BadControl, Controls
+from headwater.node.service import RequestRefused
 from headwater.protocol.failover_log import Rollback
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse, Request, Response
@@ -50,7 +51,7 @@ def dcp(context: Context, request: Request) -> Response | None:
     try:
         following = producer_endpoint_after(state, type(request))
     except UnexpectedMessage as error:
-        raise Refused(Status.EINVAL, "The command can only be sent on a DCP connection") from error
+        raise RequestRefused(Status.EINVAL, "The command can only be sent on a DCP connection") from error
     if following is EndpointState.CLOSED:
         raise CloseConnection
     return _HANDLERS[type(request)](context, request)
@@ -67,9 +68,9 @@ def _connection(context: Context) -> ProducerConnection:
 
 def _open(context: Context, request: Open) -> PlainResponse:
     if not is_name(request.key):
-        raise Refused(Status.EINVAL, "a connection's name has 1 to 200 bytes")
+        raise RequestRefused(Status.EINVAL, "a connection's name has 1 to 200 bytes")
     if OpenFlags.NOTIFIER in request.flags:
-        raise Refused(Status.EINVAL, "a connection is a producer or a consumer, and no notifier")
+        raise RequestRefused(Status.EINVAL, "a connection is a producer or a consumer, and no notifier")
     consumer_name = _consumer_name(request.value)
     if OpenFlags.PRODUCER not in request.flags:
         return _open_as_consumer(context, request, consumer_name)
@@ -93,7 +94,7 @@ def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> Pl
     """What comes over such a connection is written without a question, so it needs the right to administer."""
     session = context.session
     if not session.may(Action.ADMIN):
-        raise Refused(Status.EACCESS)
+        raise RequestRefused(Status.EACCESS)
     session.open_dcp(
         ConsumerConnection(
             context.bucket_service,
@@ -113,9 +114,9 @@ def _consumer_name(value: bytes) -> str:
     try:
         decoded = json.loads(value) if value else {}
     except (ValueError, RecursionError) as error:
-        raise Refused(Status.EINVAL, "the value is not JSON") from error
+        raise RequestRefused(Status.EINVAL, "the value is not JSON") from error
     if not isinstance(decoded, dict):
-        raise Refused(Status.EINVAL, "the value is not a JSON object")
+        raise RequestRefused(Status.EINVAL, "the value is not a JSON object")
     return str(decoded.get("consumer_name", ""))
 
 
@@ -123,7 +124,7 @@ def _control(context: Context, request: Control) -> PlainResponse:
     try:
         _connection(context).set_control(request.key, request.value)
     except BadControl as error:
-        raise Refused(Status.EINVAL) from error
+        raise RequestRefused(Status.EINVAL) from error
     return context.ok()
 
 
@@ -138,10 +139,12 @@ def _noop(context: Context, request: DcpNoop) -> PlainResponse:
 def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
     """It decides about the writes of others, who trust that a copy is there: that is for nodes and not for readers."""
     if not context.session.may(Action.ADMIN):
-        raise Refused(Status.EACCESS)
+        raise RequestRefused(Status.EACCESS)
     controls = _connection(context).controls
     if not controls.sync_writes or not controls.consumer_name:
-        raise Refused(Status.EINVAL, "sync writes are not enabled on this connection, or its consumer has no name")
+        raise RequestRefused(
+            Status.EINVAL, "sync writes are not enabled on this connection, or its consumer has no name"
+        )
     context.bucket_service.sync_writes.acknowledge(request.vbucket, controls.consumer_name, request.prepared_seqno)
 
 
@@ -194,18 +197,18 @@ def _refuse(context: Context, refused: StreamRefused) -> None:
         refuse_vbucket(context)
     if refused.status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
         uid = context.bucket_service.bucket.manifest.uid
-        raise Refused(refused.status, manifest_uid=f"{uid:x}")
+        raise RequestRefused(refused.status, manifest_uid=f"{uid:x}")
     context_text = refused.reason if refused.status == Status.EINVAL else ""
-    raise Refused(refused.status, context_text)
+    raise RequestRefused(refused.status, context_text)
 
 
 def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
     connection = _connection(context)
     if (request.stream_id is not None) != connection.controls.stream_id:
-        raise Refused(Status.DCP_STREAMID_INVALID)
+        raise RequestRefused(Status.DCP_STREAMID_INVALID)
     closing = connection.close_stream(request.vbucket, request.stream_id)
     if closing is None:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     # The answer comes first, the stream-end after it.
     context.then_send(closing)
     return context.ok()

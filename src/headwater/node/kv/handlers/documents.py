@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.context import Context
 from headwater.node.kv.documents import (
+    LOCK_S_DEFAULT,
+    LOCK_S_MAX,
     Place,
     body_of,
     check_cas,
@@ -27,7 +29,7 @@ from headwater.node.kv.documents import (
     take_lock,
     xattrs_to_keep,
 )
-from headwater.node.kv.service import LOCK_S_DEFAULT, LOCK_S_MAX
+from headwater.node.service import RequestRefused
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
@@ -93,11 +95,11 @@ def _get(
 def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
     """The metadata of a document or of its tombstone."""
     if request.version is not None and request.version > _META_WITH_DATATYPE:
-        raise Refused(Status.EINVAL, f"version {request.version} of the metadata is not known")
+        raise RequestRefused(Status.EINVAL, f"version {request.version} of the metadata is not known")
     place = place_of(context, request)
     entry = newest(context, place)
     if entry is None:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     document = place.read(entry)
     return context.reply(
         GetMetaResponse,
@@ -121,7 +123,7 @@ def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoRespon
     newest_vbuuid = facts.failover_log.newest.vbuuid
     shared = facts.failover_log.branch_end(request.vbuuid, high_seqno=durable)
     if shared is None:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     is_older = request.vbuuid != newest_vbuuid
     return context.reply(
         ObserveSeqnoResponse,
@@ -147,17 +149,17 @@ def set_document(context: Context, request: Set) -> StoreResponse:
     if entry is not None:
         check_cas(place, entry, request.cas)
     elif request.cas:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     return _store_body(context, request, place, body, over=entry)
 
 
 def add(context: Context, request: Set) -> StoreResponse:
     """Store a document where there is none."""
     if request.cas:
-        raise Refused(Status.EINVAL, "a document that is to be added has no CAS yet")
+        raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
     place, body = place_to_write(context, request), received_body(context, request.value)
     if live(context, place) is not None:
-        raise Refused(Status.KEY_EEXISTS)
+        raise RequestRefused(Status.KEY_EEXISTS)
     return _store_body(context, request, place, body, over=None)
 
 
@@ -179,7 +181,7 @@ def _store_body(context: Context, request: Set, place: Place, body: bytes, *, ov
 
 
 def _expiry(place: Place, asked: int) -> int:
-    return expiry_time(asked, now_s=place.bucket.outside.now_s(), max_ttl_s=place.collection.max_ttl_s)
+    return expiry_time(asked, now_s=place.bucket.environment.now_s(), max_ttl_s=place.collection.max_ttl_s)
 
 
 def _stored(context: Context, place: Place, written: Written) -> StoreResponse:
@@ -214,7 +216,7 @@ def _extend(context: Context, request: Append, *, in_front: bool) -> StoreRespon
     place, more = place_to_write(context, request), received_body(context, request.value)
     entry = live(context, place)
     if entry is None:
-        raise Refused(Status.NOT_STORED)
+        raise RequestRefused(Status.NOT_STORED)
     check_cas(place, entry, request.cas)
     document = place.read(entry)
     xattrs, body = split_value(document)
@@ -287,9 +289,9 @@ def _count(context: Context, request: Increment, delta: int) -> CounterResponse:
 
 def _begin(context: Context, request: Increment, place: Place) -> tuple[int, Written]:
     if request.expiry == COUNTER_MUST_EXIST or request.cas:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     value, datatype = join_value(b"", b"%d" % request.initial)
-    now_s = place.bucket.outside.now_s()
+    now_s = place.bucket.environment.now_s()
     expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=place.collection.max_ttl_s)
     return request.initial, store(context, place, value=value, datatype=datatype, flags=0, expiry=expiry)
 
@@ -305,7 +307,7 @@ def _go_on(context: Context, place: Place, entry: Entry, delta: int) -> tuple[in
 
 def _number(body: bytes) -> int:
     if not body.isdigit() or len(body) > _DIGITS_MAX or int(body) >= _COUNTS:
-        raise Refused(Status.DELTA_BADVAL, "the document is not a number of 64 bits")
+        raise RequestRefused(Status.DELTA_BADVAL, "the document is not a number of 64 bits")
     return int(body)
 
 
@@ -333,7 +335,7 @@ def get_locked(context: Context, request: GetLocked) -> GetResponse:
 
 def unlock(context: Context, request: Unlock) -> PlainResponse:
     if not request.cas:
-        raise Refused(Status.EINVAL, "a document is unlocked with the CAS it was locked with")
+        raise RequestRefused(Status.EINVAL, "a document is unlocked with the CAS it was locked with")
     place = place_of(context, request)
     entry = live_or_refuse(context, place)
     lock = lock_on(place, entry)
@@ -345,6 +347,6 @@ def unlock(context: Context, request: Unlock) -> PlainResponse:
     return context.ok()
 
 
-def _refused(context: Context, status: Status) -> Refused:
+def _refused(context: Context, status: Status) -> RequestRefused:
     """To a client without extended errors, a lock that is in the way of another one is a passing failure."""
-    return Refused(status if context.session.has(Feature.XERROR) else Status.ETMPFAIL)
+    return RequestRefused(status if context.session.has(Feature.XERROR) else Status.ETMPFAIL)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from headwater.node.auth.users import Action
-from headwater.node.consumer.views import ConsumerView, ReceivedStreamView, consumer_views
-from headwater.node.kv.context import Context, Refused
+from headwater.node.consumer_views import ConsumerView, ReceivedStreamView
+from headwater.node.kv.context import Context
 from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.statistics import ConnectionStatistics, StreamStatistics, connection_statistics
+from headwater.node.service import RequestRefused
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Stat
@@ -37,8 +38,10 @@ def stat(context: Context, request: Stat) -> list[PlainResponse]:
         statistics = _of_vbuckets(context, bucket, _BY_VBUCKET[name], argument)
     elif name in _GROUPS and not argument:
         statistics = _GROUPS[name](context, bucket)
+    elif name in OFFERED_GROUPS and not argument:
+        statistics = iter(context.bucket_service.statistics.get(name, tuple)())
     else:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     responses = [context.ok(str(value).encode(), key=key.encode()) for key, value in statistics]
     return [*responses, context.ok()]
 
@@ -51,7 +54,7 @@ def _general(context: Context, bucket: Bucket) -> Statistics:
     existing = [(VBucketId(vbucket), facts.state) for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts]
     documents = {vbucket: _documents(bucket, vbucket)[0] for vbucket, _ in existing}
     yield "version", service.server_version
-    yield "time", bucket.outside.now_s()
+    yield "time", bucket.environment.now_s()
     yield "uptime", (service.now_ns() - service.started_ns) // _NANOSECONDS
     yield "curr_items", sum(documents[vbucket] for vbucket, state in existing if state == VBucketState.ACTIVE)
     yield "curr_items_tot", sum(documents.values())
@@ -82,31 +85,24 @@ def _collections(context: Context, bucket: Bucket) -> Statistics:
                 yield f"{prefix}:maxTTL", collection.max_ttl_s
 
 
-def _replication(context: Context, bucket: Bucket) -> Statistics:
-    yield from context.bucket_service.replication()
-
-
 def _nodes_login(context: Context, bucket: Bucket) -> Statistics:
-    """How the nodes of the cluster log in to each other. Whoever may publish another log-in may ask for this one."""
+    """How the nodes of the cluster log in to each other. An admin may publish another log-in, and ask for this one."""
     service = context.bucket_service
     if not context.service.users.may(context.session.user or "", Action.ADMIN, service.name):
-        raise Refused(Status.EACCESS)
-    login = service.nodes_login()
+        raise RequestRefused(Status.EACCESS)
+    login = service.nodes_login
     if login is not None:
         yield "user", login.user
         yield "password", login.password
 
 
-def _vbucket_numbers(context: Context, bucket: Bucket) -> Statistics:
-    yield from context.bucket_service.vbucket_numbers()
-
-
+OFFERED_GROUPS = frozenset({"replication", "headwater-vbuckets"})
+"""Groups of other parts of the node (`BucketService.statistics`): of the copies it keeps, and of all vbuckets, each a
+list, for other nodes that show the cluster. They are empty where no part offers them."""
 _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "": _general,
     "uuid": _uuid,
     "collections": _collections,
-    "replication": _replication,
-    "headwater-vbuckets": _vbucket_numbers,
     "headwater-login": _nodes_login,
 }
 
@@ -121,7 +117,7 @@ def _dcp(context: Context, name: str | None) -> Statistics:
     told = connection_statistics(bucket.producer_connections(), now_s=now_s, name=name)
     for connection in told:
         yield from _of_connection(connection, created_s=max(0.0, uptime_s - connection.open_s))
-    received = consumer_views(bucket.consumer_connections(), now_s=now_s, name=name)
+    received = bucket.consumer_views(now_s=now_s, name=name)
     for consumer in received:
         yield from _of_consumer(consumer, created_s=max(0.0, uptime_s - consumer.open_s))
     yield "ep_dcp_count", len(told) + len(received)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from headwater.node.kv import subdocument as engine
-from headwater.node.kv.context import Context, Refused
+from headwater.node.kv.context import Context
 from headwater.node.kv.documents import (
     DocumentRequest,
     Place,
@@ -20,6 +20,7 @@ from headwater.node.kv.documents import (
     shown_cas,
     store,
 )
+from headwater.node.service import RequestRefused
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.subdocument import (
@@ -47,13 +48,13 @@ _NANOSECONDS = 10**9
 
 def look_up_one(context: Context, request: SubdocGet) -> SubdocResponse:
     if request.new_value or request.expiry is not None:
-        raise Refused(Status.EINVAL, "a look-up has neither a value nor an expiry")
+        raise RequestRefused(Status.EINVAL, "a look-up has neither a value nor an expiry")
     spec = LookupSpec(opcode=Opcode(request.opcode), flags=request.flags, path=request.path)
     doc_flags = request.doc_flags or _NO_FLAGS
     document = _document_to_read(context, request, doc_flags)
     outcome = engine.lookup_one(document, spec, doc_flags)
     if isinstance(outcome, engine.Refused):
-        raise Refused(outcome.status, outcome.reason)
+        raise RequestRefused(outcome.status, outcome.reason)
     assert document is not None, "without a document there is nothing to look up"
     return context.reply(SubdocResponse, status=outcome.status, cas=document.cas, value=outcome.value)
 
@@ -63,7 +64,7 @@ def look_up(context: Context, request: MultiLookup) -> MultiLookupResponse:
     document = _document_to_read(context, request, doc_flags)
     outcome = engine.lookup_in(document, request.specs, doc_flags)
     if isinstance(outcome, engine.Refused):
-        raise Refused(outcome.status, outcome.reason)
+        raise RequestRefused(outcome.status, outcome.reason)
     assert document is not None, "without a document there is nothing to look up"
     return context.reply(MultiLookupResponse, status=outcome.status, cas=document.cas, results=outcome.results)
 
@@ -86,7 +87,7 @@ def mutate_one(context: Context, request: SubdocGet) -> SubdocResponse:
     document = None if entry is None else _for_engine(place, entry)
     outcome = engine.mutate_one(document, spec, doc_flags)
     if isinstance(outcome, engine.Refused):
-        raise Refused(outcome.status, outcome.reason)
+        raise RequestRefused(outcome.status, outcome.reason)
     written = _write(context, request, place, outcome, over=document)
     return context.reply(
         SubdocResponse,
@@ -103,7 +104,7 @@ def mutate(context: Context, request: MultiMutation) -> MultiMutationResponse:
     document = None if entry is None else _for_engine(place, entry)
     outcome = engine.mutate_in(document, request.specs, doc_flags)
     if isinstance(outcome, engine.Refused):
-        raise Refused(outcome.status, outcome.reason)
+        raise RequestRefused(outcome.status, outcome.reason)
     if isinstance(outcome, engine.PathFailed):
         return context.reply(MultiMutationResponse, status=outcome.status, results=outcome.results)
     written = _write(context, request, place, outcome, over=document)
@@ -122,14 +123,14 @@ def _place_to_write(
     """Where to write, and the newest version there, which the request's CAS allows to replace."""
     _check_datatype(context)
     if doc_flags & DocFlags.ADD and request.cas:
-        raise Refused(Status.EINVAL, "a document that is to be added has no CAS yet")
+        raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
     place = place_to_write(context, request)
     entry = newest(context, place)
     if entry is not None and (not entry.is_deleted or doc_flags & DocFlags.ACCESS_DELETED):
         if not doc_flags & DocFlags.ADD:
             check_cas(place, entry, request.cas)
     elif request.cas:
-        raise Refused(Status.KEY_ENOENT)
+        raise RequestRefused(Status.KEY_ENOENT)
     return place, entry
 
 
@@ -146,7 +147,7 @@ def _write(
         return remove(context, place, value=value, datatype=outcome.value.datatype)
     # What is left of a document that was deleted has no say in the one that takes its place.
     lasting = None if over is None or over.deleted else over
-    now_s = place.bucket.outside.now_s()
+    now_s = place.bucket.environment.now_s()
     expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=place.collection.max_ttl_s)
     return store(
         context,
@@ -167,14 +168,16 @@ def _filled(value: engine.NewValue, cas: Cas, seqno: Seqno) -> bytes:
 
 def _check_datatype(context: Context) -> None:
     if context.request.datatype not in (Datatype.RAW, Datatype.JSON):
-        raise Refused(Status.EINVAL, "the value of a sub-document command is neither compressed nor has it attributes")
+        raise RequestRefused(
+            Status.EINVAL, "the value of a sub-document command is neither compressed nor has it attributes"
+        )
 
 
 def _for_engine(place: Place, entry: Entry) -> engine.Document:
     document, bucket = place.read(entry), place.bucket
     facts = bucket.vbuckets.facts[place.vbucket]
     assert facts is not None, "only documents of vbuckets that exist are read"
-    clock_ns = max(bucket.outside.now_ns(), int(bucket.vbuckets.max_cas[place.vbucket]))
+    clock_ns = max(bucket.environment.now_ns(), int(bucket.vbuckets.max_cas[place.vbucket]))
     return engine.Document(
         value=document.value,
         datatype=document.datatype,

@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from headwater.node.kv.collection_seqnos import collection_high_seqnos
-from headwater.node.kv.context import Context, Refused
-from headwater.node.kv.documents import collection_by_id, forget_vbuckets, refuse_vbucket
-from headwater.node.kv.service import BucketService
+from headwater.node.kv.context import Context
+from headwater.node.kv.documents import collection_by_id, refuse_vbucket
+from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Flush
@@ -27,6 +26,7 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store import settling
 from headwater.store.bucket import Bucket
+from headwater.store.scan import collection_high_seqnos
 
 _ANY_ALIVE = 0
 _ALIVE = frozenset({VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING})
@@ -41,9 +41,9 @@ def set_vbucket(context: Context, request: SetVBucket) -> PlainResponse:
     service = context.bucket_service
     bucket = service.bucket
     if not VBucketState(request.state).is_known:
-        raise Refused(Status.EINVAL, f"{request.state} is not the state of a vbucket")
+        raise RequestRefused(Status.EINVAL, f"{request.state} is not the state of a vbucket")
     if request.vbucket >= len(bucket.vbuckets):
-        raise Refused(Status.ERANGE, f"the bucket has {len(bucket.vbuckets)} vbuckets")
+        raise RequestRefused(Status.ERANGE, f"the bucket has {len(bucket.vbuckets)} vbuckets")
     topology = None
     if request.value:
         members = _members(request)
@@ -64,16 +64,16 @@ def _members(request: SetVBucket) -> dict[str, Any]:
     try:
         members = json.loads(request.value)
     except (ValueError, RecursionError) as error:
-        raise Refused(Status.EINVAL, "the value is not JSON with a topology") from error
+        raise RequestRefused(Status.EINVAL, "the value is not JSON with a topology") from error
     if not isinstance(members, dict) or "topology" not in members:
-        raise Refused(Status.EINVAL, "the value is not JSON with a topology")
+        raise RequestRefused(Status.EINVAL, "the value is not JSON with a topology")
     return members
 
 
 def _check_config(service: BucketService, members: dict[str, Any]) -> None:
     """Who coordinates a cluster may say by which config it decides. By another one it might have decided otherwise."""
-    if "config" in members and members["config"] != list(service.config_version()):
-        raise Refused(Status.KEY_EEXISTS, "the node has another config by now")
+    if "config" in members and members["config"] != list(service.config_version):
+        raise RequestRefused(Status.KEY_EEXISTS, "the node has another config by now")
 
 
 def _topology(request: SetVBucket, members: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -82,7 +82,7 @@ def _topology(request: SetVBucket, members: dict[str, Any]) -> tuple[Any, ...] |
     if chains is None:
         return None
     if request.state != VBucketState.ACTIVE or not _is_topology(chains):
-        raise Refused(Status.EINVAL, "a topology is a list of chains of node names, for an active vbucket")
+        raise RequestRefused(Status.EINVAL, "a topology is a list of chains of node names, for an active vbucket")
     return tuple(chains)
 
 
@@ -109,7 +109,7 @@ def delete_vbucket(context: Context, request: DeleteVBucket) -> PlainResponse:
         refuse_vbucket(context)
     _check_at_rest(context)
     settling.remove_vbucket(service.bucket, request.vbucket)
-    forget_vbuckets(service, {request.vbucket})
+    service.forget_locks({request.vbucket})
     service.sync_writes.evaluate(request.vbucket)
     return context.ok()
 
@@ -117,7 +117,7 @@ def delete_vbucket(context: Context, request: DeleteVBucket) -> PlainResponse:
 def flush(context: Context, request: Flush) -> PlainResponse:
     """Drop all documents of the bucket."""
     if request.delay_s:
-        raise Refused(Status.NOT_SUPPORTED, "a flush can't be delayed")
+        raise RequestRefused(Status.NOT_SUPPORTED, "a flush can't be delayed")
     service = context.bucket_service
     _check_at_rest(context)
     settling.flush(service.bucket)
@@ -130,7 +130,7 @@ def _check_at_rest(context: Context) -> None:
     """What a commit or house-keeping is writing at this moment can't be taken away under its hands."""
     service = context.bucket_service
     if service.bucket.in_flight is not None or not service.is_at_rest():
-        raise Refused(Status.ETMPFAIL, "changes are being written at this moment; try again")
+        raise RequestRefused(Status.ETMPFAIL, "changes are being written at this moment; try again")
 
 
 # --- seqnos -------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def get_all_vb_seqnos(context: Context, request: GetAllVbSeqnos) -> GetAllVbSeqn
         seqnos = [int(bucket.vbuckets.durable_seqnos[vbucket]) for vbucket in vbuckets]
     else:
         if not context.session.negotiated.collections:
-            raise Refused(Status.EINVAL, "a client that asks for a collection negotiates collections first")
+            raise RequestRefused(Status.EINVAL, "a client that asks for a collection negotiates collections first")
         collection = collection_by_id(context, request.collection)
         seqnos = collection_high_seqnos(bucket, vbuckets, collection.id)
     entries = (
@@ -155,7 +155,7 @@ def get_all_vb_seqnos(context: Context, request: GetAllVbSeqnos) -> GetAllVbSeqn
 
 def _in_state(bucket: Bucket, wanted: int) -> list[VBucketId]:
     if wanted != _ANY_ALIVE and not VBucketState(wanted).is_known:
-        raise Refused(Status.EINVAL, f"{wanted} is not the state of a vbucket")
+        raise RequestRefused(Status.EINVAL, f"{wanted} is not the state of a vbucket")
     states = _ALIVE if wanted == _ANY_ALIVE else {wanted}
     return [
         VBucketId(vbucket) for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts and facts.state in states
@@ -168,7 +168,7 @@ def seqno_persistence(context: Context, request: SeqnoPersistence) -> PlainRespo
     if not bucket.vbuckets.exists(request.vbucket):
         refuse_vbucket(context)
     if request.seqno > bucket.vbuckets.high_seqnos[request.vbucket]:
-        raise Refused(Status.ETMPFAIL, "no change has this seqno yet")
+        raise RequestRefused(Status.ETMPFAIL, "no change has this seqno yet")
     if request.seqno > bucket.vbuckets.durable_seqnos[request.vbucket]:
         context.wait_for(_commit_of_seqno(bucket, request.vbucket, request.seqno))
     return context.ok()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
-from headwater.node.kv.service import ConfigVersion
+from headwater.node.service import ConfigVersion
 from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
 from headwater.protocol.status import Status
 from support.kv_harness import PASSWORD

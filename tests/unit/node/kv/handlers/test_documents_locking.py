@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.node.kv import documents
-from headwater.node.kv.documents import LOCKED_CAS
-from headwater.node.kv.service import LOCK_S_DEFAULT, LOCK_S_MAX
+from headwater.node.kv.documents import LOCK_S_DEFAULT, LOCK_S_MAX, LOCKED_CAS
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from headwater.node.kv.documents import expiry_time
-from headwater.node.kv.set_run import _expiry as kernel_expiry
 from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, RequestInfo, durability, preserve_ttl
 from headwater.protocol.manifest import Manifest
@@ -39,6 +38,7 @@ from headwater.protocol.messages.subdocument import (
 from headwater.protocol.numbers import VALUE_BYTES_MAX, Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
+from headwater.store.set_run import _expiry as kernel_expiry
 from support.kv_harness import START_S, Client, Node
 
 STORES = (Set, Add, Replace)

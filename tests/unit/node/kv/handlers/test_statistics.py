@@ -10,6 +10,7 @@ from headwater.node.auth.users import Role
 from headwater.node.producer import statistics as producer_statistics
 from headwater.node.upr_session import UprSession
 from headwater.protocol import upr
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Opcode
 from headwater.protocol.manifest import Manifest
@@ -321,7 +322,10 @@ GROUP = b"headwater-login"
 
 @pytest.fixture
 def member(node: Node) -> Node:
-    node.bucket_service.nodes_login = lambda: Credentials("@cluster-default", "drawn once")
+    node.bucket_service.config = PublishedConfig(
+        revision=1, bucket="default", uuid="0", nodes=(NodeAddress(host="127.0.0.1", kv_port=1),), rows=((0,),) * 4,
+        login=Credentials("@cluster-default", "drawn once"),
+    )  # fmt: skip
     return node
 
 

@@ -1,0 +1,218 @@
+"""What the parts of a node share: its buckets as sessions, consumers and replicators see them, its users, its limits.
+
+The node builds these once from their collaborators. Everything above imports this module, and it imports none of that:
+connections register themselves here under small protocols. Sans-IO: the time and random bytes come in as functions, and
+the commit loop makes the buckets durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headwater.node.auth.accounts import LoginThrottle
+from headwater.node.auth.users import Users
+from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
+from headwater.node.durability import SyncWrites
+from headwater.node.producer.connection import ProducerConnection
+from headwater.protocol.cluster_config import PublishedConfig
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.numbers import Cas, CollectionId, VBucketId
+from headwater.protocol.sasl import Credentials
+from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket
+
+ConfigVersion = tuple[int, int]
+"""Epoch and revision of a cluster config."""
+NO_CONFIG: ConfigVersion = (0, 0)
+"""The version of a bucket that is in no cluster."""
+
+Statistics = Iterable[tuple[str, object]]
+
+
+class RequestRefused(Exception):
+    """A request, or a message of a stream, is answered with an error status."""
+
+    def __init__(self, status: Status, context: str = "", *, body: bytes | None = None, **members: Any) -> None:
+        super().__init__(status.name)
+        self.status = status
+        self.context = context
+        self.body = body
+        """The JSON body, where one is ready; the others are made of what follows."""
+        self.members = members
+        """More members of the JSON body, beside `error`."""
+
+
+class ReceivingConnection(Protocol):
+    """A connection by which copies are received from another node (`consumer.connection`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def streams(self) -> Mapping[VBucketId, object]: ...
+
+    def takeovers(self) -> Collection[VBucketId]:
+        """The vbuckets that it receives in order to take them over."""
+        ...
+
+    def view(self, *, now_s: float, with_streams: bool) -> ConsumerView: ...
+
+
+class DcpSession(Protocol):
+    """A session that has become a DCP connection, in one of the two directions (`kv.session`)."""
+
+    @property
+    def dcp(self) -> ProducerConnection | None: ...
+
+    @property
+    def consumer(self) -> ReceivingConnection | None: ...
+
+    def end_dcp(self) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """What the connections of a bucket that have ended have moved since the node started.
+
+    Every connection counts for itself. What it has counted is added here when it ends, so that sums over all
+    connections never go back, and nothing is counted twice on the way.
+    """
+
+    requests: int = 0
+    """Key-value requests, of all kinds."""
+    sent_messages: int = 0
+    """Messages of DCP streams."""
+    sent_bytes: int = 0
+    rollbacks: int = 0
+    """Stream requests that were answered with a rollback."""
+
+    def add_connection(self, connection: ProducerConnection) -> None:
+        self.sent_messages += connection.sent_messages
+        self.sent_bytes += connection.sent_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """A document that is locked: the CAS that opens it, and when it opens by itself."""
+
+    cas: Cas
+    until_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BucketService:
+    """A bucket as sessions see it. The defaults are for a caller that commits by itself, as tests do."""
+
+    bucket: Bucket
+    ack_when_durable: bool = True
+    """False answers a write at once; a crash may then lose what was answered."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when there is something to commit."""
+    when_at_rest: Callable[[Callable[[], None]], None] = lambda action: action()
+    """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
+    is_at_rest: Callable[[], bool] = lambda: True
+    """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+    sync_writes: SyncWrites = field(init=False)
+    locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
+    manifest_commit: int = 0
+    """The commit that makes the newest manifest durable."""
+    ended: Traffic = field(default_factory=Traffic)
+    """What was counted by connections that are gone."""
+
+    # What the cluster has decided; the bucket's membership sets these.
+    config: PublishedConfig | None = None
+    """None where the bucket is in no cluster."""
+    this_node: int | None = None
+    """Which of the config's nodes this is; None where it was left out."""
+    is_waiting: bool = False
+    """Nothing is served yet: another node may have taken this one's place, and has not been asked."""
+
+    # The connections, which register themselves.
+    dcp_sessions: dict[str, DcpSession] = field(default_factory=dict)
+    """The DCP connections, by name."""
+    upr_connections: dict[str, ProducerConnection] = field(default_factory=dict)
+    """Those of the UPR draft, by a name that they were given."""
+    receivers: dict[VBucketId, ReceivingConnection] = field(default_factory=dict)
+    """The vbuckets that are received from other nodes, and by which connection: a copy has one source."""
+    consumers: dict[ReceivingConnection, None] = field(default_factory=dict)
+    """The connections that receive them, those with no stream included, oldest first."""
+    statistics: dict[str, Callable[[], Statistics]] = field(default_factory=dict)
+    """Groups of `stat` that other parts of the node offer: of its replicators, and of its dashboard."""
+
+    def __post_init__(self) -> None:
+        self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
+
+    @property
+    def name(self) -> str:
+        return self.bucket.facts.name
+
+    def producer_connections(self) -> list[ProducerConnection]:
+        """All connections that get changes of this bucket."""
+        dcp = (session.dcp for session in self.dcp_sessions.values())
+        return [*(connection for connection in dcp if connection is not None), *self.upr_connections.values()]
+
+    def consumer_views(
+        self, *, now_s: float, name: str | None = None, streams_max: int = STREAMS_VIEWED_MAX
+    ) -> list[ConsumerView]:
+        """The connections that receive copies, or the one named; with their streams unless they are too many."""
+        wanted = [connection for connection in self.consumers if name in (None, connection.name)]
+        with_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= streams_max
+        return [connection.view(now_s=now_s, with_streams=with_streams) for connection in wanted]
+
+    def set_manifest(self, manifest: Manifest) -> int:
+        """Take a newer manifest. Returns the commit that makes it durable."""
+        self.manifest_commit = self.bucket.set_manifest(manifest)
+        self.on_change()
+        return self.manifest_commit
+
+    def forget_locks(self, vbuckets: Collection[int]) -> None:
+        """These vbuckets are gone, or empty: their documents are not locked any more."""
+        self.locks = {key: lock for key, lock in self.locks.items() if key[0] not in vbuckets}
+
+    def on_rolled_back(self, vbucket: VBucketId) -> None:
+        """A vbucket was taken back: its locks are void, and streams that have sent more than it holds end."""
+        self.forget_locks({vbucket})
+        for connection in self.producer_connections():
+            connection.on_rolled_back(vbucket)
+
+    # --- the cluster ----------------------------------------------------------------------------------------------
+
+    @property
+    def config_version(self) -> ConfigVersion:
+        """Of the config that the cluster has given the bucket."""
+        return NO_CONFIG if self.config is None else self.config.version
+
+    @property
+    def nodes_login(self) -> Credentials | None:
+        """How the nodes of the bucket's cluster log in to each other: for the coordinator to know."""
+        return None if self.config is None else self.config.login
+
+    def may_take_over(self, vbucket: VBucketId) -> bool:
+        """Whether a takeover may make a vbucket active here: in a cluster, where its config says so."""
+        return self.config is None or self.config.is_handed_over_to(vbucket, self.this_node)
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """The node as sessions see it."""
+
+    buckets: dict[str, BucketService]
+    users: Users
+    throttle: LoginThrottle
+    now_ns: Callable[[], int]
+    now_s: Callable[[], float]
+    """A clock that never goes back, for the throttle."""
+    random_bytes: Callable[[int], bytes]
+    cluster_config: Callable[[str | None], bytes]
+    """The cluster config for a bucket, or for the node."""
+    set_cluster_config: Callable[[str | None, ConfigVersion, bytes], bool] = lambda bucket, version, config: False
+    """Give this config from now on; False where it is no newer than the one before."""
+    server_version: str
+    log: Callable[..., None] = lambda message, **about: None
+    """A sentence, and what `log_fields` names for it."""
+    started_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_ns = self.now_ns()

@@ -1,0 +1,234 @@
+"""Scans over the durable changes of a vbucket: what a producer has to know of a snapshot before it sends it.
+
+The producer calls `scan_snapshot` and `sync_seqnos` before a snapshot's marker, and the handler of GET_ALL_VB_SEQNOS
+calls `collection_high_seqnos`. Each is one walk over runs by a kernel; nothing is kept, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.protocol.kernels.frame_header import ABORT, PREPARE, SYSTEM_EVENT, collection_id, is_document_change
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    UInt32s,
+    UInt64,
+    UInt64Rows,
+    UInt64s,
+    i64,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    u32,
+    u64,
+)
+from headwater.protocol.kernels.siphash import siphash128
+from headwater.protocol.numbers import CollectionId
+from headwater.store.bucket import Bucket
+from headwater.store.data_format import blocks_of
+from headwater.store.engine import Table, View
+from headwater.store.runs import as_run
+
+_FRAME_BYTES_MIN = 24 + 18 + 2
+_SLOTS_MIN = 256
+NO_SEQNOS: Column = np.empty(0, dtype=np.uint64)
+_NO_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotScan:
+    """Which changes of a snapshot are superseded within it, and where it really ends for a stream."""
+
+    superseded: Column
+    """The seqnos to leave out, ascending."""
+    last_wanted_seqno: int
+    """The last change that the stream will get, 0 for none."""
+
+
+def scan_snapshot(
+    bucket: Bucket,
+    vbucket: int,
+    *,
+    after_seqno: int,
+    end_seqno: int,
+    wanted: Column | None,
+    with_events: bool,
+    with_prepares: bool = False,
+) -> SnapshotScan:
+    """Look through the changes of a snapshot. `wanted` are the collections of the stream, None for all.
+
+    A snapshot holds a key once: its newest version at the snapshot's end. The store keeps older versions inside the
+    history window, so the newest of each key is remembered by the hash of its key, and the one before it is left out.
+    Prepares and aborts are no versions of their documents: they neither supersede nor are they superseded.
+    """
+    table = _empty_table(_SLOTS_MIN)
+    found: list[Column] = []
+    filtered, ids = wanted is not None, _NO_COLLECTIONS if wanted is None else wanted
+    keys = last = 0
+    for run in bucket.runs(vbucket, after_seqno=after_seqno):
+        frames_max = len(run) // _FRAME_BYTES_MIN + 1
+        if 2 * (keys + frames_max) > len(table):
+            smaller, table = table, _empty_table(4 * (keys + frames_max))
+            _reenter(smaller, table)
+        superseded = np.empty(frames_max, dtype=np.uint64)
+        count, fresh, reached = _scan(
+            run, u64(end_seqno), bucket.index.secret, filtered, ids, with_events, with_prepares, table, superseded
+        )
+        found.append(superseded[:count])
+        keys += fresh
+        last = int(reached) or last
+    return SnapshotScan(superseded=np.sort(np.concatenate(found)) if found else NO_SEQNOS, last_wanted_seqno=last)
+
+
+def _empty_table(slots: int) -> Column:
+    return np.zeros((1 << (slots - 1).bit_length(), 3), dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSeqnos:
+    """What a snapshot holds of durable writes. Each is 0 where there is none."""
+
+    max_visible: int
+    """The last change that is neither a prepare nor an abort."""
+    high_prepared: int
+    high_completed: int
+    """The highest seqno of a prepare that is committed or aborted."""
+
+
+def sync_seqnos(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> SyncSeqnos:
+    visible = prepared = completed = 0
+    for run in bucket.runs(vbucket, after_seqno=after_seqno):
+        found = [int(seqno) for seqno in _sync_seqnos(run, u64(end_seqno))]
+        visible, prepared, completed = found[0] or visible, found[1] or prepared, max(found[2], completed)
+    return SyncSeqnos(max_visible=visible, high_prepared=prepared, high_completed=completed)
+
+
+def collection_high_seqnos(bucket: Bucket, vbuckets: Sequence[int], collection: CollectionId) -> list[int]:
+    """The last durable seqno of a collection in each vbucket: that of its creation at least, 0 where it never was.
+
+    No part of the store counts these, so the changes themselves are read, the newest first. A collection that is
+    written to is found at once; for one that is not, everything that came after its last change has to be read.
+    """
+    with bucket.engine.view() as view:
+        return [_high_seqno(bucket, view, vbucket, collection) for vbucket in vbuckets]
+
+
+def _high_seqno(bucket: Bucket, view: View, vbucket: int, collection: CollectionId) -> int:
+    found = (int(_last_of_collection(run, collection)) for run in _runs_newest_first(bucket, view, vbucket))
+    return next((seqno for seqno in found if seqno), 0)
+
+
+def _runs_newest_first(bucket: Bucket, view: View, vbucket: int) -> Iterator[Bytes]:
+    for commit in reversed(bucket.young.of(vbucket)):
+        yield commit.run(vbucket)
+    start, end = blocks_of(vbucket)
+    while (last := view.last_before(Table.BLOCKS, end)) is not None and last[0] >= start:
+        yield as_run(last[1])
+        end = last[0]
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _scan(
+    run: AnyBytes, end_seqno: UInt64, secret: UInt64s, filtered: bool, wanted: UInt32s, with_events: bool,
+    with_prepares: bool, table: UInt64Rows, superseded: UInt64s,
+) -> tuple[int, int, int]:  # fmt: skip
+    at = i64(0)
+    count = i64(0)
+    keys = i64(0)
+    last = u64(0)
+    mask = len(table) - 1
+    while at < len(run):
+        seqno = load_u64(run, at + 24)
+        if seqno > end_seqno:
+            break
+        opcode = run[at + 1]
+        if opcode == SYSTEM_EVENT:
+            if with_events:
+                last = seqno
+        elif opcode == PREPARE or opcode == ABORT:
+            if with_prepares:
+                last = seqno
+        else:
+            key_at = at + 24 + i64(run[at + 4])
+            position = np.searchsorted(wanted, u32(collection_id(run, key_at)))
+            if not filtered or (position < len(wanted) and wanted[position] == collection_id(run, key_at)):
+                high, low = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
+                slot = i64(high & u64(mask))
+                while table[slot, 2] != 0 and (table[slot, 0] != high or table[slot, 1] != low):
+                    slot = (slot + 1) & mask
+                if table[slot, 2] != 0:
+                    superseded[count] = table[slot, 2]
+                    count += 1
+                else:
+                    keys += 1
+                table[slot, 0] = high
+                table[slot, 1] = low
+                table[slot, 2] = seqno
+                last = seqno
+        at += 24 + i64(load_u32(run, at + 8))
+    return count, keys, last
+
+
+@kernel
+def _reenter(table: UInt64Rows, larger: UInt64Rows) -> None:
+    mask = len(larger) - 1
+    for old in range(len(table)):
+        if table[old, 2] != 0:
+            slot = i64(table[old, 0] & u64(mask))
+            while larger[slot, 2] != 0:
+                slot = (slot + 1) & mask
+            for word in range(3):
+                larger[slot, word] = table[old, word]
+
+
+@kernel
+def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int]:
+    at = i64(0)
+    visible = u64(0)
+    prepared = u64(0)
+    completed = u64(0)
+    while at < len(run):
+        seqno = load_u64(run, at + 24)
+        if seqno > end_seqno:
+            break
+        opcode = run[at + 1]
+        if opcode == PREPARE:
+            prepared = seqno
+        elif opcode == ABORT:
+            completed = max(completed, load_u64(run, at + 32))
+        else:
+            visible = seqno
+            if load_u32(run, at + 12) != 0:
+                completed = max(completed, seqno - u64(load_u32(run, at + 12)))
+        at += 24 + i64(load_u32(run, at + 8))
+    return visible, prepared, completed
+
+
+@kernel
+def _last_of_collection(run: AnyBytes, wanted: int) -> int:
+    """The seqno of the last change of a collection in a run, its creation included; 0 where there is none."""
+    at = i64(0)
+    seqno = u64(0)
+    while at < len(run):
+        extras_at = at + 24
+        key_at = extras_at + i64(run[at + 4])
+        opcode = run[at + 1]
+        if is_document_change(opcode):
+            if collection_id(run, key_at) == u64(wanted):
+                seqno = load_u64(run, extras_at)
+        elif opcode == SYSTEM_EVENT and load_u32(run, extras_at + 8) == 0:
+            # A collection was created: the value is the manifest's uid, the scope's id and the collection's.
+            value_at = key_at + i64(load_u16(run, at + 2))
+            if u64(load_u32(run, value_at + 12)) == u64(wanted):
+                seqno = load_u64(run, extras_at)
+        at = extras_at + i64(load_u32(run, at + 8))
+    return int(seqno)
