@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.client.changes import Deletion, Expiration, Mutation, changes_of
+from headwater.protocol.kernels.decode import binary_column
 from headwater.protocol.kernels.json_check import is_json
 from headwater.protocol.kernels.memory import (
     Bools,
     Bytes,
     Column,
-    Int32s,
     Int64Rows,
     Int64s,
     ReadOnlyBytes,
@@ -54,7 +54,9 @@ _BASE64_NAME = np.frombuffer(b'_base64":', dtype=np.uint8)
 
 
 @kernel
-def judge_values(values: Bytes, offsets: Int32s, is_there: Bools, datatypes: ReadOnlyBytes, forms: Bytes) -> int:
+def judge_values(
+    values: ReadOnlyBytes, offsets: ReadOnlyInt32s, is_there: Bools, datatypes: ReadOnlyBytes, forms: Bytes
+) -> int:
     """How each value is to be written, and room enough for all of them. A server that calls a value JSON may err."""
     room = i64(0)
     for row in range(len(forms)):
@@ -76,8 +78,8 @@ def judge_values(values: Bytes, offsets: Int32s, is_there: Bools, datatypes: Rea
 def write_lines(
     first: int, last: int, plan: Int64Rows, texts: ReadOnlyBytes, text_ends: Int64s, numbers: UInt64Rows,
     times: ReadOnlyInt64s, names: ReadOnlyBytes, name_ends: Int64s, name_rows: Int64Rows, keys: ReadOnlyBytes,
-    key_offsets: ReadOnlyInt32s, key_forms: Bytes, values: Bytes, value_offsets: Int32s, value_forms: Bytes,
-    out: Bytes, at: int,
+    key_offsets: ReadOnlyInt32s, key_forms: Bytes, values: ReadOnlyBytes, value_offsets: ReadOnlyInt32s,
+    value_forms: Bytes, out: Bytes, at: int,
 ) -> int:  # fmt: skip
     """Write the rows from `first` to `last` to `out`, which has room for them. Returns where they end."""
     fields = len(plan)
@@ -361,8 +363,8 @@ class _Columns:
             self._numbers[number] = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False)
         self._times = batch.column("changed_at").cast(pa.int64()).fill_null(NO_TIME).to_numpy(zero_copy_only=False)
         self._names, self._name_ends, self._name_rows = _names([batch.column(name) for name in plan.names])
-        self._keys, self._key_offsets = _binary(batch.column("key"))
-        self._values, self._value_offsets = _binary(batch.column("value"))
+        self._keys, self._key_offsets = binary_column(batch.column("key"))
+        self._values, self._value_offsets = binary_column(batch.column("value"))
         self._key_forms = _key_forms(batch.column("key"))
         self._value_forms = np.empty(rows, dtype=np.uint8)
         has_value = batch.column("value").is_valid().to_numpy(zero_copy_only=False)
@@ -413,10 +415,3 @@ def _names(columns: list[pa.DictionaryArray]) -> tuple[Bytes, Column, Column]:
 
 def _joined(parts: list[bytes]) -> tuple[Bytes, Column]:
     return np.frombuffer(b"".join(parts), dtype=np.uint8), np.cumsum([len(part) for part in parts], dtype=np.int64)
-
-
-def _binary(column: pa.Array) -> tuple[Bytes, Column]:
-    """The bytes of a column, and where each of its rows begins and ends."""
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(data if data is not None else b"", dtype=np.uint8), ends

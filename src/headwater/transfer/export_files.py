@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 
 from headwater.durable_files import sync_folder
 from headwater.errors import InvalidInput, StoreFull
-from headwater.lake.json_fields import Kind, find_fields, integers
+from headwater.lake.json_fields import JsonKind, find_fields, integers
 from headwater.lake.typed_columns import COLUMNS_MAX, ColumnDef, TypedColumns, is_column_name, to_ddl
 from headwater.phrases import counted, escaped_bytes
+from headwater.protocol.kernels.decode import binary_column
 from headwater.transfer.change_lines import AS_JSON, judge_values
 from headwater.transfer.json_lines import EXPIRY_MEMBER, FLAGS_MEMBER, IN_BASE64, KEY_MEMBER, MEMBERS, VALUE_MEMBER
 from headwater.transfer.set_frames import JSON_FLAGS
@@ -46,21 +47,21 @@ from headwater.transfer.table_json import JSON_TEXT, quoted
 # several kinds, or is an object or an array, its column has its JSON text.
 
 
-_ABSENT = frozenset({Kind.MISSING, Kind.NULL})
-_TYPES: tuple[tuple[frozenset[Kind], pa.DataType], ...] = (
-    (frozenset({Kind.TRUE, Kind.FALSE}), pa.bool_()),
-    (frozenset({Kind.INTEGER}), pa.int64()),
-    (frozenset({Kind.INTEGER, Kind.REAL}), pa.float64()),
+_ABSENT = frozenset({JsonKind.MISSING, JsonKind.NULL})
+_TYPES: tuple[tuple[frozenset[JsonKind], pa.DataType], ...] = (
+    (frozenset({JsonKind.TRUE, JsonKind.FALSE}), pa.bool_()),
+    (frozenset({JsonKind.INTEGER}), pa.int64()),
+    (frozenset({JsonKind.INTEGER, JsonKind.REAL}), pa.float64()),
 )
-_NESTED = frozenset({Kind.OBJECT, Kind.ARRAY})
-_STRINGS = frozenset({Kind.STRING, Kind.ESCAPED_STRING})
+_NESTED = frozenset({JsonKind.OBJECT, JsonKind.ARRAY})
+_STRINGS = frozenset({JsonKind.STRING, JsonKind.ESCAPED_STRING})
 
 
 @dataclass(slots=True)
 class ColumnSurvey:
     """Told of all documents by `note`."""
 
-    _kinds: dict[str, set[Kind]] = field(default_factory=dict)
+    _kinds: dict[str, set[JsonKind]] = field(default_factory=dict)
     _too_large: set[str] = field(default_factory=set)
 
     def note(self, documents: pa.Array) -> None:
@@ -70,9 +71,9 @@ class ColumnSurvey:
         names = list(self._kinds)
         found = find_fields(documents, names)
         for number, name in enumerate(names):
-            self._kinds[name].update(Kind(int(kind)) for kind in np.unique(found.kinds[number]))
-            if Kind.INTEGER in self._kinds[name]:
-                wanted = found.kinds[number] == Kind.INTEGER
+            self._kinds[name].update(JsonKind(int(kind)) for kind in np.unique(found.kinds[number]))
+            if JsonKind.INTEGER in self._kinds[name]:
+                wanted = found.kinds[number] == JsonKind.INTEGER
                 _, good = integers(found.data, found.starts[number], found.ends[number], wanted)
                 if (wanted & ~good).any():
                     self._too_large.add(name)
@@ -207,12 +208,10 @@ class JsonLinesFile:
 def are_json(batch: pa.RecordBatch) -> NDArray[np.bool_]:
     """Which values are JSON. A server that calls a value so may err."""
     values = batch.column("value")
-    _, offsets, data = values.buffers()
-    places = np.frombuffer(offsets, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    content = np.frombuffer(b"" if data is None else data, dtype=np.uint8)
+    content, offsets = binary_column(values)
     forms = np.empty(len(values), dtype=np.uint8)
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
-    judge_values(content, places, is_there, batch.column("datatype").to_numpy(), forms)
+    judge_values(content, offsets, is_there, batch.column("datatype").to_numpy(), forms)
     marks: NDArray[np.bool_] = forms == AS_JSON
     return marks
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
 from headwater.protocol.kernels.memory import (
-    AnyBytes,
     Bytes,
     Column,
     Int64Rows,
@@ -26,6 +25,7 @@ from headwater.protocol.kernels.memory import (
     i64,
     kernel,
     kernel_part,
+    read_only,
 )
 from headwater.protocol.numbers import KEY_BYTES_MAX
 
@@ -100,8 +100,9 @@ class KeyTemplate:
         key_ends = np.empty(count, dtype=np.int64)
         kinds, arguments, literals = self._tables()
         built = _build(
-            kinds, arguments, literals, numbers, found.text, found.starts, found.ends, KEY_BYTES_MAX, keys, key_ends
-        )
+            kinds, arguments, literals, numbers, read_only(found.text), found.starts, found.ends, KEY_BYTES_MAX,
+            keys, key_ends,
+        )  # fmt: skip
         if built < count:
             problem = _document_error(
                 numbers[built],
@@ -150,7 +151,7 @@ def _document_error(number: int, reason: str, *, hint: str) -> InvalidDocument:
 @kernel
 def _build(
     kinds: Int64s, arguments: Int64Rows, literals: ReadOnlyBytes, numbers: Int64s,
-    text: AnyBytes, starts: Int64Rows, ends: Int64Rows, key_bytes_max: int, keys: Bytes, key_ends: Int64s,
+    text: ReadOnlyBytes, starts: Int64Rows, ends: Int64Rows, key_bytes_max: int, keys: Bytes, key_ends: Int64s,
 ) -> int:  # fmt: skip
     """Write the keys. Gives how many could be made: the next one would be empty or too long."""
     at = i64(0)
@@ -216,7 +217,7 @@ def _find_fields(fields: tuple[str, ...], text: Bytes, starts: Column, ends: Col
     for row, field in enumerate(fields):
         name = np.frombuffer(field.encode(), dtype=np.uint8)
         states = np.zeros(count, dtype=np.uint8)
-        _find_field(text, starts, ends, name, found_starts[row], found_ends[row], states)
+        _find_field(read_only(text), starts, ends, name, found_starts[row], found_ends[row], states)
         for item in np.flatnonzero(states):
             try:
                 value = _field_by_json(text[starts[item] : ends[item]].tobytes(), field, numbers[item])

@@ -15,12 +15,12 @@ import numpy as np
 from headwater.errors import BadMagic, FrameTooLarge, LengthMismatch, RemoteProtocolError, UnexpectedMessage
 from headwater.protocol.cluster_config import VBUCKETS_MAX
 from headwater.protocol.kernels.memory import (
-    AnyBytes,
     ByteRows,
     Bytes,
     Column,
     Int64Rows,
     Int64s,
+    ReadOnlyBytes,
     UInt16s,
     UInt32,
     UInt32s,
@@ -29,6 +29,7 @@ from headwater.protocol.kernels.memory import (
     kernel,
     load_u16,
     load_u32,
+    read_only,
     store_u16,
     store_u32,
     u16,
@@ -55,12 +56,12 @@ def vbuckets_of(keys: Bytes, ends: Column, vbuckets: int) -> Column:
     if not 0 < vbuckets <= VBUCKETS_MAX:
         raise ValueError(f"{vbuckets} vbuckets")
     found = np.empty(len(ends), dtype=np.uint16)
-    _hash_keys(keys, ends, vbuckets, CRC32_TABLE, found)
+    _hash_keys(read_only(keys), ends, vbuckets, CRC32_TABLE, found)
     return found
 
 
 @kernel
-def _hash_keys(keys: Bytes, ends: Int64s, vbuckets: int, table: UInt32s, found: UInt16s) -> None:
+def _hash_keys(keys: ReadOnlyBytes, ends: Int64s, vbuckets: int, table: UInt32s, found: UInt16s) -> None:
     at = i64(0)
     for item in range(len(ends)):
         crc = u32(0xFFFFFFFF)
@@ -146,15 +147,16 @@ def encode_sets(
     data = np.empty(overhead_bytes + len(documents.keys) + value_bytes, dtype=np.uint8)
     starts = np.empty(len(documents) + 1, dtype=np.int64)
     _encode_sets(
-        documents.keys, documents.key_ends, documents.values, documents.value_starts, documents.value_ends,
-        hashed, prefixes, prefix_lengths, first_document % len(prefixes), u32(flags), u32(expiry), data, starts,
+        read_only(documents.keys), documents.key_ends, read_only(documents.values), documents.value_starts,
+        documents.value_ends, hashed, prefixes, prefix_lengths, first_document % len(prefixes), u32(flags), u32(expiry),
+        data, starts,
     )  # fmt: skip
     return SetFrames(data=data[: starts[-1]], starts=starts, vbuckets=hashed)
 
 
 @kernel
 def _encode_sets(
-    keys: Bytes, key_ends: Int64s, values: AnyBytes, value_starts: Int64s, value_ends: Int64s,
+    keys: ReadOnlyBytes, key_ends: Int64s, values: ReadOnlyBytes, value_starts: Int64s, value_ends: Int64s,
     vbuckets: UInt16s, prefixes: ByteRows, prefix_lengths: Int64s, turn: int, flags: UInt32, expiry: UInt32,
     data: Bytes, starts: Int64s,
 ) -> None:  # fmt: skip
@@ -275,7 +277,7 @@ def scan_answers(data: Bytes, *, opaque: int, failures: Column) -> Answers:
 
     `failures` is room for failures, two columns. If it is full the scan ends early, and is to be called again.
     """
-    consumed, answered, failed, fault = _scan(data, u32(opaque), ANSWER_BODY_BYTES_MAX, failures)
+    consumed, answered, failed, fault = _scan(read_only(data), u32(opaque), ANSWER_BODY_BYTES_MAX, failures)
     if fault != Fault.NONE:
         raise _fault(Fault(fault), data, consumed, opaque + answered)
     return Answers(
@@ -294,7 +296,7 @@ def _fault(fault: Fault, data: Bytes, at: int, opaque: int) -> RemoteProtocolErr
 
 
 @kernel
-def _scan(data: Bytes, opaque: UInt32, body_bytes_max: int, failures: Int64Rows) -> tuple[int, int, int, int]:
+def _scan(data: ReadOnlyBytes, opaque: UInt32, body_bytes_max: int, failures: Int64Rows) -> tuple[int, int, int, int]:
     at = i64(0)
     answered = i64(0)
     failed = i64(0)

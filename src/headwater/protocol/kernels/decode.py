@@ -1,10 +1,12 @@
-"""The decode kernel: a buffer of received frames to Arrow columns.
+"""The decode kernels: received frames to Arrow columns.
 
-Mutations, deletions and expirations become rows. Frames with any other opcode are left where they are and reported
-with the row they stand before, so that the caller can handle snapshot markers, stream ends and the like with the
-typed codec, in order. A frame that is not complete is left over.
+`decode_changes` takes one buffer. Mutations, deletions and expirations become rows. Frames with any other opcode are
+left where they are and reported with the row they stand before, so that the caller can handle snapshot markers, stream
+ends and the like with the typed codec, in order. A frame that is not complete is left over. `decode_runs`, which the
+client calls, takes changes that lie in many buffers and makes one batch of them. (Joining the runs first would copy
+every byte once more, and that takes a third of the time of decoding them.)
 
-The kernel goes over the buffer once to check every length and to count, and once to copy. The first walk touches the
+A kernel goes over the bytes once to check every length and to count, and once to copy. The first walk touches the
 headers only and costs a fraction of the second; in return the columns have exactly the size they need, and the copying
 has nothing left to check. (Guessing the size instead made results four times too large: pages that are never written
 are not free where the system hands out huge ones.)
@@ -51,6 +53,8 @@ from headwater.protocol.kernels.memory import (
     Int32s,
     Int64Rows,
     Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt32s,
     UInt16s,
     UInt32s,
     UInt64s,
@@ -61,6 +65,7 @@ from headwater.protocol.kernels.memory import (
     load_u16,
     load_u32,
     load_u64,
+    read_only,
     u16,
     u32,
 )
@@ -86,7 +91,7 @@ CHANGES_SCHEMA = pa.schema(
     ]
 )
 """What a message does not have is 0: the stream id without flexible framing, the flags and expiry of a removal, the
-delete time of a mutation or of a removal that does not tell it, the collection id where none were negotiated."""
+delete time of a mutation or of a removal that does not carry it, the collection id where none were negotiated."""
 
 BUFFER_BYTES_MAX = 2**31 - 1
 """Arrow's binary columns count in 32 bits."""
@@ -120,11 +125,11 @@ def decode_changes(
     body_bytes_max: int = FRAME_BODY_BYTES_MAX,
 ) -> DecodedChanges:
     """Decode all complete frames of a buffer."""
-    buffer = np.frombuffer(data, dtype=np.uint8)
+    buffer = read_only(np.frombuffer(data, dtype=np.uint8))
     if len(buffer) > BUFFER_BYTES_MAX:
         raise LocalProtocolError(f"a buffer of {len(buffer)} bytes exceeds {BUFFER_BYTES_MAX}")
-    survey = _survey(buffer, collections, body_bytes_max)
-    rows, other_count, key_bytes, value_bytes, compressed, consumed, faulty = survey
+    measured = _measure(buffer, collections, body_bytes_max)
+    rows, other_count, key_bytes, value_bytes, compressed, consumed, faulty = measured
     if faulty:
         _raise_fault(buffer.data, consumed, collections=collections, body_bytes_max=body_bytes_max)
     columns = _Columns(rows, key_bytes, value_bytes)
@@ -136,6 +141,41 @@ def decode_changes(
         consumed_bytes=consumed,
         compressed_rows=compressed,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedRuns:
+    batch: pa.RecordBatch
+    """The changes, with the schema that `decode_changes` has."""
+    rows: Column
+    """How many of them each run had."""
+
+
+def decode_runs(runs: Sequence[bytes | memoryview], *, collections: bool) -> DecodedRuns:
+    """Decode runs of whole frames that are all changes."""
+    # The buffers hold the bytes in their places while the kernels work with nothing but addresses.
+    buffers = [pa.py_buffer(run) for run in runs]
+    addresses = np.array([buffer.address for buffer in buffers], dtype=np.int64)
+    lengths = np.array([buffer.size for buffer in buffers], dtype=np.int64)
+    if lengths.sum() > BUFFER_BYTES_MAX:
+        raise LocalProtocolError(
+            f"runs of {lengths.sum()} bytes exceed {BUFFER_BYTES_MAX}", hint="Decode fewer of them at a time"
+        )
+    counts = np.empty((len(runs), 3), dtype=np.int64)
+    bad_run = _measure_runs(addresses, lengths, collections, FRAME_BODY_BYTES_MAX, counts)
+    if bad_run >= 0:
+        _raise_fault_of_run(runs[bad_run], collections=collections)
+    rows, key_bytes, value_bytes = counts.sum(axis=0).tolist()
+    columns = _Columns(rows, key_bytes, value_bytes)
+    _extract_runs(addresses, lengths, collections, counts, *columns.arrays)
+    return DecodedRuns(batch=columns.to_batch(rows), rows=counts[:, 0].copy())
+
+
+def binary_column(column: pa.Array) -> tuple[ReadOnlyBytes, ReadOnlyInt32s]:
+    """The bytes of a binary or text column, and where each of its rows begins; the last offset is the end."""
+    _, offsets, data = column.buffers()
+    starts = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    return read_only(np.frombuffer(data if data is not None else b"", dtype=np.uint8)), read_only(starts)
 
 
 class _Columns:
@@ -199,6 +239,18 @@ def _raise_fault(data: memoryview, offset: int, *, collections: bool, body_bytes
     raise AssertionError(f"the kernel refuses the frame at byte {offset}, the typed codec takes it")
 
 
+def _raise_fault_of_run(run: bytes | memoryview, *, collections: bool) -> None:
+    """Name what is wrong with a run."""
+    decoded = decode_changes(run, collections=collections)
+    if decoded.others:
+        # Such as a change whose framing extras hold more than the id of its stream.
+        raise UnexpectedMessage("a frame among changes that is none", offset=decoded.others[0].start)
+    raise TruncatedFrame("a run of changes ends inside a frame", offset=decoded.consumed_bytes)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
 @kernel_part
 def _is_change(data: Bytes, at: int, framing_bytes: int) -> bool:
     """A lone stream id is the framing that producers send; any other is left to the typed codec."""
@@ -218,8 +270,8 @@ def _extras_fit(opcode: int, extras_bytes: int) -> bool:
     return bool(extras_bytes == DELETION_EXTRAS_BYTES or extras_bytes == with_time)
 
 
-@kernel_part
-def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, int, int, int, int, int, bool]:
+@kernel
+def _measure(data: ReadOnlyBytes, collections: bool, body_bytes_max: int) -> tuple[int, int, int, int, int, int, bool]:
     """Check every frame and count. Stops at a fault, which the last value tells, or at an incomplete frame."""
     end = len(data)
     at = i64(0)
@@ -259,14 +311,14 @@ def _survey(data: Bytes, collections: bool, body_bytes_max: int) -> tuple[int, i
     return rows, others, keys_bytes, values_bytes, compressed, at, False
 
 
-@kernel_part
+@kernel
 def _extract(
-    data: Bytes, end: int, collections: bool, others: Column,
-    vbuckets: Column, opaques: Column, stream_ids: Column, opcodes: Column, datatypes: Column, seqnos: Column,
-    rev_seqnos: Column, cas: Column, flags: Column, expiries: Column, delete_times: Column, collection_ids: Column,
-    key_offsets: Column, keys: Bytes, value_offsets: Column, values: Bytes,
+    data: ReadOnlyBytes, end: int, collections: bool, others: Int64Rows, vbuckets: UInt16s, opaques: UInt32s,
+    stream_ids: UInt16s, opcodes: Bytes, datatypes: Bytes, seqnos: UInt64s, rev_seqnos: UInt64s, cas: UInt64s,
+    flags: UInt32s, expiries: UInt32s, delete_times: UInt32s, collection_ids: UInt32s, key_offsets: Int32s,
+    keys: Bytes, value_offsets: Int32s, values: Bytes,
 ) -> None:  # fmt: skip
-    """Copy what the survey has found sound, up to `end`."""
+    """Copy what was measured and found sound, up to `end`."""
     at = i64(0)
     row = 0
     other = 0
@@ -314,49 +366,6 @@ def _extract(
         at = frame_end
 
 
-# The decode kernel for runs: changes that lie in many buffers to the columns of one batch.
-#
-# It does what `decode` does, run after run, and gives the rows one place. Joining the runs first would copy every byte
-# once more, and that takes a third of the time of decoding them.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedRuns:
-    batch: pa.RecordBatch
-    """The changes, with the schema that `decode_changes` has."""
-    rows: Column
-    """How many of them each run had."""
-
-
-def decode_runs(runs: Sequence[bytes | memoryview], *, collections: bool) -> DecodedRuns:
-    """Decode runs of whole frames that are all changes."""
-    # The buffers hold the bytes in their places while the kernels work with nothing but addresses.
-    buffers = [pa.py_buffer(run) for run in runs]
-    addresses = np.array([buffer.address for buffer in buffers], dtype=np.int64)
-    lengths = np.array([buffer.size for buffer in buffers], dtype=np.int64)
-    if lengths.sum() > BUFFER_BYTES_MAX:
-        raise LocalProtocolError(
-            f"runs of {lengths.sum()} bytes exceed {BUFFER_BYTES_MAX}", hint="Decode fewer of them at a time"
-        )
-    counts = np.empty((len(runs), 3), dtype=np.int64)
-    bad_run = _survey_runs(addresses, lengths, collections, FRAME_BODY_BYTES_MAX, counts)
-    if bad_run >= 0:
-        _raise_fault_of_run(runs[bad_run], collections=collections)
-    rows, key_bytes, value_bytes = counts.sum(axis=0).tolist()
-    columns = _Columns(rows, key_bytes, value_bytes)
-    _extract_runs(addresses, lengths, collections, counts, *columns.arrays)
-    return DecodedRuns(batch=columns.to_batch(rows), rows=counts[:, 0].copy())
-
-
-def _raise_fault_of_run(run: bytes | memoryview, *, collections: bool) -> None:
-    """Name what is wrong with a run."""
-    decoded = decode_changes(run, collections=collections)
-    if decoded.others:
-        # Such as a change whose framing extras hold more than the id of its stream.
-        raise UnexpectedMessage("a frame among changes that is none", offset=decoded.others[0].start)
-    raise TruncatedFrame("a run of changes ends inside a frame", offset=decoded.consumed_bytes)
-
-
 def _bytes_pointer(typing_context: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
@@ -373,14 +382,14 @@ def _bytes_at(address: int, length: int) -> Bytes:
 
 
 @kernel
-def _survey_runs(addresses: Int64s, lengths: Int64s, collections: bool, body_bytes_max: int, counts: Int64Rows) -> int:
+def _measure_runs(addresses: Int64s, lengths: Int64s, collections: bool, body_bytes_max: int, counts: Int64Rows) -> int:
     """Check every frame, and count the rows of each run and the bytes of their keys and values.
 
     Returns the first run that is not changes from its first byte to its last, or -1.
     """
     for run in range(len(addresses)):
         data = _bytes_at(addresses[run], lengths[run])
-        rows, others, key_bytes, value_bytes, _, consumed, faulty = _survey(data, collections, body_bytes_max)
+        rows, others, key_bytes, value_bytes, _, consumed, faulty = _measure(data, collections, body_bytes_max)
         if faulty or others > 0 or consumed != lengths[run]:
             return run
         counts[run, 0] = rows
@@ -396,7 +405,7 @@ def _extract_runs(
     flags: UInt32s, expiries: UInt32s, delete_times: UInt32s, collection_ids: UInt32s, key_offsets: Int32s,
     keys: Bytes, value_offsets: Int32s, values: Bytes,
 ) -> None:  # fmt: skip
-    """Copy what the survey has found sound, each run behind the one before."""
+    """Copy what was measured and found sound, each run behind the one before."""
     no_others = np.empty((0, 2), dtype=np.int64)
     row = i64(0)
     key_at = i64(0)

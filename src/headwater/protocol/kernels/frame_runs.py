@@ -28,7 +28,6 @@ from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
     Int64s,
-    ReadOnlyBytes,
     UInt64Rows,
     copy_bytes,
     i64,
@@ -169,7 +168,7 @@ def _fill_runs(data: AnyBytes, end: int, count: int) -> Column:
 
 
 @kernel
-def _gather(data: ReadOnlyBytes, table: UInt64Rows, order: Int64s, gathered: Bytes) -> None:
+def _gather(data: AnyBytes, table: UInt64Rows, order: Int64s, gathered: Bytes) -> None:
     at = i64(0)
     for run in order:
         start = i64(table[run, _START])

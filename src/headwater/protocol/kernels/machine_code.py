@@ -41,13 +41,13 @@ _PRIVATE = 0o700
 _MARK = re.compile(rb"^@(kernel|kernel_part|inlined_part)$", re.MULTILINE)
 
 
-_KERNELS: list[Any] = []
+KERNELS: list[Any] = []
 """Every kernel of the modules that were imported, in the order of their definitions."""
 _PLAIN = {int: (types.int64,), bool: (types.boolean,)}
 
 
 def register_kernel(dispatcher: Any) -> None:
-    _KERNELS.append(dispatcher)
+    KERNELS.append(dispatcher)
 
 
 def compile_kernels(*packages: str) -> None:
@@ -58,7 +58,7 @@ def compile_kernels(*packages: str) -> None:
     names = {name for name in kernel_modules() if any(f"{name}.".startswith(f"{package}.") for package in packages)}
     for name in sorted(names):
         import_module(name)
-    for dispatcher in _KERNELS:
+    for dispatcher in KERNELS:
         if dispatcher.py_func.__module__ in names:
             for signature in declared_signatures(dispatcher):
                 dispatcher.compile(signature)

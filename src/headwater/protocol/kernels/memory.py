@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 from headwater.protocol.kernels.machine_code import KernelCache, register_kernel
 
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=np.generic)
+
 # --- the types of a kernel's parameters -----------------------------------------------------------------------------
 #
 # To the type checker each is an array or an integer; the metadata is what numba calls it. An array that can't be
@@ -60,6 +63,14 @@ UInt64: TypeAlias = Annotated[int, types.uint64]
 Column: TypeAlias = NDArray[Any]
 """An array of any numbers, for parts and for Python's own functions; a kernel's parameter says which."""
 
+
+def read_only(array: NDArray[T]) -> NDArray[T]:
+    """The same array as one that can't be written to, so that a kernel is compiled for one type and not for both."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 # Inside a kernel every number has a machine type, and mixing signed with unsigned makes floats: the conversions that
 # prevent it are written out. To the type checker they are plain numbers.
 i64: Any = np.int64
@@ -69,8 +80,6 @@ u32: Any = np.uint32
 u64: Any = np.uint64
 
 # --- the decorators -------------------------------------------------------------------------------------------------
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import LocalProtocolError, MalformedSnappy
+from headwater.protocol.kernels.decode import binary_column
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -32,9 +33,7 @@ def decompress_values(batch: pa.RecordBatch, *, value_bytes_max: int = VALUE_BYT
     """The batch with every SNAPPY value inflated and its SNAPPY bit cleared. The other rows stay as they are."""
     datatypes = batch.column("datatype").to_numpy()
     values = batch.column("value")
-    _, offsets_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    data = np.frombuffer(data_buffer, dtype=np.uint8)
+    data, offsets = binary_column(values)
     inflated_offsets = np.empty(len(values) + 1, dtype=np.int64)
     bad_row = _measure(datatypes, offsets, data, value_bytes_max, inflated_offsets)
     if bad_row >= 0:

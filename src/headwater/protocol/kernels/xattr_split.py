@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from headwater.protocol.kernels.decode import binary_column
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -34,7 +35,7 @@ _PAIRS_COMPARED_MAX = 16
 """A section with more pairs than this is left to the typed codec: comparing all names with all others would take a
 time that grows with the square of their number, and a section has room for a hundred thousand."""
 
-# What the survey says of a row, where it says anything.
+# What measuring says of a row, where it says anything.
 _LEFT_TO_THE_CODEC, _REFUSED = 1, 2
 
 
@@ -49,14 +50,10 @@ class SplitValues:
 
 def split_xattrs(values: pa.Array, datatypes: Bytes) -> SplitValues:
     """Split inflated values. Those without the XATTR bit are all body."""
-    _, offsets_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
-    # numba compiles once more for arrays that could be written to, as those of inflated values can.
-    offsets.flags.writeable = data.flags.writeable = False
+    data, offsets = binary_column(values)
     pair_offsets = np.empty(len(values) + 1, dtype=np.int32)
     verdicts = np.zeros(len(values), dtype=np.uint8)
-    names_bytes, texts_bytes, bodies_bytes, is_ascii = _survey(datatypes, offsets, data, pair_offsets, verdicts)
+    names_bytes, texts_bytes, bodies_bytes, is_ascii = _measure(datatypes, offsets, data, pair_offsets, verdicts)
     for row in np.flatnonzero(verdicts):
         decode_xattrs(values[row].as_py())
         assert verdicts[row] != _REFUSED, "the kernel refuses extended attributes that the typed codec takes"
@@ -97,7 +94,7 @@ def _check_names(names: pa.Array, values: pa.Array, datatypes: Bytes) -> None:
 
 
 @kernel
-def _survey(
+def _measure(
     datatypes: Bytes, offsets: ReadOnlyInt32s, data: ReadOnlyBytes, pair_offsets: Int32s, verdicts: Bytes
 ) -> tuple[int, int, int, bool]:
     """Check every section and count: the bytes of names, texts and bodies, and whether all names are ASCII."""
@@ -204,7 +201,7 @@ def _extract(
     datatypes: Bytes, offsets: ReadOnlyInt32s, data: ReadOnlyBytes,
     body_offsets: Int32s, bodies: Bytes, name_offsets: Int32s, names: Bytes, text_offsets: Int32s, texts: Bytes,
 ) -> None:  # fmt: skip
-    """Copy what the survey has found sound."""
+    """Copy what was measured and found sound."""
     pair = i64(0)
     body_end = i64(0)
     names_end = i64(0)

@@ -1,0 +1,19 @@
+"""A node has all its kernels when it is ready: writing, streaming, replicating, compacting and restarting add none."""
+
+from __future__ import annotations
+
+from headwater.node.node import KERNEL_PACKAGES
+from headwater.protocol.kernels.machine_code import compile_kernels
+from headwater.sim.plan import RunPlan
+from headwater.sim.run import run_seed
+from support.compiled_kernels import compiled_signatures
+
+SEED = 10354
+"""A seed whose nodes crash, compact and roll back."""
+
+
+def test_simulated_nodes_compile_nothing() -> None:
+    compile_kernels(*KERNEL_PACKAGES)
+    before = compiled_signatures()
+    assert run_seed(SEED, plan=RunPlan.mixture(SEED)).complaints == ()
+    assert compiled_signatures() == before
