@@ -16,14 +16,14 @@ from handbook.written_below import written_below
 from headwater.cli.land import LandingMetrics
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.prometheus import READER_LABELS, ReaderCollector
-from headwater.node.dashboard.metrics import NodeCollector
+from headwater.node.http.dashboard.metrics import NodeCollector
 from headwater.spark.landing import LandingStatus
 
 
 class _NoNode:
-    """Stands for a node: without buckets a collector tells of all families, and has no numbers for them."""
+    """Stands for a node: without buckets a collector has all families, and no numbers for them."""
 
-    version = ""
+    server_version = ""
     is_ready = False
 
     def uptime_s(self) -> float:

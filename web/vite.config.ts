@@ -22,7 +22,7 @@ export default defineConfig({
   plugins: [sourcesStamp()],
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
   build: {
-    outDir: "../src/headwater/node/dashboard/assets",
+    outDir: "../src/headwater/node/http/dashboard/assets",
     emptyOutDir: true,
     assetsDir: "",
     assetsInlineLimit: 0,

@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.node.dashboard.samples import LiveCounts, VBucketWatch
+from headwater.node.http.dashboard.samples import LiveCounts, VBucketWatch
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, Vbuuid
 from headwater.protocol.values import Datatype
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
@@ -33,7 +33,7 @@ def bucket() -> Bucket:
     made = create_bucket(
         MemoryEngine(),
         BucketFacts(name="beer", uuid="0", vbuckets=VBUCKETS),
-        outside=Outside(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(names))),
+        environment=StoreEnvironment(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(names))),
         secret=(1, 2),
     )
     for vbucket in range(VBUCKETS):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from headwater.errors import HeadwaterError, MalformedMessage, NoAnswer
-from headwater.node.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, VBucketNumbers
-from headwater.node.dashboard.source import Counts, NodeSource
+from headwater.node.http.dashboard.cluster_numbers import UNKNOWN, ClusterNumbers, Counts, VBucketNumbers
+from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Vbuuid
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import StoreEnvironment
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
@@ -43,29 +43,27 @@ class Neighbours:
 
     def __init__(self, states: Counts, seqnos: Counts) -> None:
         names = iter(range(1, 1000))
-        self._bucket = create_bucket(
+        self.bucket = create_bucket(
             MemoryEngine(),
             BucketFacts(name="beer", uuid="0", vbuckets=VBUCKETS),
-            outside=Outside(now_ns=lambda: 0, new_vbuuid=lambda: Vbuuid(next(names))),
+            environment=StoreEnvironment(now_ns=lambda: 0, new_vbuuid=lambda: Vbuuid(next(names))),
             secret=(1, 2),
         )
         for vbucket, state in enumerate(states.tolist()):
-            self._bucket.set_vbucket_state(vbucket, VBucketState(state))
-        self._bucket.commit_now()
+            self.bucket.set_vbucket_state(vbucket, VBucketState(state))
+        self.bucket.commit_now()
         self.set_seqnos(seqnos)
         self.answers: dict[str, Callable[[], Awaitable[VBucketNumbers]]] = {}
         self.asked = 0
 
     def set_seqnos(self, seqnos: Counts) -> None:
-        self._bucket.vbuckets.durable_seqnos[:] = seqnos.astype(np.uint64)
+        self.bucket.vbuckets.durable_seqnos[:] = seqnos.astype(np.uint64)
 
-    def bucket(self, name: str) -> Bucket:
-        return self._bucket
-
-    def other_nodes(self, bucket: str) -> list[str]:
+    def names(self) -> list[str]:
         return list(self.answers)
 
-    async def numbers_of(self, bucket: str, node: str) -> Mapping[str, str]:
+    async def ask(self, node: str, group: str) -> Mapping[str, str]:
+        assert group == "headwater-vbuckets"
         self.asked += 1
         return dict((await self.answers[node]()).encode())
 
@@ -91,7 +89,7 @@ class Clock:
 
 def watch(node: Neighbours, events: list[str] | None = None, clock: Clock | None = None) -> ClusterNumbers:
     noted = [] if events is None else events
-    return ClusterNumbers(cast(NodeSource, node), "beer", now_ms=clock or Clock(), on_event=noted.append)
+    return ClusterNumbers(node.bucket, cast(PeerStatistics, node), now_ms=clock or Clock(), on_event=noted.append)
 
 
 async def ask(cluster: ClusterNumbers) -> None:

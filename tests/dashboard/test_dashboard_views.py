@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.node.dashboard import live_feed
+from headwater.node.http.dashboard import live_feed
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.values import Datatype, ValueParts, encode_xattrs

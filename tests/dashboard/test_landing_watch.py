@@ -13,9 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.cli.land import LandingMetrics
 from headwater.errors import InvalidInput
-from headwater.node.dashboard import landing
-from headwater.node.dashboard.landing import Landings, fetch_landing
-from headwater.node.dashboard.routes import DashboardSettings
+from headwater.node.http.dashboard import landing
+from headwater.node.http.dashboard.landing import Landings, fetch_landing
 from headwater.spark.landing import LandingStatus
 from support.dashboard_world import World, in_world
 from support.node_process import run_serve
@@ -68,7 +67,7 @@ def test_the_numbers_of_a_landing_are_on_the_feed(tmp_path: Path) -> None:
             assert numbers["rollbacks"] == 1
 
     with answering(200, metrics_text()) as url:
-        in_world(tmp_path, scenario, DashboardSettings(landing_urls=(url,)))
+        in_world(tmp_path, scenario, landing_urls=(url,))
 
 
 def test_a_landing_of_another_bucket_is_not_shown_there() -> None:

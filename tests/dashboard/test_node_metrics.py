@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.cli.land import LandingMetrics
 from headwater.client.prometheus import ReaderCollector
-from headwater.node.dashboard.metrics import KINDS, PREFIX
-from headwater.node.dashboard.routes import DashboardSettings
+from headwater.node.http.dashboard.metrics import KINDS, PREFIX
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.landing import LandingStatus
 from support.dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
@@ -75,7 +74,7 @@ def test_metrics_may_be_open(tmp_path: Path) -> None:
         told = samples(await world.client.get("/metrics"))
         assert {dict(labels).get("bucket") for _, labels in told} == {"beer", "wine", None}
 
-    in_world(tmp_path, scenario, DashboardSettings(open_metrics=True))
+    in_world(tmp_path, scenario, open_metrics=True)
 
 
 def test_health_and_readiness_need_no_log_in(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from support.dashboard_world import World, in_world
 
 ROOT = Path(__file__).parents[2]
-ASSETS = ROOT / "src" / "headwater" / "dashboard" / "assets"
+ASSETS = ROOT / "src" / "headwater" / "node" / "http" / "dashboard" / "assets"
 WEB = ROOT / "web"
 BUNDLE_BYTES_MAX = 160_000
 

@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
-from headwater.node.dashboard.routes import Dashboard, DashboardSettings
-from headwater.node.dashboard.source import Inspection
 from headwater.node.node import Node
 from headwater.node.options import NodeOptions
 from headwater.protocol.manifest import Manifest
@@ -91,12 +89,12 @@ async def _messages(response: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
 
 
 @asynccontextmanager
-async def serving(folder: Path, settings: DashboardSettings | None = None) -> AsyncIterator[World]:
-    options = NodeOptions(
+async def serving(folder: Path, **options: Any) -> AsyncIterator[World]:
+    settings = NodeOptions(
         data=folder / "data", port=0, http_port=0, buckets=("beer", "wine"), vbuckets=VBUCKETS, user=ADMIN[0],
-        password=ADMIN[1],
+        password=ADMIN[1], **options,
     )  # fmt: skip
-    node = Node(options, extend=lambda node, logins: Dashboard(Inspection(node, logins), settings))
+    node = Node(settings)
     started = await node.start()
     reader = node.users.new_user(*READER, [Grant(Role.READER, "beer")], salts=bytes(SALTS_BYTES))
     node._users = node.users.add(reader)
@@ -107,11 +105,11 @@ async def serving(folder: Path, settings: DashboardSettings | None = None) -> As
         await node.stop()
 
 
-def in_world(
-    folder: Path, scenario: Callable[[World], Awaitable[None]], settings: DashboardSettings | None = None
-) -> None:
+def in_world(folder: Path, scenario: Callable[[World], Awaitable[None]], **options: Any) -> None:
+    """Run a scenario with a node; `options` are more of `NodeOptions`."""
+
     async def run() -> None:
-        async with serving(folder, settings) as world:
+        async with serving(folder, **options) as world:
             await scenario(world)
 
     asyncio.run(run())

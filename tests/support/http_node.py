@@ -7,24 +7,24 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
 from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.http.app import http_app
-from headwater.node.http.call import BucketUsage, BucketView, Changes, NodeView
 from headwater.node.node_folder import NodeFolder
+from headwater.node.node_state import BucketUsage, Changes, NodeState
 from headwater.protocol.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Vbuuid
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket, StoreEnvironment
 
 ADMIN, WRITER, READER, STRANGER = ("ann", "pencil"), ("wim", "crayon"), ("rob", "quill"), ("sid", "chalk")
 UUID = "0123456789abcdef0123456789abcdef"
 SCOPES = "/pools/default/buckets/beer/scopes"
-OUTSIDE = Outside(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(77))
+ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1_700_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(77))
 
 
 def make_users() -> Users:
@@ -94,9 +94,8 @@ class Node:
     def bucket_names(self) -> Iterable[str]:
         return ["beer"]
 
-    def bucket(self, name: str) -> BucketView | None:
-        facts = self.stored.facts
-        return BucketView(name=name, uuid=facts.uuid, manifest=self.stored.manifest) if name == facts.name else None
+    def bucket(self, name: str) -> Bucket | None:
+        return self.stored if name == self.stored.facts.name else None
 
     def usage(self, bucket: str) -> BucketUsage:
         assert bucket == "beer"
@@ -127,8 +126,8 @@ class Node:
 class Client:
     """Asks the application without a server; one that is not told otherwise is the admin."""
 
-    def __init__(self, node: NodeView) -> None:
-        self.app = http_app(node)
+    def __init__(self, node: Node) -> None:
+        self.app = http_app(cast(NodeState, node))
 
     def __call__(self, method: str, path: str, *, auth: Any = ADMIN, **parts: Any) -> httpx.Response:
         return asyncio.run(self.send(method, path, auth=auth, **parts))

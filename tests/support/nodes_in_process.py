@@ -15,7 +15,7 @@ from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, KeyNotFound
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node
-from headwater.node.node_folder import Surroundings
+from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
@@ -55,7 +55,7 @@ class InProcessNodes:
         return number
 
     async def start(self, number: int) -> Node:
-        node = Node(self._options[number], Surroundings(serves_http=False))
+        node = Node(self._options[number], NodeEnvironment(serves_http=False))
         await node.start()
         self.running[number] = node
         return node

@@ -1,33 +1,29 @@
-"""A node: buckets, users, the key-value side and the HTTP side, started and stopped together."""
+"""Starting and stopping a node: its buckets are opened, its ports listen, its loops run, and all of it ends in order.
+
+`headwater serve`, the tests and the simulation make a `Node`. What a running node is asked is in `node_state`; here is
+nothing but the order of things.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
-import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
 
-from headwater import __version__
 from headwater.errors import LocalProtocolError, StoreError
-from headwater.log_fields import Fields, LogEvent, fields
-from headwater.node.auth.accounts import ADMIN, Accounts, Change, LoginThrottle
-from headwater.node.auth.users import Users
+from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.accounts import ADMIN
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.consumer.views import ConsumerView, consumer_views
-from headwater.node.failover_drill import RolledBack, roll_back_vbucket
-from headwater.node.http.call import BucketUsage, BucketView, Changes
-from headwater.node.http.logins import Extension, Logins
 from headwater.node.http.server import HttpServer
-from headwater.node.service import BucketService, ConfigVersion, Service
 from headwater.node.kv_listener import KvListener
-from headwater.node.membership import MemberSettings, Membership, Memberships, is_member, peer_login
-from headwater.node.node_folder import Surroundings
+from headwater.node.membership import is_member
+from headwater.node.node_folder import NodeEnvironment
+from headwater.node.node_state import SERVER_VERSION, NodeState
 from headwater.node.options import (
     HTTP_PORT,
     HTTP_TLS_PORT,
@@ -37,60 +33,21 @@ from headwater.node.options import (
     NodeOptions,
     server_context,
 )
-from headwater.node.producer.connection import ProducerConnection
+from headwater.node.service import BucketService, Service
 from headwater.node.upr_listener import UprListener
 from headwater.protocol.cluster_config import (
-    BucketMap,
-    Cluster,
     NodeAddress,
-    bucket_config,
     join_host_port,
-    node_config,
 )
 from headwater.protocol.kernels.machine_code import compile_kernels
-from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.store.bucket import Bucket, Outside
+from headwater.store.bucket import Bucket
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import Engine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 
-# Finding the port to listen on: the one that was asked for, the usual one, or a free one.
-
-
-async def usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
-    """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
-    try:
-        return await listen(usual if asked is None else asked)
-    except OSError as error:
-        if asked is not None or error.errno != errno.EADDRINUSE:
-            raise LocalProtocolError(
-                f"can't listen on port {usual if asked is None else asked} of {host}: {error.strerror or error}",
-                hint="Choose another port, or 0 for a free one, and an address of this machine",
-            ) from error
-        return await listen(0)
-
-
-async def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that connections wait at, before anybody serves it."""
-    loop = asyncio.get_running_loop()
-    family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-    bound = socket.socket(family, kind)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(128)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 logger = logging.getLogger(__name__)
 
-SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
-"""Clients decide by the first three numbers what they may use."""
 KERNEL_PACKAGES = (
     "headwater.protocol.kernels.frame_runs",
     "headwater.protocol.kernels.siphash",
@@ -114,56 +71,25 @@ class Started:
     upr_address: str | None = None
 
 
-Extend = Callable[["Node", Logins], Extension]
-"""Makes what else is served on the HTTP port of a node."""
+class Node(NodeState):
+    """A node that can be started and stopped."""
 
-
-class Node:
-    """See the module. `start`, then `stop`."""
-
-    def __init__(
-        self, options: NodeOptions, surroundings: Surroundings | None = None, *, extend: Extend | None = None
-    ) -> None:
-        self.options = options
-        self.surroundings = surroundings or Surroundings()
-        self.folder = self.surroundings.open_folder(options.data)
-        self.config_changes = Changes()
-        self.throttle = LoginThrottle()
-        self.is_ready = False
-        self.why_not_ready = "it has not been started"
+    def __init__(self, options: NodeOptions, environment: NodeEnvironment | None = None) -> None:
+        super().__init__(options, environment or NodeEnvironment())
         self._is_stopping = False
-        self._started_s = self.now_s()
-        self._accounts = Accounts(self.folder, random_bytes=self.surroundings.random_bytes)
-        self._users: Users
-        self._outside = Outside(now_ns=self.surroundings.now_ns, new_vbuuid=self.surroundings.new_vbuuid)
         self._engines: dict[str, Engine] = {}
-        self._services: dict[str, BucketService] = {}
+        self._buckets: dict[str, Bucket] = {}
+        """Those that are opened; a service is built for each once all are."""
         self._closed: set[str] = set()
-        self._loops: dict[str, CommitLoop] = {}
-        self._durable = Changes()
-        # Clients take a config only if its revision is higher, and they may know one of before the last start.
-        self._revision = self._outside.now_s()
-        self._known_states: dict[str, bytes] = {}
-        self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
-        self._address: NodeAddress
-        self._listener: KvListener
         self._upr: UprListener | None = None
         self._upr_address: str | None = None
         self._tls: ssl.SSLContext | None = None
         self._http_port: int | None = None
         self._loading: asyncio.Future[None] | None = None
         """The thread that opens the buckets."""
-        make_extension = None if extend is None else partial(extend, self)
-        self._http = HttpServer(self, make_extension) if self.surroundings.serves_http else None
-        self._members = Memberships(
-            MemberSettings(
-                login=peer_login(options, self.surroundings.random_bytes),
-                random_bytes=self.surroundings.random_bytes,
-                now_s=self.now_s,
-                on_config=self.config_changes.notify,
-                on_login=lambda bucket, login: self._accounts.let_in(login.user, login.password, bucket=bucket),
-            )
-        )
+        self._http: HttpServer | None = None
+        if self.environment.serves_http:
+            self._http = HttpServer(self, open_metrics=options.open_metrics, landing_urls=options.landing_urls)
 
     # --- starting and stopping ------------------------------------------------------------------------------------
 
@@ -233,8 +159,6 @@ class Node:
     def _open_buckets(self) -> None:
         self.why_not_ready = "it loads or compiles its kernels"
         compile_kernels(*KERNEL_PACKAGES)
-        if self._http is not None:
-            self._http.prepare()
         for number, name in enumerate(self._engines, start=1):
             if self._is_stopping:
                 return
@@ -243,10 +167,10 @@ class Node:
 
     def _close_buckets(self) -> None:
         """Those that are open by now."""
-        for name in [name for name in list(self._services) if name not in self._closed]:
+        for name in [name for name in list(self._buckets) if name not in self._closed]:
             self._closed.add(name)
             try:
-                close_bucket(self._services[name].bucket)
+                close_bucket(self._buckets[name])
             except StoreError as error:
                 about = fields(
                     event=LogEvent.STORE_FAILED, bucket=name, error=type(error).__name__, reason=error.reason
@@ -256,14 +180,14 @@ class Node:
     def _open_bucket(self, name: str) -> None:
         options = self.options
         engine = self._engines[name]
-        secret = (self.surroundings.random_number(bits=64), self.surroundings.random_number(bits=64))
+        secret = (self.environment.random_number(bits=64), self.environment.random_number(bits=64))
         facts = stored_facts(engine)
         if facts is None:
-            uuid = self.surroundings.random_bytes(_UUID_BYTES).hex()
+            uuid = self.environment.random_bytes(_UUID_BYTES).hex()
             facts = BucketFacts(name=name, uuid=uuid, vbuckets=options.vbuckets)
-            bucket = create_bucket(engine, facts, outside=self._outside, secret=secret)
+            bucket = create_bucket(engine, facts, environment=self._store_environment, secret=secret)
         else:
-            bucket = open_bucket(engine, outside=self._outside, secret=secret)
+            bucket = open_bucket(engine, environment=self._store_environment, secret=secret)
             if not engine.was_left_alone:
                 logger.warning(
                     "bucket %s was not stopped in order, or is a copy: its history begins a new branch",
@@ -275,16 +199,16 @@ class Node:
             for vbucket in range(facts.vbuckets):
                 bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
             bucket.commit_now()
-        self._services[name] = BucketService(bucket=bucket, ack_when_durable=options.ack_when_durable)
+        self._buckets[name] = bucket
 
     def _start_loops(self) -> None:
         service = Service(
             buckets=self._services,
             users=self._users,
             throttle=self.throttle,
-            now_ns=self.surroundings.now_ns,
+            now_ns=self.environment.now_ns,
             now_s=self.now_s,
-            random_bytes=self.surroundings.random_bytes,
+            random_bytes=self.environment.random_bytes,
             cluster_config=self.cluster_config,
             set_cluster_config=self.set_cluster_config,
             server_version=SERVER_VERSION,
@@ -292,19 +216,26 @@ class Node:
         )
         self._listener = KvListener(service, self.options.limits)
         self._accounts.on_change = self._put_in_force
-        for name, bucket_service in self._services.items():
+        for name, bucket in self._buckets.items():
             loop = CommitLoop(
-                bucket_service,
+                bucket,
                 retention=self.options.retention,
                 expiry_every_s=self.options.expiry_every_s,
                 compact_every_s=self.options.compact_every_s,
                 on_durable=self._on_durable,
-                on_void=partial(self._on_void, bucket_service),
-                on_failed=self.surroundings.end_process,
+                on_void=partial(self._on_void, name),
+                on_failed=self.environment.end_process,
+            )
+            self._loops[name] = loop
+            self._services[name] = BucketService(
+                bucket=bucket,
+                ack_when_durable=self.options.ack_when_durable,
+                on_change=loop.on_change,
+                when_at_rest=loop.run_at_rest,
+                is_at_rest=loop.is_at_rest,
             )
             loop.start()
-            self._loops[name] = loop
-            self._members.open(bucket_service, loop)
+            self._members.open(self._services[name], loop)
 
     async def _listen(self) -> None:
         options = self.options
@@ -340,7 +271,7 @@ class Node:
         self._upr_address = join_host_port(self._address.host, port)
 
     async def _listen_http(self) -> None:
-        """From now on whoever asks is told that the node lives, and that it is not ready."""
+        """From now on requests are answered: the node lives, and is not ready."""
         http, options, tls = self._http, self.options, self._tls
         if http is None:
             return
@@ -361,154 +292,38 @@ class Node:
         self._members.on_durable()
         self._durable.notify()
 
-    def _on_void(self, bucket: BucketService, commits: Collection[int]) -> None:
-        self._listener.fail_waiting(bucket, commits)
-        self._members.on_void(bucket)
+    def _on_void(self, bucket: str, commits: Collection[int]) -> None:
+        self._listener.fail_waiting(self._services[bucket], commits)
+        self._members.on_void(self._services[bucket])
         self._durable.notify()
 
-    # --- what the HTTP side sees ----------------------------------------------------------------------------------
 
-    @property
-    def users(self) -> Users:
-        return self._users
-
-    def is_node_user(self, name: str) -> bool:
-        return self._accounts.is_node(name)
-
-    async def change_users(self, change: Change) -> None:
-        await self._accounts.change(change)
-
-    def _put_in_force(self, users: Users) -> None:
-        """Everybody asks for rights with every request, but one who is gone must not come back with a namesake."""
-        gone = self._users.by_name.keys() - users.by_name.keys()
-        self._users = self._listener.service.users = users
-        self._listener.log_out(gone)
-        # Streams of configs look whether they may go on.
-        self.config_changes.notify()
-
-    @property
-    def server_version(self) -> str:
-        return SERVER_VERSION
-
-    def now_s(self) -> float:
-        return self.surroundings.now_s()
-
-    def uptime_s(self) -> float:
-        return self.now_s() - self._started_s
-
-    def log(self, message: str, **about: Unpack[Fields]) -> None:
-        logger.warning("%s", message, extra=fields(**about))
-
-    def bucket_names(self) -> Iterable[str]:
-        return self._services
-
-    def bucket(self, name: str) -> BucketView | None:
-        service = self._services.get(name)
-        if service is None:
-            return None
-        facts = service.bucket.facts
-        return BucketView(name=name, uuid=facts.uuid, manifest=service.bucket.manifest)
-
-    def usage(self, bucket: str) -> BucketUsage:
-        opened = self._services[bucket].bucket
-        return BucketUsage(
-            items=opened.index.live_documents(),
-            disk_bytes=self.folder.disk_bytes(bucket),
-            memory_bytes=_memory_bytes(opened),
-            memory_quota_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        )
-
-    def set_cluster_config(self, bucket: str | None, version: ConfigVersion, config: bytes) -> bool:
-        """Give this config in place of the node's own; False where it is no newer than the one before."""
-        is_taken = self._members.adopt(bucket, config)
-        if is_taken is not None:
-            return is_taken
-        known = self._given_configs.get(bucket)
-        if known is not None and version <= known[0]:
-            return False
-        self._given_configs[bucket] = (version, config)
-        self.config_changes.notify()
-        return True
-
-    def cluster_config(self, bucket: str | None) -> bytes:
-        published = self._members.shown_config(bucket)
-        if published is not None:
-            return published
-        if bucket in self._given_configs:
-            return self._given_configs[bucket][1]
-        self._notice_state_changes()
-        cluster = Cluster(nodes=(self._address,), revision=self._revision, uuid=self._cluster_uuid())
-        service = self._services.get(bucket) if bucket else None
-        if service is None:
-            return node_config(cluster)
-        if self.options.bare:
-            return b""
-        facts = service.bucket.facts
-        states = service.bucket.vbuckets.states.tolist()
-        owners = [[0 if state == VBucketState.ACTIVE else -1] for state in states]
-        return bucket_config(cluster, BucketMap(name=facts.name, uuid=facts.uuid, vbucket_map=owners))
-
-    def _notice_state_changes(self) -> None:
-        """A vbucket that has another state makes another config."""
-        states = {name: service.bucket.vbuckets.states.tobytes() for name, service in self._services.items()}
-        if states != self._known_states:
-            self._known_states = states
-            self._revision += 1
-            self.config_changes.notify()
-
-    def _cluster_uuid(self) -> str:
-        return next(iter(self._services.values())).bucket.facts.uuid if self._services else "0" * 32
-
-    async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
-        service = self._services[bucket]
-        manifest = await self._members.change_manifest(bucket, change)
-        if manifest is None:
-            manifest = change(service.bucket.manifest)
-            service.set_manifest(manifest)
-        while service.bucket.durable_commit < service.manifest_commit:
-            await self._durable.after(self._durable.count)
-        if service.bucket.manifest.uid < manifest.uid:
-            raise StoreError("the manifest could not be stored", hint="Free disk space and try again")
-        await self._members.of(bucket).share_manifest()
-        return manifest
-
-    async def wait_for_manifest(self, bucket: str, uid: int) -> None:
-        service = self._services[bucket]
-        while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
-            await self._durable.after(self._durable.count)
-
-    def bucket_service(self, bucket: str) -> BucketService:
-        return self._services[bucket]
-
-    def membership(self, bucket: str) -> Membership:
-        return self._members.of(bucket)
-
-    def kv_requests(self, bucket: str) -> int:
-        """How many key-value requests the bucket has got, of all kinds, since the node started."""
-        service = self._services[bucket]
-        sessions = (connection.session for connection in self._listener.connections)
-        return service.ended.requests + sum(session.requests for session in sessions if session.bucket is service)
-
-    def consumer_views(
-        self, bucket: str, name: str | None = None, *, streams_max: int | None = None
-    ) -> list[ConsumerView]:
-        """The connections by which this node receives its copies, or the one that is named."""
-        connections = self._services[bucket].consumer_connections()
-        return consumer_views(connections, now_s=self.now_s(), name=name, streams_max=streams_max)
-
-    def producer_connections(self, bucket: str) -> list[ProducerConnection]:
-        return self._services[bucket].producer_connections()
-
-    async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
-        service = self._services[bucket]
-        return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
-
-    def hold_replicas(self, bucket: str) -> int:
-        return self._members.of(bucket).replication.hold()
-
-    def release_replicas(self, bucket: str) -> int:
-        return self._members.of(bucket).replication.release()
+# --- ports --------------------------------------------------------------------------------------------------------
 
 
-def _memory_bytes(bucket: Bucket) -> int:
-    return bucket.index.memory_bytes + bucket.young.total_bytes + len(bucket.pending.frames)
+async def usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
+    """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
+    try:
+        return await listen(usual if asked is None else asked)
+    except OSError as error:
+        if asked is not None or error.errno != errno.EADDRINUSE:
+            raise LocalProtocolError(
+                f"can't listen on port {usual if asked is None else asked} of {host}: {error.strerror or error}",
+                hint="Choose another port, or 0 for a free one, and an address of this machine",
+            ) from error
+        return await listen(0)
+
+
+async def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that connections wait at, before it is served."""
+    loop = asyncio.get_running_loop()
+    family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    bound = socket.socket(family, kind)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -140,7 +140,7 @@ def _end_process() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class NodeEnvironment:
     now_ns: Callable[[], int] = time.time_ns
     """The time of day."""
     now_s: Callable[[], float] = time.monotonic

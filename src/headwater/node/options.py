@@ -74,6 +74,10 @@ class NodeOptions:
     expiry_every_s: float = 60.0
     compact_every_s: float = 10.0
     limits: ServerLimits = field(default_factory=ServerLimits)
+    open_metrics: bool = False
+    """Whether `/metrics` needs no log-in."""
+    landing_urls: tuple[str, ...] = ()
+    """Where landings show their metrics, for the dashboard to fetch."""
 
     def __post_init__(self) -> None:
         if self.vbuckets < 1 or self.vbuckets > 1024 or self.vbuckets & (self.vbuckets - 1):

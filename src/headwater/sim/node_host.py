@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headwater.errors import StoreFull
 from headwater.node.auth.users import Users
 from headwater.node.node import Node
-from headwater.node.node_folder import Surroundings
+from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
 from headwater.sim.processes import Process
 from headwater.store.bucket import Bucket
@@ -167,7 +167,7 @@ class NodeHost:
         random = world.random_of(name)
         process = Process(name, self.host, random=random, disk=self.disk.delay_s)
         process.on_killed.append(lambda: world.network.close_of(process))
-        surroundings = Surroundings(
+        environment = NodeEnvironment(
             now_ns=lambda: self._clock_ns + int(world.loop.time() * 1e9),
             now_s=world.loop.time,
             random_bytes=random.randbytes,
@@ -175,7 +175,7 @@ class NodeHost:
             end_process=lambda: world.complain(f"{name} ended itself"),
             serves_http=False,
         )
-        node = process.context.run(Node, self._options, surroundings)
+        node = process.context.run(Node, self._options, environment)
         self._running = _Running(process, node)
         world.trace.note(name, "starts")
         process.run(world.loop, self._start(process, node), name="start")

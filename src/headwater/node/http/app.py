@@ -1,13 +1,14 @@
 """The application: the table of routes, and what every request has to pass before its handler.
 
-In this order: the head's size, whether the node is ready, the path, the method, the origin, the log-in, the right, the
-bucket. A user who may not use a bucket does not learn whether there is one.
+One application has all of the node's HTTP side: what clients bootstrap from and manage, as Couchbase's cluster manager
+has it, and the dashboard under `/ui`. `server` serves it. Every request passes, in this order: the head's size, whether
+the node is ready, the path, the method, the origin, the log-in, the right, the bucket. A user who may not use a bucket
+does not learn whether there is one.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,28 +23,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
-from headwater.node.http import collections, drill, pools, users
-from headwater.node.http import drill as dcp_connections
-from headwater.node.http.call import (
-    BODY_BYTES_MAX,
-    HEAD_BYTES_MAX,
-    Call,
-    ConfigStreams,
-    Json,
-    NodeView,
-    Refusal,
-    body_too_long,
-    forbidden,
-    no_bucket,
-)
-from headwater.node.http.logins import Extension, Logins, MakeExtension
+from headwater.node.http import buckets, pools, users
+from headwater.node.http.call import Call, ConfigStreams, Json, Refusal
+from headwater.node.http.dashboard.dashboard import Dashboard
+from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from headwater.node.http.logins import Logins, Sessions, may_see
+from headwater.node.node_state import NodeState
 
-_LOGIN_KEY_BYTES = 32
 _HEALTH = ("/health", "/healthz")
 _READINESS = ("/ready", "/readyz")
 _RETRY_AFTER_S = 1
 
 Handler = Callable[[Call], Awaitable[Response]]
+PageHandler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +75,24 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
         "DELETE": Endpoint(users.remove_user, Action.SECURITY),
     },
     f"{_BUCKET}/scopes": {
-        "GET": Endpoint(collections.show_manifest, Action.USE),
-        "POST": Endpoint(collections.create_scope, Action.ADMIN),
+        "GET": Endpoint(buckets.show_manifest, Action.USE),
+        "POST": Endpoint(buckets.create_scope, Action.ADMIN),
     },
     f"{_BUCKET}/scopes/@ensureManifest/{{uid}}": {
-        "GET": Endpoint(collections.ensure_manifest, Action.USE),
-        "POST": Endpoint(collections.ensure_manifest, Action.USE),
+        "GET": Endpoint(buckets.ensure_manifest, Action.USE),
+        "POST": Endpoint(buckets.ensure_manifest, Action.USE),
     },
-    f"{_BUCKET}/scopes/{{scope}}": {"DELETE": Endpoint(collections.drop_scope, Action.ADMIN)},
-    f"{_BUCKET}/scopes/{{scope}}/collections": {"POST": Endpoint(collections.create_collection, Action.ADMIN)},
+    f"{_BUCKET}/scopes/{{scope}}": {"DELETE": Endpoint(buckets.drop_scope, Action.ADMIN)},
+    f"{_BUCKET}/scopes/{{scope}}/collections": {"POST": Endpoint(buckets.create_collection, Action.ADMIN)},
     f"{_BUCKET}/scopes/{{scope}}/collections/{{collection}}": {
-        "DELETE": Endpoint(collections.drop_collection, Action.ADMIN)
+        "DELETE": Endpoint(buckets.drop_collection, Action.ADMIN)
     },
-    f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(dcp_connections.show_connections, Action.READ)},
-    f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(drill.roll_back, Action.ADMIN)},
-    f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(drill.hold_replicas, Action.ADMIN)},
-    f"{_OWN_BUCKET}/replicas/release": {"POST": Endpoint(drill.release_replicas, Action.ADMIN)},
+    f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(buckets.show_connections, Action.READ)},
+    f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(buckets.roll_back, Action.ADMIN)},
+    f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(buckets.hold_replicas, Action.ADMIN)},
+    f"{_OWN_BUCKET}/replicas/release": {"POST": Endpoint(buckets.release_replicas, Action.ADMIN)},
 }
+"""What programs use, with HTTP's basic authentication. The page's routes are in `_page_routes`."""
 
 _PERMISSIONS = {
     Action.USE: "cluster.bucket[{bucket}].settings!read",
@@ -108,15 +101,30 @@ _PERMISSIONS = {
     Action.SECURITY: "cluster.admin.security.admin!write",
 }
 
+PAGE = "/ui"
+_PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""What every answer of the dashboard carries, unless it says otherwise itself."""
 
-def http_app(node: NodeView, make_extension: MakeExtension | None = None) -> Starlette:
+
+def http_app(node: NodeState, *, open_metrics: bool = False, landing_urls: Sequence[str] = ()) -> Starlette:
     """The HTTP side of a node.
 
-    `app.state.streams` and `app.state.extension` are to be closed before the server waits for requests to end.
+    With `open_metrics`, `/metrics` needs no log-in; `landing_urls` are where landings show their metrics.
+    `app.state.streams` and `app.state.dashboard` are to be closed before the server waits for requests to end.
     """
-    logins = Logins(node, key=secrets.token_bytes(_LOGIN_KEY_BYTES))
-    extension = None if make_extension is None else make_extension(logins)
-    streams = ConfigStreams(node)
+    logins, streams = Logins(node), ConfigStreams(node)
+    sessions = Sessions(node, logins, path=PAGE)
+    dashboard = Dashboard(node, logins, sessions, open_metrics=open_metrics, landing_urls=landing_urls)
 
     def route(path: str, endpoints: dict[str, Endpoint]) -> Route:
         async def handle(request: Request) -> Response:
@@ -130,11 +138,24 @@ def http_app(node: NodeView, make_extension: MakeExtension | None = None) -> Sta
 
         return Route(path, handle, methods=list(endpoints))
 
+    def with_session(handle: Handler) -> PageHandler:
+        """For users who have logged in on the page and may see the bucket of the path."""
+
+        async def checked(request: Request) -> Response:
+            user, bucket = sessions.user_of(request), request.path_params["bucket"]
+            if user is None:
+                raise Refusal.message(401, "Log in first")
+            if not may_see(node, user, bucket) or node.bucket(bucket) is None:
+                raise Refusal.message(403, f"You may not see a bucket {bucket!r}")
+            return await handle(Call(node=node, streams=streams, request=request, user=user))
+
+        return checked
+
     app = Starlette(
         routes=[
-            *_open_routes(node, extension),
+            *_open_routes(node),
             *(route(path, endpoints) for path, endpoints in ROUTES.items()),
-            *(() if extension is None else extension.routes),
+            *_page_routes(dashboard, sessions, with_session),
         ],
         middleware=[Middleware(_HeadLimit), Middleware(_WhenReady, node=node)],
         exception_handlers={
@@ -146,16 +167,16 @@ def http_app(node: NodeView, make_extension: MakeExtension | None = None) -> Sta
         },
     )
     app.state.streams = streams
-    app.state.extension = extension
+    app.state.dashboard = dashboard
     return app
 
 
-def _open_routes(node: NodeView, extension: Extension | None) -> list[Route]:
-    """What needs no log-in, and tells nothing that is worth one."""
+def _open_routes(node: NodeState) -> list[Route]:
+    """What needs no log-in, and shows nothing that is worth one."""
 
     async def root(request: Request) -> Response:
-        if extension is not None and "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse(extension.home, status_code=303)
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{PAGE}/", status_code=303)
         # gocbcore sees by this that the node is alive.
         return Json({"name": "headwater", "uri": "/pools"})
 
@@ -170,6 +191,48 @@ def _open_routes(node: NodeView, extension: Extension | None) -> list[Route]:
         *(Route(path, health) for path in _HEALTH),
         *(Route(path, ready) for path in _READINESS),
     ]
+
+
+def _page_routes(
+    dashboard: Dashboard, sessions: Sessions, with_session: Callable[[Handler], PageHandler]
+) -> list[Route]:
+    """The dashboard's page, what its script asks for, and the metrics."""
+    browser = dashboard.browser
+    of_bucket: dict[str, Handler] = {
+        "live": dashboard.stream_live,
+        "changes": browser.show_changes,
+        "documents": browser.show_documents,
+        "document": browser.show_document,
+        "vbuckets/{vbucket}": browser.show_vbucket,
+        "branches": browser.show_branches,
+        "streams": browser.show_streams,
+    }
+    handlers: dict[str, PageHandler] = {
+        PAGE: dashboard.show_page,
+        f"{PAGE}/": dashboard.show_page,
+        f"{PAGE}/assets/{{name}}": dashboard.show_file,
+        f"{PAGE}/api/session": sessions.show,
+        **{f"{PAGE}/api/buckets/{{bucket}}/{path}": with_session(handle) for path, handle in of_bucket.items()},
+        "/metrics": dashboard.show_metrics,
+    }
+    changes = {f"{PAGE}/api/login": sessions.log_in, f"{PAGE}/api/logout": sessions.log_out}
+    return [
+        *(Route(path, _with_page_headers(handle)) for path, handle in handlers.items()),
+        *(Route(path, _with_page_headers(handle), methods=["POST"]) for path, handle in changes.items()),
+    ]
+
+
+def _with_page_headers(handle: PageHandler) -> PageHandler:
+    async def answer(request: Request) -> Response:
+        try:
+            response = await handle(request)
+        except Refusal as refusal:
+            response = refusal.response()
+        for name, value in _PAGE_HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    return answer
 
 
 # --- before the handler -------------------------------------------------------------------------------------------
@@ -187,9 +250,9 @@ class _HeadLimit:
 
 
 class _WhenReady:
-    """Tells that the node is not ready: its buckets and users are not there yet, or not any more."""
+    """Answers that the node is not ready: its buckets and users are not there yet, or not any more."""
 
-    def __init__(self, app: ASGIApp, node: NodeView) -> None:
+    def __init__(self, app: ASGIApp, node: NodeState) -> None:
         self._app = app
         self._node = node
 
@@ -198,9 +261,9 @@ class _WhenReady:
         await (self._app if is_served else _not_ready(self._node))(scope, receive, send)
 
 
-def _not_ready(node: NodeView) -> Response:
-    told = {"status": "not ready", "message": f"The node is not ready: {node.why_not_ready}"}
-    return Json(told, 503, headers={"Retry-After": str(_RETRY_AFTER_S)})
+def _not_ready(node: NodeState) -> Response:
+    content = {"status": "not ready", "message": f"The node is not ready: {node.why_not_ready}"}
+    return Json(content, 503, headers={"Retry-After": str(_RETRY_AFTER_S)})
 
 
 def _size_refusal(scope: Scope) -> Refusal | None:
@@ -210,7 +273,7 @@ def _size_refusal(scope: Scope) -> Refusal | None:
         return Refusal.message(431, f"Path and headers have at most {HEAD_BYTES_MAX} bytes", Connection="close")
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     # The parser has made sure that it is a number.
-    return body_too_long() if int(announced) > BODY_BYTES_MAX else None
+    return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
 
 
 def _check_origin(request: Request) -> None:
@@ -233,12 +296,13 @@ def _check_right(call: Call) -> None:
         if bucket is not None:
             about["bucket"] = bucket
         call.node.log(message, **about)
-        raise forbidden(_PERMISSIONS[needs].format(bucket=bucket))
+        permissions = [_PERMISSIONS[needs].format(bucket=bucket)]
+        raise Refusal(403, {"message": "Forbidden. User needs the following permissions", "permissions": permissions})
     if bucket is not None and call.node.bucket(bucket) is None:
-        raise no_bucket(bucket)
+        raise Refusal.no_bucket(bucket)
 
 
-# --- what was raised ----------------------------------------------------------------------------------------------
+# --- errors that handlers raise -----------------------------------------------------------------------------------
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

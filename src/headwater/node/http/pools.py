@@ -1,6 +1,7 @@
-"""Handlers for what clients read: the pool, its buckets and their configs.
+"""Handlers for what clients bootstrap from: the pool, its buckets and their configs.
 
-All of it is made from the cluster config, so that every way to bootstrap leads to the same nodes.
+All of it is made from the cluster config that the key-value side gives, so that every way to bootstrap leads to the
+same nodes. Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 from starlette.responses import Response
 
 from headwater.node.auth.users import Action
-from headwater.node.http.call import BucketView, Call, Json
+from headwater.node.http.call import Call, Json
 from headwater.protocol.cluster_config import ClusterConfig, ConfigNode, bucket_uri, join_host_port
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
+from headwater.store.bucket import Bucket
 
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
 
@@ -67,17 +69,17 @@ async def stream_bucket(call: Call) -> Response:
 
 
 async def show_config(call: Call) -> Response:
-    return Json(call.node.cluster_config(call.bucket.name))
+    return Json(call.node.cluster_config(call.bucket.facts.name))
 
 
 async def stream_config(call: Call) -> Response:
-    return call.stream(lambda: call.node.cluster_config(call.bucket.name))
+    return call.stream(lambda: call.node.cluster_config(call.bucket.facts.name))
 
 
-# --- what they are made of ----------------------------------------------------------------------------------------
+# --- what the answers are made of ---------------------------------------------------------------------------------
 
 
-def _readable_buckets(call: Call) -> list[BucketView]:
+def _readable_buckets(call: Call) -> list[Bucket]:
     names = (name for name in call.node.bucket_names() if call.node.users.may(call.user, Action.USE, name))
     return [bucket for name in sorted(names) if (bucket := call.node.bucket(name)) is not None]
 
@@ -94,7 +96,9 @@ def _pool(call: Call) -> dict[str, Any]:
             "terseBucketsBase": "/pools/default/b/",
             "terseStreamingBucketsBase": "/pools/default/bs/",
         },
-        "bucketNames": [{"bucketName": bucket.name, "uuid": bucket.uuid} for bucket in _readable_buckets(call)],
+        "bucketNames": [
+            {"bucketName": bucket.facts.name, "uuid": bucket.facts.uuid} for bucket in _readable_buckets(call)
+        ],
         "nodeServicesUri": "/pools/default/nodeServices",
         "maxCollectionCount": COLLECTIONS_MAX,
         "maxScopeCount": SCOPES_MAX,
@@ -103,18 +107,19 @@ def _pool(call: Call) -> dict[str, Any]:
     }
 
 
-def _bucket(call: Call, bucket: BucketView) -> dict[str, Any]:
-    config = ClusterConfig.decode(call.node.cluster_config(bucket.name))
-    usage = call.node.usage(bucket.name)
+def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
+    facts = bucket.facts
+    config = ClusterConfig.decode(call.node.cluster_config(facts.name))
+    usage = call.node.usage(facts.name)
     return {
-        "name": bucket.name,
-        "uuid": bucket.uuid,
+        "name": facts.name,
+        "uuid": facts.uuid,
         "nodeLocator": "vbucket",
         "bucketType": "membase",
         "storageBackend": "couchstore",
         "authType": "sasl",
-        "uri": bucket_uri("buckets", bucket.name, bucket.uuid),
-        "streamingUri": bucket_uri("bucketsStreaming", bucket.name, bucket.uuid),
+        "uri": bucket_uri("buckets", facts.name, facts.uuid),
+        "streamingUri": bucket_uri("bucketsStreaming", facts.name, facts.uuid),
         "numVBuckets": len(config.rows),
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": config.capabilities,

@@ -1,7 +1,8 @@
 """Serving the application: uvicorn inside the node's event loop, on sockets that the node has bound.
 
-uvicorn would take over the signals and the logging of its process, and trust the addresses that clients claim for
-themselves (`X-Forwarded-For`), which would let anyone around the throttle. It does none of this here.
+`node.Node` starts and stops it. uvicorn would take over the signals and the logging of its process, and trust the
+addresses that clients claim for themselves (`X-Forwarded-For`), which would let any client around the throttle. It does
+none of this here.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headwater.node.http.app import http_app
-from headwater.node.http.call import (
+from headwater.node.http.limits import (
     CONNECTIONS_MAX,
     HEAD_BUFFER_BYTES_MAX,
     KEEP_ALIVE_S,
     REQUEST_S_MAX,
     STOP_S_MAX,
-    NodeView,
 )
-from headwater.node.http.logins import MakeExtension
+from headwater.node.node_state import NodeState
 
 
 class HttpServer:
@@ -33,14 +33,14 @@ class HttpServer:
     server = HttpServer(node)
     await server.listen(plain_socket)
     await server.listen(tls_socket, tls=context)
-    …  # the node gets ready, and whoever asks is told that it is not yet
+    …  # the node gets ready; requests are answered with 503 until it is
     server.open()
     …
     await server.stop()
     """
 
-    def __init__(self, node: NodeView, make_extension: MakeExtension | None = None) -> None:
-        self._app = http_app(node, make_extension)
+    def __init__(self, node: NodeState, *, open_metrics: bool = False, landing_urls: Sequence[str] = ()) -> None:
+        self._app = http_app(node, open_metrics=open_metrics, landing_urls=landing_urls)
         self._running: list[tuple[_Server, asyncio.Task[None]]] = []
 
     async def listen(self, bound: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
@@ -70,21 +70,14 @@ class HttpServer:
             await task
         self._running.append((server, task))
 
-    def prepare(self) -> None:
-        """Do beforehand what takes long. Called in a thread."""
-        if self._app.state.extension is not None:
-            self._app.state.extension.prepare()
-
     def open(self) -> None:
-        """The node is ready: what runs beside the routes begins."""
-        if self._app.state.extension is not None:
-            self._app.state.extension.start()
+        """The node is ready: the dashboard begins to take numbers."""
+        self._app.state.dashboard.start()
 
     async def stop(self) -> None:
         """End the streams, let requests under way end, and close the sockets."""
         self._app.state.streams.close()
-        if self._app.state.extension is not None:
-            self._app.state.extension.close()
+        self._app.state.dashboard.close()
         for server, _ in self._running:
             server.should_exit = True
         await asyncio.gather(*(task for _, task in self._running))
@@ -107,7 +100,7 @@ class _Server(uvicorn.Server):
 
 
 class _TimedProtocol(H11Protocol):
-    """A connection that is closed if it does not come to the point.
+    """A connection that is closed if it sends no complete request.
 
     uvicorn's own timer watches over the rest between requests, and every byte stops it. This one runs from the first
     byte of a request, or from the start of the connection, until the head of the request is complete.

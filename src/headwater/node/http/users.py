@@ -1,7 +1,7 @@
-"""Handlers for users: who there are, what they may do, and changes of both, in the forms that Couchbase gives them.
+"""Handlers for users: which exist, what they may do, and changes of both, in the forms that Couchbase gives them.
 
-Every user of the node is a local one. What the nodes of a cluster log in as is not shown, and can't be changed. A
-password comes in here and goes no further than the thread that hashes it.
+Every user of the node is a local one. The users that the nodes of a cluster log in as are not shown, and can't be
+changed. A password comes in here and goes no further than the thread that hashes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.node.http.call import Call, Json, Refusal
 from headwater.protocol.sasl import USER_CHARS_MAX
 
 PASSWORD_CHARS_MIN = 6
-"""What Couchbase asks for, unless it is told otherwise."""
+"""What Couchbase asks for by default."""
 _LOCAL, _EXTERNAL = "local", "external"
 _NOT_IN_NAMES = frozenset('()<>,;:\\"/[]?={} ')
 """Couchbase's rule. Users that were made at the node's start may have other names, and can be changed all the same."""
@@ -107,9 +107,9 @@ async def put_user(call: Call) -> Response:
         return users.put(replace(user, grants=grants, display_name=form.get("name", "")))
 
     await call.node.change_users(change)
-    told = ", ".join(f"{grant.role}[{grant.bucket}]" for grant in sorted(grants, key=lambda grant: grant.role))
+    granted = ", ".join(f"{grant.role}[{grant.bucket}]" for grant in sorted(grants, key=lambda grant: grant.role))
     with_password = "" if password is None else " and a new password"
-    _log(call, f"{call.user!r} stored user {name!r} with the roles {told or 'none'}{with_password}", name)
+    _log(call, f"{call.user!r} stored user {name!r} with the roles {granted or 'none'}{with_password}", name)
     return Json("")
 
 
@@ -151,7 +151,7 @@ def _log(call: Call, message: str, name: str) -> None:
 
 
 def _own_users(call: Call) -> dict[str, User]:
-    """Those that are somebody, and not other nodes."""
+    """All but those that other nodes log in as."""
     return {name: user for name, user in call.node.users.by_name.items() if not call.node.is_node_user(name)}
 
 
@@ -161,12 +161,12 @@ def _local_name(call: Call) -> str:
         raise Refusal.errors(400, "The node has local users only")
     if domain not in (_LOCAL, _EXTERNAL):
         raise Refusal(404, "Unknown user domain.")
-    # An external user is none of those that there are, and so is one without a name.
+    # No user is external, and none has an empty name.
     return call.path("name") if domain == _LOCAL else ""
 
 
 def _unknown_user() -> Refusal:
-    # By these words the Python SDK knows it, also where Couchbase's own are others.
+    # The Python SDK recognises these words, also where Couchbase's own are others.
     return Refusal(404, "Unknown user.")
 
 

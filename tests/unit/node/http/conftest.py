@@ -11,7 +11,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import create_bucket
-from support.http_node import OUTSIDE, Client, Node
+from support.http_node import ENVIRONMENT, Client, Node
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def engine(tmp_path: Path) -> Iterator[LmdbEngine]:
 @pytest.fixture
 def node(engine: LmdbEngine, tmp_path: Path) -> Node:
     facts = BucketFacts(name="beer", uuid="ab" * 16, vbuckets=4)
-    bucket = create_bucket(engine, facts, outside=OUTSIDE, secret=(1, 2))
+    bucket = create_bucket(engine, facts, environment=ENVIRONMENT, secret=(1, 2))
     for vbucket in range(4):
         bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
     bucket.commit_now()

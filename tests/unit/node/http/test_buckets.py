@@ -12,7 +12,7 @@ from headwater.protocol.manifest import COLLECTIONS_MAX, Collection, Manifest, S
 from headwater.protocol.numbers import CollectionId, ScopeId
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, open_bucket
-from support.http_node import OUTSIDE, READER, SCOPES, Client, Node
+from support.http_node import ENVIRONMENT, READER, SCOPES, Client, Node
 
 
 def test_a_new_bucket_has_the_default_collection(ask: Client) -> None:
@@ -42,7 +42,7 @@ def test_scopes_and_collections_come_and_go(node: Node, engine: LmdbEngine, ask:
     assert ask("GET", "/pools/default/buckets/beer").json()["collectionsManifestUid"] == "5"
 
     close_bucket(node.stored)
-    assert open_bucket(engine, outside=OUTSIDE, secret=(1, 2)).manifest.uid == 5
+    assert open_bucket(engine, environment=ENVIRONMENT, secret=(1, 2)).manifest.uid == 5
     assert "'ann' changed the collections of bucket 'beer': manifest 5" in node.logged
 
 

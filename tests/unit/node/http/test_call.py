@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headwater.node.http import call
-from headwater.node.http import call as call_module
-from headwater.node.http.call import Changes
+from headwater.node.http import call, limits
+from headwater.node.node_state import Changes
 from support.http_node import SCOPES, Client
 
 
@@ -33,7 +32,7 @@ def test_head_is_get_without_the_body(ask: Client) -> None:
 
 
 def test_long_heads_are_refused(ask: Client) -> None:
-    for parts in ({"headers": {"X-Long": "x" * call.HEAD_BYTES_MAX}}, {"params": {"q": "x" * call.HEAD_BYTES_MAX}}):
+    for parts in ({"headers": {"X-Long": "x" * limits.HEAD_BYTES_MAX}}, {"params": {"q": "x" * limits.HEAD_BYTES_MAX}}):
         answer = ask("GET", "/pools", **parts)
         assert (answer.status_code, answer.json()) == (431, {"message": "Path and headers have at most 16384 bytes"})
 
@@ -43,13 +42,13 @@ def test_long_bodies_are_refused(ask: Client) -> None:
         for _ in range(9):
             yield b"x" * 8192
 
-    for body in (b"x" * (call.BODY_BYTES_MAX + 1), pieces()):
+    for body in (b"x" * (limits.BODY_BYTES_MAX + 1), pieces()):
         answer = ask("POST", SCOPES, content=body)
         assert (answer.status_code, answer.json()) == (413, {"message": "A body has at most 65536 bytes"})
 
 
 def test_slow_bodies_are_refused(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_module, "REQUEST_S_MAX", 0.05)
+    monkeypatch.setattr(call, "REQUEST_S_MAX", 0.05)
 
     async def trickle() -> AsyncIterator[bytes]:
         yield b"name="

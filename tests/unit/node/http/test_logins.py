@@ -10,7 +10,7 @@ import pytest
 
 from headwater.node.auth.accounts import DELAYS_S, FREE_FAILURES
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
-from headwater.node.http import call, logins
+from headwater.node.http import limits, logins
 from support.http_node import ADMIN, READER, WRITER, Client, Node
 
 
@@ -65,7 +65,7 @@ def test_polling_does_not_check_the_password_every_time(node: Node, counting: Co
     for _ in range(5):
         assert ask("GET", "/pools").status_code == 200
     assert counting.checks == 1
-    node.now += call.LOGIN_KNOWN_S
+    node.now += limits.LOGIN_KNOWN_S
     assert ask("GET", "/pools").status_code == 200
     assert counting.checks == 2
     assert ask("GET", "/pools", auth=("ann", "pencils")).status_code == 401

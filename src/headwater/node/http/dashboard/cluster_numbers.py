@@ -1,7 +1,7 @@
 """What the other nodes of a bucket's cluster have, asked of them again and again, and how far each copy is behind.
 
-Every node is asked by itself, so that one that does not answer keeps nobody waiting. What it told last stays, with the
-time since which it has not been heard.
+A `BucketSampler` has one, and the live feed shows it. Every node is asked by itself, so that one that does not answer
+delays no other. Its last answer stays, with the time since which it has not been heard.
 
 A copy is behind by the seqnos that the active one has more. The two are never of one moment, and a difference that is
 only one in time must not look like a lag. So the active one's seqno is always the older of the two: that of this node
@@ -18,23 +18,29 @@ from typing import Self
 import numpy as np
 
 from headwater.errors import HeadwaterError, MalformedMessage
-from headwater.node.dashboard.source import Counts, NodeSource
+from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.store.bucket import Bucket
 
-# The numbers of all vbuckets of a node, as the nodes of a cluster tell them to each other.
-#
-# They travel as statistics, each a list with one number a vbucket: a few long answers instead of thousands of short
-# ones.
-
-
+Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""A number of each vbucket."""
+Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+"""For each vbucket: state, documents, durable seqno, lag."""
+UNKNOWN = -1
+"""The lag of a copy whose active one is not heard of."""
+STATISTICS = "headwater-vbuckets"
+"""The group of statistics that the numbers travel as."""
 _LISTS = ("states", "documents", "seqnos", "stream_lags")
 _HELD = "replicas_held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketNumbers:
-    """One number a vbucket in each array."""
+    """What a node has, one number a vbucket in each array.
+
+    The nodes of a cluster give them to each other as statistics, each array as one list: a few long answers instead of
+    thousands of short ones.
+    """
 
     states: Counts
     documents: Counts
@@ -57,15 +63,8 @@ class VBucketNumbers:
         except (KeyError, ValueError, OverflowError) as error:
             raise MalformedMessage(f"the numbers of its vbuckets can't be read: {error!r}") from error
         if any(len(one) != vbuckets for one in lists.values()):
-            raise MalformedMessage(f"it does not tell of {vbuckets} vbuckets")
+            raise MalformedMessage(f"it does not have {vbuckets} vbuckets")
         return cls(**lists, is_held=statistics.get(_HELD) == "true")
-
-
-UNKNOWN = -1
-"""The lag of a copy whose active one is not heard of."""
-
-Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
-"""For each vbucket: state, documents, durable seqno, lag."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class PeerNode:
 
     name: str
     heard_ms: int
-    """When it told what is known of it; of one that never did, when it was first asked."""
+    """When it gave what is known of it; of one that never did, when it was first asked."""
     numbers: VBucketNumbers | None = None
     own_seqnos: Counts | None = None
     """Those of this node when it asked for them."""
@@ -87,29 +86,29 @@ class PeerNode:
 
 
 class ClusterNumbers:
-    """See the module. For one bucket."""
+    """The other nodes of one bucket's cluster."""
 
     def __init__(
-        self, source: NodeSource, name: str, *, now_ms: Callable[[], int], on_event: Callable[[str], None]
+        self,
+        bucket: Bucket,
+        statistics: PeerStatistics,
+        *,
+        now_ms: Callable[[], int],
+        on_event: Callable[[str], None],
     ) -> None:
         self.peers: dict[str, PeerNode] = {}
         """By their names, in the order of the cluster config."""
-        self._source = source
-        self._name = name
+        self._bucket = bucket
+        self._statistics = statistics
         self._now_ms = now_ms
         self._on_event = on_event
         self._asking: dict[str, asyncio.Task[None]] = {}
-
-    @property
-    def _bucket(self) -> Bucket:
-        return self._source.bucket(self._name)
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
         """Ask every node whose answer is not waited for already."""
-        names = self._source.other_nodes(self._name)
-        known, now_ms = self.peers, self._now_ms()
+        names, known, now_ms = self._statistics.names(), self.peers, self._now_ms()
         self.peers = {name: known.get(name) or PeerNode(name=name, heard_ms=now_ms) for name in names}
         for peer in self.peers.values():
             if peer.name not in self._asking:
@@ -117,7 +116,7 @@ class ClusterNumbers:
                 task.add_done_callback(lambda _, name=peer.name: self._asking.pop(name, None))  # type: ignore[misc]
 
     async def wait_for_answers(self, *, within_s: float) -> None:
-        """Give those that use to answer a moment to do so."""
+        """Wait a moment for the nodes that answered last time."""
         due = [task for name, task in self._asking.items() if name in self.peers and self.peers[name].is_heard]
         if due:
             await asyncio.wait(due, timeout=within_s)
@@ -129,8 +128,8 @@ class ClusterNumbers:
     async def _ask(self, peer: PeerNode) -> None:
         own_seqnos = _durable_seqnos(self._bucket)
         try:
-            told = await self._source.numbers_of(self._name, peer.name)
-            numbers = VBucketNumbers.decode(told, vbuckets=len(own_seqnos))
+            answer = await self._statistics.ask(peer.name, STATISTICS)
+            numbers = VBucketNumbers.decode(answer, vbuckets=len(own_seqnos))
         except HeadwaterError as error:
             if peer.error is None:
                 self._on_event(f"node {peer.name} does not answer")
@@ -140,7 +139,7 @@ class ClusterNumbers:
             self._on_event(f"node {peer.name} answers again")
         peer.numbers, peer.own_seqnos, peer.heard_ms, peer.error = numbers, own_seqnos, self._now_ms(), None
 
-    # --- telling --------------------------------------------------------------------------------------------------
+    # --- lags -----------------------------------------------------------------------------------------------------
 
     def lags(self, stream_lags: Counts) -> Counts:
         """How far the vbuckets here are behind: copies behind their active ones, streams behind the others."""
@@ -148,7 +147,7 @@ class ClusterNumbers:
         return _lags(states, seqnos, stream_lags, active_seqnos=self._active_seqnos(states, seqnos))
 
     def rows_of(self, peer: PeerNode) -> Rows | None:
-        """What a node told last; None where it never did."""
+        """What a node has by its last answer; None where it never answered."""
         numbers = peer.numbers
         if numbers is None or peer.own_seqnos is None:
             return None
@@ -161,8 +160,8 @@ class ClusterNumbers:
         known = np.where(own_states == VBucketState.ACTIVE, own_seqnos, UNKNOWN)
         for peer in self.peers.values():
             if peer.is_heard and peer.numbers is not None:
-                told = np.where(peer.numbers.states == VBucketState.ACTIVE, peer.numbers.seqnos, UNKNOWN)
-                known = np.maximum(known, told)
+                theirs = np.where(peer.numbers.states == VBucketState.ACTIVE, peer.numbers.seqnos, UNKNOWN)
+                known = np.maximum(known, theirs)
         return known
 
 

@@ -1,6 +1,7 @@
 """The landing pipeline's numbers, fetched from where it shows them to Prometheus (`headwater land --metrics-port`).
 
-Where to look is an option of the node, never a user's choice: a page must not make the node ask any address.
+The dashboard keeps one `Landings`, and the live feed shows it. Where to look is an option of the node, never a user's
+choice: a page must not make the node ask any address.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.errors import InvalidInput
-from headwater.node.dashboard.source import LANDING_BYTES_MAX, LANDING_EVERY_S, LANDING_S_MAX, LANDINGS_MAX
+from headwater.node.http.limits import LANDING_BYTES_MAX, LANDING_EVERY_S, LANDING_S_MAX, LANDINGS_MAX
 
 _PREFIX = "headwater_land_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingNumbers:
-    """What one end point has told, by bucket; `error` where it could not be asked."""
+    """What one end point has answered, by bucket; `error` where it could not be asked."""
 
     url: str
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def fetch_landing(url: str) -> LandingNumbers:
-    """Ask one end point. Whatever goes wrong there is told, not raised."""
+    """Ask one end point. What goes wrong there is part of the result, not raised."""
     opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=LANDING_S_MAX) as answer:

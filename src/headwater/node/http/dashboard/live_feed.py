@@ -1,11 +1,11 @@
 """The live feed: server-sent events, one message a tick with what has changed since the last.
 
-A viewer that reads slowly misses ticks, and nothing is kept for it: each message is made when it can be sent.
+The dashboard's page reads it. A viewer that reads slowly misses ticks, and nothing is kept for it: each message is made
+when it can be sent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict
@@ -16,85 +16,46 @@ import numpy as np
 from starlette.responses import Response, StreamingResponse
 
 from headwater.errors import MalformedJson
-from headwater.node.dashboard.asking import NOT_KEPT, Asked, Refused
-from headwater.node.dashboard.cluster_numbers import PeerNode, Rows
-from headwater.node.dashboard.landing import Landings
-from headwater.node.dashboard.metrics import furthest_behind
-from headwater.node.dashboard.samples import BucketSampler, Point
-from headwater.node.dashboard.source import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX, NodeSource
+from headwater.node.http.call import Refusal
+from headwater.node.http.dashboard.cluster_numbers import PeerNode, Rows
+from headwater.node.http.dashboard.landing import Landings
+from headwater.node.http.dashboard.samples import BucketSampler, Point
+from headwater.node.http.limits import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX
+from headwater.node.node_state import Changes, NodeState
+from headwater.node.producer.statistics import ConnectionStatistics
 from headwater.protocol.cluster_config import HOST_PLACEHOLDER, ClusterConfig, ConfigNode
-
-
-def show_cluster(config: bytes) -> dict[str, Any]:
-    """The nodes, and for each vbucket the node that has it active and those that have copies.
-
-    There may be no config: a bare node has none until one is set. One that can't be read is shown as none.
-    """
-    try:
-        read = ClusterConfig.decode(config)
-        nodes = [_node(node, kv) for node, kv in zip_longest(read.nodes[: len(read.servers)], read.servers)]
-        return {"revision": read.revision, "nodes": nodes, "map": read.rows, "replicas": read.replicas}
-    except MalformedJson:
-        return {"revision": 0, "nodes": [], "map": [], "replicas": 0}
-
-
-def _node(member: ConfigNode | None, kv_address: str) -> dict[str, Any]:
-    host = (member and member.host) or kv_address.rpartition(":")[0].replace(HOST_PLACEHOLDER, "")
-    port = None if member is None else member.http_port(tls=False)
-    scheme = "http" if port is not None else "https"
-    if port is None and member is not None:
-        port = member.http_port(tls=True)
-    return {
-        "name": kv_address,
-        "this": member is not None and member.is_this_node,
-        "url": f"{scheme}://{host}:{port}/ui/" if host and port else None,
-    }
-
-
-class Ticks:
-    """A signal to any number of viewers that new numbers are there."""
-
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-        self.is_closed = False
-
-    def notify(self) -> None:
-        self._next.set()
-        self._next = asyncio.Event()
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.notify()
-
-    async def wait(self) -> None:
-        await self._next.wait()
 
 
 class LiveFeed:
     """All viewers of a node."""
 
-    def __init__(self, source: NodeSource, landings: Landings) -> None:
-        self.ticks = Ticks()
+    def __init__(self, node: NodeState, landings: Landings) -> None:
+        self.ticks = Changes()
+        """Notified when new numbers are there."""
         self.viewers = 0
-        self._source = source
+        self._is_closed = False
+        self._node = node
         self._landings = landings
 
-    def stream(self, asked: Asked, still_allowed: Callable[[], bool]) -> Response:
-        if self.viewers >= VIEWERS_MAX or self.ticks.is_closed:
-            raise Refused(503, f"There are {VIEWERS_MAX} viewers already, or the node stops: try again later")
-        return StreamingResponse(
-            self._messages(asked.sampler, still_allowed), media_type="text/event-stream", headers=NOT_KEPT
-        )
+    def close(self) -> None:
+        """End all feeds, and begin no more."""
+        self._is_closed = True
+        self.ticks.notify()
+
+    def stream(self, sampler: BucketSampler, still_allowed: Callable[[], bool]) -> Response:
+        if self.viewers >= VIEWERS_MAX or self._is_closed:
+            raise Refusal.message(503, f"There are {VIEWERS_MAX} viewers already, or the node stops: try again later")
+        return StreamingResponse(self._messages(sampler, still_allowed), media_type="text/event-stream")
 
     async def _messages(self, sampler: BucketSampler, still_allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         if self.viewers >= VIEWERS_MAX:
             return
         self.viewers += 1
-        view = _View(self._source, self._landings, sampler)
+        view = _View(self._node, self._landings, sampler)
         try:
             yield b"retry: %d\n\n" % int(2000 * TICK_S) + _message("hello", view.all())
-            while not self.ticks.is_closed:
-                await self.ticks.wait()
+            while not self._is_closed:
+                await self.ticks.after(self.ticks.count)
                 if not still_allowed():
                     yield _message("bye", {})
                     return
@@ -103,11 +64,15 @@ class LiveFeed:
             self.viewers -= 1
 
 
-class _View:
-    """What one viewer has been told."""
+def _message(event: str, content: dict[str, Any]) -> bytes:
+    return f"event: {event}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
 
-    def __init__(self, source: NodeSource, landings: Landings, sampler: BucketSampler) -> None:
-        self._source = source
+
+class _View:
+    """What one viewer has been sent."""
+
+    def __init__(self, node: NodeState, landings: Landings, sampler: BucketSampler) -> None:
+        self._node = node
         self._landings = landings
         self._sampler = sampler
         self._rows: dict[str, Rows] = {}
@@ -121,28 +86,28 @@ class _View:
         return {
             **self.news(),
             "bucket": sampler.name,
-            "version": self._source.version,
+            "version": self._node.server_version,
             "vbucket_count": len(sampler.bucket.vbuckets),
             "history": _points(sampler.history),
         }
 
     def news(self) -> dict[str, Any]:
         sampler = self._sampler
-        # A node that comes back is told anew.
+        # A node that comes back is sent in full again.
         self._rows = {node: rows for node, rows in self._rows.items() if not node or node in sampler.cluster.peers}
         news: dict[str, Any] = {
             "point": _points([sampler.history[-1]] if sampler.history else []),
-            "uptime_s": round(self._source.uptime_s(), 1),
+            "uptime_s": round(self._node.uptime_s(), 1),
             "totals": asdict(sampler.totals),
             "rates": asdict(sampler.rates),
             "documents": int(sampler.live.counts[sampler.bucket.vbuckets.states == 1].sum()),
             "disk_bytes": sampler.disk_bytes,
             "pending": sampler.bucket.pending.count,
             "vbuckets": self._changed("", self._own_rows()),
-            "is_held": self._source.holds_replicas(sampler.name),
+            "is_held": sampler.holds_replicas,
             "peers": [self._peer(peer) for peer in sampler.cluster.peers.values()],
             "connection_count": len(sampler.connections),
-            "connections": [_connection(sampler, one) for one in furthest_behind(sampler.connections)],
+            "connections": [_connection(sampler, one) for one in sampler.furthest_behind()],
             "consumers": self._consumers(),
             "backlog": sampler.backlog,
             "rolled_back": sampler.watch.rolled_back_total,
@@ -151,7 +116,7 @@ class _View:
         }
         if sampler.watch.events:
             self._event = sampler.watch.events[-1].number
-        config = self._source.cluster_config(sampler.name)
+        config = self._node.cluster_config(sampler.name)
         if config != self._config:
             self._config = config
             news["cluster"] = show_cluster(config)
@@ -183,12 +148,12 @@ class _View:
         }
 
     def _changed(self, node: str, rows: Rows) -> list[list[int]]:
-        """Vbucket, state, documents, durable seqno and lag of those that are not as they were told."""
+        """Vbucket, state, documents, durable seqno and lag of those that are not as they were sent."""
         known = self._rows.get(node)
         changed = np.arange(len(rows)) if known is None else np.flatnonzero((rows != known).any(axis=1))
         self._rows[node] = rows
-        told: list[list[int]] = np.column_stack((changed, rows[changed])).tolist()
-        return told
+        sent: list[list[int]] = np.column_stack((changed, rows[changed])).tolist()
+        return sent
 
     # --- copies ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +190,7 @@ def _points(points: Iterable[Point]) -> dict[str, list[float]]:
     }
 
 
-def _connection(sampler: BucketSampler, connection: Any) -> dict[str, Any]:
+def _connection(sampler: BucketSampler, connection: ConnectionStatistics) -> dict[str, Any]:
     rates = sampler.rates_of(connection)
     return {
         "name": connection.name,
@@ -242,5 +207,27 @@ def _connection(sampler: BucketSampler, connection: Any) -> dict[str, Any]:
     }
 
 
-def _message(event: str, content: dict[str, Any]) -> bytes:
-    return f"event: {event}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
+def show_cluster(config: bytes) -> dict[str, Any]:
+    """The nodes, and for each vbucket the node that has it active and those that have copies.
+
+    There may be no config: a bare node has none until one is set. One that can't be read is shown as none.
+    """
+    try:
+        read = ClusterConfig.decode(config)
+        nodes = [_node(node, kv) for node, kv in zip_longest(read.nodes[: len(read.servers)], read.servers)]
+        return {"revision": read.revision, "nodes": nodes, "map": read.rows, "replicas": read.replicas}
+    except MalformedJson:
+        return {"revision": 0, "nodes": [], "map": [], "replicas": 0}
+
+
+def _node(member: ConfigNode | None, kv_address: str) -> dict[str, Any]:
+    host = (member and member.host) or kv_address.rpartition(":")[0].replace(HOST_PLACEHOLDER, "")
+    port = None if member is None else member.http_port(tls=False)
+    scheme = "http" if port is not None else "https"
+    if port is None and member is not None:
+        port = member.http_port(tls=True)
+    return {
+        "name": kv_address,
+        "this": member is not None and member.is_this_node,
+        "url": f"{scheme}://{host}:{port}/ui/" if host and port else None,
+    }

@@ -1,0 +1,262 @@
+"""Handlers for one bucket: its scopes and collections, its DCP connections, and drills.
+
+The manifest is shown as REST has it, which differs from the one on the wire: a collection always has a `maxTTL`, where
+0 is the bucket's own and -1 is none. A drill rolls a vbucket back (`node.failover_drill`) or lets the copies fall
+behind; Couchbase has no paths for that, nor for the connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from starlette.responses import Response
+
+from headwater.errors import InvalidInput, LocalProtocolError
+from headwater.log_fields import LogEvent
+from headwater.node.http.call import Call, Json, Refusal
+from headwater.node.http.limits import ENSURE_S_DEFAULT, ENSURE_S_MAX
+from headwater.node.producer.statistics import connection_statistics
+from headwater.phrases import counted
+from headwater.protocol.manifest import DEFAULT_NAME, Collection, Manifest, Scope
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
+
+MAX_TTL_S_MAX = 2**31 - 1
+_BUCKETS_OWN_TTL, _NO_TTL = 0, -1
+_UID = re.compile(r"[0-9A-Fa-f]{1,16}")
+_BOOLEANS = {"true": True, "false": False}
+_VBUCKET_MAX = 0xFFFF
+
+
+# --- the manifest -------------------------------------------------------------------------------------------------
+
+
+async def show_manifest(call: Call) -> Response:
+    manifest = call.bucket.manifest
+    return Json({"uid": f"{manifest.uid:x}", "scopes": [_scope(scope) for scope in manifest.scopes]})
+
+
+def _scope(scope: Scope) -> dict[str, Any]:
+    collections = [_collection(collection) for collection in scope.collections]
+    return {"name": scope.name, "uid": f"{scope.id:x}", "collections": collections}
+
+
+def _collection(collection: Collection) -> dict[str, Any]:
+    max_ttl = _BUCKETS_OWN_TTL if collection.max_ttl_s is None else collection.max_ttl_s or _NO_TTL
+    return {
+        "name": collection.name,
+        "uid": f"{collection.id:x}",
+        "maxTTL": max_ttl,
+        "history": collection.history,
+    }
+
+
+# --- changes ------------------------------------------------------------------------------------------------------
+
+
+async def create_scope(call: Call) -> Response:
+    name = _name(await call.form("name"))
+
+    def change(manifest: Manifest) -> Manifest:
+        if manifest.scope(name) is not None:
+            raise Refusal.errors(400, f'Scope with name "{name}" already exists')
+        return manifest.with_scope(name)
+
+    return await _changed(call, change)
+
+
+async def drop_scope(call: Call) -> Response:
+    name = call.path("scope")
+    if name == DEFAULT_NAME:
+        raise Refusal.errors(400, f"Deleting {DEFAULT_NAME} scope is not allowed")
+
+    def change(manifest: Manifest) -> Manifest:
+        _scope_or_refuse(manifest, name)
+        return manifest.without_scope(name)
+
+    return await _changed(call, change)
+
+
+async def create_collection(call: Call) -> Response:
+    scope_name = call.path("scope")
+    form = await call.form("name", "maxTTL", "history")
+    name, max_ttl_s, history = _name(form), _max_ttl_s(form), _history(form)
+
+    def change(manifest: Manifest) -> Manifest:
+        if _scope_or_refuse(manifest, scope_name).collection(name) is not None:
+            raise Refusal.errors(400, f'Collection with name "{name}" in scope "{scope_name}" already exists')
+        return manifest.with_collection(scope_name, name, max_ttl_s=max_ttl_s, history=history)
+
+    return await _changed(call, change)
+
+
+async def drop_collection(call: Call) -> Response:
+    scope_name, name = call.path("scope"), call.path("collection")
+
+    def change(manifest: Manifest) -> Manifest:
+        if _scope_or_refuse(manifest, scope_name).collection(name) is None:
+            raise Refusal.errors(404, f'Collection with name "{name}" in scope "{scope_name}" is not found')
+        return manifest.without_collection(scope_name, name)
+
+    return await _changed(call, change)
+
+
+def _scope_or_refuse(manifest: Manifest, name: str) -> Scope:
+    scope = manifest.scope(name)
+    if scope is None:
+        raise Refusal.errors(404, f'Scope with name "{name}" is not found')
+    return scope
+
+
+async def _changed(call: Call, change: Callable[[Manifest], Manifest]) -> Response:
+    bucket = call.bucket.facts.name
+    manifest = await call.node.change_manifest(bucket, change)
+    call.node.log(
+        f"{call.user!r} changed the collections of bucket {bucket!r}: manifest {manifest.uid:x}",
+        event=LogEvent.COLLECTIONS_CHANGED,
+        user=call.user,
+        bucket=bucket,
+        manifest=f"{manifest.uid:x}",
+    )
+    return Json({"uid": f"{manifest.uid:x}"})
+
+
+# --- the fields of the forms --------------------------------------------------------------------------------------
+
+
+def _name(form: dict[str, str]) -> str:
+    if "name" not in form:
+        raise Refusal.errors(400, "The name is missing", field="name")
+    try:
+        # The manifest's own rule, asked early so that the answer can name the field.
+        Manifest().with_scope(form["name"])
+    except LocalProtocolError as error:
+        raise Refusal.errors(400, error.hint or error.reason, field="name") from error
+    return form["name"]
+
+
+def _max_ttl_s(form: dict[str, str]) -> int | None:
+    """As the manifest has it: None is the bucket's own, 0 is none."""
+    text = form.get("maxTTL", str(_BUCKETS_OWN_TTL))
+    number = int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 10 else None
+    if number is None or not _NO_TTL <= number <= MAX_TTL_S_MAX:
+        raise Refusal.errors(400, f"A number of seconds from {_NO_TTL} to {MAX_TTL_S_MAX}", field="maxTTL")
+    return {_BUCKETS_OWN_TTL: None, _NO_TTL: 0}.get(number, number)
+
+
+def _history(form: dict[str, str]) -> bool:
+    history = _BOOLEANS.get(form.get("history", "false"))
+    if history is None:
+        raise Refusal.errors(400, "Either true or false", field="history")
+    return history
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+async def ensure_manifest(call: Call) -> Response:
+    """Answers when the manifest of this uid, or a newer one, is in force for good."""
+    bucket, text = call.bucket.facts.name, call.path("uid")
+    if not _UID.fullmatch(text):
+        raise Refusal.errors(400, "A manifest uid is a number in base 16")
+    timeout_s = _timeout_s(await call.form("timeout", "nodes"))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call.node.wait_for_manifest(bucket, int(text, 16))
+    except TimeoutError as error:
+        raise Refusal.message(504, f"The manifest did not come within {timeout_s:g} s") from error
+    return Response()
+
+
+def _timeout_s(form: dict[str, str]) -> float:
+    text = form.get("timeout", str(int(ENSURE_S_DEFAULT * 1000)))
+    milliseconds = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
+    if not 0 <= milliseconds <= ENSURE_S_MAX * 1000:
+        raise Refusal.errors(400, f"Milliseconds, at most {ENSURE_S_MAX * 1000:.0f}", field="timeout")
+    return milliseconds / 1000
+
+
+# --- DCP connections ----------------------------------------------------------------------------------------------
+
+
+async def show_connections(call: Call) -> Response:
+    """The connections that get changes of the bucket with their streams: all, or the one that the query names."""
+    bucket = call.bucket.facts.name
+    name = call.request.query_params.get("connection")
+    connections = [
+        asdict(connection)
+        for connection in connection_statistics(
+            call.node.producer_connections(bucket), now_s=call.node.now_s(), name=name
+        )
+    ]
+    for connection in connections:
+        for stream in connection["streams"] or ():
+            if stream["end_seqno"] == SEQNO_MAX:
+                # No end. The number itself is more than a page's script can hold.
+                stream["end_seqno"] = None
+    return Json({"bucket": bucket, "connections": connections})
+
+
+# --- drills -------------------------------------------------------------------------------------------------------
+
+
+async def roll_back(call: Call) -> Response:
+    """Take a vbucket back to a seqno, as a failover to a copy that is behind would."""
+    bucket = call.bucket.facts.name
+    vbucket = _number(call.path("vbucket"), _VBUCKET_MAX, field="vbucket")
+    form = await call.form("to")
+    if "to" not in form:
+        raise Refusal.errors(400, "The seqno is missing", field="to")
+    to_seqno = _number(form["to"], SEQNO_MAX, field="to")
+    try:
+        rolled = await call.node.roll_back(bucket, VBucketId(vbucket), Seqno(to_seqno))
+    except InvalidInput as error:
+        raise Refusal.errors(400, str(error)) from error
+    call.node.log(
+        f"{call.user!r} rolled vbucket {rolled.vbucket} of bucket {bucket!r} back"
+        f" from {rolled.high_seqno_before} to {rolled.to_seqno}",
+        event=LogEvent.ROLLED_BACK,
+        user=call.user,
+        bucket=bucket,
+        vbucket=rolled.vbucket,
+        from_seqno=rolled.high_seqno_before,
+        seqno=rolled.to_seqno,
+        vbuuid=rolled.vbuuid,
+    )
+    return Json(
+        {
+            "vbucket": rolled.vbucket,
+            "rolled_back_to": rolled.to_seqno,
+            "vbuuid": rolled.vbuuid,
+            "high_seqno_before": rolled.high_seqno_before,
+        }
+    )
+
+
+async def hold_replicas(call: Call) -> Response:
+    """Take in no more changes for the copies on this node: if their active node dies, those are lost."""
+    replicas = call.node.hold_replicas(call.bucket.facts.name)
+    _log_replicas(call, "holds", replicas, LogEvent.REPLICAS_HELD)
+    return Json({"held": True, "replicas": replicas})
+
+
+async def release_replicas(call: Call) -> Response:
+    replicas = call.node.release_replicas(call.bucket.facts.name)
+    _log_replicas(call, "released", replicas, LogEvent.REPLICAS_RELEASED)
+    return Json({"held": False, "replicas": replicas})
+
+
+def _log_replicas(call: Call, verb: str, replicas: int, event: LogEvent) -> None:
+    bucket = call.bucket.facts.name
+    message = f"{call.user!r} {verb} {counted(replicas, 'replica')} of bucket {bucket!r}"
+    call.node.log(message, event=event, user=call.user, bucket=bucket, replicas=replicas)
+
+
+def _number(text: str, largest: int, *, field: str) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(largest)) else -1
+    if not 0 <= number <= largest:
+        raise Refusal.errors(400, f"A number from 0 to {largest}", field=field)
+    return number

@@ -1,0 +1,93 @@
+"""The bounds of the HTTP side, the dashboard's included: every buffer, queue, wait and list that a client can fill.
+
+Handlers and the server import what they need from here. A bound that is not named here does not exist.
+"""
+
+from __future__ import annotations
+
+# --- connections and requests -------------------------------------------------------------------------------------
+
+CONNECTIONS_MAX = 512
+"""Beyond that a request is answered with 503."""
+REQUEST_S_MAX = 10.0
+"""How long a connection may take to send the head of a request, and then the body of it."""
+KEEP_ALIVE_S = 60
+"""How long a connection may rest between two requests. Clients poll every few seconds."""
+STOP_S_MAX = 5
+"""How long requests under way may take to end when the node stops."""
+HEAD_BYTES_MAX = 16 * 1024
+"""Path and headers. The longest real one has a password in it."""
+HEAD_BUFFER_BYTES_MAX = 32 * 1024
+"""Where the HTTP parser gives up, with an answer of its own: above what gets ours."""
+BODY_BYTES_MAX = 64 * 1024
+"""The longest form there is names a collection."""
+LOGIN_BODY_BYTES_MAX = 8 * 1024
+"""A log-in on the page is a name and a password."""
+FORM_FIELDS_MAX = 16
+
+STREAMS_MAX = 256
+"""Streams of configs that are open at a time."""
+STREAM_REPEAT_S = 60.0
+"""A stream sends the config again after this time, so that a client that is gone is noticed."""
+ENSURE_S_DEFAULT = 30.0
+ENSURE_S_MAX = 300.0
+"""How long a request may wait for a manifest."""
+
+# --- log-ins ------------------------------------------------------------------------------------------------------
+
+LOGINS_KNOWN_MAX = 1_024
+LOGIN_KNOWN_S = 60.0
+"""How many checked passwords are remembered, as keyed hashes, and how long."""
+LOGINS_WAITING_MAX = 64
+"""Passwords are checked one at a time; this many may wait for that."""
+SESSIONS_MAX = 256
+"""Log-ins on the page that are remembered at a time; beyond that the one that was used longest ago is forgotten."""
+SESSION_S = 12 * 3600.0
+"""How long a log-in on the page lasts that is not used."""
+
+# --- the dashboard's numbers --------------------------------------------------------------------------------------
+
+VIEWERS_MAX = 32
+"""Live feeds that are open at a time."""
+TICK_S = 1.0
+"""How often numbers are taken, and sent to viewers."""
+TICK_SHARE_MAX = 0.05
+TICK_S_MAX = 5.0
+"""Which part of its time the node may spend on that before it is done less often, and how seldom that gets."""
+PEERS_IDLE_TICKS = 10
+"""The other nodes of the cluster are asked at every tick while there are viewers, and else once in so many."""
+PEERS_S_MAX = 0.2
+"""How long a tick waits for their answers, so that what is shown of all nodes is of about the same moment."""
+HISTORY_POINTS = 600
+"""Ticks that the charts can look back."""
+EVENTS_MAX = 200
+"""Events that are remembered."""
+EVENT_VBUCKETS_MAX = 8
+"""Vbuckets that one event names; the rest is counted."""
+COUNTED_SLOTS_MAX = 2_000_000
+"""Slots of the index that a tick looks at to count documents; the rest has its turn in the next."""
+CONNECTIONS_SHOWN_MAX = 64
+STREAMS_SHOWN_MAX = 1024
+
+# --- searches -----------------------------------------------------------------------------------------------------
+
+SEARCH_ROWS_MAX = 200
+SEARCH_KEY_CHARS_MAX = 250
+NAME_CHARS_MAX = 600
+"""Names of collections and connections in a query."""
+SEARCH_BYTES_MAX = 256 * 1024 * 1024
+"""How much of what is stored one search looks through, newest first."""
+SEARCH_S_MAX = 1.0
+SEARCHES_WAITING_MAX = 16
+"""One search runs at a time; this many may wait for that."""
+PREVIEW_CHARS_MAX = 200
+VALUE_CHARS_MAX = 256 * 1024
+"""How much of one document is shown."""
+
+# --- landings -----------------------------------------------------------------------------------------------------
+
+LANDING_EVERY_S = 2.0
+LANDING_S_MAX = 2.0
+LANDING_BYTES_MAX = 1024 * 1024
+LANDINGS_MAX = 8
+"""How often the metrics of a landing are fetched, how long that may take, how long they may be, and how many."""

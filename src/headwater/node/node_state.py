@@ -1,0 +1,276 @@
+"""What a running node has: its buckets, its users, its place in clusters, and the configs that it gives to clients.
+
+`node.Node` opens, serves and closes all of it; the HTTP handlers, the dashboard and the simulation ask it here.
+Everything is called in the node's event loop. Nothing here listens, and nothing here knows of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Unpack
+
+from headwater import __version__
+from headwater.errors import StoreError
+from headwater.log_fields import Fields, fields
+from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
+from headwater.node.auth.users import Users
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
+from headwater.node.failover_drill import RolledBack, roll_back_vbucket
+from headwater.node.kv_listener import KvListener
+from headwater.node.membership import MemberSettings, Membership, Memberships, peer_login
+from headwater.node.node_folder import NodeEnvironment
+from headwater.node.options import NodeOptions
+from headwater.node.producer.connection import ProducerConnection
+from headwater.node.service import BucketService, ConfigVersion, Traffic
+from headwater.protocol.cluster_config import NO_NODE, BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.store.bucket import Bucket, StoreEnvironment
+
+logger = logging.getLogger(__name__)
+
+SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
+"""Clients decide by the first three numbers what they may use."""
+
+
+class Changes:
+    """A signal to any number of waiters that something has changed, of which none can miss a change.
+
+    Note `count`, look at the thing, then wait for a change `after` that count. For one event loop: `notify` is called
+    in the loop that waits.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        self.count += 1
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def after(self, count: int) -> None:
+        """Return once there have been more changes than `count`."""
+        while self.count <= count:
+            await self._next.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketUsage:
+    """What a bucket holds and takes."""
+
+    items: int
+    disk_bytes: int
+    memory_bytes: int
+    memory_quota_bytes: int
+
+
+class NodeState:
+    """The parts of a node, and what is asked of them."""
+
+    def __init__(self, options: NodeOptions, environment: NodeEnvironment) -> None:
+        self.options = options
+        self.environment = environment
+        self.folder = environment.open_folder(options.data)
+        self.is_ready = False
+        """Whether every bucket is open and served. Until then, and while the node stops, little is asked here."""
+        self.why_not_ready = "it has not been started"
+        """What the node does instead, such as `it opens bucket 'travel', 1 of 2`."""
+        self.config_changes = Changes()
+        """Notified when a cluster config has changed."""
+        self.throttle = LoginThrottle()
+        """One for the key-value side and for HTTP: guesses count wherever they are made."""
+        self._started_s = self.now_s()
+        self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes)
+        self._users: Users
+        self._store_environment = StoreEnvironment(now_ns=environment.now_ns, new_vbuuid=environment.new_vbuuid)
+        self._services: dict[str, BucketService] = {}
+        self._loops: dict[str, CommitLoop] = {}
+        self._durable = Changes()
+        self._listener: KvListener
+        self._address: NodeAddress
+        # Clients take a config only if its revision is higher, and they may know one of before the last start.
+        self._revision = self._store_environment.now_s()
+        self._known_states: dict[str, bytes] = {}
+        self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
+        self._members = Memberships(
+            MemberSettings(
+                login=peer_login(options, environment.random_bytes),
+                random_bytes=environment.random_bytes,
+                now_s=self.now_s,
+                on_config=self.config_changes.notify,
+                on_login=lambda bucket, login: self._accounts.let_in(login.user, login.password, bucket=bucket),
+            )
+        )
+
+    @property
+    def server_version(self) -> str:
+        return SERVER_VERSION
+
+    def now_s(self) -> float:
+        """The throttle's clock, which never goes back."""
+        return self.environment.now_s()
+
+    def uptime_s(self) -> float:
+        return self.now_s() - self._started_s
+
+    def log(self, message: str, **about: Unpack[Fields]) -> None:
+        logger.warning("%s", message, extra=fields(**about))
+
+    # --- users ----------------------------------------------------------------------------------------------------
+
+    @property
+    def users(self) -> Users:
+        return self._users
+
+    def is_node_user(self, name: str) -> bool:
+        """Whether other nodes of a cluster log in as this user."""
+        return self._accounts.is_node(name)
+
+    async def change_users(self, change: Change) -> None:
+        """Put what `change` makes of the users into force, those of other nodes left out. It is durable then.
+
+        `change` is called once, in a thread. What it raises is raised here; a `StoreError` says that the users are as
+        they were, and so does a `LocalProtocolError` where there would be no admin left.
+        """
+        await self._accounts.change(change)
+
+    def _put_in_force(self, users: Users) -> None:
+        """Rights are looked up with every request, but a user who is gone must not come back with a namesake."""
+        gone = self._users.by_name.keys() - users.by_name.keys()
+        self._users = self._listener.service.users = users
+        self._listener.log_out(gone)
+        # Streams of configs look whether they may go on.
+        self.config_changes.notify()
+
+    # --- buckets --------------------------------------------------------------------------------------------------
+
+    def bucket_names(self) -> Iterable[str]:
+        return self._services
+
+    def bucket(self, name: str) -> Bucket | None:
+        service = self._services.get(name)
+        return None if service is None else service.bucket
+
+    def bucket_service(self, bucket: str) -> BucketService:
+        return self._services[bucket]
+
+    def membership(self, bucket: str) -> Membership:
+        return self._members.of(bucket)
+
+    def usage(self, bucket: str) -> BucketUsage:
+        opened = self._services[bucket].bucket
+        return BucketUsage(
+            items=opened.index.live_documents(),
+            disk_bytes=self.folder.disk_bytes(bucket),
+            memory_bytes=opened.index.memory_bytes + opened.young.total_bytes + len(opened.pending.frames),
+            memory_quota_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        )
+
+    def producer_connections(self, bucket: str) -> list[ProducerConnection]:
+        """The connections that get changes of a bucket."""
+        return self._services[bucket].producer_connections()
+
+    def consumer_views(
+        self, bucket: str, name: str | None = None, *, streams_max: int = STREAMS_VIEWED_MAX
+    ) -> list[ConsumerView]:
+        """The connections by which this node receives its copies, or the one that is named."""
+        return self._services[bucket].consumer_views(now_s=self.now_s(), name=name, streams_max=streams_max)
+
+    def traffic(self, bucket: str) -> Traffic:
+        """The totals of all connections since the node started, those that are gone included."""
+        service, connections = self._services[bucket], self.producer_connections(bucket)
+        sessions = (connection.session for connection in self._listener.connections)
+        ended = service.ended
+        return Traffic(
+            requests=ended.requests + sum(session.requests for session in sessions if session.bucket is service),
+            sent_messages=ended.sent_messages + sum(connection.sent_messages for connection in connections),
+            sent_bytes=ended.sent_bytes + sum(connection.sent_bytes for connection in connections),
+            rollbacks=ended.rollbacks,
+        )
+
+    async def roll_back(self, bucket: str, vbucket: VBucketId, to_seqno: Seqno) -> RolledBack:
+        """Do a failover drill. `InvalidInput` says that it can't be done so, a `StoreError` that it was not done."""
+        service = self._services[bucket]
+        return await self._loops[bucket].at_rest(lambda: roll_back_vbucket(service, vbucket, to_seqno))
+
+    def hold_replicas(self, bucket: str) -> int:
+        """Let the copies on this node fall behind until they are released. Returns how many there are."""
+        return self._members.of(bucket).replication.hold()
+
+    def release_replicas(self, bucket: str) -> int:
+        return self._members.of(bucket).replication.release()
+
+    # --- collections ----------------------------------------------------------------------------------------------
+
+    async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Put what `change` makes of the manifest into force, and return it once it is durable.
+
+        `change` is called once, and nothing else happens between that and the new manifest being in force. What it
+        raises is raised here; a `StoreError` says that the manifest is as it was.
+        """
+        service = self._services[bucket]
+        manifest = await self._members.change_manifest(bucket, change)
+        if manifest is None:
+            manifest = change(service.bucket.manifest)
+            service.set_manifest(manifest)
+        while service.bucket.durable_commit < service.manifest_commit:
+            await self._durable.after(self._durable.count)
+        if service.bucket.manifest.uid < manifest.uid:
+            raise StoreError("the manifest could not be stored", hint="Free disk space and try again")
+        await self._members.of(bucket).share_manifest()
+        return manifest
+
+    async def wait_for_manifest(self, bucket: str, uid: int) -> None:
+        """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled."""
+        service = self._services[bucket]
+        while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
+            await self._durable.after(self._durable.count)
+
+    # --- cluster configs ------------------------------------------------------------------------------------------
+
+    def set_cluster_config(self, bucket: str | None, version: ConfigVersion, config: bytes) -> bool:
+        """Give this config in place of the node's own; False where it is no newer than the one before."""
+        is_taken = self._members.adopt(bucket, config)
+        if is_taken is not None:
+            return is_taken
+        known = self._given_configs.get(bucket)
+        if known is not None and version <= known[0]:
+            return False
+        self._given_configs[bucket] = (version, config)
+        self.config_changes.notify()
+        return True
+
+    def cluster_config(self, bucket: str | None) -> bytes:
+        """The config for a bucket, or for the node, as the key-value side and HTTP give it."""
+        published = self._members.shown_config(bucket)
+        if published is not None:
+            return published
+        if bucket in self._given_configs:
+            return self._given_configs[bucket][1]
+        self._notice_state_changes()
+        uuid = next((service.bucket.facts.uuid for service in self._services.values()), "0" * 32)
+        cluster = Cluster(nodes=(self._address,), revision=self._revision, uuid=uuid)
+        service = self._services.get(bucket) if bucket else None
+        if service is None:
+            return node_config(cluster)
+        if self.options.bare:
+            return b""
+        facts = service.bucket.facts
+        states = service.bucket.vbuckets.states.tolist()
+        owners = [[0 if state == VBucketState.ACTIVE else NO_NODE] for state in states]
+        return bucket_config(cluster, BucketMap(name=facts.name, uuid=facts.uuid, vbucket_map=owners))
+
+    def _notice_state_changes(self) -> None:
+        """A vbucket that has another state makes another config."""
+        states = {name: service.bucket.vbuckets.states.tobytes() for name, service in self._services.items()}
+        if states != self._known_states:
+            self._known_states = states
+            self._revision += 1
+            self.config_changes.notify()
