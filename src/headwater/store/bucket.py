@@ -38,6 +38,7 @@ from headwater.store.data_format import (
     MANIFEST,
     BucketFacts,
     Document,
+    Entry,
     VBucketFacts,
     block_last_seqno,
     blocks_of,
@@ -46,7 +47,7 @@ from headwater.store.data_format import (
     vbucket_key,
 )
 from headwater.store.engine import Change, Engine, Put, Table
-from headwater.store.index import Entry, Index, index_run
+from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
 from headwater.store.vbuckets import VBuckets, encode_stored_event, manifest_of_runs

@@ -52,9 +52,9 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, encode_collection_id
 from headwater.protocol.values import Datatype, keep_system_xattrs
 from headwater.store.bucket import Bucket, Written
-from headwater.store.data_format import VBucketFacts, block_last_seqno, blocks_of, vbucket_key
+from headwater.store.data_format import Entry, VBucketFacts, block_last_seqno, blocks_of, vbucket_key
 from headwater.store.engine import Change, Delete, Put, Table, View
-from headwater.store.index import BASE, CAPACITY, SEQNO, Entry, probe
+from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
 from headwater.store.prepares import NO_PREPARES, sync_frames
 from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after

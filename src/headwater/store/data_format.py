@@ -189,7 +189,22 @@ def _members(value: bytes | memoryview) -> dict[str, Any]:
     return members
 
 
-# A document as it is stored, read back from its frame.
+# --- documents ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the index knows of a document."""
+
+    seqno: Seqno
+    cas: Cas
+    rev_seqno: int
+    expiry: int
+    commit: int
+    """The low 32 bits of the commit's number."""
+    is_deleted: bool
+    is_locked: bool = False
+    has_xattrs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

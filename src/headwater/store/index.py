@@ -17,7 +17,6 @@ until they are purged. It is rebuilt from the stored frames when a bucket is ope
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,6 +42,7 @@ from headwater.protocol.kernels.memory import (
 )
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.numbers import Cas, Seqno
+from headwater.store.data_format import Entry
 
 HASH_HIGH, HASH_LOW, SEQNO, CAS, REVISION, PLACE = range(6)
 SLOT_WORDS = 6
@@ -59,21 +59,6 @@ _MAP_NORESERVE = 0x4000
 
 BASE, CAPACITY, COUNT = range(3)
 """Columns of `tables`: the first slot, the number of slots and those in use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What the index knows of a document."""
-
-    seqno: Seqno
-    cas: Cas
-    rev_seqno: int
-    expiry: int
-    commit: int
-    """The low 32 bits of the commit's number."""
-    is_deleted: bool
-    is_locked: bool = False
-    has_xattrs: bool = False
 
 
 class Index:

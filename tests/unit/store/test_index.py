@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headwater.errors import HeadwaterError
-from headwater.store.index import CAPACITY, COUNT, TABLE_SLOTS_MIN, Entry, Index
+from headwater.store.data_format import Entry
+from headwater.store.index import CAPACITY, COUNT, TABLE_SLOTS_MIN, Index
 from headwater.store.runs import as_run
 
 SECRET = (7, 11)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
 from headwater.errors import MalformedFrameInfo, MalformedSnappy
 from headwater.node.durability import TIMEOUT_S_DEFAULT, is_possible
 from headwater.node.kv.context import Context
@@ -31,10 +33,8 @@ from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, body_offset, decompress, decompressed_bytes, keep_system_xattrs
 from headwater.store.bucket import Bucket, MakeValue, Written
 from headwater.store.compaction import expire_document, is_expired
-from headwater.store.data_format import Document
-from headwater.store.index import Entry
+from headwater.store.data_format import Document, Entry
 from headwater.store.prepares import PENDING_BYTES_MAX
-from headwater.store.runs import as_run
 
 
 class DocumentRequest(Protocol):
@@ -386,7 +386,7 @@ def join_value(xattrs: bytes, body: bytes) -> tuple[bytes, Datatype]:
     """The value to store and its datatype: the body is JSON if it is, whatever its writer says."""
     value = xattrs + body
     check_size(value)
-    datatype = Datatype.JSON if is_json(as_run(body), 0, len(body)) else Datatype.RAW
+    datatype = Datatype.JSON if is_json(np.frombuffer(body, dtype=np.uint8), 0, len(body)) else Datatype.RAW
     return value, datatype | (Datatype.XATTR if xattrs else Datatype.RAW)
 
 

@@ -57,8 +57,7 @@ from headwater.protocol.numbers import Cas, Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Written
-from headwater.store.data_format import Document
-from headwater.store.index import Entry
+from headwater.store.data_format import Document, Entry
 
 _META_WITH_DATATYPE = 2
 

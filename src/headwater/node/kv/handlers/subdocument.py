@@ -38,7 +38,7 @@ from headwater.protocol.numbers import Cas, Seqno
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Written
-from headwater.store.index import Entry
+from headwater.store.data_format import Entry
 
 _NO_FLAGS = DocFlags(0)
 _NANOSECONDS = 10**9
