@@ -30,7 +30,8 @@ from bench.kv_driver import Updates, write_steadily
 from bench.measure import SCALE, in_new_process, in_turns, load_now, scaled
 from bench.processes import LOGIN, NodeProcess, data_folder, load, memory_bytes, node
 from bench.report import Section
-from headwater.spark.landing import LandedBatch, Landing, LandingStatus
+from headwater.spark.landing import Landing
+from headwater.spark.landing_loop import LandedBatch, LandingStatus
 from headwater.spark.session import start_session
 
 CORES = 2

@@ -15,7 +15,7 @@ from headwater.cli.land import LandingMetrics
 from headwater.errors import InvalidInput
 from headwater.node.http.dashboard import landing
 from headwater.node.http.dashboard.landing import Landings, fetch_landing
-from headwater.spark.landing import LandingStatus
+from headwater.spark.landing_loop import LandingStatus
 from support.dashboard_world import World, in_world
 from support.node_process import run_serve
 

@@ -14,7 +14,7 @@ from headwater.cli.land import LandingMetrics
 from headwater.client.prometheus import ReaderCollector
 from headwater.node.http.dashboard.metrics import KINDS, PREFIX
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.spark.landing import LandingStatus
+from headwater.spark.landing_loop import LandingStatus
 from support.dashboard_world import ADMIN, READER, VBUCKETS, World, in_world
 
 ROOT = Path(__file__).parents[2]

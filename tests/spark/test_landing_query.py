@@ -16,8 +16,9 @@ from pyspark.errors import PySparkRuntimeError
 
 from headwater.errors import InvalidInput, LakeInUse, QueryFailed, ReadRolledBack
 from headwater.lake.lake import Lake
-from headwater.spark import landing
-from headwater.spark.landing import FAILURES_MAX, parse_interval_s
+from headwater.spark import landing, landing_loop
+from headwater.spark.landing import parse_interval_s
+from headwater.spark.landing_loop import FAILURES_MAX
 from headwater.spark.task_read import LandShare
 from support.lake_checks import table_rows
 from support.simulated_landing import RunHere, SimulatedLanding, without_spark
@@ -29,8 +30,8 @@ EVERY_S = 0.05
 @pytest.fixture
 def pipeline(bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedLanding:
     without_spark(monkeypatch)
-    monkeypatch.setattr(landing, "_RETRY_S_MIN", 0.01)
-    monkeypatch.setattr(landing, "_RETRY_S_MAX", 0.02)
+    monkeypatch.setattr(landing_loop, "_RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(landing_loop, "_RETRY_S_MAX", 0.02)
     bucket.put([b"a", b"b"], b'{"n":1}')
     return SimulatedLanding(bucket, tmp_path / "lake")
 
@@ -117,7 +118,9 @@ def test_it_can_be_stopped_by_what_it_calls(pipeline: SimulatedLanding) -> None:
     assert query.awaitTermination(20) is True
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5 seconds", 5), ("500 milliseconds", 0.5), ("1 minute", 60)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5 seconds", 5), ("500 milliseconds", 0.5), ("1 minute", 60), ("250ms", 0.25)]
+)
 def test_intervals_are_written_as_for_spark(text: str, seconds: float) -> None:
     assert parse_interval_s(text) == seconds
 
@@ -133,7 +136,7 @@ def test_what_is_no_interval(text: str) -> None:
 
 def test_a_process_that_dies_does_not_end_it(pipeline: SimulatedLanding, caplog: pytest.LogCaptureFixture) -> None:
     """Nor several of them, in reads and in merges; the log has them."""
-    with caplog.at_level(logging.WARNING, logger=landing.__name__):
+    with caplog.at_level(logging.WARNING, logger=landing_loop.__name__):
         start(pipeline, Failing(failures=[died() for _ in range(FAILURES_MAX)])).awaitTermination()
     pipeline.check_equal()
     failed = [record for record in caplog.records if vars(record).get("event") == "batch_failed"]

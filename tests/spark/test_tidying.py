@@ -37,7 +37,7 @@ def test_old_files_are_deleted_when_it_is_due(
     left = leave_file(landing.folder, "left.parquet")
     land(b"second")
     assert left.exists(), "it was looked for a moment ago"
-    monkeypatch.setattr("headwater.spark.landing.TIDY_EVERY_S", 0.0)
+    monkeypatch.setattr("headwater.spark.landing_loop.TIDY_EVERY_S", 0.0)
     land(b"third")
     assert not left.exists()
     landing.check_equal()

@@ -14,7 +14,8 @@ from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.lake.verify import Verification, compare
 from headwater.spark.freshness import Freshness
-from headwater.spark.landing import LandedBatch, Landing
+from headwater.spark.landing import Landing
+from headwater.spark.landing_loop import LandedBatch
 from support.lake_checks import check_no_duplicates, table_rows
 from support.spark_node import SourceBucket
 

@@ -15,7 +15,8 @@ from headwater.lake.lake import LakeSettings, with_columns
 from headwater.lake.verify import compare
 from headwater.spark import task_read
 from headwater.spark.freshness import Freshness
-from headwater.spark.landing import LandedBatch, Landing, LandingQuery
+from headwater.spark.landing import Landing, LandingQuery
+from headwater.spark.landing_loop import LandedBatch
 from support.lake_checks import check_no_duplicates, table_rows
 from support.landed_bucket import ALWAYS_FRESH, GROUPS, check_delivery
 from support.spark_node import SourceBucket

@@ -17,8 +17,6 @@ from typing import Any
 
 import rich_click as click
 from prometheus_client import REGISTRY, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from rich.console import Console
@@ -35,35 +33,40 @@ from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import LakeSettings
 from headwater.lake.typed_columns import TypedColumns
 from headwater.log_fields import LogEvent, fields
+from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
 from headwater.phrases import counted
 from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
-from headwater.spark.landing import LandedBatch, Landing, LandingQuery, LandingStatus, Upkeep
+from headwater.spark.landing import Landing, LandingQuery, parse_interval_s
+from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
 from headwater.spark.session import start_session
 from headwater.spark.source_options import source_texts
 
-# A landing's numbers for Prometheus: what `LandingStatus` says at the moment that they are asked for.
+METRICS_PREFIX = "headwater_land_"
 
 
-COUNTERS: tuple[tuple[str, str, Callable[[LandingStatus], int | None]], ...] = (
-    ("rows", "Rows that were ever landed in changes.", lambda status: status.rows),
-    ("batches", "Batches that were ever landed.", lambda status: status.batch + 1),
-    ("rollbacks", "Rollbacks of vbuckets that were ever landed.", lambda status: status.rollbacks),
-)
-GAUGES: tuple[tuple[str, str, Callable[[LandingStatus], float | None]], ...] = (
-    ("active", "1 while the landing runs.", lambda status: int(status.is_active)),
-    ("tables", "Collections that have a table.", lambda status: status.tables),
-    ("documents", "Rows of all tables of documents.", lambda status: status.documents),
-    ("lag_seqnos", "Seqnos that the bucket has and changes does not.", lambda status: status.lag_seqnos),
-    ("lag_seconds", "What was written longer ago than this is in changes.", lambda status: status.lag_s),
-    (
+def _kind(name: str, documentation: str, read: Callable[[LandingStatus], float | None]) -> MetricKind[LandingStatus]:
+    return MetricKind(name, documentation, one_number(read))
+
+
+METRICS = (
+    _kind("rows_total", "Rows that were ever landed in changes.", lambda status: status.rows),
+    _kind("batches_total", "Batches that were ever landed.", lambda status: status.batch + 1),
+    _kind("rollbacks_total", "Rollbacks of vbuckets that were ever landed.", lambda status: status.rollbacks),
+    _kind("active", "1 while the landing runs.", lambda status: int(status.is_active)),
+    _kind("tables", "Collections that have a table.", lambda status: status.tables),
+    _kind("documents", "Rows of all tables of documents.", lambda status: status.documents),
+    _kind("lag_seqnos", "Seqnos that the bucket has and changes does not.", lambda status: status.lag_seqnos),
+    _kind("lag_seconds", "What was written longer ago than this is in changes.", lambda status: status.lag_s),
+    _kind(
         "documents_age_seconds",
         "What was written longer ago than this is in documents.",
         lambda status: status.documents_age_s,
     ),
-    ("last_batch_seconds", "What the last batch took, without merging.", lambda status: status.last_batch_s),
-    ("last_merge_seconds", "What the last merge of documents took.", lambda status: status.last_merge_s),
-    ("failures", "Batches that have failed in a row.", lambda status: status.failures),
+    _kind("last_batch_seconds", "What the last batch took, without merging.", lambda status: status.last_batch_s),
+    _kind("last_merge_seconds", "What the last merge of documents took.", lambda status: status.last_merge_s),
+    _kind("failures", "Batches that have failed in a row.", lambda status: status.failures),
 )
+"""What `LandingStatus` says at the moment of the scrape."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,37 +77,25 @@ class LandingMetrics:
     status: Callable[[], LandingStatus | None]
     """None while there is no landing yet."""
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[MetricFamily]:
         """For `prometheus_client.REGISTRY.register`."""
         status = self.status()
-        if status is None:
-            return
-        for name, what, count in COUNTERS:
-            if (value := count(status)) is not None:
-                counter = CounterMetricFamily(f"headwater_land_{name}", what, labels=["bucket"])
-                counter.add_metric([self.bucket], value)
-                yield counter
-        for name, what, measure in GAUGES:
-            if (number := measure(status)) is not None:
-                gauge = GaugeMetricFamily(f"headwater_land_{name}", what, labels=["bucket"])
-                gauge.add_metric([self.bucket], number)
-                yield gauge
+        if status is not None:
+            yield from collect_metrics(METRICS, [((self.bucket,), status)], prefix=METRICS_PREFIX, labels=("bucket",))
 
 
 POLL_S = 0.2
 
 logger = logging.getLogger(__name__)
 
-_TIME = re.compile(r"(?P<number>[0-9]{1,6})(?P<unit>ms|s|m|h)")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _COLUMNS = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<ddl>.*)", re.DOTALL)
 
 
 def _parse_time(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    match = _TIME.fullmatch(value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.")
-    return int(match["number"]) * _UNITS_S[match["unit"]]
+    try:
+        return parse_interval_s(value)
+    except InvalidInput as error:
+        raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.") from error
 
 
 @click.command(cls=CommandWithOldNames)
@@ -272,8 +263,7 @@ def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
 
 def _run(landing: Landing, spark: Any, view: _View, every_s: float | None) -> int:
     interrupted = _Interruptions()
-    every = None if every_s is None else f"{every_s:.3f} seconds"
-    query = landing.start(spark, every=every, on_batch=view.on_batch)
+    query = landing.start(spark, every=every_s, on_batch=view.on_batch)
     with view.following(query):
         while query.isActive and not interrupted:
             time.sleep(POLL_S)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from headwater.lake.verify import Verification
     from headwater.spark.frames import Apply, ChangeBatch
     from headwater.spark.freshness import Freshness, LagListener
-    from headwater.spark.landing import LandedBatch, Landing, LandingQuery, LandingStatus, Upkeep
+    from headwater.spark.landing import Landing, LandingQuery
+    from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
     from headwater.spark.session import query_error, start_session
     from headwater.spark.source_options import SourceKeywords
 
@@ -37,7 +38,8 @@ _HOMES = {
     "headwater.lake.typed_columns": ("TypedColumns",),
     "headwater.spark.frames": ("ChangeBatch",),
     "headwater.spark.freshness": ("Freshness", "LagListener"),
-    "headwater.spark.landing": ("LandedBatch", "Landing", "LandingQuery", "LandingStatus", "Upkeep"),
+    "headwater.spark.landing": ("Landing", "LandingQuery"),
+    "headwater.spark.landing_loop": ("LandedBatch", "LandingStatus", "Upkeep"),
     "headwater.spark.session": ("start_session", "query_error"),
     "headwater.spark.source_options": ("SourceKeywords",),
     "headwater.lake.verify": ("Verification",),
@@ -111,7 +113,8 @@ def land(
     """
     from headwater.lake.lake import LakeSettings
     from headwater.spark.freshness import Freshness
-    from headwater.spark.landing import Landing, Upkeep
+    from headwater.spark.landing import Landing
+    from headwater.spark.landing_loop import Upkeep
     from headwater.spark.source_options import source_texts
 
     landing = Landing(

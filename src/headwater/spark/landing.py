@@ -1,153 +1,55 @@
 """The landing pipeline: a bucket into Delta tables, batch by batch, exactly.
 
-The tables are the only memory. A batch begins where they end, is what its tasks read to the ends of their snapshots,
-and is one commit of `changes` that holds the offset that was reached in every vbucket. So nothing has to be remembered
-beside them: a run that died has either committed a batch or has not begun it, and the next run goes on from there.
+`Landing` says what is landed where; `start` checks that it can work, makes the tables' directory, and returns a
+`LandingQuery`, which has the manners of Spark's StreamingQuery. The work itself is `landing_loop` on the driver,
+`task_read` and the lake on the executors. `headwater.spark.land` and the command line call this.
 
-`Landing` says what is landed where; `start` gives a `LandingQuery`, which is a thread of the driver with the manners of
-Spark's StreamingQuery. Its loop keeps a client that watches the bucket, plans, runs one Spark job a batch over the
-shares, commits, and merges the documents when `freshness` says so. What executors do is in `task_read` and in the lake.
+The tables are the only memory: a run that died has either committed a batch or has not begun it, and the next run goes
+on from there. So nothing may be remembered beside them.
 """
 
 from __future__ import annotations
 
-import logging
+import re
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+import pyarrow.fs as fs
 from pyspark.sql import SparkSession
 
-from headwater.client.kv_connection import Backoff
-from headwater.client.offsets import Offsets
-from headwater.client.read_options import Start
+from headwater.client.bootstrap import bootstrap, look_at_bucket
+from headwater.client.collection_names import CollectionNames
 from headwater.client.survey import Surveyor
-from headwater.errors import HeadwaterError, InvalidInput, LakeInUse, QueryFailed
-from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
-from headwater.lake.delta_log import TableCommit
-from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
-from headwater.lake.lake import Lake, LakeSettings
-from headwater.lake.layout import GROUPS_DEFAULT
-from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
-from headwater.log_fields import LogEvent, fields
-from headwater.phrases import counted
-from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.spark.bucket_watch import BucketWatch
+from headwater.errors import HeadwaterError, InvalidInput
+from headwater.lake.delta_log import Selection
+from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
+from headwater.lake.lake import OWN_FOLDER, Lake, LakeSettings, landed_selection
+from headwater.lake.layout import GROUPS_DEFAULT, TableKind, open_filesystem
 from headwater.spark.executors import SparkRunner, ship_kernels
-from headwater.spark.freshness import Freshness, LandingLag, MergeClock
-from headwater.spark.landing_checks import (
-    check_empty,
-    check_options,
-    check_same_options,
-    check_selection,
-    look_at_source,
-    seen_collections,
-    selection_of,
-)
-from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
-from headwater.spark.session import hide_password, query_error
-from headwater.spark.source_options import SourceOptions
-from headwater.spark.task_read import LandShare
+from headwater.spark.freshness import Freshness
+from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
+from headwater.spark.selection_watch import SeenCollection
+from headwater.spark.session import hide_password
+from headwater.spark.source_options import SourceOptions, ValueForm
 
-JOIN_BATCHES = 64
-"""After so many batches small files are joined. Which there are, the logs tell."""
-TIDY_EVERY_S = 6 * 3600.0
-"""How often old changes are folded and old files deleted: that takes a look at all files. It is counted over all runs,
-so that runs which end soon do it as well."""
-LOOK_EVERY_S = 1.0
+LAG_EVERY_S = 1.0
 """How often the bucket is asked how far it is, for the lag."""
-FAILURES_MAX = 5
-"""So many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
-_RETRY_S_MIN, _RETRY_S_MAX = 1.0, 30.0
 _PROGRESS_KEPT = 100
 _CANCEL_EVERY_S = 0.5
 _POLL_S = 0.05
-_WAKE_S = 0.25
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upkeep:
-    """How long old things are kept."""
-
-    vacuum_hours: int = 7 * 24
-    """Files that no table needs any more."""
-    changes_days: int | None = None
-    """`changes` older than this are folded to the newest version of each document; None keeps them all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandingStatus:
-    """How a landing stands at one moment. Command line, metrics, JSON lines and dashboard show these numbers.
-
-    None is for what is not known. Totals are of the tables, not of this run.
-    """
-
-    is_active: bool
-    doing: str
-    """`waiting`, `reading`, `merging`, `retrying`, `tidying up` or `stopped`."""
-    batch: int
-    """The number of the last batch in the tables; -1 where there is none."""
-    rows: int | None
-    """Rows that were ever landed in `changes`."""
-    rollbacks: int | None
-    """Rollbacks of vbuckets that were ever landed."""
-    documents: int
-    """Rows of all tables of documents."""
-    tables: int
-    """Collections that have tables."""
-    lag_seqnos: int | None
-    """Seqnos that the bucket has and `changes` does not."""
-    lag_s: float | None
-    """All that was written to the bucket longer ago than this is in `changes`."""
-    documents_age_s: float | None
-    """All that was written to the bucket longer ago than this is in `documents`."""
-    last_batch_s: float | None
-    """What the last batch of this run took, without merging."""
-    last_merge_s: float | None
-    failures: int
-    """Failures in a row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandedBatch:
-    """A batch that has been landed."""
-
-    batch_id: int
-    """Its number in the tables."""
-    rows: int
-    rollbacks: Mapping[int, int]
-    merges: int
-    """Groups of vbuckets that were merged after it."""
-    tables: tuple[str, ...]
-    """The collections that have a table by now."""
-    rows_by_table: Mapping[str, int]
-    """Changes of documents, by collection."""
-    read_again: frozenset[int]
-    """Vbuckets that are read again from 0: a rollback went further back than `changes` reaches."""
-    offsets: Offsets
-    took_s: float
-    """Without merging."""
-    status: LandingStatus
-
+_INTERVAL = re.compile(
+    r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?:(?P<short>ms|s|m|h)| +(?P<long>millisecond|second|minute|hour|day)s?)"
+)
+_SHORT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONG_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 
 OnBatch = Callable[[LandedBatch], None]
-
-
-class JobRunner(Protocol):
-    """Runs tasks somewhere, gives their results in order, and can be stopped from another thread."""
-
-    def __call__(self, tasks: Sequence[Any]) -> list[Any]: ...
-
-    def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,32 +67,41 @@ class Landing:
     """Have `changes` as an Iceberg table, too."""
 
     def prepare(self) -> Lake:
-        """Look at the bucket and make the tables' directory. Everything that can't work is found out here, before
-        anything is made."""
+        """Look at the bucket and make the tables' directory. Everything that can't work is found here, before anything
+        is made."""
         options = SourceOptions.make(self.source)
-        check_options(options)
-        bucket = look_at_source(options)
+        scopes, collections = options.read.scopes, options.read.collections
+        if options.value_form is not ValueForm.BINARY or options.read.no_value:
+            raise InvalidInput(
+                "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"
+            )
+        # Raises where the bucket is not there.
+        bucket = bootstrap(options.settings).cluster_map
         if self.iceberg is not None:
             load_catalog_of(self.iceberg, self.into)
         lake = Lake.open(self.into, bucket_uuid=bucket.uuid, settings=self.lake)
         if lake is not None:
-            check_same_options(lake, options)
+            _check_same_options(lake, options)
             return lake
-        check_selection(options)
-        check_empty(self.into)
+        if scopes or collections:
+            # Raises where what is wanted of the bucket is not there.
+            CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
+        _check_empty(self.into)
         return Lake.create(
             self.into,
             bucket_uuid=bucket.uuid,
             vbuckets=bucket.vbuckets,
             groups=self.groups,
             xattrs=options.read.xattrs,
-            selection=selection_of(options),
+            selection=Selection.of(scopes, collections),
             settings=self.lake,
         )
 
-    def start(self, spark: SparkSession, *, every: str | None = None, on_batch: OnBatch | None = None) -> LandingQuery:
-        """Land what there is and end; with `every`, such as "5 seconds", go on until it is stopped."""
-        every_s = None if every is None else parse_interval_s(every)
+    def start(
+        self, spark: SparkSession, *, every: str | float | None = None, on_batch: OnBatch | None = None
+    ) -> LandingQuery:
+        """Land what the bucket has now and end; with `every`, such as "5 seconds" or 5.0, go on until it is stopped."""
+        every_s = parse_interval_s(every) if isinstance(every, str) else every
         lake = self.prepare()
         ship_kernels(spark)
         hide_password(spark)
@@ -201,22 +112,70 @@ class Landing:
     ) -> LandingQuery:
         """As `start`, with tasks that run anywhere, and with a lake that is prepared."""
         options = SourceOptions.make(self.source)
-        options = replace(options, seen=(*options.seen, *seen_collections(lake, options)))
+        options = replace(options, seen=(*options.seen, *_seen_collections(lake, options)))
         query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch)
         query.start()
         return query
 
 
 def parse_interval_s(text: str) -> float:
-    """The seconds of a time as Spark writes triggers: "500 milliseconds", "5 seconds", "1 minute"."""
-    number, _, unit = text.strip().partition(" ")
-    scale = _UNITS_S.get(unit.strip().rstrip("s"))
-    if scale is None or not number.replace(".", "", 1).isdigit():
+    """The seconds of a time, as commands write it ("500ms", "5s", "1m", "1h") or as Spark writes triggers ("500
+    milliseconds", "5 seconds", "1 minute")."""
+    match = _INTERVAL.fullmatch(text.strip())
+    if match is None:
         raise InvalidInput(f"{text!r} is no time", hint='Write one like "5 seconds", "500 milliseconds" or "1 minute"')
-    return float(number) * scale
+    return float(match["number"]) * (_SHORT_S[match["short"]] if match["short"] else _LONG_S[match["long"]])
 
 
-_UNITS_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+# --- what is checked before it begins ---------------------------------------------------------------------------------
+
+
+def _check_same_options(lake: Lake, options: SourceOptions) -> None:
+    """What was left out once is never landed, so it has to be left out for ever."""
+    where = lake.location.root
+    if lake.facts.xattrs != options.read.xattrs:
+        had = "with" if lake.facts.xattrs else "without"
+        raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")
+    before = landed_selection(lake)
+    if before is not None and before != Selection.of(options.read.scopes, options.read.collections):
+        raise InvalidInput(
+            f"the tables in {where} were landed with {before}", hint="Ask for the same, or land into another directory"
+        )
+
+
+def _check_empty(into: str) -> None:
+    """A directory that holds something else is most likely a mistake. What is left of the making of the first table,
+    if that was cut off, is not."""
+    others = [
+        name
+        for name in _names_in(into)
+        if name != OWN_FOLDER and not (name == TableKind.CHANGES and set(_names_in(f"{into}/{name}")) <= {"_delta_log"})
+    ]
+    if others:
+        raise InvalidInput(
+            f"{into} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
+        )
+
+
+def _names_in(directory: str) -> list[str]:
+    """What a directory holds; nothing where there is none."""
+    filesystem, path = open_filesystem(directory)
+    try:
+        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except OSError as error:
+        raise InvalidInput(
+            f"{directory} can't be used: {error}", hint="Give a directory that can be written"
+        ) from error
+    return sorted(entry.base_name for entry in found)
+
+
+def _seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection]:
+    """What was asked for was there when the tables were made. What is not there any more has been dropped."""
+    wanted = [SeenCollection(str(name)) for name in (*options.read.scopes, *options.read.collections)]
+    return [*wanted, *(SeenCollection(name, id_) for id_, name in lake.state.collections.items())] if wanted else []
+
+
+# --- a landing that runs ----------------------------------------------------------------------------------------------
 
 
 class LandingQuery:
@@ -234,42 +193,33 @@ class LandingQuery:
     ) -> None:
         self.id = uuid.uuid4().hex
         self.name = f"headwater land {landing.into}"
-        self._landing = landing
+        self._into = landing.into
         self._options = options
         self._runner = runner
-        self._lake = lake
-        self._every_s = every_s
         self._on_batch = on_batch
-        self._stopping = threading.Event()
-        self._watch = BucketWatch(options, sleep=self._pause)
-        self._lag = LandingLag(lake.held_offsets(), as_of_s=lake.state.as_of_s)
-        self._clock = MergeClock(landing.fresh)
-        self._iceberg = None if landing.iceberg is None else IcebergChanges.open(landing.iceberg, lake)
-        self._last_read: dict[VBucketId, int] = {}
-        self._target: dict[VBucketId, Seqno] | None = None
-        self._shown = _shown_tables(lake)
-        self._doing = "waiting"
-        self._failures = 0
-        self._merge_is_asked = False
-        self._waiting_since_s: float | None = None
-        """Since when something waits to be merged; None where nothing does that this run has landed."""
-        self._last_batch_s: float | None = None
-        self._last_merge_s: float | None = None
+        self._loop = LandingLoop(
+            lake,
+            options,
+            runner,
+            every_s=every_s,
+            fresh=landing.fresh,
+            upkeep=landing.upkeep,
+            iceberg=landing.iceberg,
+            on_landed=self._on_landed,
+        )
         self._progress: deque[dict[str, Any]] = deque(maxlen=_PROGRESS_KEPT)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._looking = threading.Thread(target=self._look_again_and_again, name=f"{self.name}: lag", daemon=True)
+        self._asking = threading.Thread(target=self._ask_for_lag, name=f"{self.name}: lag", daemon=True)
 
     def __repr__(self) -> str:
         status = self.landing_status
         lag = "unknown" if status.lag_seqnos is None else f"{status.lag_seqnos:,} seqnos"
-        return f"<LandingQuery into {self._landing.into}: {status.doing}, batch {status.batch}, lag {lag}>"
-
-    # --- for its user -------------------------------------------------------------------------------------------------
+        return f"<LandingQuery into {self._into}: {status.doing}, batch {status.batch}, lag {lag}>"
 
     def start(self) -> None:
         self._thread.start()
-        self._looking.start()
+        self._asking.start()
 
     @property
     def isActive(self) -> bool:  # noqa: N802  (Spark's names)
@@ -288,15 +238,13 @@ class LandingQuery:
         """Wait until all that is in the bucket now is in all tables. Raises what ends it before."""
         asked_s = time.time()
         while not self.awaitTermination(_POLL_S):
-            as_of_s = self._lag.as_of_s
-            if as_of_s is not None and as_of_s >= asked_s:
-                self._merge_is_asked = self._shown.has_pending
-                if not self._merge_is_asked:
-                    return
+            as_of_s = self._loop.lag.as_of_s
+            if as_of_s is not None and as_of_s >= asked_s and not self._loop.ask_for_merge():
+                return
 
     def stop(self) -> None:
         """End it. A batch that is not committed by now has not happened. `on_batch` may call it."""
-        self._stopping.set()
+        self._loop.stop()
         while self._thread.is_alive() and threading.current_thread() is not self._thread:
             # A job that is just being started may not be known yet to what cancels.
             self._runner.cancel()
@@ -327,275 +275,17 @@ class LandingQuery:
     @property
     def landing_status(self) -> LandingStatus:
         """How it stands now."""
-        now_s = time.time()
-        shown, lag_s = self._shown, self._lag.seconds(now_s)
-        age_s = lag_s
-        if shown.has_pending:
-            merged_s = shown.documents_as_of_s
-            age_s = None if merged_s is None else max(0.0, now_s - merged_s)
-        return LandingStatus(
-            is_active=self.isActive,
-            doing=self._doing if self.isActive else "stopped",
-            batch=shown.batch,
-            rows=shown.rows,
-            rollbacks=shown.rollbacks,
-            documents=shown.documents,
-            tables=shown.tables,
-            lag_seqnos=self._lag.seqnos,
-            lag_s=lag_s,
-            documents_age_s=age_s,
-            last_batch_s=self._last_batch_s,
-            last_merge_s=self._last_merge_s,
-            failures=self._failures,
-        )
+        return self._loop.status(is_active=self.isActive)
 
-    # --- the lag, asked independently of batches ----------------------------------------------------------------------
-
-    def _look_again_and_again(self) -> None:
-        surveyor: Surveyor | None = None
-        while self._thread.is_alive() and not self._stopping.is_set():
-            try:
-                surveyor = surveyor or Surveyor(self._options.settings)
-                self._lag.on_high_seqnos(surveyor.high_seqnos())
-            except HeadwaterError:
-                # The batches say what is wrong, and end if it does not get better.
-                self._lag.on_unreachable()
-                surveyor = None
-            self._thread.join(LOOK_EVERY_S)
-        if surveyor is not None:
-            surveyor.close()
-
-    # --- the loop -----------------------------------------------------------------------------------------------------
+    # --- its threads --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
         try:
-            while not self._stopping.is_set():
-                began_s = time.monotonic()
-                try:
-                    has_read = self._turn()
-                    if not self._lake.has_pending:
-                        # A merge that fails again and again is a failure as well, whatever batches come in between.
-                        self._failures = 0
-                    if self._every_s is not None:
-                        self._wait(began_s + self._every_s)
-                    elif not has_read:
-                        self._merge()
-                        return
-                except (HeadwaterError, PySparkException, Py4JError, ConnectionError) as error:
-                    if self._stopping.is_set():
-                        return
-                    self._failures += 1
-                    self._check_retriable(error)
-                    self._doing = "retrying"
-                    delay_s = backoff.delay_s(self._failures)
-                    logger.warning(
-                        "batch failed, %s in a row, trying again in %.0f s: %s",
-                        counted(self._failures, "failure"),
-                        delay_s,
-                        query_error(error),
-                        extra=fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s),
-                    )
-                    self._pause(delay_s)
-                    self._reopen()
+            self._loop.run()
         except BaseException as error:
-            if not self._stopping.is_set():
-                self._failure = error
-        finally:
-            self._doing = "stopped"
-            self._watch.close()
+            self._failure = error
 
-    def _check_retriable(self, error: Exception) -> None:
-        """Raises unless the next attempt may do better: a worker or an executor of Spark died, or another tool has
-        rearranged a table meanwhile. Other errors of ours are final: what can wait has waited in its place."""
-        if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
-            raise QueryFailed(
-                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
-            ) from error
-        cause = query_error(error)
-        if self._failures > FAILURES_MAX or not isinstance(cause, LakeInUse | QueryFailed):
-            raise cause from error
-        if isinstance(cause, LakeInUse):
-            before = self._lake.last_batch
-            self._reopen()
-            if self._lake.last_batch != before:
-                raise cause from error
-
-    def _reopen(self) -> None:
-        """After a failure nothing in memory counts: the tables do."""
-        lake = Lake.open(
-            self._landing.into,
-            bucket_uuid=self._lake.facts.bucket_uuid,
-            settings=self._landing.lake,
-            step=self._lake.step,
-        )
-        if lake is None:
-            raise QueryFailed(
-                f"the tables in {self._landing.into} are gone", hint="Start again, to land from the start"
-            )
-        self._lake = lake
-        self._shown = _shown_tables(lake)
-        self._lag.on_offsets(lake.held_offsets())
-        if self._landing.iceberg is not None:
-            self._iceberg = IcebergChanges.open(self._landing.iceberg, lake)
-
-    def _wait(self, until_s: float) -> None:
-        """Until the next batch is due. What waits to be merged may be due before."""
-        self._doing = "waiting"
-        while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
-            self._pause(min(left_s, _WAKE_S))
-            self._merge_if_due()
-            self._doing = "waiting"
-
-    def _pause(self, seconds: float) -> None:
-        """Sleep, or end at once where it is stopped."""
-        if self._stopping.wait(seconds):
-            raise _Stopped
-
-    # --- a batch ------------------------------------------------------------------------------------------------------
-
-    def _turn(self) -> bool:
-        """Land what there is, if there is anything. Returns whether there was."""
-        lake = self._lake
-        lake.refresh()
-        if self._iceberg is not None:
-            self._iceberg.catch_up(lake)
-        self._begin_at_start(lake)
-        lake.step("plan")
-        looked_s = time.time()
-        held = lake.held_offsets()
-        survey = self._watch.survey(held)
-        highs = {vbucket: status.high_seqno for vbucket, status in survey.items()}
-        self._lag.on_survey(survey, at_s=looked_s)
-        if self._every_s is None and self._target is None:
-            self._target = highs
-        ranges = plan_ranges(held, survey, boundaries=lake.boundaries, target=self._target)
-        if not ranges:
-            self._merge_if_due()
-            return False
-        chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read)
-        is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
-        began_s = time.monotonic()
-        self._doing = "reading"
-        committed = self._land(lake, chosen, as_of_s=looked_s if is_all else self._lag.as_of_s)
-        if committed is None:
-            return True
-        self._last_batch_s = time.monotonic() - began_s
-        self._lag.on_offsets(lake.held_offsets(), is_missing=bool(committed.read_again))
-        self._shown = _shown_tables(lake)
-        if lake.has_pending and self._waiting_since_s is None:
-            self._waiting_since_s = time.monotonic()
-        merges = 0
-        try:
-            if self._iceberg is not None:
-                self._iceberg.catch_up(lake)
-            merges = self._merge_if_due()
-            self._keep_tidy(lake, committed.number)
-        finally:
-            # Whatever fails now, the batch is landed.
-            self._report(committed, merges)
-        return True
-
-    @property
-    def _rows_max(self) -> int | None:
-        return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
-
-    def _begin_at_start(self, lake: Lake) -> None:
-        """A landing that does not start at the beginning says so in a commit of its own, before its first batch."""
-        if self._options.start is Start.BEGINNING or lake.last_batch >= 0 or lake.state.offsets.offsets:
-            return
-        if isinstance(self._options.start, Offsets):
-            self._options.start.check_bucket(lake.facts.bucket_uuid)
-            start = given_offsets(self._options.start)
-        else:
-            start = high_offsets(lake.facts.bucket_uuid, self._watch.survey())
-        lake.commit_changes(TableCommit(state=replace(lake.state, offsets=start)))
-
-    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> CommittedBatch | None:
-        """None where the batch was given up and has to be planned again."""
-        lake.step("plan tasks")
-        batch = begin_batch(lake)
-        shares, bucket = self._watch.shares(ranges, lake.held_offsets())
-        held = batch.writer.held_seqnos
-        tasks = [
-            LandShare(
-                options=self._options,
-                bucket=bucket,
-                ranges=share,
-                writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),
-            )
-            for share in shares
-        ]
-        reports = self._jobs(tasks)
-        if not self._watch.still_selects(bucket):
-            # A collection was made again under its name while the batch was read, and its filter did not know of it.
-            return None
-        committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s)
-        lake.step("after the commit")
-        self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
-        return committed
-
-    def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
-        if self._stopping.is_set():
-            raise _Stopped
-        return self._runner(tasks)
-
-    # --- after it -----------------------------------------------------------------------------------------------------
-
-    def _merge_if_due(self) -> int:
-        lake = self._lake
-        if not lake.has_pending:
-            return 0
-        # What an earlier run has left has waited for long enough.
-        waited_s = float("inf") if self._waiting_since_s is None else time.monotonic() - self._waiting_since_s
-        is_due = self._clock.is_due(now_s=time.monotonic(), waited_s=waited_s)
-        if is_due or lake.pending.urgent or self._merge_is_asked:
-            return self._merge()
-        return 0
-
-    def _merge(self) -> int:
-        """Bring the documents up to what `changes` holds. Returns the number of merges."""
-        if not self._lake.has_pending:
-            return 0
-        self._doing, began_s = "merging", time.monotonic()
-        self._merge_is_asked = False
-        merges = merge(self._lake, self._jobs)
-        self._waiting_since_s = None
-        ended_s = time.monotonic()
-        self._clock.on_merged(began_s=began_s, ended_s=ended_s)
-        self._failures = 0
-        self._last_merge_s = ended_s - began_s
-        self._shown = _shown_tables(self._lake)
-        return merges
-
-    def _keep_tidy(self, lake: Lake, number: int) -> None:
-        if number % JOIN_BATCHES == JOIN_BATCHES - 1:
-            self._doing = "tidying up"
-            join_files(lake, self._jobs)
-        if time.time() - lake.state.tidied_s < TIDY_EVERY_S:
-            return
-        self._doing = "tidying up"
-        upkeep = self._landing.upkeep
-        if upkeep.changes_days is not None:
-            trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
-        vacuum(lake, retention_hours=upkeep.vacuum_hours)
-        clean_logs(lake)
-        lake.commit_changes(TableCommit(state=replace(lake.state, tidied_s=time.time())))
-
-    def _report(self, committed: CommittedBatch, merges: int) -> None:
-        assert self._last_batch_s is not None, "a batch has just been landed"
-        landed = LandedBatch(
-            batch_id=committed.number,
-            rows=committed.rows,
-            rollbacks=committed.rollbacks,
-            merges=merges,
-            tables=tuple(sorted(self._lake.tables)),
-            rows_by_table=committed.rows_by_table,
-            read_again=committed.read_again,
-            offsets=self._lake.held_offsets(),
-            took_s=self._last_batch_s,
-            status=self.landing_status,
-        )
+    def _on_landed(self, landed: LandedBatch) -> None:
         self._progress.append(
             {
                 "id": self.id,
@@ -609,48 +299,20 @@ class LandingQuery:
                 "status": asdict(landed.status),
             }
         )
-        logger.info(
-            "batch %d landed: %s, %s",
-            *(landed.batch_id, counted(landed.rows, "change"), counted(len(landed.rollbacks), "rollback")),
-            extra=fields(
-                event=LogEvent.BATCH_LANDED,
-                batch=landed.batch_id,
-                changes=landed.rows,
-                rollbacks=len(landed.rollbacks),
-                duration_s=round(landed.took_s, 3),
-            ),
-        )
         if self._on_batch is not None:
             self._on_batch(landed)
 
-
-class _Stopped(Exception):
-    """The user has stopped it; nothing is wrong."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShownTables:
-    """What the tables say of themselves. It is made by the loop's thread and shown by any."""
-
-    batch: int
-    rows: int | None
-    rollbacks: int | None
-    documents: int
-    tables: int
-    has_pending: bool
-    documents_as_of_s: float | None
-    """Everything that was written before this time is in `documents`, where something is pending."""
-
-
-def _shown_tables(lake: Lake) -> _ShownTables:
-    tables = [table.documents for table in lake.tables.values() if table.documents is not None]
-    times = [lake.documents_as_of_s(name) for name in lake.pending.names]
-    return _ShownTables(
-        batch=lake.last_batch,
-        rows=None if lake.state.totals is None else lake.state.totals.rows,
-        rollbacks=None if lake.state.totals is None else lake.state.totals.rollbacks,
-        documents=sum(sum(table.rows_by_group().values()) for table in tables),
-        tables=len(lake.tables),
-        has_pending=lake.has_pending,
-        documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
-    )
+    def _ask_for_lag(self) -> None:
+        """The lag is asked for independently of batches: one that never ends must show in it."""
+        surveyor: Surveyor | None = None
+        while self._thread.is_alive() and not self._loop.is_stopping:
+            try:
+                surveyor = surveyor or Surveyor(self._options.settings)
+                self._loop.lag.on_high_seqnos(surveyor.high_seqnos())
+            except HeadwaterError:
+                # The batches say what is wrong, and end if it does not get better.
+                self._loop.lag.on_unreachable()
+                surveyor = None
+            self._thread.join(LAG_EVERY_S)
+        if surveyor is not None:
+            surveyor.close()

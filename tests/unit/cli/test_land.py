@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.cli import land as land_module
-from headwater.cli.land import COUNTERS, EXIT_INTERRUPTED, GAUGES, LandingMetrics, _run, _View, land, status_line
+from headwater.cli.land import EXIT_INTERRUPTED, METRICS, LandingMetrics, _run, _View, land, status_line
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
-from headwater.spark.landing import LandedBatch, LandingStatus
+from headwater.spark.landing_loop import LandedBatch, LandingStatus
 
 STATUS = LandingStatus(
     is_active=True, doing="waiting", batch=3, rows=1200, rollbacks=2, documents=900, tables=2, lag_seqnos=17,
@@ -203,7 +203,7 @@ def test_the_numbers_are_those_of_the_status() -> None:
         "headwater_land_last_merge_seconds": 1.1,
         "headwater_land_failures": 0,
     }
-    assert len(COUNTERS) + len(GAUGES) == len(fields(LandingStatus)) - 1, "all of it but the words"
+    assert len(METRICS) == len(fields(LandingStatus)) - 1, "all of it but the words"
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -1,0 +1,481 @@
+"""The loop of a landing: batch after batch from the bucket into the tables, until it is stopped or there is no more.
+
+A batch begins where the tables end, is what its tasks read to the ends of their snapshots, and is one commit of
+`changes` that holds the offset that was reached in every vbucket. A turn of the loop asks the bucket how far it is,
+plans, runs one job over the shares, commits, merges the documents when `freshness` says so, and tidies up.
+
+`LandingQuery` runs it in a thread of the driver; other threads read its status, ask for a merge, or stop it. It keeps
+nothing that the tables do not hold: after a failure it opens them again and goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from headwater.client.kv_connection import Backoff
+from headwater.client.offsets import Offsets
+from headwater.client.read_options import Start
+from headwater.errors import HeadwaterError, LakeInUse, QueryFailed
+from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
+from headwater.lake.delta_log import TableCommit
+from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
+from headwater.lake.lake import Lake
+from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
+from headwater.log_fields import LogEvent, fields
+from headwater.phrases import counted
+from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.spark.bucket_watch import BucketWatch
+from headwater.spark.freshness import Freshness, LandingLag, MergeClock
+from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
+from headwater.spark.session import query_error
+from headwater.spark.source_options import SourceOptions
+from headwater.spark.task_read import LandShare
+
+JOIN_BATCHES = 64
+"""After so many batches small files are joined. The logs say which there are."""
+TIDY_EVERY_S = 6 * 3600.0
+"""How often old changes are folded and old files deleted: that takes a look at all files. It is counted over all runs,
+so that runs which end soon do it as well."""
+FAILURES_MAX = 5
+"""So many batches in a row may fail because a process of Spark died. The next such failure ends the landing."""
+_RETRY_S_MIN, _RETRY_S_MAX = 1.0, 30.0
+_WAKE_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """How long old things are kept."""
+
+    vacuum_hours: int = 7 * 24
+    """Files that no table needs any more."""
+    changes_days: int | None = None
+    """`changes` older than this are folded to the newest version of each document; None keeps them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingStatus:
+    """How a landing stands at one moment. Command line, metrics, JSON lines and dashboard show these numbers.
+
+    None is for what is not known. Totals are of the tables, not of this run.
+    """
+
+    is_active: bool
+    doing: str
+    """`waiting`, `reading`, `merging`, `retrying`, `tidying up` or `stopped`."""
+    batch: int
+    """The number of the last batch in the tables; -1 where there is none."""
+    rows: int | None
+    """Rows that were ever landed in `changes`."""
+    rollbacks: int | None
+    """Rollbacks of vbuckets that were ever landed."""
+    documents: int
+    """Rows of all tables of documents."""
+    tables: int
+    """Collections that have tables."""
+    lag_seqnos: int | None
+    """Seqnos that the bucket has and `changes` does not."""
+    lag_s: float | None
+    """All that was written to the bucket longer ago than this is in `changes`."""
+    documents_age_s: float | None
+    """All that was written to the bucket longer ago than this is in `documents`."""
+    last_batch_s: float | None
+    """What the last batch of this run took, without merging."""
+    last_merge_s: float | None
+    failures: int
+    """Failures in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedBatch:
+    """A batch that has been landed."""
+
+    batch_id: int
+    """Its number in the tables."""
+    rows: int
+    rollbacks: Mapping[int, int]
+    merges: int
+    """Groups of vbuckets that were merged after it."""
+    tables: tuple[str, ...]
+    """The collections that have a table by now."""
+    rows_by_table: Mapping[str, int]
+    """Changes of documents, by collection."""
+    read_again: frozenset[int]
+    """Vbuckets that are read again from 0: a rollback went further back than `changes` reaches."""
+    offsets: Offsets
+    took_s: float
+    """Without merging."""
+    status: LandingStatus
+
+
+class JobRunner(Protocol):
+    """Runs tasks somewhere, gives their results in order, and can be stopped from another thread."""
+
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]: ...
+
+    def cancel(self) -> None: ...
+
+
+class LandingLoop:
+    """Lands batch after batch, in the thread that calls `run`."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        options: SourceOptions,
+        runner: JobRunner,
+        *,
+        every_s: float | None,
+        fresh: Freshness,
+        upkeep: Upkeep,
+        iceberg: IcebergSettings | None,
+        on_landed: Callable[[LandedBatch], None],
+    ) -> None:
+        """With no `every_s` it ends when all that the bucket had at its first turn is landed."""
+        self._lake = lake
+        self._options = options
+        self._runner = runner
+        self._every_s = every_s
+        self._upkeep = upkeep
+        self._on_landed = on_landed
+        self._iceberg_settings = iceberg
+        self._iceberg = None if iceberg is None else IcebergChanges.open(iceberg, lake)
+        self._stopping = threading.Event()
+        self._watch = BucketWatch(options, sleep=self._pause)
+        self._clock = MergeClock(fresh)
+        self.lag = LandingLag(lake.held_offsets(), as_of_s=lake.state.as_of_s)
+        self._last_read: dict[VBucketId, int] = {}
+        self._target: dict[VBucketId, Seqno] | None = None
+        self._numbers = _TableNumbers.of(lake)
+        self._doing = "waiting"
+        self._failures = 0
+        self._merge_is_asked = False
+        self._waiting_since_s: float | None = None
+        """Since when something waits to be merged; None where nothing does that this run has landed."""
+        self._last_batch_s: float | None = None
+        self._last_merge_s: float | None = None
+
+    # --- for other threads --------------------------------------------------------------------------------------------
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """End it as soon as possible. A batch that is not committed by now has not happened."""
+        self._stopping.set()
+
+    def ask_for_merge(self) -> bool:
+        """Let what is pending be merged next, whatever `freshness` says. Returns whether anything is pending."""
+        self._merge_is_asked = self._numbers.has_pending
+        return self._merge_is_asked
+
+    def status(self, *, is_active: bool) -> LandingStatus:
+        """How it stands now."""
+        now_s = time.time()
+        numbers, lag_s = self._numbers, self.lag.seconds(now_s)
+        age_s = lag_s
+        if numbers.has_pending:
+            merged_s = numbers.documents_as_of_s
+            age_s = None if merged_s is None else max(0.0, now_s - merged_s)
+        return LandingStatus(
+            is_active=is_active,
+            doing=self._doing if is_active else "stopped",
+            batch=numbers.batch,
+            rows=numbers.rows,
+            rollbacks=numbers.rollbacks,
+            documents=numbers.documents,
+            tables=numbers.tables,
+            lag_seqnos=self.lag.seqnos,
+            lag_s=lag_s,
+            documents_age_s=age_s,
+            last_batch_s=self._last_batch_s,
+            last_merge_s=self._last_merge_s,
+            failures=self._failures,
+        )
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Land until there is no more, or until it is stopped. Raises what ends it before."""
+        backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
+        try:
+            while not self._stopping.is_set():
+                began_s = time.monotonic()
+                try:
+                    has_read = self._turn()
+                    if not self._lake.has_pending:
+                        # A merge that fails again and again is a failure as well, whatever batches come in between.
+                        self._failures = 0
+                    if self._every_s is not None:
+                        self._wait(began_s + self._every_s)
+                    elif not has_read:
+                        self._merge()
+                        return
+                except (HeadwaterError, PySparkException, Py4JError, ConnectionError) as error:
+                    if self._stopping.is_set():
+                        return
+                    self._failures += 1
+                    cause = self._recover(error)
+                    self._doing = "retrying"
+                    delay_s = backoff.delay_s(self._failures)
+                    logger.warning(
+                        "batch failed, %s in a row, trying again in %.0f s: %s",
+                        counted(self._failures, "failure"),
+                        delay_s,
+                        cause,
+                        extra=fields(event=LogEvent.BATCH_FAILED, duration_s=delay_s),
+                    )
+                    self._pause(delay_s)
+        except BaseException:
+            if not self._stopping.is_set():
+                raise
+        finally:
+            self._doing = "stopped"
+            self._watch.close()
+
+    def _recover(self, error: Exception) -> HeadwaterError:
+        """Open the tables again, and return what has failed. Raises it unless the next attempt may do better: a worker
+        or an executor of Spark died, or another tool has rearranged a table meanwhile. Other errors of ours are final:
+        what can wait has waited where it was raised."""
+        if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
+            raise QueryFailed(
+                "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
+            ) from error
+        cause = query_error(error)
+        if self._failures > FAILURES_MAX or not isinstance(cause, LakeInUse | QueryFailed):
+            raise cause from error
+        last_batch = self._lake.last_batch
+        self._reopen()
+        if isinstance(cause, LakeInUse) and self._lake.last_batch != last_batch:
+            # Not a tool that rearranges: another pipeline lands here.
+            raise cause from error
+        return cause
+
+    def _reopen(self) -> None:
+        """After a failure nothing in memory counts: the tables do."""
+        before = self._lake
+        lake = Lake.open(
+            before.location, bucket_uuid=before.facts.bucket_uuid, settings=before.settings, step=before.step
+        )
+        if lake is None:
+            raise QueryFailed(
+                f"the tables in {before.location.root} are gone", hint="Start again, to land from the start"
+            )
+        self._lake = lake
+        self._numbers = _TableNumbers.of(lake)
+        self.lag.on_offsets(lake.held_offsets())
+        if self._iceberg_settings is not None:
+            self._iceberg = IcebergChanges.open(self._iceberg_settings, lake)
+
+    def _wait(self, until_s: float) -> None:
+        """Until the next batch is due. What waits to be merged may be due before."""
+        self._doing = "waiting"
+        while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
+            self._pause(min(left_s, _WAKE_S))
+            self._merge_if_due()
+            self._doing = "waiting"
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep, or end at once where it is stopped."""
+        if self._stopping.wait(seconds):
+            raise _Stopped
+
+    # --- a batch ------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> bool:
+        """Land what there is, if there is anything. Returns whether there was."""
+        lake = self._lake
+        lake.refresh()
+        if self._iceberg is not None:
+            self._iceberg.catch_up(lake)
+        self._begin_at_start(lake)
+        lake.step("plan")
+        looked_s = time.time()
+        held = lake.held_offsets()
+        survey = self._watch.survey(held)
+        highs = {vbucket: status.high_seqno for vbucket, status in survey.items()}
+        self.lag.on_survey(survey, at_s=looked_s)
+        if self._every_s is None and self._target is None:
+            self._target = highs
+        ranges = plan_ranges(held, survey, boundaries=lake.boundaries, target=self._target)
+        if not ranges:
+            self._merge_if_due()
+            return False
+        chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read)
+        is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
+        began_s = time.monotonic()
+        self._doing = "reading"
+        committed = self._land(lake, chosen, as_of_s=looked_s if is_all else self.lag.as_of_s)
+        if committed is None:
+            return True
+        self._last_batch_s = time.monotonic() - began_s
+        self.lag.on_offsets(lake.held_offsets(), is_missing=bool(committed.read_again))
+        self._numbers = _TableNumbers.of(lake)
+        if lake.has_pending and self._waiting_since_s is None:
+            self._waiting_since_s = time.monotonic()
+        merges = 0
+        try:
+            if self._iceberg is not None:
+                self._iceberg.catch_up(lake)
+            merges = self._merge_if_due()
+            self._keep_tidy(lake, committed.number)
+        finally:
+            # Whatever fails now, the batch is landed.
+            self._report(committed, merges)
+        return True
+
+    @property
+    def _rows_max(self) -> int | None:
+        return self._options.rows_per_trigger_max or rows_of_bytes(self._options.bytes_per_trigger_max)
+
+    def _begin_at_start(self, lake: Lake) -> None:
+        """A landing that does not start at the beginning says so in a commit of its own, before its first batch."""
+        if self._options.start is Start.BEGINNING or lake.last_batch >= 0 or lake.state.offsets.offsets:
+            return
+        if isinstance(self._options.start, Offsets):
+            self._options.start.check_bucket(lake.facts.bucket_uuid)
+            start = given_offsets(self._options.start)
+        else:
+            start = high_offsets(lake.facts.bucket_uuid, self._watch.survey())
+        lake.commit_changes(TableCommit(state=replace(lake.state, offsets=start)))
+
+    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> CommittedBatch | None:
+        """None where the batch was given up and has to be planned again."""
+        lake.step("plan tasks")
+        batch = begin_batch(lake)
+        shares, bucket = self._watch.shares(ranges, lake.held_offsets())
+        held = batch.writer.held_seqnos
+        tasks = [
+            LandShare(
+                options=self._options,
+                bucket=bucket,
+                ranges=share,
+                writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),
+            )
+            for share in shares
+        ]
+        reports = self._jobs(tasks)
+        if not self._watch.still_selects(bucket):
+            # A collection was made again under its name while the batch was read, and its filter did not know of it.
+            return None
+        committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s)
+        lake.step("after the commit")
+        self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
+        return committed
+
+    def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
+        if self._stopping.is_set():
+            raise _Stopped
+        return self._runner(tasks)
+
+    # --- after it -----------------------------------------------------------------------------------------------------
+
+    def _merge_if_due(self) -> int:
+        lake = self._lake
+        if not lake.has_pending:
+            return 0
+        # What an earlier run has left has waited for long enough.
+        waited_s = float("inf") if self._waiting_since_s is None else time.monotonic() - self._waiting_since_s
+        is_due = self._clock.is_due(now_s=time.monotonic(), waited_s=waited_s)
+        if is_due or lake.pending.urgent or self._merge_is_asked:
+            return self._merge()
+        return 0
+
+    def _merge(self) -> int:
+        """Bring the documents up to what `changes` holds. Returns the number of merges."""
+        if not self._lake.has_pending:
+            return 0
+        self._doing, began_s = "merging", time.monotonic()
+        self._merge_is_asked = False
+        merges = merge(self._lake, self._jobs)
+        self._waiting_since_s = None
+        ended_s = time.monotonic()
+        self._clock.on_merged(began_s=began_s, ended_s=ended_s)
+        self._failures = 0
+        self._last_merge_s = ended_s - began_s
+        self._numbers = _TableNumbers.of(self._lake)
+        return merges
+
+    def _keep_tidy(self, lake: Lake, number: int) -> None:
+        if number % JOIN_BATCHES == JOIN_BATCHES - 1:
+            self._doing = "tidying up"
+            join_files(lake, self._jobs)
+        if time.time() - lake.state.tidied_s < TIDY_EVERY_S:
+            return
+        self._doing = "tidying up"
+        upkeep = self._upkeep
+        if upkeep.changes_days is not None:
+            trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
+        vacuum(lake, retention_hours=upkeep.vacuum_hours)
+        clean_logs(lake)
+        lake.commit_changes(TableCommit(state=replace(lake.state, tidied_s=time.time())))
+
+    def _report(self, committed: CommittedBatch, merges: int) -> None:
+        assert self._last_batch_s is not None, "a batch has just been landed"
+        landed = LandedBatch(
+            batch_id=committed.number,
+            rows=committed.rows,
+            rollbacks=committed.rollbacks,
+            merges=merges,
+            tables=tuple(sorted(self._lake.tables)),
+            rows_by_table=committed.rows_by_table,
+            read_again=committed.read_again,
+            offsets=self._lake.held_offsets(),
+            took_s=self._last_batch_s,
+            status=self.status(is_active=True),
+        )
+        logger.info(
+            "batch %d landed: %s, %s",
+            *(landed.batch_id, counted(landed.rows, "change"), counted(len(landed.rollbacks), "rollback")),
+            extra=fields(
+                event=LogEvent.BATCH_LANDED,
+                batch=landed.batch_id,
+                changes=landed.rows,
+                rollbacks=len(landed.rollbacks),
+                duration_s=round(landed.took_s, 3),
+            ),
+        )
+        self._on_landed(landed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TableNumbers:
+    """What the tables say of themselves. The loop's thread makes it, and any thread may read it."""
+
+    batch: int
+    rows: int | None
+    rollbacks: int | None
+    documents: int
+    tables: int
+    has_pending: bool
+    documents_as_of_s: float | None
+    """Everything that was written before this time is in `documents`, where something is pending."""
+
+    @classmethod
+    def of(cls, lake: Lake) -> _TableNumbers:
+        tables = [table.documents for table in lake.tables.values() if table.documents is not None]
+        times = [lake.documents_as_of_s(name) for name in lake.pending.names]
+        return cls(
+            batch=lake.last_batch,
+            rows=None if lake.state.totals is None else lake.state.totals.rows,
+            rollbacks=None if lake.state.totals is None else lake.state.totals.rollbacks,
+            documents=sum(sum(table.rows_by_group().values()) for table in tables),
+            tables=len(lake.tables),
+            has_pending=lake.has_pending,
+            documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),
+        )
+
+
+class _Stopped(Exception):
+    """The user has stopped it; nothing is wrong."""
