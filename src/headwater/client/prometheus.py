@@ -10,25 +10,21 @@ listens on all addresses unless told), `make_asgi_app()` inside a web applicatio
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from headwater.client.metrics import ReaderMetrics
 from headwater.errors import InvalidInput
+from headwater.metric_kinds import MetricFamily, MetricKind, MetricSamples, collect_metrics
 
 PREFIX = "headwater_client_"
 READER_LABELS = ("reader", "bucket")
 
-Family = CounterMetricFamily | GaugeMetricFamily
 Numbers = Mapping[str, Any]
 """What `ReaderMetrics.snapshot` gives."""
-Samples = Iterable[tuple[tuple[str, ...], float | None]]
-"""Values of the family's own label, if it has one, and the number; a number that is None is left out."""
 
 
 class HasMetrics(Protocol):
@@ -41,25 +37,10 @@ class HasMetrics(Protocol):
 # --- the families -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A family of metrics, and where its numbers come from."""
-
-    name: str
-    documentation: str
-    read: Callable[[Numbers], Samples]
-    label: str | None = None
-
-    def make(self) -> Family:
-        make = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
-        labels = (*READER_LABELS, self.label) if self.label else READER_LABELS
-        return make(PREFIX + self.name, self.documentation, labels=labels)
-
-
-def _one(*path: str) -> Callable[[Numbers], Samples]:
+def _one(*path: str) -> Callable[[Numbers], MetricSamples]:
     """A number by itself, found under these names."""
 
-    def read(numbers: Numbers) -> Samples:
+    def read(numbers: Numbers) -> MetricSamples:
         found: Any = numbers
         for name in path:
             found = found[name]
@@ -68,51 +49,55 @@ def _one(*path: str) -> Callable[[Numbers], Samples]:
     return read
 
 
-def _by(name: str) -> Callable[[Numbers], Samples]:
+def _by(name: str) -> Callable[[Numbers], MetricSamples]:
     """Numbers by a label."""
     return lambda numbers: [((value,), number) for value, number in numbers[name].items()]
 
 
-def _buffered(numbers: Numbers) -> Samples:
+def _buffered(numbers: Numbers) -> MetricSamples:
     return [(("ready",), numbers["ready_bytes"]), (("held",), numbers["held_bytes"])]
 
 
-def _vbucket_lags(numbers: Numbers) -> Samples:
+def _vbucket_lags(numbers: Numbers) -> MetricSamples:
     """Nothing, unless the reader is registered with `per_vbucket`."""
     return [((vbucket,), told["lag_seqnos"]) for vbucket, told in numbers.get("vbuckets", {}).items()]
 
 
-_KINDS = (
-    _Kind("changes_total", "Rows handed out, rollbacks and events of collections among them.", _by("changes"), "op"),
-    _Kind("handed_out_bytes_total", "The size of the batches handed out, in memory.", _one("handed_out_bytes")),
-    _Kind("batches_total", "Batches handed out.", _one("batches")),
-    _Kind("received_changes_total", "Changes received, those received again among them.", _one("received_changes")),
-    _Kind("received_bytes_total", "Bytes received from the servers.", _one("received_bytes")),
-    _Kind("received_change_bytes_total", "Bytes received that were changes.", _one("received_change_bytes")),
-    _Kind("snapshots_total", "Snapshots begun.", _one("snapshots")),
-    _Kind("acks_total", "Flow-control acknowledgements sent.", _one("acks")),
-    _Kind("acked_bytes_total", "Bytes acknowledged to the servers.", _one("acked_bytes")),
-    _Kind(
+_KINDS: tuple[MetricKind[Numbers], ...] = (
+    MetricKind(
+        "changes_total", "Rows handed out, rollbacks and events of collections among them.", _by("changes"), "op"
+    ),
+    MetricKind("handed_out_bytes_total", "The size of the batches handed out, in memory.", _one("handed_out_bytes")),
+    MetricKind("batches_total", "Batches handed out.", _one("batches")),
+    MetricKind(
+        "received_changes_total", "Changes received, those received again among them.", _one("received_changes")
+    ),
+    MetricKind("received_bytes_total", "Bytes received from the servers.", _one("received_bytes")),
+    MetricKind("received_change_bytes_total", "Bytes received that were changes.", _one("received_change_bytes")),
+    MetricKind("snapshots_total", "Snapshots begun.", _one("snapshots")),
+    MetricKind("acks_total", "Flow-control acknowledgements sent.", _one("acks")),
+    MetricKind("acked_bytes_total", "Bytes acknowledged to the servers.", _one("acked_bytes")),
+    MetricKind(
         "buffered_bytes",
         "Bytes received and not handed out; the state is `ready` to be taken, or `held` back.",
         _buffered,
         "state",
     ),
-    _Kind("stream_requests_total", "Streams asked for.", _one("stream_requests")),
-    _Kind("stream_ends_total", "Streams ended by a server.", _by("stream_ends"), "reason"),
-    _Kind("rollbacks_total", "Rollbacks demanded by a server.", _one("rollbacks")),
-    _Kind("reconnects_total", "Connections made again.", _by("reconnects"), "node"),
-    _Kind("disconnects_total", "Connections lost, or not made.", _by("disconnects"), "error"),
-    _Kind("noops_total", "Noops answered.", _one("noops")),
-    _Kind("config_updates_total", "New cluster maps.", _one("config_updates")),
-    _Kind(
+    MetricKind("stream_requests_total", "Streams asked for.", _one("stream_requests")),
+    MetricKind("stream_ends_total", "Streams ended by a server.", _by("stream_ends"), "reason"),
+    MetricKind("rollbacks_total", "Rollbacks demanded by a server.", _one("rollbacks")),
+    MetricKind("reconnects_total", "Connections made again.", _by("reconnects"), "node"),
+    MetricKind("disconnects_total", "Connections lost, or not made.", _by("disconnects"), "error"),
+    MetricKind("noops_total", "Noops answered.", _one("noops")),
+    MetricKind("config_updates_total", "New cluster maps.", _one("config_updates")),
+    MetricKind(
         "lag_seqnos",
         "Seqnos that the vbuckets have and the caller has not been given. Absent unless known of all vbuckets.",
         _one("lag", "total_seqnos"),
     ),
-    _Kind("lag_max_seqnos", "Lag of the vbucket furthest behind, of those known.", _one("lag", "max_seqnos")),
-    _Kind("lag_unknown_vbuckets", "Vbuckets whose lag is not known.", _one("lag", "vbuckets_unknown")),
-    _Kind(
+    MetricKind("lag_max_seqnos", "Lag of the vbucket furthest behind, of those known.", _one("lag", "max_seqnos")),
+    MetricKind("lag_unknown_vbuckets", "Vbuckets whose lag is not known.", _one("lag", "vbuckets_unknown")),
+    MetricKind(
         "vbucket_lag_seqnos",
         "Lag of a vbucket. Only where `register` is told `per_vbucket`: 1,024 series for most buckets.",
         _vbucket_lags,
@@ -153,22 +138,16 @@ class ReaderCollector:
             )
         del self._readers[key]
 
-    def describe(self) -> Iterator[Family]:
+    def describe(self) -> Iterator[MetricFamily]:
         """The families without numbers: a registry asks for them to find names that are taken."""
-        return (kind.make() for kind in _KINDS)
+        return (kind.family(PREFIX, READER_LABELS) for kind in _KINDS)
 
-    def collect(self) -> Iterator[Family]:
-        told = [
+    def collect(self) -> Iterator[MetricFamily]:
+        numbers = [
             (labels, metrics.snapshot(vbuckets=per_vbucket))
             for labels, (metrics, per_vbucket) in self._readers.copy().items()
         ]
-        for kind in _KINDS:
-            family = kind.make()
-            for labels, numbers in told:
-                for own, number in kind.read(numbers):
-                    if number is not None:
-                        family.add_metric((*labels, *own), number)
-            yield family
+        yield from collect_metrics(_KINDS, numbers, prefix=PREFIX, labels=READER_LABELS)
 
 
 _collectors: WeakKeyDictionary[CollectorRegistry, ReaderCollector] = WeakKeyDictionary()
