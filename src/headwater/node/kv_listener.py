@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Collection
 from typing import Any, cast
 
-from headwater.errors import RemoteProtocolError, UnexpectedMessage
+from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.kv.context import CloseConnection
@@ -347,7 +347,7 @@ class KvConnection(asyncio.Protocol):
     def _watch_producer(self, consumer: ConsumerConnection, now_s: float) -> None:
         try:
             consumer.tick(now_s)
-        except UnexpectedMessage as error:
+        except ConnectionFailed as error:
             self._drop(error.reason)
 
     def _drop(self, reason: str) -> None:

@@ -1,8 +1,10 @@
-"""A DCP connection of which this node is the consumer: the streams it receives, its flow control and its noops.
+"""A DCP connection of which this node is the consumer: the streams it receives, and what they do to its copies.
 
-Whoever drives it gives the bytes that come and sends the bytes that are to go: a key-value session whose peer, the
+Its driver passes in the bytes that come and sends the bytes that are to go: a key-value session whose peer, the
 replication proxy, joins it to a producer, or a replicator of this node that has its own connection to the producer. The
-proxy's requests and the producer's messages come over the same connection, and so do the answers to both.
+proxy's requests and the producer's messages come over the same connection, and so do the answers to both. What every
+consumer does (opaques, controls, noops, flow control) is in `protocol.consumer`; here is what a copy needs: who may
+receive which vbucket, rollbacks, and that nothing is acknowledged before it is durable.
 """
 
 from __future__ import annotations
@@ -12,24 +14,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage, UnknownOpcode
+from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.outbox import Outbox
-from headwater.node.consumer.stream import ChangeRun, Inbound, ReplicaStream
+from headwater.node.consumer.stream import ReplicaStream
 from headwater.node.consumer_views import ConsumerView
 from headwater.node.service import BucketService, RequestRefused
+from headwater.protocol.consumer import (
+    Answered,
+    ConsumerLimits,
+    DcpConsumer,
+    DcpControl,
+    FaultyFrame,
+    OtherFrame,
+    StreamMessage,
+    StreamRun,
+)
 from headwater.protocol.features import WITH_COLLECTIONS, Negotiated, Opcode
-from headwater.protocol.flow_control import counted_bytes
 from headwater.protocol.frames import Frame
-from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import ErrorResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import CacheTransfer, CacheTransferEnd, DcpFlush, OsoSnapshot
 from headwater.protocol.messages.dcp_streams import (
     AddStream,
     AddStreamResponse,
     CloseStream,
-    Control,
-    DcpNoop,
     GetFailoverLog,
     GetFailoverLogResponse,
     StreamEnd,
@@ -49,22 +57,30 @@ from headwater.protocol.status import Status
 from headwater.store.receiving import RECEIVING_STATES
 from headwater.store.settling import roll_back
 
-# What a consumer asks of its producer before the first stream.
+FIRST_STREAM_OPAQUE = 0x1000
+"""As in the seed's example. Those of control messages are lower."""
+SILENT_NOOP_INTERVALS = 2
+"""DCP docs, dead-connections: a producer that was silent for two intervals is dead."""
+_UNASKED = (OsoSnapshot, CacheTransfer, CacheTransferEnd)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
+    """What a consumer asks of its producer before the first stream."""
+
     buffer_bytes: int = 10 * 1024 * 1024
     """What the producer may send before it has to wait for acknowledgements."""
     noop_interval_s: int = 20
     consumer_name: str = ""
     """The name under which the producer counts this copy's acknowledgements of durable writes; none without it."""
 
-    def controls(self) -> list[Control]:
-        """The control messages, in the order they are sent.
+    def controls(self) -> list[DcpControl]:
+        """In the order they are sent.
 
         With all of them granted, changes come as they are stored. A producer may refuse any: what comes then is brought
-        into that form, and where a snapshot tells no history, rollbacks into it are not exact.
+        into that form, and where a snapshot has no history, rollbacks into it are not exact.
         """
         values = {
             "enable_noop": "true",
@@ -78,11 +94,10 @@ class ConsumerSettings:
         }
         if self.consumer_name:
             values |= {"enable_sync_writes": "true", "consumer_name": self.consumer_name}
-        return [Control(key=key.encode(), value=value.encode()) for key, value in values.items()]
+        return [DcpControl(key=key, value=value) for key, value in values.items()]
 
 
-# What a consumer may do to this bucket's copies: which may be received, and how one is taken back.
-
+# --- what a consumer may do to this bucket's copies ---------------------------------------------------------------
 
 ADD_STREAM_FLAGS = (
     StreamFlags.TAKEOVER
@@ -120,14 +135,7 @@ def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Se
     return reached
 
 
-logger = logging.getLogger(__name__)
-
-FIRST_STREAM_OPAQUE = 0x1000
-"""As in the seed's example. Those of control messages are lower."""
-_OPAQUE_MAX = 0x0FFF_FFFF
-SILENT_NOOP_INTERVALS = 2
-_DCP_OPCODES = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
-_UNASKED = (OsoSnapshot, CacheTransfer, CacheTransferEnd)
+# --- the connection -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,7 @@ class StreamEnded:
 
     vbucket: VBucketId
     reason: StreamEnd | Status
-    """The producer's word, or the status with which one of its messages was refused here."""
+    """What the producer has sent, or the status with which one of its messages was refused here."""
 
 
 class ConsumerConnection:
@@ -160,27 +168,27 @@ class ConsumerConnection:
         self.opened_s = now_s
         self.received_bytes = 0
         self.streams: dict[VBucketId, ReplicaStream] = {}
-        self.messages = 0
-        """How many single messages and runs of changes have come."""
         self.answers: list[Response] = []
         """To add-streams, where no proxy waits for them on the connection."""
         self.ended: list[StreamEnded] = []
-        """Streams that have ended since the driver has last looked, where no proxy looks after them."""
+        """Streams that have ended since the driver cleared this, where no proxy looks after them."""
         self.is_void = False
-        """What was taken has been taken back. The connection is of no further use."""
+        """What was received could not be stored. The connection is of no further use."""
         self.on_other: Callable[[Frame], None] = _refuse_other
         """Takes requests that are not DCP's."""
         self._service = service
         self._bucket = service.bucket
         self._negotiated = negotiated
-        self._inbound = Inbound()
-        self._outbox = Outbox(self._bucket, buffer_bytes=settings.buffer_bytes)
-        self._by_opaque: dict[int, ReplicaStream] = {}
-        self._controls: dict[int, Control] = {}
-        """Control messages that have not been answered."""
-        self._granted: set[bytes] = set()
-        self._next_opaque = FIRST_STREAM_OPAQUE
-        self._heard_s = self._now_s = now_s
+        limits = ConsumerLimits(
+            buffer_bytes=settings.buffer_bytes, silence_s_max=SILENT_NOOP_INTERVALS * settings.noop_interval_s
+        )
+        # Between the streams come requests of the proxy, whose order counts. A producer may answer what needs none,
+        # such as an acknowledgement for a vbucket that has gone (DCP docs, commands/seqno-acknowledged).
+        self._dcp: DcpConsumer[ReplicaStream] = DcpConsumer(
+            limits, now_s=now_s, negotiated=negotiated, keeps_order=True, ignores_stray_answers=True
+        )
+        self._outbox = Outbox(self._bucket, self._dcp)
+        self._now_s = now_s
         self._ended_changes = 0
         """Received by streams that have ended."""
 
@@ -189,32 +197,34 @@ class ConsumerConnection:
     def start(self) -> None:
         """Ask the producer for everything that brings changes in the form they are stored in."""
         self._service.consumers[self] = None
-        for opaque, control in enumerate(self.settings.controls(), start=1):
-            message = Control(opaque=opaque, key=control.key, value=control.value)
-            self._controls[opaque] = message
-            self._outbox.send(message)
+        self._dcp.send_opening(self.settings.controls(), first_stream_opaque=FIRST_STREAM_OPAQUE)
 
     def data_to_send(self) -> bytes:
-        return self._outbox.take()
+        return self._dcp.data_to_send()
+
+    @property
+    def messages(self) -> int:
+        """How many single messages and runs of changes have come."""
+        return self._dcp.messages
 
     @property
     def is_full(self) -> bool:
         """More has come than is durable by now: read on when the bucket has caught up."""
-        return self._outbox.undurable_bytes + self._inbound.buffered_bytes > 2 * self.settings.buffer_bytes
+        return self._outbox.undurable_bytes + self._dcp.buffered_bytes > 2 * self.settings.buffer_bytes
 
     @property
     def is_held_back(self) -> bool:
         """Something that came had to wait for the bucket: call `receive_data` again, with nothing."""
-        return self._inbound.is_held_back
+        return self._dcp.is_held_back
 
     @property
     def held_bytes(self) -> int:
         """What has come and was not looked into."""
-        return self._inbound.buffered_bytes
+        return self._dcp.buffered_bytes
 
     @property
     def is_held(self) -> bool:
-        return self._inbound.is_held
+        return self._dcp.is_held
 
     @property
     def received_changes(self) -> int:
@@ -222,22 +232,22 @@ class ConsumerConnection:
 
     @property
     def acked_bytes(self) -> int:
-        return self._outbox.acked_bytes
+        return self._dcp.acked_bytes
 
     @property
     def unacked_bytes(self) -> int:
-        return self._outbox.unacked_bytes
+        return self._dcp.owed_bytes
 
     def hold(self) -> None:
         """Take nothing in until `release`, but keep the connection: noops are answered, changes are not acknowledged.
 
         The producer stops where its window ends. What it has sent by then waits here.
         """
-        self._inbound.hold()
+        self._dcp.hold()
 
     def release(self) -> None:
         """Go on with what was held. The driver then calls `receive_data`, with nothing."""
-        self._inbound.release()
+        self._dcp.resume()
 
     def on_durable(self) -> None:
         """The bucket has published a commit, or was at rest: what has waited for it goes out."""
@@ -255,25 +265,30 @@ class ConsumerConnection:
         """Take what has come. Raises a `RemoteProtocolError` where the connection is to end."""
         if self.is_void:
             raise UnexpectedMessage("what was received could not be stored")
-        self._heard_s = self._now_s
         self.received_bytes += len(data)
+        self._dcp.receive_data(data, now_s=self._now_s)
         window_bytes = 0
-        for item in self._inbound.receive(data):
-            self.messages += 1
-            if isinstance(item, ChangeRun):
-                window_bytes += len(item.data)
-                self._receive_run(item)
-            elif item.frame.magic.is_request:
-                window_bytes += counted_bytes(item.frame.opcode, item.size_bytes)
-                self._receive_request(item.frame)
-            else:
-                self._receive_answer(item.frame)
-        self._outbox.count(window_bytes)
-        for opaque in self._inbound.take_noops():
-            self._outbox.succeed(Opcode.DCP_NOOP, opaque)
+        for event in self._dcp.events():
+            match event:
+                case StreamRun():
+                    window_bytes += event.window_bytes
+                    self._receive_run(event)
+                case StreamMessage():
+                    window_bytes += event.window_bytes
+                    self._receive_request(event.message, event.stream)
+                case Answered():
+                    self._receive_answer(event.answer, event.stream)
+                case OtherFrame():
+                    self.on_other(event.frame)
+                case FaultyFrame():
+                    window_bytes += event.window_bytes
+                    is_malformed = isinstance(event.error, MalformedMessage)
+                    status = Status.EINVAL if is_malformed else Status.UNKNOWN_COMMAND
+                    self._dcp.send_refusal(event.frame.opcode, event.frame.opaque, status)
+        self._outbox.release(window_bytes)
 
-    def _receive_run(self, run: ChangeRun) -> None:
-        stream = self._by_opaque.get(run.opaque)
+    def _receive_run(self, run: StreamRun[ReplicaStream]) -> None:
+        stream = run.stream
         try:
             if stream is None or stream.state is ConsumerStream.REQUESTED:
                 raise RequestRefused(Status.KEY_ENOENT)
@@ -282,40 +297,25 @@ class ConsumerConnection:
             # One answer for all of them: the producer has to end the stream, however many it has sent.
             self._refuse_stream(int(run.data[1]), run.opaque, stream, refused.status)
 
-    def _receive_request(self, frame: Frame) -> None:
-        if frame.opcode not in _DCP_OPCODES:
-            self.on_other(frame)
-            return
-        try:
-            message = decode_message(frame, self._negotiated)
-        except (MalformedMessage, UnknownOpcode) as error:
-            status = Status.EINVAL if isinstance(error, MalformedMessage) else Status.UNKNOWN_COMMAND
-            self._outbox.refuse(frame.opcode, frame.opaque, status)
-            return
-        assert isinstance(message, Request)
+    def _receive_request(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
             following = consumer_endpoint_after(EndpointState.OPEN, type(message))
         except UnexpectedMessage:
-            self._outbox.refuse(frame.opcode, frame.opaque, Status.EINVAL)
+            self._dcp.send_refusal(message.opcode, message.opaque, Status.EINVAL)
             return
         if following is EndpointState.CLOSED:
             raise UnexpectedMessage(f"{type(message).__name__} was sent to a consumer, and is for a producer")
-        self._receive_message(message)
+        match message:
+            case AddStream():
+                self.add_stream(message)
+            case CloseStream():
+                self._close_for_proxy(message)
+            case GetFailoverLog():
+                self._send_failover_log(message)
+            case _:
+                self._receive_stream_message(message, stream)
 
-    def _receive_message(self, message: Request) -> None:
-        if isinstance(message, DcpNoop):
-            self._outbox.succeed(message.opcode, message.opaque)
-        elif isinstance(message, AddStream):
-            self.add_stream(message)
-        elif isinstance(message, CloseStream):
-            self._close_stream(message)
-        elif isinstance(message, GetFailoverLog):
-            self._tell_failover_log(message)
-        else:
-            self._receive_stream_message(message)
-
-    def _receive_stream_message(self, message: Request) -> None:
-        stream = self._by_opaque.get(message.opaque)
+    def _receive_stream_message(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
             if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
                 raise RequestRefused(Status.KEY_ENOENT)
@@ -323,7 +323,7 @@ class ConsumerConnection:
                 raise RequestRefused(Status.NOT_SUPPORTED)
             if isinstance(message, StreamEnd):
                 stream.move(StreamEnd)
-                self._forget(stream, message)
+                self._drop(stream, message)
             elif isinstance(message, DcpFlush):
                 self._flush(stream, message)
             else:
@@ -332,29 +332,21 @@ class ConsumerConnection:
             self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
 
     def _refuse_stream(self, opcode: int, opaque: int, stream: ReplicaStream | None, status: Status) -> None:
-        self._outbox.refuse(opcode, opaque, status)
+        self._dcp.send_refusal(opcode, opaque, status)
         if stream is not None and stream.state is not ConsumerStream.REQUESTED:
             stream.move(ConnectionLost)
-            self._forget(stream, status)
+            self._drop(stream, status)
 
-    def _receive_answer(self, frame: Frame) -> None:
-        """The producer answers a request of ours. One that we have given up meanwhile does not matter any more."""
-        if frame.opcode == Opcode.DCP_CONTROL:
-            control = self._controls.pop(frame.opaque, None)
-            if control is not None and frame.specific == Status.SUCCESS:
-                self._granted.add(control.key)
+    def _receive_answer(self, answer: Response, stream: ReplicaStream | None) -> None:
+        """The producer answers a stream request. One that was given up meanwhile does not matter any more."""
+        if stream is None or stream.state is not ConsumerStream.REQUESTED:
             return
-        stream = self._by_opaque.get(frame.opaque)
-        if frame.opcode != Opcode.DCP_STREAM_REQUEST or stream is None or stream.state is not ConsumerStream.REQUESTED:
-            return
-        answer = decode_message(frame, self._negotiated)
-        assert isinstance(answer, Response)
         try:
             if not isinstance(answer, StreamRequestResponse):
                 raise RequestRefused(answer.status)
             if answer.rollback_seqno is None:
                 stream.on_accepted(answer.failover_log)
-                self._answer(stream, self._accepted(stream))
+                self._answer(stream, AddStreamResponse(opaque=stream.asked.opaque, stream_opaque=stream.opaque))
             else:
                 stream.on_rollback_demanded(answer.rollback_seqno)
                 self._service.when_at_rest(partial(self._roll_back, stream, answer.rollback_seqno))
@@ -370,20 +362,10 @@ class ConsumerConnection:
         except RequestRefused as refused:
             self._send_answer(_error(request, refused.status))
             return
-        stream = ReplicaStream(self._service, self._outbox, request, opaque=self._take_opaque())
-        self.streams[stream.vbucket] = self._by_opaque[stream.opaque] = stream
+        stream = ReplicaStream(self._service, self._outbox, request, opaque=self._dcp.take_opaque())
+        self.streams[stream.vbucket] = stream
         self._service.receivers[stream.vbucket] = self
-        self._outbox.send(stream.request())
-
-    def _take_opaque(self) -> int:
-        while self._next_opaque in self._by_opaque:
-            self._next_opaque = max(FIRST_STREAM_OPAQUE, (self._next_opaque + 1) & _OPAQUE_MAX)
-        opaque = self._next_opaque
-        self._next_opaque = max(FIRST_STREAM_OPAQUE, (opaque + 1) & _OPAQUE_MAX)
-        return opaque
-
-    def _accepted(self, stream: ReplicaStream) -> Response:
-        return AddStreamResponse(opaque=stream.asked.opaque, stream_opaque=stream.opaque)
+        self._dcp.send_request(stream.request(), stream=stream)
 
     def _answer(self, stream: ReplicaStream, answer: Response) -> None:
         if not stream.is_answered:
@@ -392,37 +374,38 @@ class ConsumerConnection:
 
     def _send_answer(self, answer: Response) -> None:
         if self.is_proxied:
-            self._outbox.send(answer)
+            self._dcp.send(answer)
         else:
             self.answers.append(answer)
 
     def _give_up(self, stream: ReplicaStream, status: Status) -> None:
         """A stream that was asked for does not come to be."""
         stream.move(StreamRefused if stream.state is ConsumerStream.REQUESTED else ConnectionLost)
-        self._forget(stream, status)
+        self._drop(stream, status)
         self._answer(stream, _error(stream.asked, status))
 
-    def _close_stream(self, request: CloseStream) -> None:
+    def _close_for_proxy(self, request: CloseStream) -> None:
         stream = self.streams.get(request.vbucket)
         if stream is None:
-            self._outbox.refuse(request.opcode, request.opaque, Status.KEY_ENOENT)
+            self._dcp.send_refusal(request.opcode, request.opaque, Status.KEY_ENOENT)
             return
         stream.move(CloseStream)
         stream.move(CloseAnswered)
-        self._forget(stream, Status.SUCCESS)
+        self._drop(stream, Status.SUCCESS)
         self._answer(stream, _error(stream.asked, Status.KEY_ENOENT))
-        self._outbox.succeed(request.opcode, request.opaque)
+        self._dcp.send_success(request.opcode, request.opaque)
 
     def close_stream(self, vbucket: VBucketId) -> None:
         """Ask the producer for no more of a stream, where no proxy does. What still comes of it is not taken."""
         stream = self.streams.get(vbucket)
         if stream is not None:
             stream.move(ConnectionLost)
-            self._forget(stream, Status.SUCCESS)
-            self._outbox.send(CloseStream(vbucket=vbucket, opaque=stream.opaque))
+            self._drop(stream, Status.SUCCESS)
+            self._dcp.send(CloseStream(vbucket=vbucket, opaque=stream.opaque))
 
-    def _forget(self, stream: ReplicaStream, reason: StreamEnd | Status) -> None:
-        del self._by_opaque[stream.opaque]
+    def _drop(self, stream: ReplicaStream, reason: StreamEnd | Status) -> None:
+        """The stream is over: others may receive its vbucket."""
+        del self._dcp.streams[stream.opaque]
         self._outbox.acknowledging.pop(stream.opaque, None)
         self._ended_changes += stream.received_changes
         del self.streams[stream.vbucket]
@@ -430,15 +413,13 @@ class ConsumerConnection:
         if not self.is_proxied:
             self.ended.append(StreamEnded(stream.vbucket, reason))
 
-    def _tell_failover_log(self, request: GetFailoverLog) -> None:
+    def _send_failover_log(self, request: GetFailoverLog) -> None:
         numbers = self._bucket.vbuckets
         facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
         if facts is None:
-            self._outbox.refuse(request.opcode, request.opaque, Status.NOT_MY_VBUCKET)
+            self._dcp.send_refusal(request.opcode, request.opaque, Status.NOT_MY_VBUCKET)
         else:
-            self._outbox.send(
-                GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
-            )  # fmt: skip
+            self._dcp.send(GetFailoverLogResponse(opaque=request.opaque, failover_log=facts.failover_log.entries))
 
     def takeovers(self) -> list[VBucketId]:
         """The vbuckets that it receives in order to take them over."""
@@ -488,7 +469,7 @@ class ConsumerConnection:
                     seqno=reached,
                 ),
             )
-            self._outbox.send(stream.request())
+            self._dcp.send_request(stream.request(), stream=stream)
 
     def _flush(self, stream: ReplicaStream, message: DcpFlush) -> None:
         """Drop everything of a vbucket. What comes behind has to wait, since it is about the empty one."""
@@ -496,37 +477,32 @@ class ConsumerConnection:
             stream.move(DcpFlush)
         except UnexpectedMessage as error:
             raise RequestRefused(Status.EINVAL) from error
-        self._inbound.is_paused = True
+        self._dcp.pause()
         self._service.when_at_rest(partial(self._drop_all, stream, message))
 
     def _drop_all(self, stream: ReplicaStream, message: DcpFlush) -> None:
-        self._inbound.is_paused = False
+        self._dcp.unpause()
         if stream.state is not ConsumerStream.OPEN:
             return
         try:
             take_back(self._service, stream.vbucket, Seqno(0))
             stream.on_flushed()
-            self._outbox.succeed(message.opcode, message.opaque)
+            self._dcp.send_success(message.opcode, message.opaque)
         except RequestRefused as refused:
             self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
 
     # --- time -----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Raises `UnexpectedMessage` where the producer must be taken for dead. To be called every second or so."""
-        if self.is_full:
-            # It may have spoken, and was not heard.
-            self._heard_s = now_s
+        """Raises `ConnectionFailed` where the producer must be taken for dead. To be called every second or so."""
         self._now_s = now_s
-        silence_s = now_s - self._heard_s
-        if b"enable_noop" in self._granted and silence_s > SILENT_NOOP_INTERVALS * self.settings.noop_interval_s:
-            raise UnexpectedMessage(f"the producer of {self.name!r} has been silent for {silence_s:.0f} s")
+        self._dcp.tick(now_s, is_deaf=self.is_full)
 
     def disconnect(self) -> None:
-        """The connection is gone: others may receive what it has received."""
+        """The connection is closed: others may receive what it has received."""
         for stream in list(self.streams.values()):
             stream.move(ConnectionLost)
-            self._forget(stream, Status.ETMPFAIL)
+            self._drop(stream, Status.ETMPFAIL)
         self._service.consumers.pop(self, None)
 
 

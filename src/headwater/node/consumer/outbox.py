@@ -1,25 +1,29 @@
-"""What a consumer has to say: requests, answers, and acknowledgements that wait until what they tell is durable."""
+"""What a consumer acknowledges, and when: only what is durable here.
+
+The streams of a connection put in answers, bytes and prepares; `connection` reports each commit. Nothing is sent from
+here that a crash of this node could make untrue.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from headwater.errors import MalformedMessage, SnapshotViolation
+from headwater.protocol.consumer import DcpConsumer
 from headwater.protocol.features import Opcode
-from headwater.protocol.flow_control import ReceiveWindow
-from headwater.protocol.messages.base import ErrorResponse, Message, PlainResponse
+from headwater.protocol.messages.base import Message, PlainResponse
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Prepare, SeqnoAcknowledged
-from headwater.protocol.messages.dcp_streams import BufferAck
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
-from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.receiving import resume_offset, stored_value
 
-# Durable writes on the receiving side: prepares, commits and aborts of a stream, and what is acknowledged of them.
+# --- durable writes -----------------------------------------------------------------------------------------------
 #
-# A copy acknowledges a prepare when the snapshot that holds it is complete and durable here. From then on the write
-# survives the loss of the active node: this copy commits the prepare when it takes its place.
+# Prepares, commits and aborts of a stream, and what is acknowledged of them. A copy acknowledges a prepare when the
+# snapshot that holds it is complete and durable here. From then on the write survives the loss of the active node: this
+# copy commits the prepare when it takes its place.
 
 
 SyncWrite = Prepare | Commit | Abort
@@ -68,7 +72,7 @@ class SyncWriteReceiver:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def on_accepted(self) -> None:
-        """The stream goes on. A producer that has started anew does not know what was acknowledged before.
+        """The stream goes on. A producer that has been restarted does not know what was acknowledged before.
 
         In the middle of a snapshot this copy is not one to be promoted, so that the rest of it has to come first.
         """
@@ -120,85 +124,62 @@ def _stored_form(prepare: Prepare) -> Prepare:
     )  # fmt: skip
 
 
-class Outbox:
-    """Bytes for the other end, in order; those that wait keep their order among themselves."""
+# --- what waits for a commit --------------------------------------------------------------------------------------
 
-    def __init__(self, bucket: Bucket, *, buffer_bytes: int) -> None:
-        self._bucket = bucket
-        self._data = bytearray()
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._window = ReceiveWindow(size_bytes=buffer_bytes)
-        self._taken: deque[tuple[int, int]] = deque()
-        """Bytes that were taken, and the commit that makes them durable."""
+
+class Outbox:
+    """Answers and acknowledgements of one connection that wait for a commit; they keep their order.
+
+    So the producer waits when the disk does, and what is held in memory is never more than the buffer.
+    """
+
+    def __init__(self, bucket: Bucket, consumer: DcpConsumer[Any]) -> None:
+        """What is durable is sent by `consumer`."""
         self.undurable_bytes = 0
-        self.acked_bytes = 0
+        """What flow control counts of what was received and is not durable yet."""
         self.acknowledging: dict[int, SyncWriteReceiver] = {}
         """Streams with durable writes to acknowledge, by their opaques."""
+        self._bucket = bucket
+        self._consumer = consumer
+        self._waiting: deque[tuple[int, Message | int]] = deque()
+        """Answers, and bytes to be released, each with the commit that makes durable what they are for."""
 
     def send(self, message: Message) -> None:
-        self._data += message.encode()
+        """Send it once everything that was received so far is durable."""
+        self._wait(message)
 
-    def send_when_durable(self, message: Message) -> None:
-        """Send it once everything that was taken so far is durable."""
-        self._waiting.append((self._last_commit(), message.encode()))
-        self.on_durable()
+    def send_success(self, opcode: int, opaque: int) -> None:
+        self._wait(PlainResponse(opcode=Opcode(opcode), opaque=opaque))
 
-    def succeed(self, opcode: int, opaque: int, *, when_durable: bool = False) -> None:
-        answer = PlainResponse(opcode=Opcode(opcode), opaque=opaque)
-        (self.send_when_durable if when_durable else self.send)(answer)
-
-    def refuse(self, opcode: int, opaque: int, status: Status) -> None:
-        self.send(ErrorResponse(opcode=Opcode(opcode), opaque=opaque, status=status))
-
-    def count(self, window_bytes: int) -> None:
-        """That much was taken of what flow control counts. It is acknowledged when it is durable.
-
-        So the producer waits when the disk does, and what is held in memory is never more than the buffer.
-        """
+    def release(self, window_bytes: int) -> None:
+        """Let the producer send as much again once what was received is durable."""
         if window_bytes:
-            self._taken.append((self._last_commit(), window_bytes))
             self.undurable_bytes += window_bytes
-            self._acknowledge()
+            self._wait(window_bytes)
 
     def on_durable(self) -> None:
-        """The bucket has published a commit."""
+        """The bucket has published a commit, or is at rest."""
         while self._waiting and self._waiting[0][0] <= self._bucket.durable_commit:
-            self._data += self._waiting.popleft()[1]
+            what = self._waiting.popleft()[1]
+            if isinstance(what, int):
+                self.undurable_bytes -= what
+                self._consumer.release(what)
+            else:
+                self._consumer.send(what)
         for opaque, sync_writes in list(self.acknowledging.items()):
-            self._data += sync_writes.on_durable()
+            self._consumer.send(sync_writes.on_durable())
             if not sync_writes.is_waiting:
                 del self.acknowledging[opaque]
-        self._acknowledge()
 
     def on_void(self) -> None:
-        """What was not durable has been taken back: nobody is told that it is."""
+        """What was not durable is gone: it is not acknowledged."""
         self._waiting.clear()
 
-    @property
-    def unacked_bytes(self) -> int:
-        return self.undurable_bytes + self._window.unacked_bytes
-
-    def take(self) -> bytes:
-        data = bytes(self._data)
-        self._data.clear()
-        return data
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._data
-
-    def _last_commit(self) -> int:
-        """The commit that makes everything durable that was taken so far."""
-        if not self._bucket.pending.is_empty:
-            return self._bucket.pending.number
-        return 0 if self._bucket.in_flight is None else self._bucket.in_flight.number
-
-    def _acknowledge(self) -> None:
-        while self._taken and self._taken[0][0] <= self._bucket.durable_commit:
-            window_bytes = self._taken.popleft()[1]
-            self.undurable_bytes -= window_bytes
-            self._window = self._window.taken(window_bytes)
-        if self._window.ack_is_due:
-            acked_bytes, self._window = self._window.acknowledge()
-            self.acked_bytes += acked_bytes
-            self.send(BufferAck(acked_bytes=acked_bytes))
+    def _wait(self, what: Message | int) -> None:
+        """For the commit that makes everything durable that was received so far."""
+        bucket = self._bucket
+        commit = 0 if bucket.in_flight is None else bucket.in_flight.number
+        if not bucket.pending.is_empty:
+            commit = bucket.pending.number
+        self._waiting.append((commit, what))
+        self.on_durable()
