@@ -1,7 +1,7 @@
 """The coordinator: what is done to a cluster as a whole, from outside and over the key-value protocol only.
 
 It keeps nothing of its own. What is known is in the config that all nodes have, so an operation that was cut short is
-run again, by anybody, and goes on from there. Two coordinators at one time can't both go on: `publisher` says why, and
+run again, by any user, and goes on from there. Two coordinators at one time can't both go on: `publisher` says why, and
 docs/internals/cluster.md has the whole argument.
 """
 
@@ -16,7 +16,7 @@ from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.failover import FailedOver, fail_nodes_over
-from headwater.cluster.nodes import ClusterStatus, NodeFacts, NodePort, NodeStatus, status_of, survey
+from headwater.cluster.nodes import ClusterStatus, NodeFacts, NodePort, NodeStatus, status_of, take_inventory
 from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
 from headwater.cluster.publisher import Publisher, new_nodes_login, with_nodes, with_rows
 from headwater.cluster.rebalance import Progress, Rebalance, Rebalanced, Report, resolve
@@ -25,88 +25,6 @@ from headwater.node.service import NO_CONFIG
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.numbers import VBucketId
-
-# The config that is in force: asked of all nodes that any node knows of.
-#
-# Nodes may have different ones, left by commands that were cut short or ran at the same time. A command acts by its
-# config only when all nodes of it have it, so a config counts that all its nodes have, and of several the newest. Where
-# there is none, nobody has acted by the newest ones yet, and any of these will do.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCluster:
-    """What the nodes say. No config has its log-in: it is not in what nodes show."""
-
-    config: PublishedConfig
-    """The one in force."""
-    by_node: Mapping[str, PublishedConfig]
-    """What each node has that could be asked."""
-
-    @property
-    def highest_revision(self) -> int:
-        return max(config.revision for config in self.by_node.values())
-
-    @property
-    def disagreeing(self) -> tuple[str, ...]:
-        """Nodes of the cluster that have another config, and will not give it up for the one in force."""
-        return tuple(name for name in self.config.names() if self._disagrees(self.by_node.get(name)))
-
-    def _disagrees(self, known: PublishedConfig | None) -> bool:
-        return known is not None and known.version >= self.config.version and known != self.config
-
-
-async def find_cluster(
-    seeds: Iterable[Address], port_of: Callable[[str, Address], NodePort], *, tls: bool
-) -> FoundCluster | None:
-    """Ask the seeds, the nodes that they know, and so on. None where nobody is in a cluster."""
-    asked: dict[str, PublishedConfig | HeadwaterError | None] = {}
-    addresses = {str(seed): seed for seed in seeds}
-    while new := {name: address for name, address in addresses.items() if name not in asked}:
-        answers = await asyncio.gather(*(_ask(port_of(name, address)) for name, address in new.items()))
-        asked |= dict(zip(new, answers, strict=True))
-        for config in answers:
-            if isinstance(config, PublishedConfig):
-                addresses |= {node.kv_address: Address(node.host, node.kv_port_for(tls=tls)) for node in config.nodes}
-    found = {name: config for name, config in asked.items() if isinstance(config, PublishedConfig)}
-    if not found:
-        for failure in asked.values():
-            if isinstance(failure, HeadwaterError):
-                raise failure
-        return None
-    return FoundCluster(config=in_force(found), by_node=found)
-
-
-async def _ask(port: NodePort) -> PublishedConfig | HeadwaterError | None:
-    try:
-        return await port.config()
-    except HeadwaterError as error:
-        return error
-
-
-def in_force(found: Mapping[str, PublishedConfig]) -> PublishedConfig:
-    """Which of the configs that nodes have counts."""
-    whole = [config for config in found.values() if _is_whole(config, found)]
-    # The names of the coordinators make it the same one whoever looks.
-    chosen = max(whole or found.values(), key=lambda config: (config.version, config.coordinator))
-    for other in whole:
-        if other != chosen:
-            raise _not_one_cluster(chosen, other)
-    return chosen
-
-
-def _is_whole(config: PublishedConfig, found: Mapping[str, PublishedConfig]) -> bool:
-    """Whether all its nodes have it, as far as they could be asked."""
-    return all(found.get(name, config) == config for name in config.names())
-
-
-def _not_one_cluster(config: PublishedConfig, other: PublishedConfig) -> InvalidInput:
-    one, another = config.names()[0], other.names()[0]
-    return InvalidInput(
-        f"{one} and {another} are in different clusters, or each was told to go on without the other",
-        hint="Give the URL of the one to keep. `headwater cluster add` with it takes the other node back, without what "
-        "that one has alone",
-    )
-
 
 _NAME_BYTES = 8
 
@@ -177,7 +95,7 @@ class Coordinator:
         return publisher.config
 
     async def _finish_init(self, nodes: Sequence[tuple[NodePort, NodeFacts]]) -> PublishedConfig:
-        """Tell those nodes of the config that were not told, because the making of the cluster was cut short.
+        """Publish the config to those nodes that did not get it, because the making of the cluster was cut short.
 
         Where two were making it at the same time, and each was refused, nodes can't even log in to each other.
         """
@@ -227,7 +145,7 @@ class Coordinator:
             raise InvalidInput("no node would be left", hint="Stop the nodes instead")
         await self._check_all_reachable(config)
         publisher = await self._publisher(found)
-        async with _told_if_overtaken(publisher):
+        async with _overtaken_first(publisher):
             await resolve(publisher, {name: self._port_of(name) for name in config.names()})
             return await Rebalance(publisher, self._port_of, self._report).run(nodes)
 
@@ -238,7 +156,7 @@ class Coordinator:
             if name not in found.config.names():
                 raise _no_such_node(name, found.config)
         publisher = await self._publisher_of(found)
-        async with _told_if_overtaken(publisher):
+        async with _overtaken_first(publisher):
             return await fail_nodes_over(publisher, self._port_of, lost, force=force)
 
     async def remove(self, name: str) -> Rebalanced:
@@ -247,7 +165,7 @@ class Coordinator:
 
     async def status(self) -> ClusterStatus:
         found = await self._found()
-        copies = await survey({name: self._port_of(name) for name in found.config.names()})
+        copies = await take_inventory({name: self._port_of(name) for name in found.config.names()})
         return status_of(found.config, copies, disagreeing=found.disagreeing)
 
     # --- finding the cluster --------------------------------------------------------------------------------------
@@ -351,8 +269,8 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def _told_if_overtaken(publisher: Publisher) -> AsyncIterator[None]:
-    """A command that fails because another one has been faster says so, whatever it was that failed."""
+async def _overtaken_first(publisher: Publisher) -> AsyncIterator[None]:
+    """A command that fails because another one has been faster raises `Overtaken`, whatever else failed."""
     try:
         yield
     except Overtaken:
@@ -364,6 +282,89 @@ async def _told_if_overtaken(publisher: Publisher) -> AsyncIterator[None]:
 
 def _no_such_node(name: str, config: PublishedConfig) -> InvalidInput:
     return InvalidInput(f"{name} is no node of the cluster", hint=f"Its nodes are {', '.join(config.names())}")
+
+
+# --- finding the cluster ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCluster:
+    """What the nodes say. No config has its log-in: it is not in what nodes show."""
+
+    config: PublishedConfig
+    """The one in force."""
+    by_node: Mapping[str, PublishedConfig]
+    """What each node has that could be asked."""
+
+    @property
+    def highest_revision(self) -> int:
+        return max(config.revision for config in self.by_node.values())
+
+    @property
+    def disagreeing(self) -> tuple[str, ...]:
+        """Nodes of the cluster that have another config, and will not give it up for the one in force."""
+        return tuple(name for name in self.config.names() if self._disagrees(self.by_node.get(name)))
+
+    def _disagrees(self, known: PublishedConfig | None) -> bool:
+        return known is not None and known.version >= self.config.version and known != self.config
+
+
+async def find_cluster(
+    seeds: Iterable[Address], port_of: Callable[[str, Address], NodePort], *, tls: bool
+) -> FoundCluster | None:
+    """Ask the seeds, the nodes that they know, and so on. None where no node is in a cluster."""
+    asked: dict[str, PublishedConfig | HeadwaterError | None] = {}
+    addresses = {str(seed): seed for seed in seeds}
+    while new := {name: address for name, address in addresses.items() if name not in asked}:
+        answers = await asyncio.gather(*(_ask(port_of(name, address)) for name, address in new.items()))
+        asked |= dict(zip(new, answers, strict=True))
+        for config in answers:
+            if isinstance(config, PublishedConfig):
+                addresses |= {node.kv_address: Address(node.host, node.kv_port_for(tls=tls)) for node in config.nodes}
+    found = {name: config for name, config in asked.items() if isinstance(config, PublishedConfig)}
+    if not found:
+        for failure in asked.values():
+            if isinstance(failure, HeadwaterError):
+                raise failure
+        return None
+    return FoundCluster(config=in_force(found), by_node=found)
+
+
+async def _ask(port: NodePort) -> PublishedConfig | HeadwaterError | None:
+    try:
+        return await port.config()
+    except HeadwaterError as error:
+        return error
+
+
+def in_force(found: Mapping[str, PublishedConfig]) -> PublishedConfig:
+    """Which of the configs that nodes have counts.
+
+    Nodes may have different ones, left by commands that were cut short or ran at the same time. A command acts by its
+    config only when all nodes of it have it, so a config counts that all its nodes have, and of several the newest.
+    Where there is none, no command has acted by the newest ones yet, and any of these will do.
+    """
+    whole = [config for config in found.values() if _is_whole(config, found)]
+    # The names of the coordinators make it the same one for every command that looks.
+    chosen = max(whole or found.values(), key=lambda config: (config.version, config.coordinator))
+    for other in whole:
+        if other != chosen:
+            raise _not_one_cluster(chosen, other)
+    return chosen
+
+
+def _is_whole(config: PublishedConfig, found: Mapping[str, PublishedConfig]) -> bool:
+    """Whether all its nodes have it, as far as they could be asked."""
+    return all(found.get(name, config) == config for name in config.names())
+
+
+def _not_one_cluster(config: PublishedConfig, other: PublishedConfig) -> InvalidInput:
+    one, another = config.names()[0], other.names()[0]
+    return InvalidInput(
+        f"{one} and {another} are in different clusters, or each has gone on without the other",
+        hint="Give the URL of the one to keep. `headwater cluster add` with it takes the other node back, without what "
+        "that one has alone",
+    )
 
 
 __all__ = ["ClusterStatus", "Coordinator", "FailedOver", "NodeStatus", "Progress", "Rebalanced"]

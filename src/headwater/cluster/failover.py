@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.cluster.nodes import NodePort, Survey, survey
+from headwater.cluster.nodes import Inventory, NodePort, take_inventory
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher, rows_of, with_frozen, with_nodes, with_rows
 from headwater.errors import HeadwaterError, InvalidInput
@@ -38,12 +38,13 @@ class FailedOver:
 async def fail_nodes_over(
     publisher: Publisher, port_of: Callable[[str], NodePort], lost: Sequence[str], *, force: bool
 ) -> FailedOver:
+    """Go on without the lost nodes. With `force` also where vbuckets are lost with them."""
     config = publisher.config
     left = [name for name in config.names() if name not in lost]
     if not left:
         raise InvalidInput("no node would be left", hint="Start one of the nodes again")
     ports = {name: port_of(name) for name in left}
-    found = await survey(ports)
+    found = await take_inventory(ports)
     for name, error in found.unreachable.items():
         raise HeadwaterError(
             f"{name} can't be reached either: {error.reason}", hint="Start it again, or fail it over as well"
@@ -56,7 +57,7 @@ async def fail_nodes_over(
         )
     publisher.may_miss(frozenset(lost))
     await _cut_off(publisher, lost)
-    found = await survey(ports)
+    found = await take_inventory(ports)
     rows = _rows_without(publisher.config, lost, found)
     orphans = _orphans(rows)
     for at, vbucket in enumerate(orphans):
@@ -72,7 +73,7 @@ async def fail_nodes_over(
 
 
 async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
-    """Have nobody stream what is active on the lost nodes, or take over anything, until it is decided who has it."""
+    """Have no node stream what is active on the lost ones, or take over anything, until it is decided who has it."""
     config = publisher.config
     names = config.names()
     frozen = [
@@ -86,7 +87,7 @@ async def _cut_off(publisher: Publisher, lost: Sequence[str]) -> None:
         await publisher.publish(lambda config: with_frozen(config, frozen))
 
 
-def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -> dict[VBucketId, Row]:
+def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory) -> dict[VBucketId, Row]:
     names = config.names()
     rows: list[Row] = []
     copies = {}
@@ -102,12 +103,12 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Survey) -
     return {VBucketId(vbucket): row for vbucket, row in enumerate(result.rows)}
 
 
-def _active_of(found: Survey, vbucket: VBucketId, nodes: Sequence[str | None]) -> str | None:
+def _active_of(found: Inventory, vbucket: VBucketId, nodes: Sequence[str | None]) -> str | None:
     return next((name for name in nodes if name and found.state(name, vbucket) == VBucketState.ACTIVE), None)
 
 
 async def _promote(
-    port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Survey, version: ConfigVersion
+    port_of: Callable[[str], NodePort], rows: Mapping[VBucketId, Row], found: Inventory, version: ConfigVersion
 ) -> int:
     """Make the first node of every row active. Returns how many were not."""
     by_node: dict[str, dict[VBucketId, Row]] = {}

@@ -1,4 +1,8 @@
-"""A node as the coordinator talks to it: over the key-value protocol, and nothing else."""
+"""A node as the coordinator talks to it: over the key-value protocol, and nothing else.
+
+Every operation on a cluster goes through `NodePort`; `take_inventory` asks all nodes at once for their copies, and
+`status_of` sums them up for people. Nothing here decides what a cluster should look like.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +80,8 @@ class NodePort:
 
     async def nodes_login(self) -> Credentials | None:
         """How the nodes of its cluster log in to each other; None where it is in none."""
-        told = await (await self.connection()).statistics("headwater-login")
-        return Credentials(told["user"], told["password"]) if told else None
+        login = await (await self.connection()).statistics("headwater-login")
+        return Credentials(login["user"], login["password"]) if login else None
 
     async def facts(self) -> NodeFacts:
         statistics = await (await self.connection()).statistics()
@@ -124,7 +128,7 @@ class NodePort:
             except TemporaryFailure:
                 await asyncio.sleep(_RETRY_S)
             except KeyExists:
-                # Another node may have told it before we did.
+                # Another node may have passed it on before we came.
                 known = await self.config()
                 if known == replace(config, login=None):
                     return
@@ -150,12 +154,12 @@ class NodePort:
             raise Overtaken(str(self.address), revision=0 if known is None else known.revision) from None
 
 
-# What the nodes of a cluster have: every copy of every vbucket, asked of all nodes at once.
+# --- inventory ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """The copies by node, and the nodes that could not be asked."""
+class Inventory:
+    """What the nodes of a cluster have: every copy of every vbucket, and the nodes that could not be asked."""
 
     copies: Mapping[str, Mapping[VBucketId, NodeCopy]]
     unreachable: Mapping[str, HeadwaterError]
@@ -173,8 +177,8 @@ class Survey:
         return {node: copy for node, copy in found.items() if copy is not None}
 
 
-async def survey(ports: Mapping[str, NodePort]) -> Survey:
-    """Ask these nodes."""
+async def take_inventory(ports: Mapping[str, NodePort]) -> Inventory:
+    """Ask these nodes, all at once."""
     results = await asyncio.gather(*(port.copies() for port in ports.values()), return_exceptions=True)
     copies: dict[str, Mapping[VBucketId, NodeCopy]] = {}
     unreachable: dict[str, HeadwaterError] = {}
@@ -185,14 +189,16 @@ async def survey(ports: Mapping[str, NodePort]) -> Survey:
             raise result
         else:
             copies[name] = result
-    return Survey(copies=copies, unreachable=unreachable)
+    return Inventory(copies=copies, unreachable=unreachable)
 
 
-# How a cluster is: its nodes, what each of them has, and what is missing.
+# --- status -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
+    """What one node of a cluster has."""
+
     name: str
     http: str
     is_reachable: bool
@@ -205,6 +211,8 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
+    """The nodes of a cluster, what each of them has, and what is missing."""
+
     bucket: str
     uuid: str
     revision: int
@@ -221,7 +229,7 @@ class ClusterStatus:
     """Nodes that go by another config, as two commands at one time may leave them. The next command ends it."""
 
 
-def status_of(config: PublishedConfig, found: Survey, *, disagreeing: tuple[str, ...] = ()) -> ClusterStatus:
+def status_of(config: PublishedConfig, found: Inventory, *, disagreeing: tuple[str, ...] = ()) -> ClusterStatus:
     nodes = tuple(
         NodeStatus(
             name=node.kv_address,
@@ -248,7 +256,7 @@ def status_of(config: PublishedConfig, found: Survey, *, disagreeing: tuple[str,
     )
 
 
-def _behind(config: PublishedConfig, found: Survey, node: int) -> int:
+def _behind(config: PublishedConfig, found: Inventory, node: int) -> int:
     behind = 0
     names = config.names()
     for number, row in enumerate(config.rows):

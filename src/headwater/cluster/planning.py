@@ -1,10 +1,12 @@
-"""Where the copies of a bucket's vbuckets shall be. Pure: maps in, maps out.
+"""Where the copies of a bucket's vbuckets shall be. Pure: maps in, maps out, and no node is asked.
 
-A map has a row for every vbucket: the active node, then the replicas; None is nobody. Nodes are known by their names,
+The coordinator, a rebalance and a failover plan with it.
+
+A map has a row for every vbucket: the active node, then the replicas; None is no node. Nodes are known by their names,
 as indices change whenever a node comes or goes.
 
 A plan keeps three promises. No node has two copies of a vbucket. Every node has as many active vbuckets as any other,
-or one more, and the same of replicas. And what may stay where it is, stays: a copy that has to be built anew is what a
+or one more, and the same of replicas. And what may stay where it is, stays: a copy that has to be built is what a
 rebalance spends its time on, so an active vbucket moves first of all to a node that has a replica of it.
 
 Active nodes are given out by quotas. Replicas are a matching of vbuckets to nodes, where every node has a quota and

@@ -1,5 +1,6 @@
 """Publishing: every change of the config goes to all nodes at once, with a higher revision, one after the other.
 
+A rebalance, a failover and the coordinator give changes to a `Publisher`, made with `with_rows` and its siblings.
 Changes that come while one is on its way are published together with the next: a rebalance hands over many vbuckets at
 a time, and each of them waits for its own change only.
 
@@ -31,11 +32,12 @@ Change = Callable[[PublishedConfig], PublishedConfig]
 LOST_S_MAX = 1.0
 """How long a node that may miss a config is waited for: the others are without it meanwhile."""
 TRIES_MAX = 5
-"""How often a node that leaves, and has what another coordinator has told it alone, is told a yet higher revision."""
+"""How often a node that leaves, and has a config that another coordinator gave to it alone, is sent a yet higher
+revision."""
 
 
 class Publisher:
-    """Holds the newest config there is. `seen` are those that nodes had when it was looked for: it replaces them."""
+    """Holds the newest config. `seen` are those that nodes had when it was looked for: it replaces them."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Publisher:
         self._overtaken: Overtaken | None = None
 
     def may_miss(self, names: frozenset[str]) -> None:
-        """These nodes are told as well, and it does not matter whether they hear it."""
+        """The config is sent to these nodes as well, and it does not matter whether they get it."""
         self._may_miss = names
 
     def replaces(self, config: PublishedConfig) -> None:
@@ -80,7 +82,7 @@ class Publisher:
             raise
         except HeadwaterError as error:
             about = fields(event=LogEvent.CLUSTER_CONFIG, reason=error.reason)
-            logger.debug("it can't be told whether another command has been faster: %s", error.reason, extra=about)
+            logger.debug("could not check whether another command has been faster: %s", error.reason, extra=about)
 
     async def _publish_waiting(self) -> None:
         together, self._waiting = [one for one in self._waiting if not one[1].done()], []
@@ -104,7 +106,7 @@ class Publisher:
         before = config = self.config
         for change in changes:
             config = change(config)
-        # Nodes that leave are told that they have left, if they listen.
+        # Nodes that leave get the config that leaves them out, if they listen.
         names = list(dict.fromkeys([*config.names(), *before.names()]))
         try:
             await self._compare(before)
@@ -117,8 +119,9 @@ class Publisher:
     # --- comparing ------------------------------------------------------------------------------------------------
 
     async def _compare(self, before: PublishedConfig) -> None:
-        """Whether the nodes have what they had when it was last looked, or told. Those that may miss it are not asked:
-        nobody is to wait for them twice, and what they refuse is heard.
+        """Raise unless the nodes have the config that they were last seen with, or were sent.
+
+        Those that may miss it are not asked: no command is to wait for them twice, and their refusals count anyway.
         """
         names = [name for name in before.names() if name not in self._may_miss]
         results = await self._of_each(names, lambda name: self._port_of(name).config())
@@ -147,12 +150,12 @@ class Publisher:
                 return
             if not tries_left:
                 raise refused
-            # All that stay have taken it, so the one that leaves has a config which nobody can act by. It must not keep
-            # it, or it would go on as if it belonged here.
+            # All that stay have taken it, so the one that leaves has a config which no node can act by. It must not
+            # keep it, or it would go on as if it belonged here.
             config = replace(config, revision=max(config.revision, refused.revision))
 
     async def _send(self, names: Sequence[str], config: PublishedConfig) -> Overtaken | None:
-        """Tell all nodes. Returns the refusal of one that leaves; those of the others are raised."""
+        """Send to all nodes. Returns the refusal of one that leaves; those of the others are raised."""
         results = await self._of_each(names, lambda name: self._port_of(name).publish(config))
         refused: Overtaken | None = None
         for name, result in zip(names, results, strict=True):
@@ -189,7 +192,7 @@ class Publisher:
         return list(await asyncio.gather(*(ask_within(name) for name in names)))
 
 
-# Configs and maps: the coordinator plans with names, and a config has indices.
+# --- changes of a config: the coordinator plans with names, and a config has indices ------------------------------
 
 
 SECRET_BYTES = 32
@@ -211,7 +214,7 @@ def with_rows(config: PublishedConfig, changed: Mapping[VBucketId, Row]) -> Publ
 
 
 def with_building(config: PublishedConfig, changed: Mapping[VBucketId, Iterable[str]]) -> PublishedConfig:
-    """The same config with other nodes that build some vbuckets; with none of them, nobody does."""
+    """The same config with other nodes that build some vbuckets; with none of them, no node does."""
     index = {name: at for at, name in enumerate(config.names())}
     building = dict(config.building)
     for vbucket, names in changed.items():
@@ -242,7 +245,7 @@ def with_frozen(config: PublishedConfig, vbuckets: Iterable[int]) -> PublishedCo
 
 
 def with_nodes(config: PublishedConfig, nodes: Iterable[NodeAddress]) -> PublishedConfig:
-    """The same config with other nodes. What the ones that go had is nobody's."""
+    """The same config with other nodes. What the ones that go had is on no node."""
     kept = tuple(nodes)
     new_index = {node.kv_address: at for at, node in enumerate(kept)}
     moved = [new_index.get(name, NO_NODE) for name in config.names()]

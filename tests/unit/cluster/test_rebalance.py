@@ -9,7 +9,7 @@ import pytest
 
 from headwater.cluster.nodes import NodePort
 from headwater.cluster.planning import Move
-from headwater.cluster.rebalance import Takeovers, told_together
+from headwater.cluster.rebalance import Takeovers, joined_failures
 from headwater.errors import HostUnreachable, NoAnswer, Overtaken
 from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.numbers import VBucketId
@@ -44,10 +44,10 @@ def test_all_that_went_wrong_is_told_and_of_which_vbuckets() -> None:
 
 
 def test_how_many_there_were() -> None:
-    told = told_together({VBucketId(9): SILENT}, of=8)
+    told = joined_failures({VBucketId(9): SILENT}, of=8)
     assert str(told) == "1 of 8 vbuckets were not handed over (9): c has not answered. Wait"
 
 
 @pytest.mark.parametrize("cause", [Overtaken("a", revision=4), KeyError("a fault of ours"), asyncio.CancelledError()])
 def test_what_the_others_come_from_is_told_as_it_is(cause: BaseException) -> None:
-    assert told_together({VBucketId(1): DOWN, VBucketId(2): cause}, of=2) is cause
+    assert joined_failures({VBucketId(1): DOWN, VBucketId(2): cause}, of=2) is cause
