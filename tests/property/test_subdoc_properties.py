@@ -10,7 +10,15 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headwater.node.kv.subdocument import Document, LookedUp, Mutated, PathFailed, Refused, lookup_in, mutate_in
+from headwater.node.kv.subdocument import (
+    LookedUp,
+    Mutated,
+    PathFailed,
+    SubdocDocument,
+    SubdocRefused,
+    lookup_in,
+    mutate_in,
+)
 from headwater.node.kv.subdocument.json_text import compact, is_json
 from headwater.node.kv.subdocument.requests import COMMANDS
 from headwater.node.kv.subdocument.virtual_xattrs import crc32c
@@ -103,8 +111,8 @@ def same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def as_document(value: Any, layout: dict[str, Any]) -> Document:
-    return Document(value=json.dumps(value, **layout).encode(), datatype=Datatype.JSON)
+def as_document(value: Any, layout: dict[str, Any]) -> SubdocDocument:
+    return SubdocDocument(value=json.dumps(value, **layout).encode(), datatype=Datatype.JSON)
 
 
 # --- against the model ----------------------------------------------------------------------------------------------
@@ -208,7 +216,7 @@ def test_a_request_is_the_same_as_its_paths_one_after_the_other(
             assert together == PathFailed(index=index, path_status=alone.path_status)
             return
         assert isinstance(alone, Mutated)
-        current = Document(value=alone.value.template, datatype=alone.value.datatype)
+        current = SubdocDocument(value=alone.value.template, datatype=alone.value.datatype)
     assert isinstance(together, Mutated)
     assert together.value.template == current.value
 
@@ -250,7 +258,7 @@ def test_attributes_change_as_bodies_do(
 ) -> None:
     body = b'{"kept":1}'
     encoded = encode_xattrs(ValueParts({name: json.dumps(value).encode() for name, value in others.items()}, body))
-    before = Document(value=encoded, datatype=Datatype.JSON | Datatype.XATTR)
+    before = SubdocDocument(value=encoded, datatype=Datatype.JSON | Datatype.XATTR)
     spec = MutationSpec(
         opcode=Opcode.SUBDOC_DICT_UPSERT,
         flags=PathFlags.XATTR,
@@ -272,7 +280,7 @@ def test_attributes_change_as_bodies_do(
 @given(body=st.text(), present=st.text(), cas=st.integers(0, 2**64 - 1), seqno=st.integers(0, 2**64 - 1))
 def test_macros_say_the_cas_and_the_seqno_of_the_write(body: str, present: str, cas: int, seqno: int) -> None:
     xattrs = {"x": json.dumps({"present": present}).encode()}
-    before = Document(
+    before = SubdocDocument(
         value=encode_xattrs(ValueParts(xattrs, json.dumps([body]).encode())), datatype=Datatype.JSON | Datatype.XATTR
     )
     flags = PathFlags.XATTR | PathFlags.EXPAND_MACROS
@@ -301,7 +309,7 @@ opcodes = st.sampled_from([*COMMANDS, Opcode.NOOP, Opcode(0xF3)])
 path_flags = st.sampled_from([0, 0, 1, 4, 5, 0x14, 0x80]).map(PathFlags)
 doc_flags = st.sampled_from([0, 0, 0, 1, 2, 4, 9, 0x14, 0x80]).map(DocFlags)
 junk_documents = st.none() | st.builds(
-    Document,
+    SubdocDocument,
     value=junk | junk.map(lambda data: encode_xattrs(ValueParts({"x": data.replace(b"\0", b"")}, data))),
     datatype=st.integers(0, 7).map(Datatype),
     deleted=st.booleans(),
@@ -315,14 +323,16 @@ macros = st.sampled_from([b'"${Mutation.CAS}"', b'"${$document.CAS}"', b'"${$doc
     specs=st.lists(st.builds(LookupSpec, opcode=opcodes, flags=path_flags, path=junk_paths), max_size=4),
     flags=doc_flags,
 )
-def test_junk_lookups_end_in_a_status(document: Document | None, specs: list[LookupSpec], flags: DocFlags) -> None:
+def test_junk_lookups_end_in_a_status(
+    document: SubdocDocument | None, specs: list[LookupSpec], flags: DocFlags
+) -> None:
     outcome = lookup_in(document, specs, flags)
     if isinstance(outcome, LookedUp):
         assert len(outcome.results) == len(specs)
         for result in outcome.results:
             assert len(result.encode()) >= 6
     else:
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, SubdocRefused)
         assert outcome.status != Status.SUCCESS
 
 
@@ -335,7 +345,7 @@ def test_junk_lookups_end_in_a_status(document: Document | None, specs: list[Loo
     flags=doc_flags,
 )
 def test_junk_mutations_end_in_a_status_or_a_sound_document(
-    document: Document | None, specs: list[MutationSpec], flags: DocFlags
+    document: SubdocDocument | None, specs: list[MutationSpec], flags: DocFlags
 ) -> None:
     outcome = mutate_in(document, specs, flags)
     if not isinstance(outcome, Mutated):
@@ -357,14 +367,14 @@ def test_deep_documents_and_values_never_overflow(levels: int, opening: str, clo
     deep = (opening * levels + ("1" if opening != "[" else "") + closing).encode()
     too_deep = {Status.SUBDOC_DOC_E2DEEP, Status.SUBDOC_DOC_NOT_JSON, Status.SUBDOC_PATH_MISMATCH}
     lookup = lookup_in(
-        Document(value=deep, datatype=Datatype.JSON), [LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"a.b")]
+        SubdocDocument(value=deep, datatype=Datatype.JSON), [LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"a.b")]
     )
     assert isinstance(lookup, LookedUp)
     assert lookup.results[0].status in too_deep | {Status.SUBDOC_PATH_ENOENT}
     if levels > 32 and closed:
         assert lookup.results[0].status == Status.SUBDOC_DOC_E2DEEP
     spec = MutationSpec(opcode=Opcode.SUBDOC_DICT_UPSERT, path=b"a", value=deep)
-    outcome = mutate_in(Document(value=b"{}", datatype=Datatype.JSON), [spec])
+    outcome = mutate_in(SubdocDocument(value=b"{}", datatype=Datatype.JSON), [spec])
     if isinstance(outcome, PathFailed):
         assert outcome.path_status in {Status.SUBDOC_VALUE_ETOODEEP, Status.SUBDOC_VALUE_CANTINSERT}
     else:

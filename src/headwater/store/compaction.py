@@ -1,4 +1,7 @@
-"""Compaction: what nobody needs any more leaves the blocks.
+"""Compaction: changes that are not needed any more leave the blocks. And expiry: documents leave at their time.
+
+The commit loop calls both, between its commits. Compaction must never drop what a rollback inside the history window,
+a stream or an undecided write still needs.
 
 A change is needed while it is the newest of its key, or while it is young enough for the history window, which serves
 change streams, exact rollbacks and repeated reads. So is, of a key that has changed inside the window, the version that
@@ -11,7 +14,7 @@ the window as well, and the window has one start for all steps over a vbucket, d
 before a deletion that goes has then been looked at under the same rule.
 
 A prepare is needed until it is decided, and longer where that happened inside the window: a rollback to before the
-decision leaves it undecided again. An abort is kept like a deletion: a copy that has got the prepare has to hear of it.
+decision leaves it undecided again. An abort is kept like a deletion: a copy that has the prepare has to get it.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ from headwater.store.runs import EMPTY_RUN, as_run, first_seqno, split_after
 from headwater.store.settling import blocks
 
 STEP_BYTES = 16 * 1024 * 1024
+EXPIRED_MAX = 256
+"""Documents of a vbucket that expire in one go."""
 SUPERSEDED_SHARE = 0.25
 """Compact a vbucket when this share of its changes is superseded."""
 _START = Seqno(0)
@@ -80,7 +85,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a step came to."""
+    """The result of one step."""
 
     changes: list[Change]
     reached_seqno: Seqno | None
@@ -260,7 +265,7 @@ def _filter_part(
 
 
 def _needed_prepares(bucket: Bucket, vbucket: int, run: Bytes, history_start: int) -> Column:
-    """The seqnos, ascending, of prepares that are undecided, or were when the window began. Others need not be told."""
+    """The seqnos, ascending, of prepares that are undecided, or were when the window began."""
     if not len(sync_frames(run)[0]):
         return NO_PREPARES
     undecided = np.array([prepare.seqno for prepare in bucket.prepares.of(vbucket)], dtype=np.uint64)
@@ -282,7 +287,7 @@ def _settled_seqno(bucket: Bucket, vbucket: int) -> int:
 
 @kernel_part
 def _written_cas(run: Bytes, at: int) -> int:
-    """The CAS of a change, which tells when it was written. A commit has that of its prepare, which may be long ago."""
+    """The CAS of a change, which says when it was written. A commit has that of its prepare, which may be long ago."""
     return load_u64(run, at + 16) if load_u32(run, at + 12) == 0 else u64(0)
 
 
@@ -352,7 +357,7 @@ def _find_bases(
 def _is_sync_frame_needed(
     run: Bytes, at: int, prepares: Column, history_start: int, window_start: int, purge_before_s: int
 ) -> bool:
-    """Whether a prepare or an abort has to stay. An abort's CAS tells when it was written."""
+    """Whether a prepare or an abort has to stay. An abort's CAS says when it was written."""
     seqno = load_u64(run, at + 24)
     if run[at + 1] == PREPARE:
         return bool(seqno > history_start or _is_member(prepares, seqno))
@@ -411,21 +416,19 @@ def _filter(
     return to, gone, superseded, purge_seqno
 
 
-# Expiry: documents whose time has come become expirations, whether somebody asks for them or not.
-
-
-DOCUMENTS_MAX = 256
-"""Documents of a vbucket in one go."""
+# --- expiry -------------------------------------------------------------------------------------------------------
+#
+# Documents whose time has come become expirations, whether a client reads them or not.
 
 
 def expire_documents(bucket: Bucket, vbucket: int) -> int:
     """Let expired documents of a vbucket go, up to a bound. Returns how many went."""
     went = 0
-    for entry in bucket.index.expired(vbucket, now_s=bucket.environment.now_s(), entries_max=DOCUMENTS_MAX):
+    for entry in bucket.index.expired(vbucket, now_s=bucket.environment.now_s(), entries_max=EXPIRED_MAX):
         document = bucket.read(vbucket, entry)
         if bucket.manifest.collection_by_id(document.collection_id) is None:
-            # Its collection is gone, of which nothing may be told any more. Compaction drops it; until then it is not
-            # to be found here again.
+            # Its collection was dropped, and no more changes of that may be stored. Compaction drops the document;
+            # until then it is not to be found here again.
             key = as_run(encode_collection_id(document.collection_id) + document.key)
             bucket.index.put(vbucket, key, replace(entry, expiry=0))
         elif bucket.prepares.find(vbucket, document.collection_id, document.key) is None:

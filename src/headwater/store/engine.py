@@ -1,7 +1,7 @@
 """What the store needs of an engine: a few ordered tables, atomic durable writes, and views that do not change.
 
-The engine is the only part of the store that touches a disk. LMDB is the one for real data (`lmdb_engine`); the
-simulation has its own.
+The engine is the only part of the store that touches a disk. LMDB is the one for real data (`lmdb_engine`);
+`MemoryEngine` serves tests, and the simulation puts its disk on top of it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-# An engine that keeps its tables in memory: for warming up, for tests, and as the ground of the simulated disk.
+# --- tables in memory ---------------------------------------------------------------------------------------------
 
 
 Rows = dict[Table, dict[bytes, bytes]]
@@ -80,31 +80,31 @@ Keys = dict[Table, list[bytes]]
 
 
 class MemoryEngine:
-    """Tables as sorted keys beside a dictionary. They are copied when they change while somebody looks at them."""
+    """Tables as sorted keys beside a dictionary. They are copied when they change while a view of them is open."""
 
     was_left_alone = True
 
     def __init__(self) -> None:
         self._rows: Rows = {table: {} for table in Table}
         self._keys: Keys = {table: [] for table in Table}
-        self._lookers = 0
+        self._open_views = 0
         """Views of the tables as they are now."""
 
     @contextmanager
     def view(self) -> Iterator[View]:
         rows, keys = self._rows, self._keys
-        self._lookers += 1
+        self._open_views += 1
         try:
             yield _MemoryView(rows, keys)
         finally:
             if rows is self._rows:
-                self._lookers -= 1
+                self._open_views -= 1
 
     def write(self, changes: Sequence[Change]) -> None:
-        if self._lookers:
+        if self._open_views:
             self._rows = {table: dict(rows) for table, rows in self._rows.items()}
             self._keys = {table: list(keys) for table, keys in self._keys.items()}
-            self._lookers = 0
+            self._open_views = 0
         for change in changes:
             rows, keys = self._rows[change.table], self._keys[change.table]
             if isinstance(change, Put):

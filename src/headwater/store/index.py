@@ -12,6 +12,8 @@ every vbucket. A slot has six words:
 There is no location: a change is found by its seqno, in the commit while that is young and in the vbucket's blocks
 later. So neither settling nor compaction has to touch the index. Deleted documents stay in it, for their revision,
 until they are purged. It is rebuilt from the stored frames when a bucket is opened.
+
+The bucket and the kernels of the store read and write slots; no module outside the store does.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class Index:
         """
         capacity = int(self.tables[vbucket, CAPACITY])
         forgotten = _clear_seqnos(self.slots, self.tables, vbucket, np.sort(seqnos))
-        # Free slots in the middle would hide the entries behind them, so the rest is entered anew.
+        # Free slots in the middle would hide the entries behind them, so the rest is entered again.
         if forgotten:
             self._resize(vbucket, capacity)
         return int(forgotten)
@@ -145,7 +147,7 @@ class Index:
         return locked
 
     def lock_again(self, vbucket: int, locked: Column) -> None:
-        """Mark documents that were locked before the table was made anew, if they are what they were."""
+        """Mark documents that were locked before the table was rebuilt, if they have not changed since."""
         base, capacity, _ = self.tables[vbucket].tolist()
         for high, low, seqno in locked[:, : SEQNO + 1]:
             slot = probe(self.slots, base, capacity, high, low) if capacity else -1

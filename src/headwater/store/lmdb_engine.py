@@ -2,7 +2,7 @@
 
 The file `owner` is locked by the process that has the folder. When it is closed in order, it is left with which file
 the data was and when that file was last changed. No copy of the folder and no copy laid over it fits that: the system
-sets the time of a change, and lets nobody choose it. So whoever opens the data can tell.
+sets the time of a change, and no program can choose it. So a copy is noticed when it is opened.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check_pages(path: Path, tables: Collection[str]) -> None:
     """Raise `DataDamaged` where LMDB could not read a file without harm. A file that is not there yet is sound.
 
     `tables` are those that are to be opened: one that is missing while there is another of an unknown name has lost its
-    name, and would be made anew and empty.
+    name, and would be created again, empty.
     """
     if lmdb.version()[:2] != (0, 9) or sys.byteorder != "little" or sys.maxsize < 2**32:
         return  # Other builds have other pages.
@@ -86,7 +86,7 @@ def check_pages(path: Path, tables: Collection[str]) -> None:
 
 
 class _Damage(Exception):
-    """What is wrong, for `check_pages` to tell."""
+    """What is wrong, for `check_pages` to report."""
 
 
 @dataclass(slots=True)
@@ -353,7 +353,7 @@ class LmdbEngine:
         if hasattr(self, "_environment"):
             self._environment.close()
             if self.was_left_alone or self._was_written:
-                # A copy that nobody has opened as a bucket stays one: a start may be given up before that.
+                # A copy that was never opened as a bucket stays one: a start may be given up before that.
                 _note_identity(self._lock, self._folder / _FILE)
         os.close(self._lock)
         self._lock = None

@@ -1,9 +1,9 @@
-"""Making, opening and closing buckets.
+"""Making, opening and closing buckets: the node does so when it starts and stops.
 
-Opening reads the facts, takes what the journal still holds, and rebuilds the index from the stored changes. A bucket
-that was not closed in order gets a new branch in the failover log of every active vbucket: what it had promised to
-somebody just before it died can't be known. So does one that is a copy, or was brought back from one: its original may
-have gone on, and given the seqnos that come next to other changes.
+Opening reads the facts, takes what the journal still holds, and rebuilds the index from the stored changes; it checks
+every frame, so that the rest of the store can trust them. A bucket that was not closed in order gets a new branch in
+the failover log of every active vbucket: what it had answered just before it died can't be known. So does one that is a
+copy, or was brought back from one: its original may have gone on, and given the seqnos that come next to other changes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a replica takes in: snapshots and changes that another node has made, under the seqnos that it gave them.
 
-What is stored is what a producer sends to a consumer that has asked for collections, extended attributes, delete times
+The node's consumer calls it with what its streams bring. What is stored is what a producer sends to a consumer that has asked for collections, extended attributes, delete times
 and the expiry opcode; only the opaque differs. So a run of received changes is checked and copied into the pending
 commit by a kernel, and entered in the index like a run that is read back from disk. A change in any other form is
-decoded and written anew (`receive_change`).
+decoded and encoded again (`receive_change`).
 
 Nothing is taken that has not been checked: sound frames of this vbucket, seqnos that rise inside the snapshot, keys and
 values within their limits. `SnapshotViolation` and `MalformedMessage` say what was wrong; what came before it is taken.
@@ -132,7 +132,7 @@ def begin_snapshot(
 
 
 def advance_seqno(bucket: Bucket, vbucket: int, seqno: Seqno) -> int:
-    """The vbucket is at this seqno, whose change is not sent to anybody. Returns the commit that makes that durable."""
+    """The vbucket is at this seqno, whose change is not sent. Returns the commit that makes that durable."""
     facts = replace(_facts(bucket, vbucket), high_seqno_floor=seqno)
     bucket.vbuckets.high_seqnos[vbucket] = seqno
     bucket.pending.advanced_seqnos[vbucket] = seqno
@@ -171,13 +171,13 @@ def receive_run(bucket: Bucket, vbucket: int, run: Bytes, *, end_seqno: Seqno) -
 
 def receive_change(bucket: Bucket, vbucket: int, change: Change, *, end_seqno: Seqno) -> None:
     """Take a change that has to be brought into the stored form."""
-    _check_place(bucket, vbucket, change, end_seqno)
+    _check_seqno(bucket, vbucket, change, end_seqno)
     _append(bucket, vbucket, _stored_form(bucket, change).encode(), change.seqno)
 
 
 def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seqno: Seqno) -> ManifestUid:
     """Take a system event. Returns the uid of the manifest that the vbucket is at with it."""
-    _check_place(bucket, vbucket, message, end_seqno)
+    _check_seqno(bucket, vbucket, message, end_seqno)
     event = decode_event(message)
     encoded = encode_stored_event(event)
     stored = SystemEvent(
@@ -189,7 +189,7 @@ def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seq
     return event.manifest_uid
 
 
-def _check_place(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end_seqno: Seqno) -> None:
+def _check_seqno(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end_seqno: Seqno) -> None:
     if change.vbucket != vbucket:
         raise MalformedMessage(f"a change of vbucket {change.vbucket} in a stream of vbucket {vbucket}", offset=6)
     high = int(bucket.vbuckets.high_seqnos[vbucket])

@@ -1,7 +1,7 @@
 """Runs: stored changes as they lie in commits and blocks, whole frames one behind the other.
 
 The frames are DCP's own, as a collection-aware consumer gets them: mutations, deletions (version 2), expirations,
-system events, prepares and aborts, with opaque 0 but for commits (`prepares` tells of these). The first number of a
+system events, prepares and aborts, with opaque 0 but for commits (see `prepares`). The first number of a
 frame's extras is always its seqno. The kernels here walk runs; what they are given was written by the store or checked
 when it was received or opened (`is_sound`, `group_starts_of`), so the others trust the lengths.
 """

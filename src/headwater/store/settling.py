@@ -1,9 +1,12 @@
-"""Settling: young commits become blocks of the vbuckets they touch.
+"""Settling: young commits become blocks of the vbuckets they touch. And taking changes back out of blocks.
 
-A commit holds a little of many vbuckets, a block much of one. Settling takes the commits there are, gathers what they
-hold of each vbucket and appends it to the vbucket's last block until that is large enough, then begins another. It goes
-in steps of a few vbuckets, each one durable write, so that no writer waits long; the journal is cleared after the
-last. A crash in between leaves changes both in blocks and in the journal, which opening sees by their seqnos.
+The commit loop settles; handlers and consumers roll back, remove and flush. Everything here but `abandon` needs the
+bucket at rest: no commit may be written meanwhile.
+
+A commit holds a little of many vbuckets, a block much of one. Settling takes the young commits, gathers what they hold
+of each vbucket and appends it to the vbucket's last block until that is large enough, then begins another. It goes in
+steps of a few vbuckets, each one durable write, so that no writer waits long; the journal is cleared after the last. A
+crash in between leaves changes both in blocks and in the journal, which opening sees by their seqnos.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class Settling:
         yield [*changes, *(Delete(Table.JOURNAL, commit_key(commit.number)) for commit in self._commits)]
 
     def finish(self) -> None:
-        """All steps are durable: let go of the commits."""
+        """All steps are durable: drop the commits from memory."""
         for commit in self._commits:
             del self._bucket.young[commit.number]
 
@@ -100,7 +103,7 @@ def settle_vbucket(view: View, vbucket: int, commits: list[Commit]) -> list[Chan
     merged: list[Bytes] = []
     changes: list[Change] = []
     # Blocks up to twice the size of what comes behind them are taken along. So there are few small blocks, and a change
-    # is written anew only a few times before its block is full, however little is settled at a time.
+    # is written again only a few times before its block is full, however little is settled at a time.
     while last is not None and last[0] >= start and len(last[1]) < BLOCK_BYTES_TARGET and len(last[1]) <= 2 * size:
         merged.insert(0, as_run(last[1]))
         changes.append(Delete(Table.BLOCKS, last[0]))
@@ -117,9 +120,9 @@ def blocks(vbucket: int, run: Bytes) -> Iterator[Put]:
         run = run[cut:]
 
 
-# Taking changes back: rollback of a vbucket, removal of one, and what is done when a commit can't be written.
+# --- taking changes back ------------------------------------------------------------------------------------------
 #
-# All three first bring the bucket to rest, everything durable and settled, so that only blocks have to be changed.
+# Rollback, removal and flush first make everything durable and settle it, so that only blocks have to be changed.
 
 
 def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = False) -> Seqno:
@@ -212,7 +215,7 @@ def abandon(bucket: Bucket) -> list[int]:
         bucket.vbuckets.set_facts(vbucket, None if encoded is None else VBucketFacts.decode(encoded))
         changed = bucket.vbuckets.high_seqnos[vbucket] != bucket.vbuckets.durable_seqnos[vbucket]
         if encoded is not None and changed:
-            # Locks are not stored, and what happened is not the fault of those who hold them.
+            # Locks are not stored, and a disk that fails is no reason to take them from their holders.
             locked = bucket.index.locked(vbucket)
             _reload(bucket, vbucket)
             bucket.index.lock_again(vbucket, locked)

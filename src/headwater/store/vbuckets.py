@@ -115,10 +115,10 @@ class VBuckets:
         return cas
 
 
-# The collections that a vbucket itself has heard of: what its stored system events add up to.
+# --- the system events of a vbucket -------------------------------------------------------------------------------
 #
-# The bucket has one manifest, and an active vbucket tells every change of it as system events. A copy gets them with
-# the stream, so it may be behind the bucket's manifest, and ahead of it, too.
+# The bucket has one manifest, and an active vbucket stores every change of it as system events. A copy gets them with
+# its stream, so it may be behind the bucket's manifest, and ahead of it, too.
 
 
 def encode_stored_event(event: Event) -> EncodedEvent:

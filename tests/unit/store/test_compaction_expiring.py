@@ -105,7 +105,7 @@ def test_a_document_that_was_written_again_lives_on(bucket: Bucket, clock: Clock
 
 
 def test_one_go_is_bounded(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "DOCUMENTS_MAX", 10)
+    monkeypatch.setattr(compaction, "EXPIRED_MAX", 10)
     for number in range(25):
         put(bucket, 0, b"k%d" % number, expiry=1)
     assert [expire_documents(bucket, 0) for _ in range(4)] == [10, 10, 5, 0]
@@ -130,7 +130,7 @@ def test_attributes_of_the_system_outlive_the_document(bucket: Bucket) -> None:
 
 
 def test_nothing_is_told_of_a_collection_that_was_dropped(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "DOCUMENTS_MAX", 4)
+    monkeypatch.setattr(compaction, "EXPIRED_MAX", 4)
     fruit = Manifest().with_collection("_default", "fruit")
     bucket.set_manifest(fruit)
     for number in range(6):

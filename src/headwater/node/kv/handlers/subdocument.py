@@ -53,7 +53,7 @@ def look_up_one(context: Context, request: SubdocGet) -> SubdocResponse:
     doc_flags = request.doc_flags or _NO_FLAGS
     document = _document_to_read(context, request, doc_flags)
     outcome = engine.lookup_one(document, spec, doc_flags)
-    if isinstance(outcome, engine.Refused):
+    if isinstance(outcome, engine.SubdocRefused):
         raise RequestRefused(outcome.status, outcome.reason)
     assert document is not None, "without a document there is nothing to look up"
     return context.reply(SubdocResponse, status=outcome.status, cas=document.cas, value=outcome.value)
@@ -63,13 +63,13 @@ def look_up(context: Context, request: MultiLookup) -> MultiLookupResponse:
     doc_flags = request.doc_flags or _NO_FLAGS
     document = _document_to_read(context, request, doc_flags)
     outcome = engine.lookup_in(document, request.specs, doc_flags)
-    if isinstance(outcome, engine.Refused):
+    if isinstance(outcome, engine.SubdocRefused):
         raise RequestRefused(outcome.status, outcome.reason)
     assert document is not None, "without a document there is nothing to look up"
     return context.reply(MultiLookupResponse, status=outcome.status, cas=document.cas, results=outcome.results)
 
 
-def _document_to_read(context: Context, request: DocumentRequest, doc_flags: DocFlags) -> engine.Document | None:
+def _document_to_read(context: Context, request: DocumentRequest, doc_flags: DocFlags) -> engine.SubdocDocument | None:
     _check_datatype(context)
     state = VBucketState.REPLICA if doc_flags & DocFlags.REPLICA_READ else VBucketState.ACTIVE
     place = place_of(context, request, state=state)
@@ -86,7 +86,7 @@ def mutate_one(context: Context, request: SubdocGet) -> SubdocResponse:
     place, entry = _place_to_write(context, request, doc_flags)
     document = None if entry is None else _for_engine(place, entry)
     outcome = engine.mutate_one(document, spec, doc_flags)
-    if isinstance(outcome, engine.Refused):
+    if isinstance(outcome, engine.SubdocRefused):
         raise RequestRefused(outcome.status, outcome.reason)
     written = _write(context, request, place, outcome, over=document)
     return context.reply(
@@ -103,7 +103,7 @@ def mutate(context: Context, request: MultiMutation) -> MultiMutationResponse:
     place, entry = _place_to_write(context, request, doc_flags)
     document = None if entry is None else _for_engine(place, entry)
     outcome = engine.mutate_in(document, request.specs, doc_flags)
-    if isinstance(outcome, engine.Refused):
+    if isinstance(outcome, engine.SubdocRefused):
         raise RequestRefused(outcome.status, outcome.reason)
     if isinstance(outcome, engine.PathFailed):
         return context.reply(MultiMutationResponse, status=outcome.status, results=outcome.results)
@@ -140,7 +140,7 @@ def _write(
     place: Place,
     outcome: engine.Mutated,
     *,
-    over: engine.Document | None,
+    over: engine.SubdocDocument | None,
 ) -> Written:
     value = partial(_filled, outcome.value)
     if outcome.deleted:
@@ -173,12 +173,12 @@ def _check_datatype(context: Context) -> None:
         )
 
 
-def _for_engine(place: Place, entry: Entry) -> engine.Document:
+def _for_engine(place: Place, entry: Entry) -> engine.SubdocDocument:
     document, bucket = place.read(entry), place.bucket
     facts = bucket.vbuckets.facts[place.vbucket]
     assert facts is not None, "only documents of vbuckets that exist are read"
     clock_ns = max(bucket.environment.now_ns(), int(bucket.vbuckets.max_cas[place.vbucket]))
-    return engine.Document(
+    return engine.SubdocDocument(
         value=document.value,
         datatype=document.datatype,
         cas=shown_cas(place, entry),

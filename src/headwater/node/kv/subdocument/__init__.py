@@ -1,28 +1,28 @@
 """The sub-document engine: pure functions that look up and change parts of a JSON document by path.
 
-`execute` runs whole requests; the command handler brings the document and writes what comes out. `lookup` and
-`mutation` hold the operations, `path` their syntax, and `json_text` the text they work on.
+`execute` runs whole requests; the handlers bring the document and write what comes out. `requests` checks what was
+asked, `json_text` has paths and lookups, `mutation` the changes, `virtual_xattrs` what is not stored in the document.
 """
 
 from headwater.node.kv.subdocument.execute import (
     LookedUp,
     Mutated,
     PathFailed,
-    Refused,
+    SubdocRefused,
     lookup_in,
     lookup_one,
     mutate_in,
     mutate_one,
 )
-from headwater.node.kv.subdocument.virtual_xattrs import Document, NewValue, WriteMacro
+from headwater.node.kv.subdocument.virtual_xattrs import NewValue, SubdocDocument, WriteMacro
 
 __all__ = [
-    "Document",
     "LookedUp",
     "Mutated",
     "NewValue",
     "PathFailed",
-    "Refused",
+    "SubdocDocument",
+    "SubdocRefused",
     "WriteMacro",
     "lookup_in",
     "lookup_one",

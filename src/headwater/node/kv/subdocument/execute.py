@@ -17,8 +17,14 @@ from headwater.node.kv.subdocument.json_text import (
     SubdocFailure,
 )
 from headwater.node.kv.subdocument.mutation import DocumentTexts, Draft
-from headwater.node.kv.subdocument.requests import COMMANDS, Scope, check_many, check_one, spec_path
-from headwater.node.kv.subdocument.virtual_xattrs import PREFIX, Document, MacroExpansion, NewValue, virtual_xattr_text
+from headwater.node.kv.subdocument.requests import COMMANDS, CommandScope, check_many, check_one, spec_path
+from headwater.node.kv.subdocument.virtual_xattrs import (
+    PREFIX,
+    MacroExpansion,
+    NewValue,
+    SubdocDocument,
+    virtual_xattr_text,
+)
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import (
     DocFlags,
@@ -33,14 +39,14 @@ from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, encode_xattrs
 
 _NO_FLAGS = DocFlags(0)
-_EMPTY = Document(value=b"", datatype=Datatype.RAW)
+_EMPTY = SubdocDocument(value=b"", datatype=Datatype.RAW)
 _ARRAY_COMMANDS = frozenset(
     {Opcode.SUBDOC_ARRAY_PUSH_LAST, Opcode.SUBDOC_ARRAY_PUSH_FIRST, Opcode.SUBDOC_ARRAY_ADD_UNIQUE}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class SubdocRefused:
     """The request as a whole ends in this status; there are no results by path."""
 
     status: Status
@@ -88,14 +94,14 @@ class Mutated:
 
 
 def lookup_in(
-    document: Document | None, specs: Sequence[LookupSpec], doc_flags: DocFlags = _NO_FLAGS
-) -> LookedUp | Refused:
+    document: SubdocDocument | None, specs: Sequence[LookupSpec], doc_flags: DocFlags = _NO_FLAGS
+) -> LookedUp | SubdocRefused:
     """Looks up all paths of a request. `document` is None where there is none, and may be a tombstone."""
     try:
         check_many(specs, doc_flags, mutates=False)
         texts = _readable(document, doc_flags)
     except SubdocFailure as failure:
-        return Refused(status=failure.status, reason=failure.reason)
+        return SubdocRefused(status=failure.status, reason=failure.reason)
     results = tuple(_result(texts, spec) for spec in specs)
     is_tombstone = texts.document.deleted
     if all(result.status == Status.SUCCESS for result in results):
@@ -105,18 +111,20 @@ def lookup_in(
     return LookedUp(status=status, results=results)
 
 
-def lookup_one(document: Document | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS) -> LookupResult | Refused:
+def lookup_one(
+    document: SubdocDocument | None, spec: LookupSpec, doc_flags: DocFlags = _NO_FLAGS
+) -> LookupResult | SubdocRefused:
     """Looks up the path of a single-path request. The status of the result is that of the response."""
     try:
         check_one(spec, doc_flags, mutates=False)
         texts = _readable(document, doc_flags)
         value = _look_up(texts, spec)
     except SubdocFailure as failure:
-        return Refused(status=failure.status, reason=failure.reason)
+        return SubdocRefused(status=failure.status, reason=failure.reason)
     return LookupResult(status=_success(is_tombstone=texts.document.deleted), value=value)
 
 
-def _readable(document: Document | None, doc_flags: DocFlags) -> DocumentTexts:
+def _readable(document: SubdocDocument | None, doc_flags: DocFlags) -> DocumentTexts:
     visible = _visible(document, doc_flags)
     if visible is None:
         raise SubdocFailure(Status.KEY_ENOENT)
@@ -149,27 +157,31 @@ def _look_up(texts: DocumentTexts, spec: LookupSpec) -> bytes:
 
 
 def mutate_in(
-    document: Document | None, specs: Sequence[MutationSpec], doc_flags: DocFlags = _NO_FLAGS
-) -> Mutated | PathFailed | Refused:
+    document: SubdocDocument | None, specs: Sequence[MutationSpec], doc_flags: DocFlags = _NO_FLAGS
+) -> Mutated | PathFailed | SubdocRefused:
     """Applies all mutations of a request, or none. `document` is None where there is none, and may be a tombstone."""
     try:
         check_many(specs, doc_flags, mutates=True)
         return _mutate(document, specs, doc_flags)
     except SubdocFailure as failure:
-        return Refused(status=failure.status, reason=failure.reason)
+        return SubdocRefused(status=failure.status, reason=failure.reason)
 
 
-def mutate_one(document: Document | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS) -> Mutated | Refused:
+def mutate_one(
+    document: SubdocDocument | None, spec: MutationSpec, doc_flags: DocFlags = _NO_FLAGS
+) -> Mutated | SubdocRefused:
     """Applies the mutation of a single-path request. Where it fails, its status is that of the response."""
     try:
         check_one(spec, doc_flags, mutates=True)
         outcome = _mutate(document, (spec,), doc_flags)
     except SubdocFailure as failure:
-        return Refused(status=failure.status, reason=failure.reason)
-    return Refused(status=outcome.path_status) if isinstance(outcome, PathFailed) else outcome
+        return SubdocRefused(status=failure.status, reason=failure.reason)
+    return SubdocRefused(status=outcome.path_status) if isinstance(outcome, PathFailed) else outcome
 
 
-def _mutate(document: Document | None, specs: Sequence[MutationSpec], doc_flags: DocFlags) -> Mutated | PathFailed:
+def _mutate(
+    document: SubdocDocument | None, specs: Sequence[MutationSpec], doc_flags: DocFlags
+) -> Mutated | PathFailed:
     current = _visible(document, doc_flags)
     _check_existence(current, doc_flags)
     before = _blank(specs, doc_flags) if current is None else current
@@ -196,7 +208,7 @@ def _mutate(document: Document | None, specs: Sequence[MutationSpec], doc_flags:
     )
 
 
-def _check_existence(current: Document | None, doc_flags: DocFlags) -> None:
+def _check_existence(current: SubdocDocument | None, doc_flags: DocFlags) -> None:
     if current is None:
         if not doc_flags & (DocFlags.MKDOC | DocFlags.ADD):
             raise SubdocFailure(Status.KEY_ENOENT)
@@ -206,16 +218,16 @@ def _check_existence(current: Document | None, doc_flags: DocFlags) -> None:
         raise SubdocFailure(CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is alive")
 
 
-def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> Document:
-    """What a new document starts as: the first path tells whether an object or an array will have it."""
+def _blank(specs: Sequence[MutationSpec], doc_flags: DocFlags) -> SubdocDocument:
+    """What a new document starts as: the first path decides whether it is an object or an array."""
     if doc_flags & DocFlags.CREATE_AS_DELETED:
-        return Document(value=b"", datatype=Datatype.RAW, deleted=True)
-    by_path = [spec for spec in specs if COMMANDS[spec.opcode].scope is Scope.PATH]
+        return SubdocDocument(value=b"", datatype=Datatype.RAW, deleted=True)
+    by_path = [spec for spec in specs if COMMANDS[spec.opcode].scope is CommandScope.PATH]
     if not by_path:
         return _EMPTY
     first = by_path[0]
     is_array = first.path.startswith(b"[") or (not first.path and first.opcode in _ARRAY_COMMANDS)
-    return Document(value=b"[]" if is_array else b"{}", datatype=Datatype.JSON)
+    return SubdocDocument(value=b"[]" if is_array else b"{}", datatype=Datatype.JSON)
 
 
 def _encode(draft: Draft, macros: MacroExpansion, *, is_tombstone: bool) -> NewValue:
@@ -233,20 +245,20 @@ def _encode(draft: Draft, macros: MacroExpansion, *, is_tombstone: bool) -> NewV
     if len(encoded) > VALUE_BYTES_MAX:
         raise SubdocFailure(Status.E2BIG, f"a document has at most {VALUE_BYTES_MAX} bytes")
     encoded = macros.with_checksum(encoded, body=parts.body)
-    return NewValue(template=encoded, datatype=datatype, macros=macros.places(encoded))
+    return NewValue(template=encoded, datatype=datatype, macros=macros.positions(encoded))
 
 
 # --- both -----------------------------------------------------------------------------------------------------------
 
 
-def _visible(document: Document | None, doc_flags: DocFlags) -> Document | None:
+def _visible(document: SubdocDocument | None, doc_flags: DocFlags) -> SubdocDocument | None:
     if document is None or (document.deleted and not doc_flags & DocFlags.ACCESS_DELETED):
         return None
     return document
 
 
-def _sound_texts(document: Document) -> DocumentTexts:
-    """The texts of a document whose parts can be told apart; a damaged one refuses the request as a whole."""
+def _sound_texts(document: SubdocDocument) -> DocumentTexts:
+    """The texts of a document whose parts can be separated; a damaged one refuses the request as a whole."""
     texts = DocumentTexts(document)
     _ = texts.parts
     return texts

@@ -1,4 +1,9 @@
-"""How one operation, or a whole request, ends in a status other than success."""
+"""JSON as text with positions, the paths that lead into it, and the lookups.
+
+Positions say where the parts of a document stand, so that a change leaves every other byte as it was. Python's own JSON
+scanner walks over the values, so nothing here parses character by character, and numbers are never turned into Python
+numbers: their text is their meaning. Every function raises `SubdocFailure` with the status of the answer.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +22,12 @@ DELETED_DOCUMENT_CANT_HAVE_VALUE = Status(0xD7)
 
 
 class SubdocFailure(Exception):
-    """The status an operation ends in. It never leaves this package: callers get outcomes."""
+    """The status in which an operation or a whole request ends. It never leaves this package: callers get outcomes."""
 
     def __init__(self, status: Status, reason: str = "") -> None:
         self.status = status
         self.reason = reason
         super().__init__(reason or status.name)
-
-
-# JSON as text with positions: where its parts stand, so that a change leaves every other byte as it was.
-#
-# Python's own JSON scanner walks over the values, so nothing here parses character by character, and numbers are never
-# turned into Python numbers: their text is their meaning.
 
 
 LEVELS_MAX = 32
@@ -215,10 +214,11 @@ def compact(text: str) -> str:
     return "".join(_WITHOUT_SPACE.findall(text))
 
 
-# The path syntax: `name.name[0].name`, with `[-1]` for the last element and backticks around special names.
+# --- paths ----------------------------------------------------------------------------------------------------------
 #
-# A name must be escaped as inside a JSON string: `\"` for a quote. Dots and brackets inside backticks belong to the
-# name, and two backticks stand for one.
+# `name.name[0].name`, with `[-1]` for the last element and backticks around special names. A name must be escaped as
+# inside a JSON string: `\"` for a quote. Dots and brackets inside backticks belong to the name, and two backticks stand
+# for one.
 
 
 PATH_BYTES_MAX = 1024
@@ -293,10 +293,7 @@ def _without_backticks(name: str) -> str:
     return "`".join(part.replace("`", "") for part in name.split("``"))
 
 
-# Where a path leads in a document.
-
-
-class Place(NamedTuple):
+class Located(NamedTuple):
     """What a path leads to, or how far it leads."""
 
     value: Span | None
@@ -308,14 +305,14 @@ class Place(NamedTuple):
     components_found: int
 
 
-def locate(text: str, path: Path) -> Place:
+def locate(text: str, path: Path) -> Located:
     container = value = root(text)
     for components_found, component in enumerate(path):
         container, child = value, _child(text, value, component)
         if child is None:
-            return Place(None, container, components_found)
+            return Located(None, container, components_found)
         value = child
-    return Place(value, container, len(path))
+    return Located(value, container, len(path))
 
 
 def _child(text: str, container: Span, component: Component) -> Span | None:
@@ -323,7 +320,7 @@ def _child(text: str, container: Span, component: Component) -> Span | None:
         raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
     child = None
     if isinstance(component, str):
-        # Where a name stands twice, the last one counts, as it does for those who parse the whole document.
+        # Where a name stands twice, the last one counts, as it does for a parser of the whole document.
         for member in members(text, container.start):
             if member.name == component:
                 child = member.value
@@ -335,7 +332,7 @@ def _child(text: str, container: Span, component: Component) -> Span | None:
     return child
 
 
-# The lookups: what each gives back for one path of a document.
+# --- lookups --------------------------------------------------------------------------------------------------------
 
 
 def get(text: str, path: Path) -> str:

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 from headwater.node.kv.subdocument.json_text import (
     LAST,
     LEVELS_MAX,
+    Located,
     Path,
-    Place,
     Span,
     SubdocFailure,
     count,
@@ -34,7 +34,7 @@ from headwater.node.kv.subdocument.json_text import (
     values_text,
 )
 from headwater.node.kv.subdocument.requests import spec_path
-from headwater.node.kv.subdocument.virtual_xattrs import SYSTEM_XATTR_PREFIX, Document
+from headwater.node.kv.subdocument.virtual_xattrs import SYSTEM_XATTR_PREFIX, SubdocDocument
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages.subdocument import MutationSpec, PathFlags
 from headwater.protocol.status import Status
@@ -54,7 +54,7 @@ class Edit(NamedTuple):
     """What the client gets back; only a counter has something to say."""
 
 
-class Mutation(Protocol):
+class PathMutation(Protocol):
     """`create_parents` is the flag MKDIR_P: objects that are missing on the path are made."""
 
     def __call__(self, text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit: ...
@@ -64,42 +64,42 @@ class Mutation(Protocol):
 
 
 def dict_add(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
-    new, place = _prepare_store(text, path, value)
+    new, located = _prepare_store(text, path, value)
     _require_name(path)
-    if place.value is not None:
+    if located.value is not None:
         raise SubdocFailure(Status.SUBDOC_PATH_EEXISTS)
-    return Edit(_add_member(text, place, path, new, create_parents=create_parents))
+    return Edit(_add_member(text, located, path, new, create_parents=create_parents))
 
 
 def dict_upsert(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
-    new, place = _prepare_store(text, path, value)
+    new, located = _prepare_store(text, path, value)
     _require_name(path)
-    if place.value is not None:
-        return Edit(_splice(text, place.value, new))
-    return Edit(_add_member(text, place, path, new, create_parents=create_parents))
+    if located.value is not None:
+        return Edit(_splice(text, located.value, new))
+    return Edit(_add_member(text, located, path, new, create_parents=create_parents))
 
 
 def replace(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
-    new, place = _prepare_store(text, path, value)
-    if place.value is None:
+    new, located = _prepare_store(text, path, value)
+    if located.value is None:
         raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
-    return Edit(_splice(text, place.value, new))
+    return Edit(_splice(text, located.value, new))
 
 
 def remove(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
     _require_below_root(path)
-    place = locate(text, path)
-    if place.value is None:
+    located = locate(text, path)
+    if located.value is None:
         raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
-    start, last = place.container.start, path[-1]
+    start, last = located.container.start, path[-1]
     if isinstance(last, str):
         # A name that stands twice must be gone afterwards.
         return Edit(_without(text, ((member.item, member.name == last) for member in members(text, start))))
     neighbours = islice(elements(text, start), None if last == LAST else last + 2)
-    return Edit(_without(text, ((element, element == place.value) for element in neighbours)))
+    return Edit(_without(text, ((element, element == located.value) for element in neighbours)))
 
 
-def _prepare_store(text: str, path: Path, value: bytes) -> tuple[str, Place]:
+def _prepare_store(text: str, path: Path, value: bytes) -> tuple[str, Located]:
     _require_below_root(path)
     return value_text(value, levels=LEVELS_MAX - len(path)), locate(text, path)
 
@@ -119,18 +119,18 @@ def _require_name(path: Path) -> None:
 
 def array_push_last(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
     new = values_text(value, levels=LEVELS_MAX - len(path) - 1)
-    place = locate(text, path)
-    if place.value is None:
-        return Edit(_add_array(text, place, path, new, create_parents=create_parents))
-    return Edit(_append(text, _require_array(text, place.value), new))
+    located = locate(text, path)
+    if located.value is None:
+        return Edit(_add_array(text, located, path, new, create_parents=create_parents))
+    return Edit(_append(text, _require_array(text, located.value), new))
 
 
 def array_push_first(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
     new = values_text(value, levels=LEVELS_MAX - len(path) - 1)
-    place = locate(text, path)
-    if place.value is None:
-        return Edit(_add_array(text, place, path, new, create_parents=create_parents))
-    array = _require_array(text, place.value)
+    located = locate(text, path)
+    if located.value is None:
+        return Edit(_add_array(text, located, path, new, create_parents=create_parents))
+    array = _require_array(text, located.value)
     first = array.start + 1
     return Edit(_splice(text, Span(first, first), new if is_empty(text, array) else f"{new},"))
 
@@ -140,12 +140,12 @@ def array_insert(text: str, path: Path, value: bytes, *, create_parents: bool) -
     index = path[-1] if path else None
     if not isinstance(index, int) or index == LAST:
         raise SubdocFailure(Status.SUBDOC_PATH_EINVAL)
-    place = locate(text, path)
-    if place.value is not None:
-        start = place.value.start
+    located = locate(text, path)
+    if located.value is not None:
+        start = located.value.start
         return Edit(_splice(text, Span(start, start), f"{new},"))
-    if place.components_found == len(path) - 1 and index == count(text, place.container):
-        return Edit(_append(text, place.container, new))
+    if located.components_found == len(path) - 1 and index == count(text, located.container):
+        return Edit(_append(text, located.container, new))
     raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
 
 
@@ -153,10 +153,10 @@ def array_add_unique(text: str, path: Path, value: bytes, *, create_parents: boo
     new = value_text(value, levels=LEVELS_MAX - len(path) - 1)
     if new[0] in "{[":
         raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
-    place = locate(text, path)
-    if place.value is None:
-        return Edit(_add_array(text, place, path, new, create_parents=create_parents))
-    array = _require_array(text, place.value)
+    located = locate(text, path)
+    if located.value is None:
+        return Edit(_add_array(text, located, path, new, create_parents=create_parents))
+    array = _require_array(text, located.value)
     for start, end in elements(text, array.start):
         if text[start] in "{[":
             raise SubdocFailure(Status.SUBDOC_PATH_MISMATCH)
@@ -172,10 +172,10 @@ def _require_array(text: str, value: Span) -> Span:
     return value
 
 
-def _add_array(text: str, place: Place, path: Path, new: str, *, create_parents: bool) -> str:
+def _add_array(text: str, located: Located, path: Path, new: str, *, create_parents: bool) -> str:
     if not create_parents:
         raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
-    return _add_member(text, place, path, f"[{new}]", create_parents=True)
+    return _add_member(text, located, path, f"[{new}]", create_parents=True)
 
 
 # --- counters -------------------------------------------------------------------------------------------------------
@@ -183,21 +183,21 @@ def _add_array(text: str, place: Place, path: Path, new: str, *, create_parents:
 
 def counter(text: str, path: Path, value: bytes, *, create_parents: bool) -> Edit:
     delta = _delta(value)
-    place = locate(text, path)
-    if place.value is None:
-        return _new_counter(text, place, path, delta, create_parents=create_parents)
-    number = _int64(text[place.value.start : place.value.end]) + delta
+    located = locate(text, path)
+    if located.value is None:
+        return _new_counter(text, located, path, delta, create_parents=create_parents)
+    number = _int64(text[located.value.start : located.value.end]) + delta
     if not _INT64_MIN <= number <= _INT64_MAX:
         raise SubdocFailure(Status.SUBDOC_VALUE_CANTINSERT)
-    return Edit(_splice(text, place.value, str(number)), str(number))
+    return Edit(_splice(text, located.value, str(number)), str(number))
 
 
-def _new_counter(text: str, place: Place, path: Path, delta: int, *, create_parents: bool) -> Edit:
-    parent_is_missing = place.components_found < len(path) - 1
-    if (parent_is_missing and not create_parents) or text[place.container.start] != "{":
+def _new_counter(text: str, located: Located, path: Path, delta: int, *, create_parents: bool) -> Edit:
+    parent_is_missing = located.components_found < len(path) - 1
+    if (parent_is_missing and not create_parents) or text[located.container.start] != "{":
         raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
     _require_name(path)
-    return Edit(_add_member(text, place, path, str(delta), create_parents=True), str(delta))
+    return Edit(_add_member(text, located, path, str(delta), create_parents=True), str(delta))
 
 
 def _delta(value: bytes) -> int:
@@ -228,9 +228,9 @@ def _append(text: str, container: Span, item: str) -> str:
     return _splice(text, Span(closing, closing), item if is_empty(text, container) else f",{item}")
 
 
-def _add_member(text: str, place: Place, path: Path, new: str, *, create_parents: bool) -> str:
+def _add_member(text: str, located: Located, path: Path, new: str, *, create_parents: bool) -> str:
     """Puts the new value under what is missing of its path. Only objects are made on the way, never elements."""
-    missing = path[place.components_found :]
+    missing = path[located.components_found :]
     if len(missing) > 1 and not create_parents:
         raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
     names = [component for component in missing if isinstance(component, str)]
@@ -238,7 +238,7 @@ def _add_member(text: str, place: Place, path: Path, new: str, *, create_parents
         raise SubdocFailure(Status.SUBDOC_PATH_ENOENT)
     for name in reversed(names[1:]):
         new = f"{{{quote(name)}:{new}}}"
-    return _append(text, place.container, f"{quote(names[0])}:{new}")
+    return _append(text, located.container, f"{quote(names[0])}:{new}")
 
 
 def _without(text: str, items: Iterable[tuple[Span, bool]]) -> str:
@@ -266,7 +266,7 @@ def _without(text: str, items: Iterable[tuple[Span, bool]]) -> str:
     return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
-MUTATIONS: Mapping[Opcode, Mutation] = {
+MUTATIONS: Mapping[Opcode, PathMutation] = {
     Opcode.SUBDOC_DICT_ADD: dict_add,
     Opcode.SUBDOC_DICT_UPSERT: dict_upsert,
     Opcode.SUBDOC_DELETE: remove,
@@ -279,13 +279,13 @@ MUTATIONS: Mapping[Opcode, Mutation] = {
 }
 
 
-# A document's two texts, its body and its extended attributes, each checked once and only when it is needed.
+# --- a document's texts ---------------------------------------------------------------------------------------------
 
 
 class DocumentTexts:
-    """The texts that the paths of a request point into."""
+    """The two texts that the paths of a request point into, each checked once and only when it is needed."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: SubdocDocument) -> None:
         self.document = document
 
     @cached_property
@@ -305,11 +305,11 @@ class DocumentTexts:
         return document_text(b"{" + b",".join(pairs) + b"}")
 
 
-# A document in the making: the mutations of a request apply to it one after the other.
-
-
 class Draft:
-    """Holds its texts from one mutation to the next. The document it was made from is never touched."""
+    """A document in the making: the mutations of a request apply to it one after the other.
+
+    The document it was made from is never touched.
+    """
 
     def __init__(self, before: DocumentTexts) -> None:
         self._before = before

@@ -1,4 +1,4 @@
-"""What is wrong with a request before its document is looked at.
+"""Checking a sub-document request before its document is read: what each command takes, and what is wrong with one.
 
 A fault here refuses the request as a whole. The checks stand in Couchbase's order, because the order decides which
 status a request with several faults gets.
@@ -19,14 +19,11 @@ from headwater.protocol.messages.subdocument import SPECS_MAX, DocFlags, LookupS
 from headwater.protocol.numbers import XATTR_NAME_BYTES_MAX
 from headwater.protocol.status import Status
 
-# What each command of a sub-document request may be given, as a table.
-
-
 _LOOKUP_DOC_FLAGS = DocFlags.ACCESS_DELETED | DocFlags.REPLICA_READ
 _KEEPING = DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT
 
 
-class Scope(Enum):
+class CommandScope(Enum):
     """What of the document a command is about."""
 
     PATH = auto()
@@ -39,7 +36,7 @@ class Command:
     """What a command takes, and what it is about."""
 
     mutates: bool
-    scope: Scope = Scope.PATH
+    scope: CommandScope = CommandScope.PATH
     has_value: bool = False
     empty_path_allowed: bool = False
     path_flags: PathFlags = PathFlags.XATTR
@@ -62,20 +59,22 @@ _PUSH = Command(
 COMMANDS: Mapping[Opcode, Command] = {
     Opcode.GET: Command(
         mutates=False,
-        scope=Scope.WHOLE_BODY,
+        scope=CommandScope.WHOLE_BODY,
         empty_path_allowed=True,
         path_flags=PathFlags(0),
         doc_flags=_LOOKUP_DOC_FLAGS,
     ),
     Opcode.SET: Command(
         mutates=True,
-        scope=Scope.WHOLE_BODY,
+        scope=CommandScope.WHOLE_BODY,
         has_value=True,
         empty_path_allowed=True,
         path_flags=PathFlags(0),
         doc_flags=DocFlags.MKDOC | DocFlags.ADD,
     ),
-    Opcode.DELETE: Command(mutates=True, scope=Scope.WHOLE_BODY, empty_path_allowed=True, path_flags=PathFlags(0)),
+    Opcode.DELETE: Command(
+        mutates=True, scope=CommandScope.WHOLE_BODY, empty_path_allowed=True, path_flags=PathFlags(0)
+    ),
     Opcode.SUBDOC_GET: Command(mutates=False, doc_flags=_LOOKUP_DOC_FLAGS),
     Opcode.SUBDOC_EXISTS: Command(mutates=False, doc_flags=_LOOKUP_DOC_FLAGS),
     Opcode.SUBDOC_GET_COUNT: Command(mutates=False, empty_path_allowed=True, doc_flags=_LOOKUP_DOC_FLAGS),
@@ -101,7 +100,7 @@ COMMANDS: Mapping[Opcode, Command] = {
     Opcode.SUBDOC_COUNTER: Command(
         mutates=True, has_value=True, path_flags=PathFlags.XATTR | PathFlags.MKDIR_P, doc_flags=_CREATING
     ),
-    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Command(mutates=True, scope=Scope.XATTR_TO_BODY),
+    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Command(mutates=True, scope=CommandScope.XATTR_TO_BODY),
 }
 
 
@@ -186,7 +185,7 @@ def _check_spec(spec: Spec, doc_flags: DocFlags, *, mutates: bool) -> None:
     _check_flags(spec, command, doc_flags)
     if len(spec.path) > PATH_BYTES_MAX:
         raise SubdocFailure(Status.EINVAL, f"a path has at most {PATH_BYTES_MAX} bytes")
-    if command.scope is Scope.WHOLE_BODY and spec.path:
+    if command.scope is CommandScope.WHOLE_BODY and spec.path:
         raise SubdocFailure(Status.EINVAL, f"{spec.opcode.name} is about the whole document and takes no path")
     _check_xattr(spec, command)
     if not spec.path and not command.empty_path_allowed:
@@ -199,7 +198,7 @@ def _check_flags(spec: Spec, command: Command, doc_flags: DocFlags) -> None:
     # Plain integers, so that bits without a name count, too.
     if int(spec.flags) & ~int(command.path_flags):
         raise SubdocFailure(Status.EINVAL, f"{spec.opcode.name} does not know these path flags")
-    if command.scope is Scope.XATTR_TO_BODY and not spec.flags & PathFlags.XATTR:
+    if command.scope is CommandScope.XATTR_TO_BODY and not spec.flags & PathFlags.XATTR:
         raise SubdocFailure(Status.EINVAL, f"{spec.opcode.name} needs the path flag XATTR")
     if int(doc_flags) & ~int(command.doc_flags):
         raise SubdocFailure(Status.EINVAL, f"{spec.opcode.name} does not know these document flags")

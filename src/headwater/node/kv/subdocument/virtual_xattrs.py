@@ -1,4 +1,8 @@
-"""Virtual extended attributes: facts about a document that can be looked up as if they were stored with it."""
+"""Documents as the sub-document engine gets and gives them, with what is not stored in them.
+
+Virtual extended attributes are facts about a document that can be looked up as if they were stored with it; macros are
+values of extended attributes that the server fills in. Both may show a checksum of the body.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ from headwater.protocol.numbers import Cas, Seqno, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs
 
+# --- the checksum ---------------------------------------------------------------------------------------------------
+#
 # CRC-32C (Castagnoli), which `$document.value_crc32c` and its macro show.
 #
 # A checksum goes byte by byte, which is slow in Python. Long data is therefore laid out as lanes, side by side, and
@@ -75,7 +81,7 @@ def _after_lanes(state: int, data: bytes, lane_bytes: int) -> int:
     return state
 
 
-# What goes into the engine and what comes out of it: a document as it is, and its value as it will be.
+# --- a document as it is, and its value as it will be ---------------------------------------------------------------
 
 
 SYSTEM_XATTR_PREFIX = "_"
@@ -83,7 +89,7 @@ SYSTEM_XATTR_PREFIX = "_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class SubdocDocument:
     """A document or a tombstone, apart from where it is stored."""
 
     value: bytes
@@ -120,7 +126,7 @@ class WriteMacro(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewValue:
-    """The value after a mutation, all but the places where its own CAS and seqno belong."""
+    """The value after a mutation, but for its own CAS and seqno."""
 
     template: bytes
     """The encoded value: extended attributes first, if any. Placeholders are as long as what takes their place."""
@@ -140,6 +146,9 @@ class NewValue:
         return bytes(filled)
 
 
+# --- virtual attributes ---------------------------------------------------------------------------------------------
+
+
 PREFIX = "$"
 _NANOSECONDS = 10**9
 
@@ -153,7 +162,7 @@ def _datatype_names(datatype: Datatype) -> list[str]:
     return [str(bit.name).lower() for bit in bits if datatype & bit] or ["raw"]
 
 
-DOCUMENT_FIELDS: Mapping[str, Callable[[Document], object]] = {
+DOCUMENT_FIELDS: Mapping[str, Callable[[SubdocDocument], object]] = {
     "CAS": lambda document: _hex64(document.cas),
     "datatype": lambda document: _datatype_names(document.datatype),
     "deleted": lambda document: document.deleted,
@@ -169,7 +178,7 @@ DOCUMENT_FIELDS: Mapping[str, Callable[[Document], object]] = {
 }
 
 
-def virtual_xattr_text(document: Document, path: Path) -> str:
+def virtual_xattr_text(document: SubdocDocument, path: Path) -> str:
     """The text that a path into a virtual attribute is looked up in."""
     name = path[0]
     if name == "$document":
@@ -193,7 +202,7 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-# Macros: values of extended attributes that the server fills in.
+# --- macros ---------------------------------------------------------------------------------------------------------
 #
 # `"${Mutation.CAS}"` and its like speak of the write under way, `"${$document.CAS}"` and its like of the document as it
 # was before. The CAS and the seqno of a write are known only when it is applied; until then a placeholder of the same
@@ -216,7 +225,7 @@ def is_macro(value: bytes) -> bool:
 class MacroExpansion:
     """The macros of one request: what stands in for them, and where that ends up."""
 
-    def __init__(self, specs: Sequence[MutationSpec], document: Document) -> None:
+    def __init__(self, specs: Sequence[MutationSpec], document: SubdocDocument) -> None:
         macros = {spec.value for spec in specs if spec.flags & PathFlags.EXPAND_MACROS}
         self._expanded = {macro: text for macro in macros if (text := _expand_document_macro(macro, document))}
         if not macros.isdisjoint(_PLACEHOLDER_DIGITS):
@@ -238,7 +247,7 @@ class MacroExpansion:
             return encoded
         return encoded.replace(placeholder, b'"0x%08x"' % crc32c(body))
 
-    def places(self, encoded: bytes) -> tuple[tuple[WriteMacro, int], ...]:
+    def positions(self, encoded: bytes) -> tuple[tuple[WriteMacro, int], ...]:
         """Where the CAS and the seqno of the write belong in the encoded value."""
         return tuple(
             (macro, at)
@@ -248,7 +257,7 @@ class MacroExpansion:
         )
 
 
-def _expand_document_macro(macro: bytes, document: Document) -> bytes | None:
+def _expand_document_macro(macro: bytes, document: SubdocDocument) -> bytes | None:
     found = _DOCUMENT_MACRO.fullmatch(macro)
     if found is None:
         return None

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from headwater.node.kv.subdocument import (
-    Document,
     LookedUp,
     Mutated,
     NewValue,
     PathFailed,
-    Refused,
+    SubdocDocument,
+    SubdocRefused,
     WriteMacro,
     lookup_in,
     lookup_one,
@@ -63,13 +63,13 @@ XATTR_TO_BODY = Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR
 CAS = 0x17_8A_01_02_03_04_05_06
 
 
-def document(body: str = "{}", xattrs: dict[str, str] | None = None, **fields: object) -> Document:
+def document(body: str = "{}", xattrs: dict[str, str] | None = None, **fields: object) -> SubdocDocument:
     datatype = Datatype.JSON if body else Datatype.RAW
     value = body.encode()
     if xattrs:
         value = encode_xattrs(ValueParts({name: text.encode() for name, text in xattrs.items()}, value))
         datatype |= Datatype.XATTR
-    return Document(**{"value": value, "datatype": datatype, "cas": CAS, "seqno": 7, **fields})  # type: ignore[arg-type]
+    return SubdocDocument(**{"value": value, "datatype": datatype, "cas": CAS, "seqno": 7, **fields})  # type: ignore[arg-type]
 
 
 def look(opcode: Opcode, path: str = "", flags: PathFlags = NONE) -> LookupSpec:
@@ -89,7 +89,7 @@ def parts(value: NewValue) -> tuple[str, dict[str, str]]:
 
 
 def mutated(
-    before: Document | None, specs: Sequence[MutationSpec], flags: DocFlags = NO_DOC_FLAGS
+    before: SubdocDocument | None, specs: Sequence[MutationSpec], flags: DocFlags = NO_DOC_FLAGS
 ) -> tuple[str, dict[str, str]]:
     outcome = mutate_in(before, specs, flags)
     assert isinstance(outcome, Mutated), outcome
@@ -133,7 +133,7 @@ def test_lookup_in_goes_on_after_a_path_that_fails() -> None:
 
 
 def test_lookup_in_on_a_document_that_is_not_json() -> None:
-    binary = Document(value=b"\xff\x00", datatype=Datatype.RAW)
+    binary = SubdocDocument(value=b"\xff\x00", datatype=Datatype.RAW)
     outcome = lookup_in(binary, [look(GET, "$document.value_bytes", XATTR), look(GET, "a"), look(Opcode.GET)])
     assert isinstance(outcome, LookedUp)
     assert [result.status for result in outcome.results] == [
@@ -145,13 +145,13 @@ def test_lookup_in_on_a_document_that_is_not_json() -> None:
 
 
 def test_lookup_in_on_a_document_that_is_called_json_and_is_not() -> None:
-    outcome = lookup_one(Document(value=b"{]", datatype=Datatype.JSON), look(GET, "a"))
-    assert outcome == Refused(status=Status.SUBDOC_DOC_NOT_JSON)
+    outcome = lookup_one(SubdocDocument(value=b"{]", datatype=Datatype.JSON), look(GET, "a"))
+    assert outcome == SubdocRefused(status=Status.SUBDOC_DOC_NOT_JSON)
 
 
 def test_lookup_in_of_nothing() -> None:
-    assert lookup_in(None, [look(GET, "a")]) == Refused(status=Status.KEY_ENOENT)
-    assert lookup_one(None, look(GET, "a")) == Refused(status=Status.KEY_ENOENT)
+    assert lookup_in(None, [look(GET, "a")]) == SubdocRefused(status=Status.KEY_ENOENT)
+    assert lookup_one(None, look(GET, "a")) == SubdocRefused(status=Status.KEY_ENOENT)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_lookup_in_of_nothing() -> None:
         (look(GET, "name"), LookupResult(status=Status.SUCCESS, value=b'"Ada"')),
         (look(GET, "meta.by", XATTR), LookupResult(status=Status.SUCCESS, value=b'"me"')),
         (look(EXISTS, "name"), LookupResult(status=Status.SUCCESS)),
-        (look(EXISTS, "nope"), Refused(status=Status.SUBDOC_PATH_ENOENT)),
+        (look(EXISTS, "nope"), SubdocRefused(status=Status.SUBDOC_PATH_ENOENT)),
         (look(COUNT, ""), LookupResult(status=Status.SUCCESS, value=b"3")),
     ],
 )
-def test_lookup_one(spec: LookupSpec, expected: LookupResult | Refused) -> None:
+def test_lookup_one(spec: LookupSpec, expected: LookupResult | SubdocRefused) -> None:
     assert lookup_one(PERSON, spec) == expected
 
 
@@ -173,7 +173,7 @@ TOMBSTONE = document("", {"_sync": '{"rev":1}'}, deleted=True)
 
 def test_a_tombstone_is_seen_only_with_access_deleted() -> None:
     spec = look(GET, "_sync.rev", XATTR)
-    assert lookup_in(TOMBSTONE, [spec]) == Refused(status=Status.KEY_ENOENT)
+    assert lookup_in(TOMBSTONE, [spec]) == SubdocRefused(status=Status.KEY_ENOENT)
     result = LookupResult(status=Status.SUCCESS, value=b"1")
     assert lookup_in(TOMBSTONE, [spec], DocFlags.ACCESS_DELETED) == LookedUp(
         status=Status.SUBDOC_SUCCESS_DELETED, results=(result,)
@@ -193,7 +193,7 @@ def test_a_failed_path_of_a_tombstone() -> None:
 # --- virtual attributes ---------------------------------------------------------------------------------------------
 
 BODY_CRC32C = crc32c(b'{"a":1}')
-FACTS = Document(
+FACTS = SubdocDocument(
     value=document('{"a":1}', {"meta": "1", "_sys": "2"}).value,
     datatype=Datatype.JSON | Datatype.XATTR | Datatype.SNAPPY,
     cas=1_700_000_000_123_456_789,
@@ -235,7 +235,7 @@ FACTS = Document(
 def test_virtual_attribute(path: str, expected: str | Status) -> None:
     outcome = lookup_one(FACTS, look(GET, path, XATTR))
     if isinstance(expected, Status):
-        assert outcome == Refused(status=expected)
+        assert outcome == SubdocRefused(status=expected)
     else:
         assert outcome == LookupResult(status=Status.SUCCESS, value=expected.encode())
 
@@ -249,12 +249,14 @@ def test_the_whole_document_attribute() -> None:
 
 
 def test_virtual_attributes_of_plain_documents() -> None:
-    raw = Document(value=b"", datatype=Datatype.RAW, deleted=True)
+    raw = SubdocDocument(value=b"", datatype=Datatype.RAW, deleted=True)
     specs = [look(GET, "$document.datatype", XATTR), look(GET, "$document.deleted", XATTR), look(GET, "$XTOC", XATTR)]
     outcome = lookup_in(raw, specs, DocFlags.ACCESS_DELETED)
     assert isinstance(outcome, LookedUp)
     assert [result.value for result in outcome.results] == [b'["raw"]', b"true", b"[]"]
-    assert lookup_one(document(), look(GET, "$vbucket", XATTR)) == Refused(status=Status.SUBDOC_XATTR_UNKNOWN_VATTR)
+    assert lookup_one(document(), look(GET, "$vbucket", XATTR)) == SubdocRefused(
+        status=Status.SUBDOC_XATTR_UNKNOWN_VATTR
+    )
 
 
 def test_one_real_attribute_and_virtual_ones_go_together() -> None:
@@ -305,8 +307,8 @@ def test_mutate_one() -> None:
     outcome = mutate_one(document('{"n":1}'), change(COUNTER, "n", "1"))
     assert isinstance(outcome, Mutated)
     assert outcome.results == (MutationResult(index=0, status=Status.SUCCESS, value=b"2"),)
-    assert mutate_one(document(), change(REMOVE, "n")) == Refused(status=Status.SUBDOC_PATH_ENOENT)
-    assert mutate_one(None, change(UPSERT, "n", "1")) == Refused(status=Status.KEY_ENOENT)
+    assert mutate_one(document(), change(REMOVE, "n")) == SubdocRefused(status=Status.SUBDOC_PATH_ENOENT)
+    assert mutate_one(None, change(UPSERT, "n", "1")) == SubdocRefused(status=Status.KEY_ENOENT)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +348,7 @@ def test_mutate_one() -> None:
     ],
 )
 def test_mutate_in(
-    before: Document | None, specs: list[MutationSpec], flags: DocFlags, expected: tuple[str, dict[str, str]]
+    before: SubdocDocument | None, specs: list[MutationSpec], flags: DocFlags, expected: tuple[str, dict[str, str]]
 ) -> None:
     assert mutated(before, specs, flags) == expected
 
@@ -372,12 +374,12 @@ def test_a_new_document_is_reported_as_created() -> None:
             DocFlags.ACCESS_DELETED | DocFlags.REVIVE_DOCUMENT,
             CAN_ONLY_REVIVE_DELETED_DOCUMENTS,
         ),
-        (Document(value=b"\0", datatype=Datatype.XATTR), change(UPSERT, "a", "1"), DocFlags(0), Status.EINTERNAL),
+        (SubdocDocument(value=b"\0", datatype=Datatype.XATTR), change(UPSERT, "a", "1"), DocFlags(0), Status.EINTERNAL),
     ],
 )
-def test_existence(before: Document | None, spec: MutationSpec, flags: DocFlags, status: Status) -> None:
+def test_existence(before: SubdocDocument | None, spec: MutationSpec, flags: DocFlags, status: Status) -> None:
     for outcome in (mutate_in(before, [spec], flags), mutate_one(before, spec, flags)):
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, SubdocRefused)
         assert outcome.status == status
 
 
@@ -389,7 +391,7 @@ def test_the_datatype_follows_a_new_body() -> None:
 
 
 def test_a_body_that_is_not_json_is_left_alone() -> None:
-    binary = Document(value=b"\xff", datatype=Datatype.RAW | Datatype.SNAPPY)
+    binary = SubdocDocument(value=b"\xff", datatype=Datatype.RAW | Datatype.SNAPPY)
     assert mutate_in(binary, [change(UPSERT, "a", "1")]) == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
     outcome = mutate_in(binary, [change(UPSERT, "x", "1", XATTR)])
     assert isinstance(outcome, Mutated)
@@ -441,7 +443,7 @@ def test_a_tombstone_has_no_body() -> None:
     outcome = mutate_in(None, [change(UPSERT, "a", "1")], flags)
     assert outcome == PathFailed(index=0, path_status=Status.SUBDOC_DOC_NOT_JSON)
     outcome = mutate_in(TOMBSTONE, [change(XATTR_TO_BODY, "_sync", "", XATTR)], DocFlags.ACCESS_DELETED)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, SubdocRefused)
     assert outcome.status == DELETED_DOCUMENT_CANT_HAVE_VALUE
 
 
@@ -497,7 +499,7 @@ REFUSED_LOOKUPS: list[tuple[list[LookupSpec], DocFlags, Status]] = [
 @pytest.mark.parametrize(("specs", "flags", "status"), REFUSED_LOOKUPS)
 def test_refused_lookups(specs: list[LookupSpec], flags: DocFlags, status: Status) -> None:
     outcome = lookup_in(PERSON, specs, flags)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, SubdocRefused)
     assert outcome.status == status
     assert outcome.reason
     # What is wrong with the request shows before a missing document does.
@@ -547,7 +549,7 @@ REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
 @pytest.mark.parametrize(("specs", "flags", "status"), REFUSED_MUTATIONS)
 def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: Status) -> None:
     outcome = mutate_in(PERSON, specs, flags)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, SubdocRefused)
     assert outcome.status == status
     assert outcome.reason
     assert mutate_in(None, specs, flags) == outcome
@@ -555,7 +557,7 @@ def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: S
 
 def test_a_single_path_that_creates_a_tombstone_is_one_of_an_attribute() -> None:
     outcome = mutate_one(None, change(UPSERT, "a", "1"), DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, SubdocRefused)
     assert outcome.status == EINVAL
 
 
@@ -589,7 +591,7 @@ def test_every_command_has_its_operation() -> None:
 )
 def test_a_value_that_becomes_too_large(spec: MutationSpec) -> None:
     outcome = mutate_in(document(), [spec])
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, SubdocRefused)
     assert outcome.status == Status.E2BIG
 
 
@@ -631,7 +633,7 @@ def test_nothing_is_taken_for_a_placeholder() -> None:
         change(PUSH, "x", '"${$document.seqno}"', XATTR | MACROS),
         change(PUSH, "", looks_like_one[3]),
     ]
-    outcome = mutate_in(Document(value=before.value, datatype=before.datatype, seqno=4), specs)
+    outcome = mutate_in(SubdocDocument(value=before.value, datatype=before.datatype, seqno=4), specs)
     assert isinstance(outcome, Mutated)
     assert len(outcome.value.macros) == 1
     filled = decode_xattrs(outcome.value.fill(cas=0, seqno=9))

@@ -11,7 +11,7 @@ from headwater.node.kv.subdocument.json_text import COMPONENTS_MAX, LEVELS_MAX, 
 from headwater.node.kv.subdocument.mutation import (
     MUTATIONS,
     Edit,
-    Mutation,
+    PathMutation,
     array_add_unique,
     array_insert,
     array_push_first,
@@ -38,7 +38,7 @@ INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 Case = tuple[str, str, str, str | Status]
 
 
-def edit(mutation: Mutation, document: str, path: str, value: str = "", *, mkdir_p: bool = False) -> Edit | Status:
+def edit(mutation: PathMutation, document: str, path: str, value: str = "", *, mkdir_p: bool = False) -> Edit | Status:
     try:
         text = document_text(document.encode())
         edited = mutation(text, parse_path(path.encode()), value.encode(), create_parents=mkdir_p)
@@ -48,7 +48,7 @@ def edit(mutation: Mutation, document: str, path: str, value: str = "", *, mkdir
     return edited
 
 
-def after(mutation: Mutation, document: str, path: str, value: str, *, mkdir_p: bool = False) -> str | Status:
+def after(mutation: PathMutation, document: str, path: str, value: str, *, mkdir_p: bool = False) -> str | Status:
     edited = edit(mutation, document, path, value, mkdir_p=mkdir_p)
     return edited if isinstance(edited, Status) else edited.text
 
@@ -116,13 +116,15 @@ BOTH_DICT_MKDIR_P: list[Case] = [
 
 @pytest.mark.parametrize("mutation", [dict_add, dict_upsert])
 @pytest.mark.parametrize(("document", "path", "value", "expected"), BOTH_DICT)
-def test_dict_add_and_upsert(mutation: Mutation, document: str, path: str, value: str, expected: str | Status) -> None:
+def test_dict_add_and_upsert(
+    mutation: PathMutation, document: str, path: str, value: str, expected: str | Status
+) -> None:
     assert after(mutation, document, path, value) == expected
 
 
 @pytest.mark.parametrize("mutation", [dict_add, dict_upsert])
 @pytest.mark.parametrize(("document", "path", "value", "expected"), BOTH_DICT_MKDIR_P)
-def test_dict_mkdir_p(mutation: Mutation, document: str, path: str, value: str, expected: str | Status) -> None:
+def test_dict_mkdir_p(mutation: PathMutation, document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(mutation, document, path, value, mkdir_p=True) == expected
 
 
@@ -250,7 +252,7 @@ def test_push(document: str, path: str, value: str, last: str | Status, first: s
         ("[null]", "foo.bar", MISMATCH),
     ],
 )
-def test_array_mkdir_p(mutation: Mutation, document: str, path: str, expected: str | Status) -> None:
+def test_array_mkdir_p(mutation: PathMutation, document: str, path: str, expected: str | Status) -> None:
     assert after(mutation, document, path, "true", mkdir_p=True) == expected
 
 
@@ -418,13 +420,13 @@ def nested(levels: int, innermost: str = "") -> str:
         (array_add_unique, nested(31), "[0]" * 30, "1", nested(31, "1")),
     ],
 )
-def test_depth(mutation: Mutation, document: str, path: str, value: str, expected: str | Status) -> None:
+def test_depth(mutation: PathMutation, document: str, path: str, value: str, expected: str | Status) -> None:
     result = edit(mutation, document, path, value)
     assert (result if isinstance(result, Status) else result.text) == expected
 
 
 @pytest.mark.parametrize("mutation", [dict_add, dict_upsert, counter])
-def test_the_longest_path_is_made_whole(mutation: Mutation) -> None:
+def test_the_longest_path_is_made_whole(mutation: PathMutation) -> None:
     path = ".".join("a" * COMPONENTS_MAX)
     made = after(mutation, "{}", path, "1", mkdir_p=True)
     assert made == '{"a":' * COMPONENTS_MAX + "1" + "}" * COMPONENTS_MAX
@@ -450,13 +452,13 @@ PRECIOUS = '{ "big":12345678901234567890123, "f":1.10, "neg": -0, "e":"\\u00e9\\
         (counter, "a[0]", "1", "[ 1 ,", "[ 2 ,"),
     ],
 )
-def test_what_is_not_touched_keeps_its_text(mutation: Mutation, path: str, value: str, old: str, new: str) -> None:
+def test_what_is_not_touched_keeps_its_text(mutation: PathMutation, path: str, value: str, old: str, new: str) -> None:
     assert PRECIOUS.count(old) == 1
     assert after(mutation, PRECIOUS, path, value) == PRECIOUS.replace(old, new)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values())
-def test_a_value_that_is_not_utf8(mutation: Mutation) -> None:
+def test_a_value_that_is_not_utf8(mutation: PathMutation) -> None:
     with pytest.raises(SubdocFailure) as raised:
         mutation("{}", ("a",), b'"\xff"', create_parents=False)
     assert raised.value.status in (CANTINSERT, DELTA, ENOENT)
