@@ -156,7 +156,7 @@ def place(bucket: TailedBucket, tmp_path: Path) -> Path:
 
 
 def test_a_file_that_is_missing_or_damaged(bucket: TailedBucket, place: Path) -> None:
-    assert "'/missing' is no file, and no place to start from" in failed(bucket.url, "--from", "/missing")
+    assert "'/missing' is no file, and nothing to start from" in failed(bucket.url, "--from", "/missing")
     place.write_text(place.read_text()[:-20])
     assert f"{place}: the offsets can't be used: the text is not JSON" in failed(bucket.url, "--from", str(place))
     assert f"the checkpoint {place} is damaged" in failed(bucket.url, "--checkpoint", str(place))

@@ -64,7 +64,7 @@ class _Cluster:
         finally:
             coordinator.close()
 
-    def tell(self, sentence: str, **members: Any) -> None:
+    def report(self, sentence: str, **members: Any) -> None:
         click.echo(json.dumps(members) if self.as_json else sentence)
 
 
@@ -161,7 +161,7 @@ def init(on: _Cluster, replicas: int) -> None:
 
     status = on.run(work)
     nodes, copies = counted(len(status.nodes), "node"), counted(replicas, "replica")
-    on.tell(f"bucket {status.bucket} is a cluster of {nodes} with {copies}", **_as_members(status))
+    on.report(f"bucket {status.bucket} is a cluster of {nodes} with {copies}", **_as_members(status))
 
 
 @cluster.command()
@@ -205,7 +205,7 @@ def add(on: _Cluster, node: str, rebalances: bool, force: bool) -> None:
 
     found = on.run(work)
     then = "" if rebalances else "; it gets vbuckets with `headwater cluster rebalance`"
-    on.tell(f"{address} is one of {counted(len(found.nodes), 'node')}{then}", **_as_members(found))
+    on.report(f"{address} is one of {counted(len(found.nodes), 'node')}{then}", **_as_members(found))
 
 
 @cluster.command()
@@ -218,13 +218,13 @@ def rebalance(on: _Cluster) -> None:
       headwater cluster rebalance couchbase://127.0.0.1/default
     """
     done = on.run(lambda coordinator: coordinator.rebalance())
-    on.tell(_moved(done), **asdict(done))
+    on.report(_moved(done), **asdict(done))
 
 
 @cluster.command()
 @_on_cluster
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="Also if vbuckets are lost with it. They begin anew, empty.")
+@click.option("--force", is_flag=True, help="Also if vbuckets are lost with it. They begin again, empty.")
 def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
     """Go on without nodes that are gone: their vbuckets become active elsewhere.
 
@@ -239,8 +239,8 @@ def failover(on: _Cluster, nodes: tuple[str, ...], force: bool) -> None:
     done = on.run(lambda coordinator: coordinator.failover(lost, force=force))
     sentence = f"{', '.join(done.nodes)} failed over: {counted(done.promoted, 'vbucket')} promoted"
     if done.lost:
-        sentence += f", {len(done.lost)} lost and made anew: {', '.join(str(vbucket) for vbucket in done.lost)}"
-    on.tell(sentence, **asdict(done))
+        sentence += f", {len(done.lost)} lost and made again: {', '.join(str(vbucket) for vbucket in done.lost)}"
+    on.report(sentence, **asdict(done))
 
 
 @cluster.command()
@@ -255,7 +255,7 @@ def remove(on: _Cluster, node: str) -> None:
     """
     name = str(parse_address(node, default_port=on.default_port))
     done = on.run(lambda coordinator: coordinator.remove(name))
-    on.tell(f"{name} has left: {_moved(done)}", **asdict(done))
+    on.report(f"{name} has left: {_moved(done)}", **asdict(done))
 
 
 # --- showing ------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _as_members(status: ClusterStatus) -> dict[str, Any]:
 def _show(status: ClusterStatus) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("NODE", "HTTP"):
-        # Somebody will copy the address into `cluster failover`.
+        # Users copy the address into `cluster failover`.
         table.add_column(heading, no_wrap=True)
     for heading in ("ACTIVE", "REPLICA", "BUILDING", "BEHIND"):
         table.add_column(heading, justify="right", overflow="fold")

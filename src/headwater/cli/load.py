@@ -19,7 +19,7 @@ from headwater import __version__
 from headwater.cli.management import Access, scopes_of
 from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options
 from headwater.cli.output import EXIT_INTERRUPTED, documents_in
-from headwater.client.bootstrap import KvCluster
+from headwater.client.blocking_bucket import KvCluster
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection, UnknownScope
@@ -327,8 +327,7 @@ class _Loading:
     def check(self, collections: tuple[str, ...]) -> None:
         """Raise an error where one of the collections is not there, before anything is written."""
         try:
-            with self._cluster.connect() as connection:
-                self._cluster.collection_ids(connection, collections)
+            self._cluster.find(collections)
         except (UnknownCollection, UnknownScope) as error:
             raise InvalidInput(error.reason, hint="Create it first, or give --create-collections") from error
 
@@ -340,9 +339,7 @@ class _Loading:
         done: Callable[[], int],
         total: int | None,
     ) -> None:
-        with self._cluster.connect() as connection:
-            cluster_map = self._cluster.map_of(connection)
-            ids = self._cluster.collection_ids(connection, collections)
+        cluster_map, ids = self._cluster.find(collections)
         loader = KvLoader(
             self._cluster, cluster_map, collections=ids, connections=self._connections, expiry=self._expiry
         )

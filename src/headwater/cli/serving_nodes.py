@@ -43,12 +43,16 @@ _ONE_NODE_ONLY = ("upr_port", "upr_bucket", "advertise_port", "advertise_http_po
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePorts:
+    """The ports of one node, which it keeps."""
+
     port: int
     http_port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
+    """What `headwater serve --nodes` was given."""
+
     data: Path
     host: str
     port: int | None
@@ -263,12 +267,12 @@ def _announce(options: ClusterOptions, ports: list[NodePorts], credentials: Cred
             line["password"] = generated
         click.echo(json.dumps(line))
         return
-    _tell_more(options, f"http://{Address(options.host, ports[0].http_port)}/ui/", url, credentials.user, generated)
+    _print_more(options, f"http://{Address(options.host, ports[0].http_port)}/ui/", url, credentials.user, generated)
     click.echo(f"ready {url}")
 
 
-def _tell_more(options: ClusterOptions, dashboard: str, url: str, user: str, generated: str | None) -> None:
-    """As one node does: in the log for programs, which does not get the password, or to who is at the terminal."""
+def _print_more(options: ClusterOptions, dashboard: str, url: str, user: str, generated: str | None) -> None:
+    """As one node does: in the log for programs, which does not get the password, or for a user at a terminal."""
     path = str(options.data / "password")
     if options.logs_json:
         about = fields(event=LogEvent.NODE_READY, address=url, dashboard=dashboard, user=user, path=path)
@@ -280,7 +284,7 @@ def _tell_more(options: ClusterOptions, dashboard: str, url: str, user: str, gen
 
 
 async def _watch(nodes: dict[Address, asyncio.subprocess.Process], stop: asyncio.Event) -> None:
-    """Until a signal comes. A node that ends is told, and the others go on: to lose one is what a cluster is for."""
+    """Until a signal comes. A node that ends is logged, and the others go on: to lose one is what a cluster is for."""
     stopping = asyncio.create_task(stop.wait())
     running = {asyncio.create_task(process.wait()): address for address, process in nodes.items()}
     while running and not stop.is_set():

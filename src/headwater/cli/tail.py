@@ -15,9 +15,9 @@ from click.core import ParameterSource
 from headwater import __version__
 from headwater.cli.interruptions import Interrupted
 from headwater.cli.options import EXIT_FAILED, CommandWithOldNames, LoginOptions, connection_options, fail, table_option
-from headwater.cli.tailing.formats import Encoder, Format, encoder
-from headwater.cli.tailing.places import EventsOnce, KeyPattern, read_start, resume_command
-from headwater.cli.tailing.tailer import Tailer, WantedRows
+from headwater.cli.tailing.formats import Encoder, EventsOnce, Format, KeyPattern, WantedRows, encoder
+from headwater.cli.tailing.resuming import read_start, resume_command
+from headwater.cli.tailing.tailer import Tailer
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
 from headwater.client.offsets import VBUCKETS_MAX

@@ -11,9 +11,16 @@ import pytest
 from headwater.client.cluster_map import Network
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots, Start
+from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidConnectionString, InvalidInput, InvalidOffsets
 from headwater.protocol.sasl import Mechanism
-from headwater.spark.source_options import OPTION_NAMES, PASSWORD_FILE_BYTES_MAX, SourceOptions, ValueForm
+from headwater.spark.source_options import (
+    OPTION_NAMES,
+    PASSWORD_FILE_BYTES_MAX,
+    SourceOptions,
+    ValueForm,
+    source_texts,
+)
 
 URL = "couchbase://127.0.0.1/travel"
 SECRET = "nobody may see this"
@@ -209,3 +216,66 @@ def test_offsets_that_are_none(name: str) -> None:
 def test_what_the_read_refuses() -> None:
     with pytest.raises(InvalidInput, match="noop_interval_s is 0"):
         made(noopIntervalS="0")
+
+
+# --- other spellings ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("noopInterval", "noopIntervalS", "3"),
+        ("giveUpAfter", "giveUpAfterS", "1.5"),
+        ("TLSCERTIFICATE", "tlsCert", "me"),
+    ],
+)
+def test_an_old_spelling_works_and_warns(old: str, new: str, text: str) -> None:
+    tls = "couchbases://127.0.0.1/travel"
+    with pytest.warns(FutureWarning, match=f"the option {old} is an old spelling: write {new}"):
+        renamed = made(url=tls, **{old: text})
+    assert renamed == made(url=tls, **{new: text})
+
+
+def test_keywords_of_a_landing_are_options_of_the_source() -> None:
+    keywords = {
+        "user": "me",
+        "password": SECRET,
+        "collections": ["a.b", "c.d"],
+        "scopes": "s",
+        "xattrs": True,
+        "buffer_bytes": 4096,
+        "max_rows_per_trigger": 10,
+        "start": Offsets("uuid"),
+        "network": None,
+    }
+    assert source_texts(URL, keywords) == {
+        "url": URL,
+        "user": "me",
+        "password": SECRET,
+        "collections": "a.b,c.d",
+        "scopes": "s",
+        "xattrs": "true",
+        "bufferBytes": "4096",
+        "maxRowsPerTrigger": "10",
+        "startingOffsets": OFFSETS,
+    }
+
+
+def test_certificates_are_options_of_the_source() -> None:
+    tls = TlsSettings(ca_file="ca.pem", certificate_file=Path("me.pem"), key_file="key.pem", key_password=SECRET)
+    texts = source_texts("couchbases://127.0.0.1/travel", {"tls": tls})
+    assert SourceOptions.make(texts, {}).settings.tls == TlsSettings(
+        ca_file=Path("ca.pem"), certificate_file=Path("me.pem"), key_file=Path("key.pem"), key_password=SECRET
+    )
+    assert SECRET not in repr(SourceOptions.make(texts, {}))
+
+
+@pytest.mark.parametrize(("old", "new"), [("maxRowsPerTrigger", "max_rows_per_trigger"), ("startingOffsets", "start")])
+def test_a_keyword_in_the_spelling_of_spark_works_and_warns(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{old} is an old spelling: write {new}"):
+        assert source_texts(URL, {old: "10"}) == {"url": URL, old: "10"}
+
+
+def test_a_misspelt_keyword_of_a_landing() -> None:
+    with pytest.raises(TypeError, match=r"land\(\) got an .*'colections'\. Did you mean collections\?"):
+        source_texts(URL, {"colections": "a.b"})

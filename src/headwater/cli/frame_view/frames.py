@@ -25,7 +25,14 @@ from headwater.protocol.frames import HEADER_BYTES, Frame
 from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, decode_message
 from headwater.protocol.messages.base import NO_FIELDS, Layout
 from headwater.protocol.status import Status
-from headwater.protocol.upr import FailoverLogResponse, Packet, Rollback, StreamEnd, UprOpcode, decode_packet
+from headwater.protocol.upr import (
+    UprFailoverLogResponse,
+    UprOpcode,
+    UprPacket,
+    UprRollback,
+    UprStreamEnd,
+    decode_packet,
+)
 from headwater.protocol.values import Datatype
 
 
@@ -110,14 +117,14 @@ _OPCODE_NAMES = {int(opcode): opcode.name for opcode in UprOpcode}
 
 def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameView:
     frame = captured.frame
-    packet: Packet | None = None
+    packet: UprPacket | None = None
     error = ""
     try:
         packet = decode_packet(frame)
     except RemoteProtocolError as fault:
         error = fault.reason
     opcode = _OPCODE_NAMES.get(frame.opcode, f"UNKNOWN_0x{frame.opcode:02x}")
-    name = type(packet).__name__ if packet is not None else ""
+    name = packet.draft_name if packet is not None else ""
     return FrameView(
         captured=captured,
         opcode=opcode,
@@ -132,8 +139,8 @@ def view_upr_frame(captured: CapturedFrame, *, value_bytes_max: int) -> FrameVie
     )
 
 
-def _words(frame: Frame, opcode: str, packet: Packet | None) -> HeaderWords:
-    meaning = packet.reason.name if isinstance(packet, StreamEnd) else type(packet).__name__ if packet else ""
+def _words(frame: Frame, opcode: str, packet: UprPacket | None) -> HeaderWords:
+    meaning = packet.reason.name if isinstance(packet, UprStreamEnd) else packet.draft_name if packet else ""
     return HeaderWords(
         opcode_meaning=f"UPR {opcode}",
         byte_5="Request type",
@@ -145,20 +152,20 @@ def _words(frame: Frame, opcode: str, packet: Packet | None) -> HeaderWords:
     )
 
 
-def _upr_extras_parts(frame: Frame, packet: Packet | None) -> tuple[Part, ...]:
+def _upr_extras_parts(frame: Frame, packet: UprPacket | None) -> tuple[Part, ...]:
     if packet is not None:
-        return tuple(layout_parts(packet.extras_layout, frame.extras, HEADER_BYTES))
+        return tuple(layout_parts(packet.layout(), frame.extras, HEADER_BYTES))
     if not frame.extras:
         return ()
     text = f"0x{frame.extras.hex()}"
     return (Part(name="extras", offset=HEADER_BYTES, width_bytes=len(frame.extras), text=text),)
 
 
-def _value(frame: Frame, packet: Packet | None, bytes_max: int) -> ValueView:
+def _value(frame: Frame, packet: UprPacket | None, bytes_max: int) -> ValueView:
     members: dict[str, Any]
-    if isinstance(packet, FailoverLogResponse):
+    if isinstance(packet, UprFailoverLogResponse):
         members = {"failover_log": packet.failover_log}
-    elif isinstance(packet, Rollback):
+    elif isinstance(packet, UprRollback):
         members = {"rollback_seqno": packet.rollback_seqno}
     else:
         return ValueView(document=frame.value)

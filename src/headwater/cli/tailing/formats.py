@@ -1,32 +1,79 @@
-"""The forms in which changes are printed."""
+"""What `headwater tail` prints of changes: which rows of a batch, and in which form.
+
+`tail` chooses an encoder and what selects the rows, `Tailer` calls them. Text of a server is escaped before it gets to
+a terminal.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache, lru_cache
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 
-from headwater.client.batches import change_schema
+from headwater.client.batches import OPS, change_schema
 from headwater.client.changes import Change, CollectionEvent, DocumentChange, Rollback, changes_of
 from headwater.phrases import escaped, escaped_bytes
 from headwater.transfer.change_lines import JsonLines
 
-# Changes as an Arrow IPC stream, for `pyarrow.ipc.open_stream` and everything else that reads Arrow.
+# --- in which form ------------------------------------------------------------------------------------------------
+
+
+class Format(StrEnum):
+    PRETTY = "pretty"
+    JSONL = "jsonl"
+    ARROW = "arrow"
+
+
+class Encoder(Protocol):
+    """Batches to bytes."""
+
+    def encode(self, batch: pa.RecordBatch) -> bytes | memoryview:
+        """Good until the next call."""
+
+    def end(self) -> bytes:
+        """What comes behind the last batch."""
+
+
+def encoder(format_: Format, *, no_value: bool, xattrs: bool) -> Encoder:
+    match format_:
+        case Format.PRETTY:
+            return PrettyLines(coloured=_is_coloured(), width=_width)
+        case Format.JSONL:
+            return JsonLines(no_value=no_value)
+        case Format.ARROW:
+            return ArrowStream(change_schema(xattrs=xattrs))
+
+
+def _is_coloured() -> bool:
+    """As rich has it: by the terminal and the variables NO_COLOR, FORCE_COLOR and TERM."""
+    console = Console(file=sys.stdout)
+    return console.color_system is not None and not console.no_color
+
+
+def _width() -> int | None:
+    """How wide a line may be; it may change while the command runs. None where there is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 class ArrowStream:
-    """Makes the bytes of the stream, batch by batch. They start with the schema, and with `end` they are whole."""
+    """The bytes of an Arrow IPC stream, batch by batch. They start with the schema, and with `end` they are whole."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._made = io.BytesIO()
@@ -47,8 +94,7 @@ class ArrowStream:
         return taken
 
 
-# Changes for people: one line a change, in colours where there is a terminal.
-
+# --- for people ---------------------------------------------------------------------------------------------------
 
 _OP_CHARS = len("collection modified")
 _PLACE_CHARS = 12
@@ -67,10 +113,10 @@ _KEY_STYLE = "bold"
 
 
 class PrettyLines:
-    """Makes lines of batches. A value is cut where its line would be wider than the terminal."""
+    """One line a change, in colours on a terminal. A value is cut where its line would be wider than the terminal."""
 
     def __init__(self, *, coloured: bool, width: Callable[[], int | None]) -> None:
-        """`width` tells how wide a line may be at present, or None where nothing is to be cut."""
+        """`width` returns how wide a line may be at present, or None where nothing is to be cut."""
         self._coloured = coloured
         self._width = width
 
@@ -163,7 +209,7 @@ def _value_words(value: bytes, room: int | None) -> str:
 
 
 def _binary_words(value: bytes) -> str:
-    """Its size and its beginning: nobody reads more of it, also where there is room."""
+    """Its size and its beginning, also where there is room for more."""
     more = _MORE if len(value) > _BINARY_BYTES_SHOWN else ""
     return f"({len(value):,} bytes) {escaped_bytes(value[:_BINARY_BYTES_SHOWN])}{more}"
 
@@ -180,43 +226,95 @@ def _cut(text: str, cells: int) -> str:
 
 @cache
 def _codes(style: str) -> tuple[str, str]:
-    """What a terminal is told before and after text in that style. The sixteen colours suit the user's own scheme."""
+    """What a terminal gets before and after text in that style. The sixteen colours suit the user's own scheme."""
     start, _, end = Style.parse(style).render("|", color_system=ColorSystem.STANDARD).partition("|")
     return start, end
 
 
-class Format(StrEnum):
-    PRETTY = "pretty"
-    JSONL = "jsonl"
-    ARROW = "arrow"
+# --- which rows ---------------------------------------------------------------------------------------------------
 
 
-class Encoder(Protocol):
-    """Batches to bytes."""
+class WantedRows(Protocol):
+    """Chooses what is written of a batch."""
 
-    def encode(self, batch: pa.RecordBatch) -> bytes | memoryview:
-        """Good until the next call."""
-
-    def end(self) -> bytes:
-        """What comes behind the last batch."""
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The numbers of the rows, rising."""
 
 
-def encoder(format_: Format, *, no_value: bool, xattrs: bool) -> Encoder:
-    match format_:
-        case Format.PRETTY:
-            return PrettyLines(coloured=_is_coloured(), width=_width)
-        case Format.JSONL:
-            return JsonLines(no_value=no_value)
-        case Format.ARROW:
-            return ArrowStream(change_schema(xattrs=xattrs))
+_ONE_CHARACTER = r"(?:[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*|[\x80-\xbf])"
+"""Of UTF-8, for an expression that is matched byte by byte; of other bytes, one."""
 
 
-def _is_coloured() -> bool:
-    """As rich has it: by the terminal and the variables NO_COLOR, FORCE_COLOR and TERM."""
-    console = Console(file=sys.stdout)
-    return console.color_system is not None and not console.no_color
+class KeyPattern:
+    """Keys that fit one of the patterns of `--key`: `*` stands for any characters and `?` for one.
+
+    Rollbacks always fit: what they void may have been shown before.
+    """
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        alternatives = "|".join(_expression(pattern) for pattern in patterns)
+        # Binary columns are matched byte by byte. An argument that is not UTF-8 stands for the bytes that it has.
+        self._expression = rf"(?s)\A(?:{alternatives})\z".encode(errors="surrogateescape")
+
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The numbers of the rows that fit, rising."""
+        fits = pc.match_substring_regex(batch.column("key"), pattern=self._expression)
+        is_rollback = pc.equal(batch.column("op").cast(pa.string()), "rollback")
+        wanted = pc.or_(pc.fill_null(fits, False), is_rollback)
+        found: NDArray[np.int64] = np.flatnonzero(wanted.to_numpy(zero_copy_only=False))
+        return found
 
 
-def _width() -> int | None:
-    """How wide a line may be; it may change while the command runs. None where there is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def _expression(pattern: str) -> str:
+    signs = {"*": r".*", "?": _ONE_CHARACTER}
+    return "".join(signs.get(sign) or re.escape(sign) for sign in pattern)
+
+
+EVENTS_MAX = 1024
+"""Remembered. One that is forgotten would be shown once more."""
+
+_EVENT_OPS = frozenset(op for op in OPS if op.startswith(("collection_", "scope_")))
+
+_COLUMNS = ["op", "scope", "collection", "collection_id", "vbucket"]
+
+_Event = tuple[object, ...]
+
+
+class EventsOnce:
+    """All rows but events that another vbucket has sent already: every vbucket sends an event of its own.
+
+    The rows have no manifest uid, and a collection can be changed twice. But a vbucket sends each event once: one that
+    sends the same again, as after a flush or a rollback, reports something new, and the others will follow.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[_Event, _Seen] = {}
+
+    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The numbers of the rows to be shown, rising."""
+        ops = batch.column("op")
+        are_events = np.array([op in _EVENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
+        shown = ~are_events
+        if are_events.any():
+            events = batch.select(_COLUMNS).filter(pa.array(are_events))
+            sent = zip(*(column.to_pylist() for column in events.columns), strict=True)
+            shown[are_events] = [self._is_new(event, vbucket) for *event, vbucket in sent]
+        return np.flatnonzero(shown)
+
+    def _is_new(self, event: list[object], vbucket: int) -> bool:
+        # The newest is the last to be forgotten.
+        seen = self._seen[tuple(event)] = self._seen.pop(tuple(event), _Seen())
+        if len(self._seen) > EVENTS_MAX:
+            del self._seen[next(iter(self._seen))]
+        seen.by_vbucket[vbucket] += 1
+        is_new = seen.by_vbucket[vbucket] > seen.shown
+        seen.shown += is_new
+        return is_new
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How often an event was sent, and shown."""
+
+    shown: int = 0
+    by_vbucket: Counter[int] = field(default_factory=Counter)

@@ -1,4 +1,8 @@
-"""The run of `headwater tail`: from the client's batches to standard output, with the place kept on the way."""
+"""The run of `headwater tail`: from the client's batches to standard output, with the offsets kept on the way.
+
+`tail` makes one `Tailer` from its options. What has been written and the offsets that are kept must never differ: a
+signal waits until a write has ended.
+"""
 
 from __future__ import annotations
 
@@ -12,60 +16,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
 from headwater.cli.interruptions import Interrupted, Interruptions
-from headwater.cli.tailing.formats import Encoder
-from headwater.cli.tailing.places import check_writable, write_offsets
+from headwater.cli.tailing.formats import Encoder, WantedRows
+from headwater.cli.tailing.resuming import check_writable, offsets_behind, write_offsets
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints.file import FileCheckpoint
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import End, ReadKeywords, Start
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
-from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
-from headwater.protocol.snapshots import StreamOffset
 
-# The offsets of a consumer that has taken a part of a batch only.
-
-
-def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: Offsets) -> Offsets:
-    """Where a consumer is that has taken the first `rows` of a batch, with the offsets before and after all of it.
-
-    A vbucket of which nothing is left in the batch is where it is after it, which may be behind its last row.
-    """
-    vbuckets = batch.column("vbucket").to_numpy()
-    taken = {int(vbucket): row for row, vbucket in enumerate(vbuckets[:rows])}
-    offsets = dict(after.offsets)
-    for vbucket in map(VBucketId, np.unique(vbuckets[rows:]).tolist()):
-        if vbucket in taken:
-            offsets[vbucket] = _offset_of(batch, taken[vbucket])
-        elif vbucket in before.offsets:
-            offsets[vbucket] = before.offsets[vbucket]
-        else:
-            del offsets[vbucket]
-    return replace(after, offsets=offsets)
-
-
-def _offset_of(batch: pa.RecordBatch, row: int) -> StreamOffset:
-    vbuuid, seqno, start, end = (
-        batch.column(name)[row].as_py() for name in ("vbuuid", "seqno", "snapshot_start", "snapshot_end")
-    )
-    return StreamOffset(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end))
-
-
-# The line at the bottom of the terminal: how fast changes come, how many came, and how far behind the reader is.
+# --- the line at the bottom of the terminal -----------------------------------------------------------------------
 
 
 REDRAW_EVERY_S = 0.25
@@ -74,7 +46,7 @@ RATE_OVER_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the line tells."""
+    """What the line shows."""
 
     changes: int
     lag: int | None
@@ -151,14 +123,15 @@ def describe(progress: Progress, changes_per_s: float) -> Text:
     return text
 
 
-# Standard output as bytes, past the interpreter's buffers: what was written is out, and nothing is left for later.
+# --- standard output ----------------------------------------------------------------------------------------------
 
 
 _WRITE_BYTES = 256 * 1024
 
 
 class StandardOutput:
-    """Writes all it is given before it returns. A closed pipe shows as `BrokenPipeError`."""
+    """Bytes, past the interpreter's buffers: `write` returns when all of them are out. A closed pipe raises
+    `BrokenPipeError`."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -190,7 +163,7 @@ class StandardOutput:
                     hint="Check the disk and the space on it",
                 ) from error
             if written is None:
-                # Somebody who shares the pipe has made it non-blocking.
+                # Another process that shares the pipe has made it non-blocking.
                 select.select([], [self._raw], [])
                 continue
             rest = rest[written:]
@@ -201,14 +174,10 @@ class StandardOutput:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file)
 
 
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
 SAVE_EVERY_S = 5.0
-
-
-class WantedRows(Protocol):
-    """Chooses what is written of a batch."""
-
-    def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The numbers of the rows, rising."""
 
 
 class Tailer:
@@ -265,17 +234,17 @@ class Tailer:
         with self.interruptions, self._open_checkpoint():
             if self.output.file is not None and not self.output.is_terminal:
                 self.interruptions.watch_reader(self.output.file)
-            # Where a pipe is closed, what its reader has taken is not known, and the place is left as it was.
+            # Where a pipe is closed, what its reader has taken is not known, and the offsets are left as they were.
             try:
                 self._read()
             except Interrupted:
-                self._keep_place()
+                self._keep_offsets()
                 self._write_end()
                 raise
             except HeadwaterError as error:
-                self._keep_place_after(error)
+                self._keep_offsets_after(error)
                 raise
-            self._keep_place()
+            self._keep_offsets()
             self._write_end()
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -302,7 +271,7 @@ class Tailer:
                 self._save_if_due()
 
     def _now(self) -> Offsets:
-        """The place of now in every vbucket. As offsets, so that also a run that sees no change can be gone on with."""
+        """The end of every vbucket now, as offsets: also a run that sees no change can be resumed."""
         reading = self._client.batches(start=Start.NOW, end=End.NOW, vbuckets=self._options["vbuckets"])
         for _ in reading:
             pass
@@ -364,7 +333,7 @@ class Tailer:
             reconnects=sum(dict(metrics.reconnects).values()),
         )
 
-    # --- the place ------------------------------------------------------------------------------------------------
+    # --- the offsets ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _open_checkpoint(self) -> Iterator[None]:
@@ -387,16 +356,16 @@ class Tailer:
         if self._checkpoint is not None and (offsets := self.offsets) is not None:
             asyncio.run(self._checkpoint.save(offsets))
 
-    def _keep_place(self) -> None:
+    def _keep_offsets(self) -> None:
         self._save()
         if self._offsets_file is not None and (offsets := self.offsets) is not None:
             write_offsets(self._offsets_file, offsets)
 
-    def _keep_place_after(self, error: HeadwaterError) -> None:
+    def _keep_offsets_after(self, error: HeadwaterError) -> None:
         if self._behind is None:
-            return  # it is still where it was
+            return  # nothing was written
         try:
-            self._keep_place()
+            self._keep_offsets()
         except HeadwaterError as another:
             if another.reason != error.reason:
                 raise error.retold(f"{error.reason}; besides, {another.reason}") from another

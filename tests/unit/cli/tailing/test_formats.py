@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headwater.cli.tailing.formats import PrettyLines, _second
+from headwater.cli.tailing import formats
+from headwater.cli.tailing.formats import EventsOnce, KeyPattern, PrettyLines, _second
 from support.change_batches import CAS, batch_of, document, event, rollback
 
 
@@ -129,3 +130,86 @@ def test_of_what_is_not_text_the_beginning_is_shown(width: int | None, chars: in
 @pytest.mark.parametrize("padding", range(4))
 def test_text_that_is_cut_inside_a_character_is_still_text(padding: int) -> None:
     assert "bytes)" not in line_of(value=b'"' + b"x" * padding + "🦊".encode() * 5000 + b'"', width=120)
+
+
+# --- which rows: people see an event once that every vbucket sends ------------------------------------------------
+
+
+def created(vbucket: int, collection: str = "orders", op: str = "collection_created") -> dict[str, Any]:
+    return event(op, vbucket=vbucket, scope="shop", collection=collection, collection_id=8)
+
+
+def shown(once: EventsOnce, *rows: dict[str, Any]) -> list[int]:
+    found: list[int] = once.rows(batch_of(*rows)).tolist()
+    return found
+
+
+def test_an_event_that_all_vbuckets_tell() -> None:
+    once = EventsOnce()
+    assert shown(once, document(), created(0), document(), created(1), created(2)) == [0, 1, 2]
+    assert shown(once, created(3), document(), rollback()) == [1, 2]
+
+
+def test_other_events_are_others() -> None:
+    rows = [created(0), created(0, "users"), created(0, op="collection_dropped")]
+    rows += [event("scope_created", vbucket=1, scope=scope, collection=None, collection_id=None) for scope in "ab"]
+    assert shown(EventsOnce(), *rows) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_vbucket_tells_again_is_new_and_told_once() -> None:
+    once = EventsOnce()
+    assert shown(once, *(created(vbucket) for vbucket in (0, 1, 2, 1, 0, 2, 2, 0))) == [0, 3, 6]
+
+
+def test_events_of_long_ago_are_forgotten(monkeypatch: Any) -> None:
+    monkeypatch.setattr(formats, "EVENTS_MAX", 2)
+    once = EventsOnce()
+    assert shown(once, created(0, "a"), created(0, "b"), created(1, "a"), created(0, "c"), created(2, "a")) == [0, 1, 3]
+    assert shown(once, created(1, "b")) == [0]
+
+
+# `tail --key`.
+
+
+KEYS = [b"user::1", "user::é".encode(), b"userX", b"a.b", b"", b"line\nbreak", b"\xff\xfe", b"user::(x)", b"a b"]
+
+
+def matched(*patterns: str) -> list[bytes]:
+    batch = batch_of(*(document(key=key) for key in KEYS))
+    return [KEYS[row] for row in KeyPattern(patterns).rows(batch).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("user::1", [b"user::1"]),
+        ("user::", []),
+        ("user::*", [KEYS[0], KEYS[1], KEYS[7]]),
+        ("user::?", [KEYS[0], KEYS[1]]),
+        ("*é", [KEYS[1]]),
+        ("é", []),
+        ("a.b", [b"a.b"]),
+        ("a?b", [b"a.b", b"a b"]),
+        ("a b", [b"a b"]),
+        ("user::(x)", [KEYS[7]]),
+        ("line?break", [KEYS[5]]),
+        ("line*", [KEYS[5]]),
+        ("??", [KEYS[6]]),
+        ("\udcff\udcfe", [KEYS[6]]),
+        ("", [b""]),
+        ("*", KEYS),
+        ("[a-z]*", []),
+        (r"\d*", []),
+    ],
+)
+def test_patterns(pattern: str, keys: list[bytes]) -> None:
+    assert matched(pattern) == keys
+
+
+def test_several_patterns() -> None:
+    assert matched("userX", "a*", "b|c") == [b"userX", b"a.b", b"a b"]
+
+
+def test_rollbacks_are_never_hidden_and_events_are() -> None:
+    batch = batch_of(event("collection_created"), rollback(), document(key=b"x"), document(key=b"y"))
+    assert KeyPattern(("y",)).rows(batch).tolist() == [1, 3]

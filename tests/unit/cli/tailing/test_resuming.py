@@ -7,16 +7,13 @@ import shlex
 import stat
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headwater.cli.tail import tail
-from headwater.cli.tailing import places
-from headwater.cli.tailing.places import (
-    EventsOnce,
-    KeyPattern,
+from headwater.cli.tailing.resuming import (
     check_writable,
+    offsets_behind,
     read_start,
     resume_command,
     write_offsets,
@@ -26,7 +23,7 @@ from headwater.client.read_options import Start
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.change_batches import batch_of, document, event, rollback
+from support.change_batches import batch_of, document, rollback
 
 URL = "couchbase://127.0.0.1/default"
 
@@ -168,84 +165,55 @@ def test_a_terminal_is_not_flooded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read_start(resume_words(offsets=offsets_of(8192))[-1]) == offsets_of(8192)
 
 
-# People are told once of a collection that every vbucket tells of.
+# --- how far it is ------------------------------------------------------------------------------------------------
 
 
-def created(vbucket: int, collection: str = "orders", op: str = "collection_created") -> dict[str, Any]:
-    return event(op, vbucket=vbucket, scope="shop", collection=collection, collection_id=8)
+def offset(seqno: int, start: int, end: int, vbuuid: int = 5) -> StreamOffset:
+    return StreamOffset(vbuuid=Vbuuid(vbuuid), seqno=Seqno(seqno), snapshot_start=Seqno(start), snapshot_end=Seqno(end))
 
 
-def shown(once: EventsOnce, *rows: dict[str, Any]) -> list[int]:
-    found: list[int] = once.rows(batch_of(*rows)).tolist()
-    return found
+def offsets(by_vbucket: dict[int, StreamOffset]) -> Offsets:
+    return Offsets("a bucket", {VBucketId(vbucket): one for vbucket, one in by_vbucket.items()})
 
 
-def test_an_event_that_all_vbuckets_tell() -> None:
-    once = EventsOnce()
-    assert shown(once, document(), created(0), document(), created(1), created(2)) == [0, 1, 2]
-    assert shown(once, created(3), document(), rollback()) == [1, 2]
+def change(vbucket: int, seqno: int, start: int, end: int) -> dict[str, object]:
+    return document(vbucket=vbucket, vbuuid=5, seqno=seqno, snapshot_start=start, snapshot_end=end)
 
 
-def test_other_events_are_others() -> None:
-    rows = [created(0), created(0, "users"), created(0, op="collection_dropped")]
-    rows += [event("scope_created", vbucket=1, scope=scope, collection=None, collection_id=None) for scope in "ab"]
-    assert shown(EventsOnce(), *rows) == [0, 1, 2, 3, 4]
-
-
-def test_what_a_vbucket_tells_again_is_new_and_told_once() -> None:
-    once = EventsOnce()
-    assert shown(once, *(created(vbucket) for vbucket in (0, 1, 2, 1, 0, 2, 2, 0))) == [0, 3, 6]
-
-
-def test_events_of_long_ago_are_forgotten(monkeypatch: Any) -> None:
-    monkeypatch.setattr(places, "EVENTS_MAX", 2)
-    once = EventsOnce()
-    assert shown(once, created(0, "a"), created(0, "b"), created(1, "a"), created(0, "c"), created(2, "a")) == [0, 1, 3]
-    assert shown(once, created(1, "b")) == [0]
-
-
-# `tail --key`.
-
-
-KEYS = [b"user::1", "user::é".encode(), b"userX", b"a.b", b"", b"line\nbreak", b"\xff\xfe", b"user::(x)", b"a b"]
-
-
-def matched(*patterns: str) -> list[bytes]:
-    batch = batch_of(*(document(key=key) for key in KEYS))
-    return [KEYS[row] for row in KeyPattern(patterns).rows(batch).tolist()]
+BEFORE = offsets({1: offset(4, 4, 4), 2: offset(0, 0, 0, 0), 3: offset(7, 7, 7)})
+AFTER = offsets({1: offset(9, 6, 9), 2: offset(3, 0, 3), 3: offset(20, 20, 20), 4: offset(2, 0, 2)})
+BATCH = batch_of(
+    change(1, 5, 4, 5),
+    change(1, 8, 6, 9),
+    change(2, 1, 0, 3),
+    change(1, 9, 6, 9),
+    change(2, 3, 0, 3),
+    change(4, 1, 0, 2),
+)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "keys"),
+    ("rows", "expected"),
     [
-        ("user::1", [b"user::1"]),
-        ("user::", []),
-        ("user::*", [KEYS[0], KEYS[1], KEYS[7]]),
-        ("user::?", [KEYS[0], KEYS[1]]),
-        ("*é", [KEYS[1]]),
-        ("é", []),
-        ("a.b", [b"a.b"]),
-        ("a?b", [b"a.b", b"a b"]),
-        ("a b", [b"a b"]),
-        ("user::(x)", [KEYS[7]]),
-        ("line?break", [KEYS[5]]),
-        ("line*", [KEYS[5]]),
-        ("??", [KEYS[6]]),
-        ("\udcff\udcfe", [KEYS[6]]),
-        ("", [b""]),
-        ("*", KEYS),
-        ("[a-z]*", []),
-        (r"\d*", []),
+        (0, {1: offset(4, 4, 4), 2: offset(0, 0, 0, 0)}),
+        (1, {1: offset(5, 4, 5), 2: offset(0, 0, 0, 0)}),
+        (2, {1: offset(8, 6, 9), 2: offset(0, 0, 0, 0)}),
+        (3, {1: offset(8, 6, 9), 2: offset(1, 0, 3)}),
+        (4, {1: offset(9, 6, 9), 2: offset(1, 0, 3)}),
+        (5, {1: offset(9, 6, 9), 2: offset(3, 0, 3)}),
     ],
 )
-def test_patterns(pattern: str, keys: list[bytes]) -> None:
-    assert matched(pattern) == keys
+def test_where_a_part_ends(rows: int, expected: dict[int, StreamOffset]) -> None:
+    """Vbucket 3 has no rows and is further on all the same; of vbucket 4 nothing was known before."""
+    found = offsets_behind(rows, BATCH, before=BEFORE, after=AFTER)
+    assert found == offsets({**expected, 3: offset(20, 20, 20)})
 
 
-def test_several_patterns() -> None:
-    assert matched("userX", "a*", "b|c") == [b"userX", b"a.b", b"a b"]
+def test_all_of_a_batch() -> None:
+    assert offsets_behind(6, BATCH, before=BEFORE, after=AFTER) == AFTER
 
 
-def test_rollbacks_are_never_hidden_and_events_are() -> None:
-    batch = batch_of(event("collection_created"), rollback(), document(key=b"x"), document(key=b"y"))
-    assert KeyPattern(("y",)).rows(batch).tolist() == [1, 3]
+def test_behind_a_rollback() -> None:
+    batch = batch_of(rollback(vbucket=1, seqno=3), change(1, 5, 4, 5))
+    found = offsets_behind(1, batch, before=BEFORE, after=AFTER)
+    assert found[VBucketId(1)] == offset(3, 3, 3, vbuuid=6)
