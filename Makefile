@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports format docs bench soak clean
+.PHONY: help setup demo test check lint types imports web format docs bench soak clean
 
 BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
@@ -21,7 +21,7 @@ test: setup ## Run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/spark
 	$(BIN)/python -m pytest tests/spark
 
-check: lint types imports test ## All that CI runs: lint, types, imports, tests
+check: lint types imports web test ## All that CI runs: lint, types, imports, the page, tests
 
 lint: setup ## Look for faults and for unformatted code
 	$(BIN)/ruff check .
@@ -33,7 +33,11 @@ types: setup ## Check types, strictly
 imports: setup ## Check that imports point one way
 	$(BIN)/lint-imports
 
-format: setup ## Format the code and mend what can be mended
+# Built beside what is shipped, so that a check changes nothing. `cd web && npm run build` writes what is shipped.
+web: setup ## Check the types of the dashboard's page, build it, and compare it with what is shipped
+	@scripts/check-page
+
+format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
