@@ -29,9 +29,9 @@ change: dict[str, Any] = {
 }
 pairs = st.builds(FailoverEntry, vbuuid=u64, seqno=u64)
 
-PACKETS: dict[type[upr.Packet], st.SearchStrategy[upr.Packet]] = {
-    upr.StreamRequest: st.builds(
-        upr.StreamRequest,
+PACKETS: dict[type[upr.UprPacket], st.SearchStrategy[upr.UprPacket]] = {
+    upr.UprStreamRequest: st.builds(
+        upr.UprStreamRequest,
         **header,
         start_by_seqno=u64,
         end_by_seqno=u64,
@@ -39,35 +39,35 @@ PACKETS: dict[type[upr.Packet], st.SearchStrategy[upr.Packet]] = {
         high_seqno=u64,
         group_id=st.binary(max_size=KEY_BYTES_MAX),
     ),
-    upr.FailoverLogRequest: st.builds(upr.FailoverLogRequest, **header),
-    upr.StreamOk: st.builds(upr.StreamOk, **header),
-    upr.NotMyVBucket: st.builds(upr.NotMyVBucket, **header),
-    upr.FailoverLogResponse: st.builds(
-        upr.FailoverLogResponse, **header, failover_log=st.lists(pairs, min_size=1, max_size=30).map(tuple)
+    upr.UprFailoverLogRequest: st.builds(upr.UprFailoverLogRequest, **header),
+    upr.UprStreamOk: st.builds(upr.UprStreamOk, **header),
+    upr.UprNotMyVBucket: st.builds(upr.UprNotMyVBucket, **header),
+    upr.UprFailoverLogResponse: st.builds(
+        upr.UprFailoverLogResponse, **header, failover_log=st.lists(pairs, min_size=1, max_size=30).map(tuple)
     ),
-    upr.Rollback: st.builds(upr.Rollback, **header, rollback_seqno=u64),
-    upr.StreamBegin: st.builds(upr.StreamBegin, **header),
-    upr.SnapshotStart: st.builds(upr.SnapshotStart, **header),
-    upr.SnapshotEnd: st.builds(upr.SnapshotEnd, **header),
-    upr.Mutation: st.builds(upr.Mutation, **change, value=st.binary(max_size=300)),
-    upr.Deletion: st.builds(upr.Deletion, **change),
-    upr.Expiration: st.builds(upr.Expiration, **change),
-    upr.Flush: st.builds(upr.Flush, **header),
-    upr.StreamEnd: st.builds(upr.StreamEnd, **header, reason=u8.map(upr.StreamEndReason)),
+    upr.UprRollback: st.builds(upr.UprRollback, **header, rollback_seqno=u64),
+    upr.UprStreamBegin: st.builds(upr.UprStreamBegin, **header),
+    upr.UprSnapshotStart: st.builds(upr.UprSnapshotStart, **header),
+    upr.UprSnapshotEnd: st.builds(upr.UprSnapshotEnd, **header),
+    upr.UprMutation: st.builds(upr.UprMutation, **change, value=st.binary(max_size=300)),
+    upr.UprDeletion: st.builds(upr.UprDeletion, **change),
+    upr.UprExpiration: st.builds(upr.UprExpiration, **change),
+    upr.UprFlush: st.builds(upr.UprFlush, **header),
+    upr.UprStreamEnd: st.builds(upr.UprStreamEnd, **header, reason=u8.map(upr.UprStreamEndReason)),
 }
 packets = st.one_of(*PACKETS.values())
 
 
-def decode_all(data: bytes) -> list[upr.Packet]:
+def decode_all(data: bytes) -> list[upr.UprPacket]:
     return [upr.decode_packet(frame) for frame in decode_frames(data)]
 
 
 def test_every_packet_has_a_strategy() -> None:
-    assert PACKETS.keys() == {*upr.PACKETS.values(), upr.FailoverLogResponse, upr.StreamEnd}
+    assert PACKETS.keys() == {*upr.PACKETS.values(), upr.UprFailoverLogResponse, upr.UprStreamEnd}
 
 
 @given(packets)
-def test_round_trip(packet: upr.Packet) -> None:
+def test_round_trip(packet: upr.UprPacket) -> None:
     [decoded] = decode_all(packet.encode())
     assert type(decoded) is type(packet)
     assert decoded == packet
@@ -75,7 +75,7 @@ def test_round_trip(packet: upr.Packet) -> None:
 
 
 @given(packets)
-def test_wire_fields_are_the_bytes(packet: upr.Packet) -> None:
+def test_wire_fields_are_the_bytes(packet: upr.UprPacket) -> None:
     assert packet.encode() == b"".join(
         field.value if isinstance(field.value, bytes) else field.value.to_bytes(field.width_bytes, "big")
         for field in upr.wire_fields(packet)
@@ -83,7 +83,7 @@ def test_wire_fields_are_the_bytes(packet: upr.Packet) -> None:
 
 
 @given(st.lists(packets, max_size=6), st.data())
-def test_any_split_gives_the_same_packets(sent: list[upr.Packet], data: st.DataObject) -> None:
+def test_any_split_gives_the_same_packets(sent: list[upr.UprPacket], data: st.DataObject) -> None:
     wire = b"".join(packet.encode() for packet in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=10)))
     buffer = FrameBuffer()
@@ -127,7 +127,7 @@ def test_a_sound_frame_is_a_packet_or_the_documented_error(frame: Frame) -> None
 
 
 @given(packets, st.data())
-def test_mutated_bytes_raise_only_the_documented_error(packet: upr.Packet, data: st.DataObject) -> None:
+def test_mutated_bytes_raise_only_the_documented_error(packet: upr.UprPacket, data: st.DataObject) -> None:
     wire = bytearray(packet.encode())
     # Most of what can go wrong is in the header.
     for at in data.draw(st.lists(st.integers(0, min(len(wire), HEADER.size) - 1), min_size=1, max_size=3)):

@@ -27,7 +27,7 @@ from headwater.protocol.messages import (
     Request,
     Response,
 )
-from headwater.protocol.messages.base import Field
+from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
 from headwater.protocol.messages.documents import CounterResponse, GetResponse
@@ -161,7 +161,7 @@ def structured_parts(cls: type[Message]) -> Parts | None:
 _WIDTHS = {"B": u8, "H": u16, "I": u32, "Q": u64}
 
 
-def _number(field: Field) -> st.SearchStrategy[int]:
+def _number(field: LayoutField) -> st.SearchStrategy[int]:
     return _WIDTHS[field.code].map(field.convert)
 
 

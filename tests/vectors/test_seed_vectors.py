@@ -142,7 +142,8 @@ def decode(vector: Vector, frame: Frame) -> Any:
 
 def expected(vector: Vector) -> Any:
     """The message made from the vector's table alone."""
-    cls = getattr(upr if vector.protocol == "upr" else dcp_streams, vector.packet)
+    is_upr = vector.protocol == "upr"
+    cls = getattr(upr, f"Upr{vector.packet}") if is_upr else getattr(dcp_streams, vector.packet)
     attributes: dict[str, Any] = {}
     log: list[int] = []
     has_log = "failover_log" in {known.name for known in fields(cls)}

@@ -46,7 +46,7 @@ from headwater.protocol.numbers import KEY_BYTES_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import Refused
 
-_REQUEST_BODY_BYTES_MAX = upr.StreamRequest.extras_layout.size_bytes + KEY_BYTES_MAX
+_REQUEST_BODY_BYTES_MAX = upr.UprStreamRequest.layouts[0].size_bytes + KEY_BYTES_MAX
 """The longest request there is. A packet that announces more is refused on its header."""
 
 _HINT = "The UPR draft has no answer for this: connect again"
@@ -87,9 +87,9 @@ class UprSession:
         for frame in self._frames.frames():
             packet = upr.decode_packet(frame)
             self.requests += 1
-            if isinstance(packet, upr.StreamRequest):
+            if isinstance(packet, upr.UprStreamRequest):
                 self._on_stream_request(packet)
-            elif isinstance(packet, upr.FailoverLogRequest):
+            elif isinstance(packet, upr.UprFailoverLogRequest):
                 self._on_failover_log_request(packet)
             else:
                 raise UnexpectedMessage(f"{type(packet).__name__} is sent by producers, not to them", hint=_HINT)
@@ -100,36 +100,36 @@ class UprSession:
         self._answers.clear()
         return data
 
-    def _on_stream_request(self, packet: upr.StreamRequest) -> None:
+    def _on_stream_request(self, packet: upr.UprStreamRequest) -> None:
         log = self._failover_log(packet.vbucket)
         request = _as_dcp(packet, log)
         admission = self.producer.admit(request)
         if isinstance(admission, Rollback):
-            self._answer(upr.Rollback, packet, rollback_seqno=admission.to_seqno)
+            self._answer(upr.UprRollback, packet, rollback_seqno=admission.to_seqno)
         elif isinstance(admission, Refused):
             if admission.status != Status.NOT_MY_VBUCKET:
                 raise UnexpectedMessage(f"a stream on vbucket {packet.vbucket}: {admission.reason}", hint=_HINT)
-            self._answer(upr.NotMyVBucket, packet)
+            self._answer(upr.UprNotMyVBucket, packet)
         else:
             assert log is not None, "a stream is admitted on a vbucket that is here"
             self.producer.open_stream(request, admission)
             self._logs[packet.vbucket] = log
-            self._answer(upr.StreamOk, packet)
-            self._answer(upr.StreamBegin, packet)
+            self._answer(upr.UprStreamOk, packet)
+            self._answer(upr.UprStreamBegin, packet)
 
-    def _on_failover_log_request(self, packet: upr.FailoverLogRequest) -> None:
+    def _on_failover_log_request(self, packet: upr.UprFailoverLogRequest) -> None:
         log = self._failover_log(packet.vbucket)
         if log is None:
-            self._answer(upr.NotMyVBucket, packet)
+            self._answer(upr.UprNotMyVBucket, packet)
         else:
-            self._answer(upr.FailoverLogResponse, packet, failover_log=log.entries)
+            self._answer(upr.UprFailoverLogResponse, packet, failover_log=log.entries)
 
     def _failover_log(self, vbucket: VBucketId) -> FailoverLog | None:
         numbers = self._bucket.vbuckets
         facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
         return None if facts is None else facts.failover_log
 
-    def _answer(self, kind: type[upr.Packet], request: upr.Packet, **fields: Any) -> None:
+    def _answer(self, kind: type[upr.UprPacket], request: upr.UprPacket, **fields: Any) -> None:
         self._answers += kind(vbucket=request.vbucket, request_id=request.request_id, **fields).encode()
 
     # --- streams --------------------------------------------------------------------------------------------------
@@ -146,18 +146,18 @@ class UprSession:
                 return packets
         return b""
 
-    def _translated(self, data: bytes) -> Iterator[upr.Packet]:
+    def _translated(self, data: bytes) -> Iterator[upr.UprPacket]:
         for frame in decode_frames(data):
             message = decode_message(frame, NOTHING_NEGOTIATED)
             assert isinstance(message, Request), "a producer sends requests"
             yield from _TRANSLATIONS[type(message)](self, message)
 
-    def _on_marker(self, message: SnapshotMarker) -> Iterator[upr.Packet]:
+    def _on_marker(self, message: SnapshotMarker) -> Iterator[upr.UprPacket]:
         self._snapshot_ends[message.vbucket] = message.end_seqno
-        yield upr.SnapshotStart(**_header(message))
+        yield upr.UprSnapshotStart(**_header(message))
 
-    def _on_mutation(self, message: Mutation) -> Iterator[upr.Packet]:
-        yield upr.Mutation(
+    def _on_mutation(self, message: Mutation) -> Iterator[upr.UprPacket]:
+        yield upr.UprMutation(
             **_header(message),
             **_change(message),
             item_flags=message.flags,
@@ -167,33 +167,33 @@ class UprSession:
         )
         yield from self._reached(message, message.seqno)
 
-    def _on_deletion(self, message: Deletion) -> Iterator[upr.Packet]:
-        yield upr.Deletion(**_header(message), **_change(message))
+    def _on_deletion(self, message: Deletion) -> Iterator[upr.UprPacket]:
+        yield upr.UprDeletion(**_header(message), **_change(message))
         yield from self._reached(message, message.seqno)
 
-    def _on_expiration(self, message: Expiration) -> Iterator[upr.Packet]:
-        yield upr.Expiration(**_header(message), **_change(message))
+    def _on_expiration(self, message: Expiration) -> Iterator[upr.UprPacket]:
+        yield upr.UprExpiration(**_header(message), **_change(message))
         yield from self._reached(message, message.seqno)
 
-    def _on_seqno_advanced(self, message: SeqnoAdvanced) -> Iterator[upr.Packet]:
+    def _on_seqno_advanced(self, message: SeqnoAdvanced) -> Iterator[upr.UprPacket]:
         yield from self._reached(message, message.seqno)
 
-    def _reached(self, message: Request, seqno: Seqno) -> Iterator[upr.Packet]:
+    def _reached(self, message: Request, seqno: Seqno) -> Iterator[upr.UprPacket]:
         if seqno >= self._snapshot_ends[message.vbucket]:
             del self._snapshot_ends[message.vbucket]
-            yield upr.SnapshotEnd(**_header(message))
+            yield upr.UprSnapshotEnd(**_header(message))
 
-    def _on_flush(self, message: DcpFlush) -> Iterator[upr.Packet]:
-        yield upr.Flush(**_header(message))
+    def _on_flush(self, message: DcpFlush) -> Iterator[upr.UprPacket]:
+        yield upr.UprFlush(**_header(message))
 
-    def _on_stream_end(self, message: StreamEnd) -> Iterator[upr.Packet]:
+    def _on_stream_end(self, message: StreamEnd) -> Iterator[upr.UprPacket]:
         self._snapshot_ends.pop(message.vbucket, None)
         began_with = self._logs.pop(message.vbucket)
         if message.reason == StreamEndReason.ROLLBACK and not self._is_kin(message.vbucket, began_with):
-            yield upr.Flush(**_header(message))
+            yield upr.UprFlush(**_header(message))
         is_done = message.reason == StreamEndReason.OK
-        reason = upr.StreamEndReason.OK if is_done else upr.StreamEndReason.STATE_CHANGED
-        yield upr.StreamEnd(**_header(message), reason=reason)
+        reason = upr.UprStreamEndReason.OK if is_done else upr.UprStreamEndReason.STATE_CHANGED
+        yield upr.UprStreamEnd(**_header(message), reason=reason)
 
     def _is_kin(self, vbucket: VBucketId, older: FailoverLog) -> bool:
         """Whether the vbucket's history of today has a branch in common with an older one."""
@@ -208,7 +208,7 @@ class UprSession:
         self.producer.disconnect()
 
 
-_TRANSLATIONS: dict[type[Request], Callable[[Any, Any], Iterator[upr.Packet]]] = {
+_TRANSLATIONS: dict[type[Request], Callable[[Any, Any], Iterator[upr.UprPacket]]] = {
     SnapshotMarker: UprSession._on_marker,
     Mutation: UprSession._on_mutation,
     Deletion: UprSession._on_deletion,
@@ -220,7 +220,7 @@ _TRANSLATIONS: dict[type[Request], Callable[[Any, Any], Iterator[upr.Packet]]] =
 """What becomes of each message that a consumer without collections may get."""
 
 
-def _as_dcp(packet: upr.StreamRequest, log: FailoverLog | None) -> StreamRequest:
+def _as_dcp(packet: upr.UprStreamRequest, log: FailoverLog | None) -> StreamRequest:
     branch = (packet.vbucket_uuid, packet.high_seqno)
     is_known = log is not None and any((entry.vbuuid, entry.seqno) == branch for entry in log.entries)
     return StreamRequest(

@@ -158,7 +158,7 @@ def node_config(cluster: Cluster) -> bytes:
 
 
 def bucket_uri(kind: str, name: str, uuid: str) -> str:
-    """The path of a bucket's resource on the HTTP side. The uuid tells apart two buckets of one name in turn."""
+    """The path of a bucket's resource on the HTTP side. The uuid differs for two buckets that had one name in turn."""
     return f"/pools/default/{kind}/{quote(name, safe='')}?bucket_uuid={quote(uuid, safe='')}"
 
 

@@ -1,5 +1,6 @@
 """The collections manifest: scopes and their collections, as JSON and as the system events between two of them.
 
+A value that the store keeps, the node changes and the client reads.
 Ids are base-16 strings with no 0x in the JSON. Id 0 is the default scope and the default collection; the ids below 8
 are reserved.
 """
@@ -33,14 +34,19 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
+    """A collection of a scope."""
+
     id: CollectionId
     name: str
     max_ttl_s: int | None = None
+    """None is the bucket's own, 0 is none."""
     history: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
+    """A scope with its collections."""
+
     id: ScopeId
     name: str
     collections: tuple[Collection, ...] = ()
@@ -201,7 +207,7 @@ class Manifest:
                 yield CollectionDropped(manifest_uid=self.uid, scope_id=scope.id, collection_id=collection.id)
 
     def _created_collections(self, newer: Manifest) -> Iterator[Event]:
-        # Newest id first, the order in which real servers were seen to tell them.
+        # Newest id first, the order in which real servers were seen to send them.
         for scope, collection in sorted(newer.collections(), key=lambda pair: -pair[1].id):
             known = self.collection_by_id(collection.id)
             if known is None or known[1] != collection:
@@ -273,7 +279,7 @@ def _collection_from_json(members: Any) -> Collection:
 
 
 def _name(name: Any) -> str:
-    """A name that somebody else has given: servers have some that nobody may give here."""
+    """A name that is given already: servers have some that no user may give here."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_BYTES_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise ValueError(f"{name!r} is not a name")
     return name

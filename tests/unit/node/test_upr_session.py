@@ -26,8 +26,8 @@ from headwater.store.opening import create_bucket
 from headwater.store.settling import flush
 
 VBUCKET = VBucketId(3)
-START, END, OK = upr.SnapshotStart, upr.SnapshotEnd, upr.StreamEndReason.OK
-CHANGED = upr.StreamEndReason.STATE_CHANGED
+START, END, OK = upr.UprSnapshotStart, upr.UprSnapshotEnd, upr.UprStreamEndReason.OK
+CHANGED = upr.UprStreamEndReason.STATE_CHANGED
 
 
 @dataclass
@@ -46,22 +46,22 @@ class World:
         self.bucket.put_removal(VBUCKET, collection_id=DEFAULT_COLLECTION, key=key, expired=expired)
         self.bucket.commit_now()
 
-    def packets(self) -> list[upr.Packet]:
+    def packets(self) -> list[upr.UprPacket]:
         """All that the session sends now."""
         data = self.session.data_to_send()
         while produced := self.session.produce(64):
             data += produced
         return [upr.decode_packet(frame) for frame in decode_frames(data)]
 
-    def ask(self, packet: upr.Packet) -> list[upr.Packet]:
+    def ask(self, packet: upr.UprPacket) -> list[upr.UprPacket]:
         self.session.receive_data(packet.encode())
         return self.packets()
 
     def stream(
         self, start: int = 0, end: int = SEQNO_MAX, *, branch: tuple[int, int] = (0, 0), vbucket: int = VBUCKET
-    ) -> list[upr.Packet]:
+    ) -> list[upr.UprPacket]:
         return self.ask(
-            upr.StreamRequest(
+            upr.UprStreamRequest(
                 vbucket=VBucketId(vbucket),
                 request_id=45,
                 start_by_seqno=Seqno(start),
@@ -93,7 +93,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     bucket.engine.close()
 
 
-def kinds(packets: list[upr.Packet]) -> list[type[upr.Packet]]:
+def kinds(packets: list[upr.UprPacket]) -> list[type[upr.UprPacket]]:
     return [type(packet) for packet in packets]
 
 
@@ -109,19 +109,19 @@ def test_a_stream_from_its_beginning_to_its_end(world: World) -> None:
     packets = world.stream(end=5)
     # A snapshot holds a key once, so that the first versions of a and c are not in it.
     assert kinds(packets) == [
-        upr.StreamOk, upr.StreamBegin, START, upr.Mutation, upr.Deletion, upr.Expiration, END, upr.StreamEnd,
+        upr.UprStreamOk, upr.UprStreamBegin, START, upr.UprMutation, upr.UprDeletion, upr.UprExpiration, END, upr.UprStreamEnd,
     ]  # fmt: skip
     assert all((packet.vbucket, packet.request_id) == (VBUCKET, 45) for packet in packets)
     mutation, deletion, expiration = packets[3:6]
-    assert isinstance(mutation, upr.Mutation)
-    assert isinstance(deletion, upr.Deletion)
-    assert isinstance(expiration, upr.Expiration)
+    assert isinstance(mutation, upr.UprMutation)
+    assert isinstance(deletion, upr.UprDeletion)
+    assert isinstance(expiration, upr.UprExpiration)
     assert (mutation.by_seqno, mutation.rev_seqno, mutation.key, mutation.value) == (2, 1, b"b", b"two")
     assert (deletion.by_seqno, deletion.rev_seqno, deletion.key) == (3, 2, b"a")
     # Revisions go on from the highest one of a deleted document.
     assert (expiration.by_seqno, expiration.rev_seqno, expiration.key) == (5, 4, b"c")
     assert all(packet.cas for packet in packets[3:6])
-    assert packets[-1] == upr.StreamEnd(vbucket=VBUCKET, request_id=45, reason=OK)
+    assert packets[-1] == upr.UprStreamEnd(vbucket=VBUCKET, request_id=45, reason=OK)
 
 
 def test_a_durable_write_is_seen_as_what_it_became(world: World) -> None:
@@ -135,27 +135,34 @@ def test_a_durable_write_is_seen_as_what_it_became(world: World) -> None:
     world.bucket.abort_prepare(aborted)
     world.put(b"c")
     packets = world.stream(end=5)
-    changes = [packet for packet in packets if isinstance(packet, upr.Mutation)]
+    changes = [packet for packet in packets if isinstance(packet, upr.UprMutation)]
     assert [(change.by_seqno, change.key, change.request_id) for change in changes] == [(3, b"a", 45), (5, b"c", 45)]
-    assert kinds(packets)[-2:] == [END, upr.StreamEnd]
+    assert kinds(packets)[-2:] == [END, upr.UprStreamEnd]
 
 
 def test_an_open_stream_goes_on_with_a_snapshot_for_each_commit(world: World) -> None:
-    assert kinds(world.stream()) == [upr.StreamOk, upr.StreamBegin]
+    assert kinds(world.stream()) == [upr.UprStreamOk, upr.UprStreamBegin]
     world.put(b"a")
-    assert kinds(world.packets()) == [START, upr.Mutation, END]
+    assert kinds(world.packets()) == [START, upr.UprMutation, END]
     world.put(b"a")
-    assert kinds(world.packets()) == [START, upr.Mutation, END]
+    assert kinds(world.packets()) == [START, upr.UprMutation, END]
     assert world.packets() == []
 
 
 def test_any_split_of_the_request_gives_the_same_answer(world: World) -> None:
     world.put(b"a")
-    data = upr.StreamRequest(vbucket=VBUCKET, request_id=7, end_by_seqno=Seqno(1), group_id=b"g").encode()
+    data = upr.UprStreamRequest(vbucket=VBUCKET, request_id=7, end_by_seqno=Seqno(1), group_id=b"g").encode()
     for at in range(len(data)):
         assert world.packets() == []
         world.session.receive_data(data[at : at + 1])
-    assert kinds(world.packets()) == [upr.StreamOk, upr.StreamBegin, START, upr.Mutation, END, upr.StreamEnd]
+    assert kinds(world.packets()) == [
+        upr.UprStreamOk,
+        upr.UprStreamBegin,
+        START,
+        upr.UprMutation,
+        END,
+        upr.UprStreamEnd,
+    ]
 
 
 def test_other_collections_and_extended_attributes_are_left_out(world: World) -> None:
@@ -168,9 +175,9 @@ def test_other_collections_and_extended_attributes_are_left_out(world: World) ->
     )
     world.put(b"elsewhere", collection=other)
     packets = world.stream()
-    assert kinds(packets) == [upr.StreamOk, upr.StreamBegin, START, upr.Mutation, END]
+    assert kinds(packets) == [upr.UprStreamOk, upr.UprStreamBegin, START, upr.UprMutation, END]
     mutation = packets[3]
-    assert isinstance(mutation, upr.Mutation)
+    assert isinstance(mutation, upr.UprMutation)
     assert (mutation.key, mutation.value, mutation.item_flags, mutation.item_exp) == (b"a", b"body", 9, 8)
 
 
@@ -181,7 +188,7 @@ def test_a_consumer_that_knows_the_branch_goes_on(world: World) -> None:
     for key in (b"a", b"b", b"c"):
         world.put(key)
     packets = world.stream(2, 3, branch=world.branch)
-    assert kinds(packets) == [upr.StreamOk, upr.StreamBegin, START, upr.Mutation, END, upr.StreamEnd]
+    assert kinds(packets) == [upr.UprStreamOk, upr.UprStreamBegin, START, upr.UprMutation, END, upr.UprStreamEnd]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -189,14 +196,14 @@ def test_a_branch_is_a_vbuuid_and_where_it_began(world: World, known: bool) -> N
     world.put(b"a")
     vbuuid, began = world.branch
     packets = world.stream(1, branch=(vbuuid, began if known else began + 1))
-    expected: list[type[upr.Packet]] = [upr.StreamOk, upr.StreamBegin] if known else [upr.Rollback]
+    expected: list[type[upr.UprPacket]] = [upr.UprStreamOk, upr.UprStreamBegin] if known else [upr.UprRollback]
     assert kinds(packets) == expected
 
 
 def test_an_unknown_branch_rolls_back_to_the_start(world: World) -> None:
     world.put(b"a")
-    assert world.stream(1, branch=(77, 0)) == [upr.Rollback(vbucket=VBUCKET, request_id=45, rollback_seqno=Seqno(0))]
-    assert kinds(world.stream(0, 1, branch=(77, 0)))[0] is upr.StreamOk
+    assert world.stream(1, branch=(77, 0)) == [upr.UprRollback(vbucket=VBUCKET, request_id=45, rollback_seqno=Seqno(0))]
+    assert kinds(world.stream(0, 1, branch=(77, 0)))[0] is upr.UprStreamOk
 
 
 def test_a_consumer_that_is_ahead_rolls_back_to_where_the_histories_part(world: World) -> None:
@@ -204,25 +211,25 @@ def test_a_consumer_that_is_ahead_rolls_back_to_where_the_histories_part(world: 
         world.put(key)
     branch = world.branch
     roll_back_vbucket(world.service, VBUCKET, Seqno(2))
-    assert world.stream(3, branch=branch) == [upr.Rollback(vbucket=VBUCKET, request_id=45, rollback_seqno=Seqno(2))]
-    assert kinds(world.stream(2, branch=branch))[0] is upr.StreamOk
+    assert world.stream(3, branch=branch) == [upr.UprRollback(vbucket=VBUCKET, request_id=45, rollback_seqno=Seqno(2))]
+    assert kinds(world.stream(2, branch=branch))[0] is upr.UprStreamOk
 
 
 def test_the_failover_log(world: World) -> None:
     world.put(b"a")
     before = world.branch
     roll_back_vbucket(world.service, VBUCKET, Seqno(1))
-    (answer,) = world.ask(upr.FailoverLogRequest(vbucket=VBUCKET, request_id=9))
-    assert isinstance(answer, upr.FailoverLogResponse)
+    (answer,) = world.ask(upr.UprFailoverLogRequest(vbucket=VBUCKET, request_id=9))
+    assert isinstance(answer, upr.UprFailoverLogResponse)
     assert [(entry.vbuuid, entry.seqno) for entry in answer.failover_log] == [world.branch, before]
     assert answer.request_id == 9
 
 
 @pytest.mark.parametrize("vbucket", [7, 8, 0xFFFF])
 def test_a_vbucket_that_is_not_here(world: World, vbucket: int) -> None:
-    expected = [upr.NotMyVBucket(vbucket=VBucketId(vbucket), request_id=45)]
+    expected = [upr.UprNotMyVBucket(vbucket=VBucketId(vbucket), request_id=45)]
     assert world.stream(vbucket=vbucket) == expected
-    assert world.ask(upr.FailoverLogRequest(vbucket=VBucketId(vbucket), request_id=45)) == expected
+    assert world.ask(upr.UprFailoverLogRequest(vbucket=VBucketId(vbucket), request_id=45)) == expected
 
 
 # --- ends ----------------------------------------------------------------------------------------------------------
@@ -232,7 +239,7 @@ def test_a_state_change_ends_a_stream(world: World) -> None:
     world.stream()
     world.bucket.set_vbucket_state(VBUCKET, VBucketState.DEAD)
     world.bucket.commit_now()
-    assert world.packets() == [upr.StreamEnd(vbucket=VBUCKET, request_id=45, reason=CHANGED)]
+    assert world.packets() == [upr.UprStreamEnd(vbucket=VBUCKET, request_id=45, reason=CHANGED)]
     assert not world.session.has_streams
 
 
@@ -241,14 +248,14 @@ def test_a_rollback_ends_a_stream_as_a_state_change(world: World) -> None:
     world.put(b"b")
     world.stream()
     roll_back_vbucket(world.service, VBUCKET, Seqno(1))
-    assert world.packets() == [upr.StreamEnd(vbucket=VBUCKET, request_id=45, reason=CHANGED)]
+    assert world.packets() == [upr.UprStreamEnd(vbucket=VBUCKET, request_id=45, reason=CHANGED)]
 
 
 def test_a_flush_is_told_before_the_stream_ends(world: World) -> None:
     world.put(b"a")
     world.stream()
     flush(world.bucket)
-    assert kinds(world.packets()) == [upr.Flush, upr.StreamEnd]
+    assert kinds(world.packets()) == [upr.UprFlush, upr.UprStreamEnd]
 
 
 def test_a_connection_that_is_gone_is_forgotten(world: World) -> None:
@@ -271,11 +278,11 @@ def test_requests_that_the_draft_can_not_refuse_end_the_connection(world: World)
 
 def test_what_only_producers_send_ends_the_connection(world: World) -> None:
     with pytest.raises(UnexpectedMessage, match="StreamOk"):
-        world.ask(upr.StreamOk())
+        world.ask(upr.UprStreamOk())
 
 
 def test_lengths_that_are_not_those_of_the_layout(world: World) -> None:
-    drawn = bytearray(upr.StreamRequest(vbucket=VBUCKET, group_id=b"replication_12").encode())
+    drawn = bytearray(upr.UprStreamRequest(vbucket=VBUCKET, group_id=b"replication_12").encode())
     drawn[4] = 0x28  # as the draft prints it, 8 too long
     with pytest.raises(LengthMismatch):
         world.session.receive_data(bytes(drawn))

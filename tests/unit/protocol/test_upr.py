@@ -26,35 +26,35 @@ HEADER: dict[str, Any] = {"vbucket": VBucketId(12), "request_id": 45}
 CHANGE: dict[str, Any] = {**HEADER, "cas": Cas(165), "by_seqno": Seqno(2251), "rev_seqno": 3, "key": b"mykey"}
 PAIR = FailoverEntry(vbuuid=Vbuuid(3570), seqno=Seqno(62100))
 
-STREAM_REQUEST = upr.StreamRequest(
+STREAM_REQUEST = upr.UprStreamRequest(
     **HEADER, vbucket_uuid=Vbuuid(247178), high_seqno=Seqno(2680), group_id=b"replication_12"
 )
-ROLLBACK = upr.Rollback(**HEADER, rollback_seqno=Seqno(17832))
-FAILOVER_LOG = upr.FailoverLogResponse(**HEADER, failover_log=(PAIR, PAIR))
-MUTATION = upr.Mutation(**CHANGE, value=b"myvalue", item_flags=1, item_exp=2, lock_time=3)
-DELETION = upr.Deletion(**CHANGE)
-EXPIRATION = upr.Expiration(**CHANGE)
-FLUSH = upr.Flush(**HEADER)
+ROLLBACK = upr.UprRollback(**HEADER, rollback_seqno=Seqno(17832))
+FAILOVER_LOG = upr.UprFailoverLogResponse(**HEADER, failover_log=(PAIR, PAIR))
+MUTATION = upr.UprMutation(**CHANGE, value=b"myvalue", item_flags=1, item_exp=2, lock_time=3)
+DELETION = upr.UprDeletion(**CHANGE)
+EXPIRATION = upr.UprExpiration(**CHANGE)
+FLUSH = upr.UprFlush(**HEADER)
 
-EMPTY: tuple[upr.Packet, ...] = (
-    upr.FailoverLogRequest(**HEADER),
-    upr.StreamOk(**HEADER),
-    upr.NotMyVBucket(**HEADER),
-    upr.StreamBegin(**HEADER),
-    upr.SnapshotStart(**HEADER),
-    upr.SnapshotEnd(**HEADER),
+EMPTY: tuple[upr.UprPacket, ...] = (
+    upr.UprFailoverLogRequest(**HEADER),
+    upr.UprStreamOk(**HEADER),
+    upr.UprNotMyVBucket(**HEADER),
+    upr.UprStreamBegin(**HEADER),
+    upr.UprSnapshotStart(**HEADER),
+    upr.UprSnapshotEnd(**HEADER),
     FLUSH,
-    upr.StreamEnd(**HEADER),
-    upr.StreamEnd(**HEADER, reason=upr.StreamEndReason.STATE_CHANGED),
+    upr.UprStreamEnd(**HEADER),
+    upr.UprStreamEnd(**HEADER, reason=upr.UprStreamEndReason.STATE_CHANGED),
 )
-ALL: tuple[upr.Packet, ...] = (*EMPTY, STREAM_REQUEST, ROLLBACK, FAILOVER_LOG, MUTATION, DELETION, EXPIRATION)
+ALL: tuple[upr.UprPacket, ...] = (*EMPTY, STREAM_REQUEST, ROLLBACK, FAILOVER_LOG, MUTATION, DELETION, EXPIRATION)
 
 
 def name(packet: object) -> str:
     return type(packet).__name__
 
 
-def decode(data: bytes) -> upr.Packet:
+def decode(data: bytes) -> upr.UprPacket:
     [frame] = decode_frames(data)
     return upr.decode_packet(frame)
 
@@ -63,7 +63,7 @@ def decode(data: bytes) -> upr.Packet:
 
 
 @pytest.mark.parametrize("packet", ALL, ids=name)
-def test_round_trip(packet: upr.Packet) -> None:
+def test_round_trip(packet: upr.UprPacket) -> None:
     decoded = decode(packet.encode())
     assert type(decoded) is type(packet)
     assert decoded == packet
@@ -71,12 +71,12 @@ def test_round_trip(packet: upr.Packet) -> None:
 
 
 def test_every_packet_is_tried() -> None:
-    known = {*upr.PACKETS.values(), upr.StreamEnd, upr.FailoverLogResponse}
+    known = {*upr.PACKETS.values(), upr.UprStreamEnd, upr.UprFailoverLogResponse}
     assert {type(packet) for packet in ALL} == known
 
 
 @pytest.mark.parametrize("packet", ALL, ids=name)
-def test_wire_fields_cover_the_packet(packet: upr.Packet) -> None:
+def test_wire_fields_cover_the_packet(packet: upr.UprPacket) -> None:
     data = packet.encode()
     at = 0
     for field in upr.wire_fields(packet):
@@ -94,20 +94,20 @@ def test_wire_fields_of_an_empty_key_and_value() -> None:
 
 
 def test_a_stream_request_asks_for_everything_by_default() -> None:
-    request = upr.StreamRequest()
+    request = upr.UprStreamRequest()
     assert (request.start_by_seqno, request.end_by_seqno, request.vbucket_uuid) == (0, SEQNO_MAX, 0)
 
 
 def test_only_requests_have_the_request_magic() -> None:
     magics = {type(packet): packet.encode()[0] for packet in ALL}
     requests = {packet for packet, magic in magics.items() if magic == Magic.REQUEST}
-    assert requests == {upr.StreamRequest, upr.FailoverLogRequest}
+    assert requests == {upr.UprStreamRequest, upr.UprFailoverLogRequest}
     assert {magics[packet] for packet in magics.keys() - requests} == {Magic.RESPONSE}
 
 
 def test_the_body_tells_the_two_responses_of_type_2_apart() -> None:
-    empty = upr.NotMyVBucket(**HEADER)
-    full = upr.FailoverLogResponse(**HEADER, failover_log=(PAIR,))
+    empty = upr.UprNotMyVBucket(**HEADER)
+    full = upr.UprFailoverLogResponse(**HEADER, failover_log=(PAIR,))
     assert empty.encode()[:8] == full.encode()[:8]
     assert decode(empty.encode()) == empty
     assert decode(full.encode()) == full
@@ -120,9 +120,9 @@ def test_a_cas_where_none_belongs_is_kept() -> None:
 
 @pytest.mark.parametrize("number", [0, 3, 255])
 def test_an_unknown_reason_is_kept(number: int) -> None:
-    packet = upr.StreamEnd(**HEADER, reason=upr.StreamEndReason(number))
+    packet = upr.UprStreamEnd(**HEADER, reason=upr.UprStreamEndReason(number))
     decoded = decode(packet.encode())
-    assert isinstance(decoded, upr.StreamEnd)
+    assert isinstance(decoded, upr.UprStreamEnd)
     assert decoded.reason == number
     assert not decoded.reason.is_known
     assert decoded.encode() == packet.encode()
@@ -131,7 +131,7 @@ def test_an_unknown_reason_is_kept(number: int) -> None:
 # --- the lengths as the draft prints them ----------------------------------------------------------------------
 
 
-def printed(packet: upr.Packet, *, extras_bytes: int, body_bytes: int) -> bytes:
+def printed(packet: upr.UprPacket, *, extras_bytes: int, body_bytes: int) -> bytes:
     """The packet with the lengths that the draft prints."""
     data = bytearray(packet.encode())
     data[4] = extras_bytes
@@ -183,7 +183,7 @@ def test_a_failover_log_with_the_printed_length_is_not_my_vbucket_and_junk() -> 
     buffer.receive_data(printed(FAILOVER_LOG, extras_bytes=0, body_bytes=0))
     frame = buffer.next_frame()
     assert frame is not None
-    assert upr.decode_packet(frame) == upr.NotMyVBucket(**HEADER)
+    assert upr.decode_packet(frame) == upr.UprNotMyVBucket(**HEADER)
     with pytest.raises(BadMagic):
         buffer.next_frame()
 
@@ -197,37 +197,42 @@ def refused(frame: Frame, error: type[RemoteProtocolError], reason: str, *, offs
     assert raised.value.offset == offset
 
 
-@pytest.mark.parametrize("packet", [packet for packet in ALL if packet.extras_layout.size_bytes], ids=name)
+@pytest.mark.parametrize("packet", [packet for packet in ALL if packet.layout().size_bytes], ids=name)
 @pytest.mark.parametrize("by", [-8, -1, 1, 8])
-def test_extras_of_another_length(packet: upr.Packet, by: int) -> None:
+def test_extras_of_another_length(packet: upr.UprPacket, by: int) -> None:
     frame = packet.to_frame()
     extras = frame.extras[:by] if by < 0 else frame.extras + bytes(by)
     refused(replace(frame, extras=extras), LengthMismatch, "must have extras of", offset=4)
 
 
-@pytest.mark.parametrize("packet", [packet for packet in ALL if not packet.extras_layout.size_bytes], ids=name)
-def test_extras_where_none_belong(packet: upr.Packet) -> None:
+@pytest.mark.parametrize("packet", [packet for packet in ALL if not packet.layout().size_bytes], ids=name)
+def test_extras_where_none_belong(packet: upr.UprPacket) -> None:
     frame = replace(packet.to_frame(), extras=b"\0")
     refused(frame, LengthMismatch, "must have extras of 0 bytes, not 1", offset=4)
 
 
 @pytest.mark.parametrize("packet", [packet for packet in ALL if packet.key_field is None], ids=name)
-def test_a_key_where_none_belongs(packet: upr.Packet) -> None:
+def test_a_key_where_none_belongs(packet: upr.UprPacket) -> None:
     refused(replace(packet.to_frame(), key=b"k"), LengthMismatch, "must not have a key", offset=2)
 
 
 @pytest.mark.parametrize("packet", [MUTATION, DELETION, EXPIRATION], ids=name)
-def test_a_change_with_no_key(packet: upr.Packet) -> None:
+def test_a_change_with_no_key(packet: upr.UprPacket) -> None:
     refused(replace(packet.to_frame(), key=b""), LengthMismatch, "must have a key", offset=2)
 
 
 @pytest.mark.parametrize(
     "packet",
     # A value makes "not my vbucket" a failover log, see below.
-    [*(packet for packet in EMPTY if not isinstance(packet, upr.NotMyVBucket)), STREAM_REQUEST, DELETION, EXPIRATION],
+    [
+        *(packet for packet in EMPTY if not isinstance(packet, upr.UprNotMyVBucket)),
+        STREAM_REQUEST,
+        DELETION,
+        EXPIRATION,
+    ],
     ids=name,
 )
-def test_a_value_where_none_belongs(packet: upr.Packet) -> None:
+def test_a_value_where_none_belongs(packet: upr.UprPacket) -> None:
     refused(replace(packet.to_frame(), value=b"v"), LengthMismatch, "1 bytes are left of its body", offset=8)
 
 
@@ -239,7 +244,7 @@ def test_a_failover_log_that_is_no_whole_number_of_pairs(size: int) -> None:
 def test_a_failover_log_frame_of_no_pairs_decoded_as_such() -> None:
     """`decode_packet` never comes here: it takes the frame for "not my vbucket"."""
     with pytest.raises(LengthMismatch, match="of 0 bytes"):
-        upr.FailoverLogResponse.from_frame(upr.NotMyVBucket().to_frame())
+        upr.UprFailoverLogResponse.from_frame(upr.UprNotMyVBucket().to_frame())
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 16])
@@ -273,7 +278,7 @@ def test_an_unknown_type(opcode: upr.UprOpcode, unknown: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("magic", list(Magic))
 @pytest.mark.parametrize("packet", ALL, ids=name)
-def test_the_wrong_magic(packet: upr.Packet, magic: Magic) -> None:
+def test_the_wrong_magic(packet: upr.UprPacket, magic: Magic) -> None:
     frame = packet.to_frame()
     if magic != frame.magic:
         refused(replace(frame, magic=magic), MalformedMessage, f"not 0x{magic:02x}", offset=0)
@@ -289,7 +294,7 @@ def test_the_hint_of_a_malformed_packet_does_not_promise_an_answer() -> None:
 
 
 @pytest.mark.parametrize("packet", [packet for packet in ALL if packet.key_field is not None], ids=name)
-def test_the_longest_key_and_one_more(packet: upr.Packet) -> None:
+def test_the_longest_key_and_one_more(packet: upr.UprPacket) -> None:
     frame = packet.to_frame()
     longest = replace(frame, key=b"k" * KEY_BYTES_MAX)
     assert upr.decode_packet(longest).encode() == longest.encode()
@@ -307,7 +312,7 @@ def test_the_longest_failover_log_and_one_more() -> None:
 @pytest.mark.parametrize(
     ("packet", "reason"),
     [
-        (replace(FAILOVER_LOG, failover_log=()), "1 to 1024 pairs, not 0. Answer NotMyVBucket"),
+        (replace(FAILOVER_LOG, failover_log=()), "1 to 1024 pairs, not 0. Answer UprNotMyVBucket"),
         (replace(FAILOVER_LOG, failover_log=(PAIR,) * 1025), "1 to 1024 pairs, not 1025"),
         (replace(STREAM_REQUEST, group_id=b"g" * 251), "a group_id of 251 bytes exceeds 250"),
         (replace(MUTATION, key=b"k" * 251), "a key of 251 bytes exceeds 250"),
@@ -317,9 +322,9 @@ def test_the_longest_failover_log_and_one_more() -> None:
         (replace(FLUSH, vbucket=VBucketId(2**16)), "Flush: .* vbucket"),
         (replace(FLUSH, request_id=-1), "Flush: .* request_id"),
         (replace(FLUSH, cas=Cas(2**64)), "Flush: .* cas"),
-        (upr.StreamEnd(reason=upr.StreamEndReason(256)), "StreamEnd: .* request_type"),
+        (upr.UprStreamEnd(reason=upr.UprStreamEndReason(256)), "StreamEnd: .* request_type"),
     ],
 )
-def test_what_cannot_be_sent(packet: upr.Packet, reason: str) -> None:
+def test_what_cannot_be_sent(packet: upr.UprPacket, reason: str) -> None:
     with pytest.raises(LocalProtocolError, match=reason):
         packet.encode()

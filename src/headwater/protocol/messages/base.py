@@ -1,6 +1,15 @@
-"""Layouts: the fixed-width, big-endian fields of an extras section (or of a structured value), by name.
+"""What messages are made of: layouts of fixed-width fields, and the classes that all messages inherit from.
 
 A layout reads like the tables of the specification, and serves encoding, decoding and the annotated print alike.
+
+A message is a frozen dataclass. Its fields say what it may carry: a field `key` that has no default means the message
+must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
+`value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it starts
+with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a class
+lists all layouts and picks one in `layout()`.
+
+`WireMessage` holds that for both wire formats: memcached's (`Message`, with its requests and responses in the modules
+of this package) and that of the UPR draft (`headwater.protocol.upr`).
 """
 
 from __future__ import annotations
@@ -11,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from headwater.errors import LocalProtocolError, MalformedMessage
+from headwater.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
 from headwater.protocol.frames import (
     HEADER_BYTES,
@@ -27,7 +36,7 @@ from headwater.protocol.values import Datatype
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class LayoutField:
     """One integer of a layout: its name, its width and the type it is given."""
 
     name: str
@@ -39,20 +48,20 @@ class Field:
         return struct.Struct(">" + self.code).size
 
 
-def u8(name: str, convert: Callable[[int], int] = int) -> Field:
-    return Field(name, "B", convert)
+def u8(name: str, convert: Callable[[int], int] = int) -> LayoutField:
+    return LayoutField(name, "B", convert)
 
 
-def u16(name: str, convert: Callable[[int], int] = int) -> Field:
-    return Field(name, "H", convert)
+def u16(name: str, convert: Callable[[int], int] = int) -> LayoutField:
+    return LayoutField(name, "H", convert)
 
 
-def u32(name: str, convert: Callable[[int], int] = int) -> Field:
-    return Field(name, "I", convert)
+def u32(name: str, convert: Callable[[int], int] = int) -> LayoutField:
+    return LayoutField(name, "I", convert)
 
 
-def u64(name: str, convert: Callable[[int], int] = int) -> Field:
-    return Field(name, "Q", convert)
+def u64(name: str, convert: Callable[[int], int] = int) -> LayoutField:
+    return LayoutField(name, "Q", convert)
 
 
 class Layout:
@@ -60,7 +69,7 @@ class Layout:
 
     __slots__ = ("_converted", "_names", "_struct", "fields", "size_bytes")
 
-    def __init__(self, *fields: Field) -> None:
+    def __init__(self, *fields: LayoutField) -> None:
         self.fields = fields
         self._struct = struct.Struct(">" + "".join(field.code for field in fields))
         self.size_bytes = self._struct.size
@@ -89,14 +98,110 @@ class Layout:
 NO_FIELDS = Layout()
 
 
-# What every message shares: header fields, the shape of its parts, and the way to and from a frame.
-#
-# A message is a frozen dataclass. Its fields say what it may carry: a field `key` that has no default means the message
-# must have a key, a `key` with a default that it may have one, and no such field that it must not; the same holds for
-# `value`. A field `collection_id` says that the key is a document's, so that on a collection-aware connection it starts
-# with a LEB128 collection id. Integers of the extras come from a `Layout`; where versions differ in length, a class
-# lists all layouts and picks one in `layout()`.
+# --- what the messages of both wire formats share ---------------------------------------------------------------------
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireMessage:
+    """A header, which subclasses say, and a body: extras, key and value, and the way to and from a frame."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = (NO_FIELDS,)
+    key_field: ClassVar[str | None] = None
+    """The field that is sent as the key: `key` where a message has a field of that name."""
+    key_bytes_max: ClassVar[int | None] = None
+    _may_have: ClassVar[frozenset[str]] = frozenset()
+    _must_have: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def learn_shape(cls) -> None:
+        """Read off the fields which parts the body may have, and which it must have."""
+        names = {field.name for field in fields(cls)}
+        cls.key_field = "key" if "key" in names else cls.key_field
+        parts = [field for field in fields(cls) if field.name in (cls.key_field, "value", "collection_id")]
+        cls._may_have = frozenset(field.name for field in parts)
+        cls._must_have = frozenset(field.name for field in parts if field.default is MISSING)
+        if "collection_id" in cls._may_have:
+            cls.key_bytes_max = KEY_BYTES_MAX
+
+    @classmethod
+    def malformed(cls, part: str, reason: str) -> RemoteProtocolError:
+        """The error for a part of the body (`extras`, `key` or `value`) that does not fit the message."""
+        return MalformedMessage(reason, offset=HEADER_BYTES)
+
+    def layout(self) -> Layout:
+        """The layout of this message's extras, by the version its fields ask for."""
+        return self.layouts[0]
+
+    def encode_extras(self) -> bytes:
+        return self.layout().pack(self)
+
+    def encode_key(self) -> bytes:
+        key: bytes = getattr(self, self.key_field) if self.key_field else b""
+        collection_id: int | None = getattr(self, "collection_id", None)
+        return key if collection_id is None else encode_collection_id(collection_id) + key
+
+    def encode_value(self) -> bytes:
+        value: bytes = getattr(self, "value", b"")
+        return value
+
+    def to_frame(self) -> Frame:
+        raise NotImplementedError  # pragma: no cover  (the subclass knows the header)
+
+    def encode(self) -> bytes:
+        return self.to_frame().encode()
+
+    def check_parts(self) -> None:
+        for part in self._must_have - {"collection_id"}:
+            if not getattr(self, part):
+                raise LocalProtocolError(f"{type(self).__name__} must have a {part}")
+
+    @classmethod
+    def decode_extras(cls, extras: bytes) -> dict[str, Any]:
+        for layout in cls.layouts:
+            if layout.size_bytes == len(extras):
+                return layout.unpack(extras)
+        expected = " or ".join(str(layout.size_bytes) for layout in cls.layouts)
+        raise cls.malformed("extras", f"{cls.__name__} must have extras of {expected} bytes, not {len(extras)}")
+
+    @classmethod
+    def decode_key(cls, key: bytes, negotiated: Negotiated) -> dict[str, Any]:
+        if cls.key_field is None:
+            if key:
+                raise cls.malformed("key", f"{cls.__name__} must not have a key")
+            return {}
+        decoded: dict[str, Any] = {}
+        # Collections, "Key": where collections were negotiated, a document's key starts with the collection id.
+        if negotiated.collections and "collection_id" in cls._may_have:
+            decoded["collection_id"], at = decode_collection_id(key)
+            key = key[at:]
+        if cls.key_bytes_max is not None and len(key) > cls.key_bytes_max:
+            raise cls.malformed("key", f"a {cls.key_field} of {len(key)} bytes exceeds {cls.key_bytes_max}")
+        if not key and cls.key_field in cls._must_have:
+            raise cls.malformed("key", f"{cls.__name__} must have a {cls.key_field}")
+        return {**decoded, cls.key_field: key}
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        """The fields that the value holds. `known` are those decoded before it."""
+        if "value" in cls._may_have:
+            if not value and "value" in cls._must_have:
+                raise cls.malformed("value", f"{cls.__name__} must have a value")
+            return {"value": value}
+        if value:
+            reason = f"{cls.__name__} must not have a value, but {len(value)} bytes are left of its body"
+            raise cls.malformed("value", reason)
+        return {}
+
+    @classmethod
+    def decode_body(cls, frame: Frame, negotiated: Negotiated, header: dict[str, Any]) -> dict[str, Any]:
+        """All fields of the message, given those of its header."""
+        known = header | cls.decode_extras(frame.extras)
+        known |= cls.decode_key(frame.key, negotiated)
+        known |= cls.decode_value(frame.value, known)
+        return known
+
+
+# --- messages of memcached's binary protocol, DCP's among them --------------------------------------------------------
 
 REQUESTS: dict[int, type[Request]] = {}
 RESPONSES: dict[int, type[Response]] = {}
@@ -109,7 +214,7 @@ M = TypeVar("M", bound="Message")
 def message(cls: type[M]) -> type[M]:
     """Make a class a message and enter it under its opcode."""
     made: type[M] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-    made._learn_shape()
+    made.learn_shape()
     if issubclass(made, Request):
         registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
         registry[made.opcode] = made
@@ -120,107 +225,43 @@ def message(cls: type[M]) -> type[M]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(WireMessage):
     """A request or a response."""
-
-    layouts: ClassVar[tuple[Layout, ...]] = (NO_FIELDS,)
-    _may_have: ClassVar[frozenset[str]] = frozenset()
-    _must_have: ClassVar[frozenset[str]] = frozenset()
 
     opaque: int = 0
     cas: Cas = Cas(0)
     datatype: Datatype = Datatype.RAW
     frame_infos: tuple[FrameInfo, ...] = ()
 
-    @classmethod
-    def _learn_shape(cls) -> None:
-        parts = [field for field in fields(cls) if field.name in ("key", "value", "collection_id")]
-        cls._may_have = frozenset(field.name for field in parts)
-        cls._must_have = frozenset(field.name for field in parts if field.default is MISSING)
-
-    def layout(self) -> Layout:
-        """The layout of this message's extras, by the version its fields ask for."""
-        return self.layouts[0]
-
-    def encode_extras(self) -> bytes:
-        return self.layout().pack(self)
-
-    def encode_key(self) -> bytes:
-        key: bytes = getattr(self, "key", b"")
-        collection_id: int | None = getattr(self, "collection_id", None)
-        return key if collection_id is None else encode_collection_id(collection_id) + key
-
-    def encode_value(self) -> bytes:
-        value: bytes = getattr(self, "value", b"")
-        return value
-
-    def to_frame(self) -> Frame:
-        raise NotImplementedError  # pragma: no cover  (Request and Response say how)
-
-    def encode(self) -> bytes:
-        return self.to_frame().encode()
-
-    @classmethod
-    def decode_extras(cls, extras: bytes) -> dict[str, Any]:
-        for layout in cls.layouts:
-            if layout.size_bytes == len(extras):
-                return layout.unpack(extras)
-        expected = " or ".join(str(layout.size_bytes) for layout in cls.layouts)
-        raise MalformedMessage(
-            f"{cls.__name__} must have extras of {expected} bytes, not {len(extras)}", offset=HEADER_BYTES
+    def _frame(self, magic: Magic, opcode: int, specific: int) -> Frame:
+        self.check_parts()
+        return Frame(
+            magic=magic,
+            opcode=opcode,
+            specific=specific,
+            opaque=self.opaque,
+            cas=self.cas,
+            datatype=self.datatype,
+            framing_extras=encode_frame_infos(self.frame_infos),
+            extras=self.encode_extras(),
+            key=self.encode_key(),
+            value=self.encode_value(),
         )
 
     @classmethod
-    def decode_key(cls, key: bytes, negotiated: Negotiated) -> dict[str, Any]:
-        if "key" not in cls._may_have:
-            if key:
-                raise MalformedMessage(f"{cls.__name__} must not have a key", offset=HEADER_BYTES)
-            return {}
-        decoded: dict[str, Any] = {}
-        if "collection_id" in cls._may_have:
-            if negotiated.collections:
-                decoded["collection_id"], at = decode_collection_id(key)
-                key = key[at:]
-            if len(key) > KEY_BYTES_MAX:
-                raise MalformedMessage(f"a key of {len(key)} bytes exceeds {KEY_BYTES_MAX}", offset=HEADER_BYTES)
-        if not key and "key" in cls._must_have:
-            raise MalformedMessage(f"{cls.__name__} must have a key", offset=HEADER_BYTES)
-        return {**decoded, "key": key}
-
-    @classmethod
-    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        """The fields that the value holds. `known` are those decoded before it."""
-        if "value" in cls._may_have:
-            if not value and "value" in cls._must_have:
-                raise MalformedMessage(f"{cls.__name__} must have a value", offset=HEADER_BYTES)
-            return {"value": value}
-        if value:
-            raise MalformedMessage(f"{cls.__name__} must not have a value", offset=HEADER_BYTES)
-        return {}
-
-    def _check_parts(self) -> None:
-        for part in self._must_have - {"collection_id"}:
-            if not getattr(self, part):
-                raise LocalProtocolError(f"{type(self).__name__} must have a {part}")
-
-    @classmethod
-    def _decode_parts(cls, frame: Frame, negotiated: Negotiated, **header: Any) -> dict[str, Any]:
-        known: dict[str, Any] = {
-            **header,
+    def _decoded(cls, frame: Frame, negotiated: Negotiated, **header: Any) -> Self:
+        header |= {
             "opaque": frame.opaque,
             "cas": Cas(frame.cas),
             "datatype": Datatype(frame.datatype),
             "frame_infos": decode_frame_infos(frame.framing_extras),
         }
-        known |= cls.decode_extras(frame.extras)
-        known |= cls.decode_key(frame.key, negotiated)
-        known |= cls.decode_value(frame.value, known)
-        return known
+        return cls(**cls.decode_body(frame, negotiated, header))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Message):
-    """A message that asks or tells. DCP's own data messages are requests that get no response."""
+    """A message that asks, or that reports a change. DCP's own data messages are requests that get no response."""
 
     opcode: ClassVar[int]
     magic: ClassVar[Magic] = Magic.REQUEST
@@ -233,25 +274,13 @@ class Request(Message):
         return decode_stream_id(self.frame_infos)
 
     def to_frame(self) -> Frame:
-        self._check_parts()
         if self.frame_infos and self.magic is not Magic.REQUEST:
             raise LocalProtocolError(f"{type(self).__name__}: server-initiated frames have no frame infos")
-        return Frame(
-            magic=Magic.FLEXIBLE_REQUEST if self.frame_infos else self.magic,
-            opcode=self.opcode,
-            specific=self.vbucket,
-            opaque=self.opaque,
-            cas=self.cas,
-            datatype=self.datatype,
-            framing_extras=encode_frame_infos(self.frame_infos),
-            extras=self.encode_extras(),
-            key=self.encode_key(),
-            value=self.encode_value(),
-        )
+        return self._frame(Magic.FLEXIBLE_REQUEST if self.frame_infos else self.magic, self.opcode, self.vbucket)
 
     @classmethod
     def from_frame(cls, frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
-        return cls(**cls._decode_parts(frame, negotiated, vbucket=VBucketId(frame.specific)))
+        return cls._decoded(frame, negotiated, vbucket=VBucketId(frame.specific))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,24 +295,11 @@ class Response(Message):
     status: Status = Status.SUCCESS
 
     def to_frame(self) -> Frame:
-        self._check_parts()
-        return Frame(
-            magic=Magic.FLEXIBLE_RESPONSE if self.frame_infos else Magic.RESPONSE,
-            opcode=self.opcode,
-            specific=self.status,
-            opaque=self.opaque,
-            cas=self.cas,
-            datatype=self.datatype,
-            framing_extras=encode_frame_infos(self.frame_infos),
-            extras=self.encode_extras(),
-            key=self.encode_key(),
-            value=self.encode_value(),
-        )
+        return self._frame(Magic.FLEXIBLE_RESPONSE if self.frame_infos else Magic.RESPONSE, self.opcode, self.status)
 
     @classmethod
     def from_frame(cls, frame: Frame, negotiated: Negotiated = NOTHING_NEGOTIATED) -> Self:
-        header = {"opcode": Opcode(frame.opcode), "status": Status(frame.specific)}
-        return cls(**cls._decode_parts(frame, negotiated, **header))
+        return cls._decoded(frame, negotiated, opcode=Opcode(frame.opcode), status=Status(frame.specific))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,4 +335,4 @@ class ErrorResponse(OpaqueResponse):
 
 
 for _class in (PlainResponse, ErrorResponse):
-    _class._learn_shape()
+    _class.learn_shape()

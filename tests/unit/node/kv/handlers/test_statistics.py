@@ -302,7 +302,7 @@ def test_many_streams_are_told_by_name_only(node: Node, client: Client, monkeypa
 
 def test_a_connection_of_the_upr_draft(node: Node, client: Client) -> None:
     session = UprSession(node.bucket_service, name="upr:peer", now_s=0.0)
-    session.receive_data(upr.StreamRequest(vbucket=VBucketId(1)).encode())
+    session.receive_data(upr.UprStreamRequest(vbucket=VBucketId(1)).encode())
     found = dcp_statistics(client)
     assert found["eq_dcpq:upr:peer:type"] == "upr"
     assert found["eq_dcpq:upr:peer:stream_1_last_sent_seqno"] == "0"
