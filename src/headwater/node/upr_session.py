@@ -28,7 +28,7 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import Controls
 from headwater.node.service import BucketService
 from headwater.protocol import upr
-from headwater.protocol.failover_log import FailoverLog, Rollback
+from headwater.protocol.failover_log import FailoverLog, RollbackRequired
 from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import FrameBuffer, decode_frames
 from headwater.protocol.messages import decode_message
@@ -44,7 +44,7 @@ from headwater.protocol.messages.dcp_changes import (
 from headwater.protocol.messages.dcp_streams import OpenFlags, StreamEnd, StreamEndReason, StreamRequest
 from headwater.protocol.numbers import KEY_BYTES_MAX, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
-from headwater.protocol.stream_requests import Refused
+from headwater.protocol.stream_requests import StreamRefusal
 
 _REQUEST_BODY_BYTES_MAX = upr.UprStreamRequest.layouts[0].size_bytes + KEY_BYTES_MAX
 """The longest request there is. A packet that announces more is refused on its header."""
@@ -104,9 +104,9 @@ class UprSession:
         log = self._failover_log(packet.vbucket)
         request = _as_dcp(packet, log)
         admission = self.producer.admit(request)
-        if isinstance(admission, Rollback):
+        if isinstance(admission, RollbackRequired):
             self._answer(upr.UprRollback, packet, rollback_seqno=admission.to_seqno)
-        elif isinstance(admission, Refused):
+        elif isinstance(admission, StreamRefusal):
             if admission.status != Status.NOT_MY_VBUCKET:
                 raise UnexpectedMessage(f"a stream on vbucket {packet.vbucket}: {admission.reason}", hint=_HINT)
             self._answer(upr.UprNotMyVBucket, packet)

@@ -1,8 +1,14 @@
-"""The failover log: the branches of a vbucket's history.
+"""The failover log, the branches of a vbucket's history, and the rollback decision, which rests on it.
 
 An entry `(vbuuid, seqno)` says that from `seqno` on the history goes by the name `vbuuid`. A new entry is added
-whenever two copies could have gone different ways: when a vbucket becomes active, and after an unclean stop. The
-newest entry comes first, as on the wire.
+whenever two copies could have gone different ways: when a vbucket becomes active, and after an unclean stop (Stream
+Request, "VBucket UUID"). The newest entry comes first, as on the wire.
+
+The producer decides by `decide_rollback`, the client checks what it is sent against a `FailoverLog`. Nothing here knows
+of bytes, streams or stored changes.
+
+Sources are cited by title: the seeds "Stream Request", "Add Stream" and "Protocol Flow", and "Rollback" and "Failure
+Scenarios" of kv_engine's docs/dcp/documentation. Where a recorded session of a 7.0.5 server is meant, it is said so.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ class FailoverLog:
     def branch(self, vbuuid: Vbuuid, *, at_seqno: Seqno) -> FailoverLog:
         """A new branch begins at `at_seqno`. The oldest entries fall out beyond the limit.
 
-        Entries that began later than this one are of a history that did not happen, and go.
+        Entries that began later than this one are of a history that did not happen, and go (Failure Scenarios).
         """
         older = [entry for entry in self.entries if entry.seqno <= at_seqno and entry.vbuuid != vbuuid]
         newest = FailoverEntry(vbuuid=vbuuid, seqno=at_seqno)
@@ -64,7 +70,7 @@ class FailoverLog:
     def branch_end(self, vbuuid: Vbuuid, *, high_seqno: Seqno) -> Seqno | None:
         """The last seqno that a holder of `vbuuid` shares with this history, or None for an unknown branch.
 
-        That is where the next newer branch began, or the high seqno for the newest one.
+        That is where the next newer branch began, or the high seqno for the newest one (Rollback, case 4, "upper").
         """
         end = high_seqno
         for entry in self.entries:
@@ -90,12 +96,13 @@ class FailoverLog:
         return cls(received[:FAILOVER_LOG_ENTRIES_MAX])
 
 
-# The rollback decision: can a consumer go on from where it says it is?
+# --- the rollback decision --------------------------------------------------------------------------------------------
 #
-# A consumer's point is the branch it knows (`vbuuid`), the last seqno it has (`start_seqno`) and the snapshot that
-# seqno came in. A consumer that stopped inside a snapshot holds a state that never was: some keys are newer than
-# others. It can only go on to the end of that same snapshot, so the whole snapshot must be part of our history, and not
-# just the seqno. That is why the snapshot's end, not the seqno, is held against the end of the shared branch.
+# Can a consumer go on from where it says it is? Its point is the branch it knows (`vbuuid`), the last seqno it has
+# (`start_seqno`) and the snapshot that seqno came in. A consumer that stopped inside a snapshot holds a state that
+# never was: some keys are newer than others. It can only go on to the end of that same snapshot, so the whole
+# snapshot must be part of our history, and not just the seqno. That is why the snapshot's end, not the seqno, is
+# compared with the end of the shared branch (Rollback, "Snapshot").
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +118,8 @@ class ConsumerPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
-    """The consumer must go back to `to_seqno` and ask again."""
+class RollbackRequired:
+    """The consumer must go back to `to_seqno` and ask again (Protocol Flow, "Starting the Stream", 2 to 4)."""
 
     to_seqno: Seqno
     reason: str
@@ -126,29 +133,38 @@ def decide_rollback(
     purge_seqno: Seqno,
     strict_vbuuid: bool = False,
     ignore_purged_tombstones: bool = False,
-) -> Rollback | None:
-    """The rollback the producer must demand, or None where the consumer can go on."""
+) -> RollbackRequired | None:
+    """The rollback the producer must demand, or None where the consumer can go on.
+
+    The cases are those of "Rollback logic on DCP Producer" in Rollback, in its order.
+    """
     start = point.start_seqno
+    # Rollback, case 1a: a consumer with nothing has nothing to roll back. Case 1b asks for a known vbuuid at seqno 0,
+    # too; servers do that only under the flag 0x20 (Add Stream, "Strict VBUUID match"; recorded of 7.0.5).
     if start == 0 and (point.vbuuid == 0 or not strict_vbuuid):
-        # A consumer with nothing has nothing to roll back.
         return None
-    # Deletions between its seqno and the purge seqno are gone: it would keep those documents for ever. One that has
-    # seen this very purge seqno has read them before they went.
+    # Rollback, case 2, "Purge": deletions between its seqno and the purge seqno are gone, and it would keep those
+    # documents for ever. The flag 0x80 opts out. A consumer that has seen this very purge seqno has read the deletions
+    # before they went (Stream Request Value, `purge_seqno`).
     may_miss_deletions = 0 < start < purge_seqno and point.purge_seqno != purge_seqno
     if may_miss_deletions and not ignore_purged_tombstones:
-        return Rollback(to_seqno=Seqno(0), reason="deletions after the start seqno have been purged")
+        return RollbackRequired(to_seqno=Seqno(0), reason="deletions after the start seqno have been purged")
+    # Rollback, case 3, "Diverging History".
     shared_until = failover_log.branch_end(point.vbuuid, high_seqno=high_seqno)
     if shared_until is None:
-        return Rollback(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
+        return RollbackRequired(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
+    # Before case 4 the producer adjusts the snapshot: a consumer at its start holds nothing of it.
     snapshot_start, snapshot_end = point.snapshot_start_seqno, point.snapshot_end_seqno
     if start == snapshot_start:
-        # It holds nothing of that snapshot.
         snapshot_end = start
+    # Case 4a, "Full history match". A start beyond the high seqno of the right branch is no ERANGE, as the seed Stream
+    # Request has it, but goes on to case 4b: recorded of 7.0.5, which asks for a rollback to its high seqno.
     if snapshot_end <= shared_until:
         return None
+    # The other adjustment: a consumer at the end of the snapshot holds all of it, so its state is consistent there.
     if start == snapshot_end:
-        # It holds the whole snapshot, so its state is consistent at its very seqno.
         snapshot_start = start
+    # Cases 4b and 4c, "Partial history match".
     if shared_until < snapshot_start:
-        return Rollback(to_seqno=shared_until, reason="the histories part before the consumer's snapshot")
-    return Rollback(to_seqno=snapshot_start, reason="the histories part inside the consumer's snapshot")
+        return RollbackRequired(to_seqno=shared_until, reason="the histories part before the consumer's snapshot")
+    return RollbackRequired(to_seqno=snapshot_start, reason="the histories part inside the consumer's snapshot")

@@ -1,7 +1,11 @@
-"""Stream admission: what a producer answers to a stream request.
+"""What a producer answers to a stream request: the value of the request, the checks in their order, the bounds.
+
+`admit_stream` is where a request is judged; the node's producer calls it. All that is known comes in as values; the
+outcome is `Accepted`, `StreamRefusal` with a status, or `RollbackRequired`. It opens no stream and sends nothing.
 
 The checks run in the order of a real server, because the order decides which status a request with several faults
-gets. All that is known comes in as values; the outcome is `Accepted`, `Refused` with a status, or `Rollback`.
+gets. Sources are cited by title: the seeds "Stream Request", "Stream Request Value" and "Add Stream", and kv_engine's
+docs/dcp/documentation ("DCP docs"). Where servers were recorded to do otherwise, the 7.0.5 one is followed.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headwater.errors import LocalProtocolError, MalformedJson
-from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, Rollback, decide_rollback
+from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, RollbackRequired, decide_rollback
 from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, VBucketState
 from headwater.protocol.numbers import (
     STREAM_ID_MAX,
@@ -26,11 +30,11 @@ from headwater.protocol.numbers import (
 )
 from headwater.protocol.status import Status
 
-# The JSON value of a stream request: filters, stream id, and what the consumer has seen.
+# --- the JSON value of a stream request: filters, stream id, and what the consumer has seen ---------------------------
 #
-# Keys nobody knows are ignored. Collection and scope ids and the manifest uid are base-16 strings with no 0x, the purge
-# seqno is a base-10 string, the sid is a number.
-
+# Stream Request Value, "Key Definition": collection and scope ids and the manifest uid are base-16 strings with no 0x,
+# the sid is a number. Its "Validation": unknown keys are no error. `purge_seqno`, a base-10 string, and `cts` are newer
+# and from the DCP docs, "Stream Request Value" and "Cache Transfer".
 
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
@@ -46,7 +50,7 @@ class CacheTransferOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequestValue:
-    """What a stream request's value may say. The sid may be out of its range: that has a status of its own."""
+    """What a stream request's value may say. The sid may be 0, which is out of its range: that has its own status."""
 
     uid: ManifestUid | None = None
     sid: int | None = None
@@ -87,7 +91,13 @@ class StreamRequestValue:
             return cls()
         if len(value) > STREAM_REQUEST_VALUE_BYTES_MAX:
             raise MalformedJson(f"a stream request value exceeds {STREAM_REQUEST_VALUE_BYTES_MAX} bytes")
-        members = _object(value)
+        try:
+            members = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise MalformedJson(f"the stream request value is not JSON: {error}") from error
+        if not isinstance(members, dict):
+            raise MalformedJson("the stream request value is not a JSON object")
+        # Stream Request Value, "Validation": it fails with `Invalid` if both are defined.
         if "collections" in members and "scope" in members:
             raise MalformedJson("collections and scope exclude each other")
         return cls(
@@ -98,16 +108,6 @@ class StreamRequestValue:
             purge_seqno=_take(members, "purge_seqno", _purge_seqno),
             cache_transfer=_take(members, "cts", _cache_transfer),
         )
-
-
-def _object(value: bytes) -> dict[str, Any]:
-    try:
-        members = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise MalformedJson(f"the stream request value is not JSON: {error}") from error
-    if not isinstance(members, dict):
-        raise MalformedJson("the stream request value is not a JSON object")
-    return members
 
 
 def _take(members: dict[str, Any], name: str, convert: Callable[[object], T]) -> T | None:
@@ -164,6 +164,8 @@ def _hex(value: object, name: str, maximum: int) -> int:
     return number
 
 
+# --- admission --------------------------------------------------------------------------------------------------------
+
 _KEPT_VALUES_MAX = 16
 _KEPT_VALUE_BYTES_MAX = 1024
 
@@ -181,7 +183,7 @@ class ConnectionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VBucketFacts:
+class RequestedVBucket:
     """What the producer knows of the vbucket."""
 
     state: VBucketState
@@ -207,12 +209,12 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class StreamRefusal:
     status: Status
     reason: str
 
 
-Admission = Accepted | Refused | Rollback
+Admission = Accepted | StreamRefusal | RollbackRequired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,18 +222,19 @@ class _Case:
     request: StreamRequest
     value: StreamRequestValue
     connection: ConnectionFacts
-    vbucket: VBucketFacts
+    vbucket: RequestedVBucket
 
 
-def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket: VBucketFacts | None) -> Admission:
+def admit_stream(request: StreamRequest, *, connection: ConnectionFacts, vbucket: RequestedVBucket | None) -> Admission:
     """The producer's answer. `vbucket` is None where it does not exist here."""
+    # Recorded of 7.0.5: a value that is not JSON is EINVAL, and the connection lives on.
     try:
         is_short = len(request.value) <= _KEPT_VALUE_BYTES_MAX
         value = _known_value(request.value) if is_short else StreamRequestValue.decode(request.value)
     except MalformedJson as error:
-        return Refused(status=Status.EINVAL, reason=error.reason)
+        return StreamRefusal(status=Status.EINVAL, reason=error.reason)
     if vbucket is None:
-        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket does not exist on this node")
+        return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason="the vbucket does not exist on this node")
     case = _Case(request=request, value=value, connection=connection, vbucket=vbucket)
     for check in _CHECKS:
         refusal = check(case)
@@ -246,72 +249,82 @@ def _known_value(value: bytes) -> StreamRequestValue:
     return StreamRequestValue.decode(value)
 
 
-def _check_noop(case: _Case) -> Refused | None:
+def _check_noop(case: _Case) -> StreamRefusal | None:
+    # DCP docs, "Dead Connections" and "Control": newer features insist on noops; recorded of 7.0.5 as NOT_SUPPORTED.
     needs_noop = case.connection.include_xattrs or case.connection.collections or case.request.value
     if needs_noop and not case.connection.noop_enabled:
-        return Refused(status=Status.NOT_SUPPORTED, reason="xattrs and collections need noop enabled on the connection")
+        reason = "xattrs and collections need noop enabled on the connection"
+        return StreamRefusal(status=Status.NOT_SUPPORTED, reason=reason)
     return None
 
 
-def _check_state(case: _Case) -> Refused | None:
+def _check_state(case: _Case) -> StreamRefusal | None:
+    # Stream Request, error 0x07. A dead vbucket is as good as none.
     if case.vbucket.state == VBucketState.DEAD:
-        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket is dead")
+        return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason="the vbucket is dead")
+    # Add Stream, flag 0x10: "If the vbucket is not active, the request fails".
     if StreamFlags.ACTIVE_ONLY in case.request.flags and case.vbucket.state != VBucketState.ACTIVE:
-        return Refused(status=Status.NOT_MY_VBUCKET, reason="the vbucket is not active")
+        return StreamRefusal(status=Status.NOT_MY_VBUCKET, reason="the vbucket is not active")
     return None
 
 
-def _check_range(case: _Case) -> Refused | None:
+def _check_range(case: _Case) -> StreamRefusal | None:
+    # Stream Request, error 0x22. Equal start and end are taken (recorded: OK, then stream-end at once), and a start
+    # beyond the high seqno is left to the rollback decision.
     request = case.request
     if request.start_seqno > request.end_seqno:
-        return Refused(status=Status.ERANGE, reason="the start seqno exceeds the end seqno")
+        return StreamRefusal(status=Status.ERANGE, reason="the start seqno exceeds the end seqno")
     if not request.snapshot_start_seqno <= request.start_seqno <= request.snapshot_end_seqno:
-        return Refused(status=Status.ERANGE, reason="the start seqno lies outside its snapshot")
+        return StreamRefusal(status=Status.ERANGE, reason="the start seqno lies outside its snapshot")
     return None
 
 
-def _check_stream_id(case: _Case) -> Refused | None:
+def _check_stream_id(case: _Case) -> StreamRefusal | None:
+    # Stream Request, error 0x8d, and Stream Request Value, "Validation" of `sid`.
     sid, enabled = case.value.sid, case.connection.stream_id_enabled
     if sid is not None and not enabled:
-        return Refused(status=Status.DCP_STREAMID_INVALID, reason="a sid was given, but enable_stream_id is off")
+        return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="a sid was given, but enable_stream_id is off")
     if sid is None and enabled:
-        return Refused(status=Status.DCP_STREAMID_INVALID, reason="enable_stream_id is on, but no sid was given")
+        return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="enable_stream_id is on, but no sid was given")
     if sid == 0:
-        return Refused(status=Status.DCP_STREAMID_INVALID, reason="sid 0 is reserved")
+        return StreamRefusal(status=Status.DCP_STREAMID_INVALID, reason="sid 0 is reserved")
     return None
 
 
-def _check_open_streams(case: _Case) -> Refused | None:
+def _check_open_streams(case: _Case) -> StreamRefusal | None:
+    # Stream Request, error 0x02; Stream Request Value, "Validation" of `sid`: it fails if in use, or if it is one too many.
     open_ids = case.connection.open_stream_ids
     if case.value.sid in open_ids:
-        return Refused(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")
+        return StreamRefusal(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")
     if len(open_ids) >= STREAMS_PER_VBUCKET_MAX:
-        return Refused(status=Status.ENOMEM, reason=f"{STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket")
+        return StreamRefusal(status=Status.ENOMEM, reason=f"{STREAMS_PER_VBUCKET_MAX} streams are open on this vbucket")
     return None
 
 
-def _check_manifest(case: _Case) -> Refused | None:
+def _check_manifest(case: _Case) -> StreamRefusal | None:
+    # Stream Request, error 0x8b: "The client should briefly pause and then retry".
     if case.value.uid is not None and case.value.uid > case.vbucket.manifest_uid:
-        return Refused(
+        return StreamRefusal(
             status=Status.MANIFEST_IS_AHEAD,
             reason=f"the vbucket is at manifest {case.vbucket.manifest_uid:x}, not {case.value.uid:x}",
         )
     return None
 
 
-def _check_filter(case: _Case) -> Refused | None:
+def _check_filter(case: _Case) -> StreamRefusal | None:
     value, vbucket = case.value, case.vbucket
     if value.is_filtered and not case.connection.collections:
-        return Refused(status=Status.EINVAL, reason="a filter needs collections negotiated on the connection")
+        return StreamRefusal(status=Status.EINVAL, reason="a filter needs collections negotiated on the connection")
+    # Recorded of 7.0.5: a filter on an unknown collection is 0x88, with the vbucket's manifest uid beside it.
     for collection in value.collections or ():
         if collection not in vbucket.collections:
-            return Refused(status=Status.UNKNOWN_COLLECTION, reason=f"collection {collection:x} is unknown")
+            return StreamRefusal(status=Status.UNKNOWN_COLLECTION, reason=f"collection {collection:x} is unknown")
     if value.scope is not None and value.scope not in vbucket.scopes:
-        return Refused(status=Status.UNKNOWN_SCOPE, reason=f"scope {value.scope:x} is unknown")
+        return StreamRefusal(status=Status.UNKNOWN_SCOPE, reason=f"scope {value.scope:x} is unknown")
     return None
 
 
-_CHECKS: tuple[Callable[[_Case], Refused | None], ...] = (
+_CHECKS: tuple[Callable[[_Case], StreamRefusal | None], ...] = (
     _check_noop,
     _check_state,
     _check_range,
@@ -324,10 +337,10 @@ _CHECKS: tuple[Callable[[_Case], Refused | None], ...] = (
 )
 
 
-def _decide_start(case: _Case) -> Accepted | Rollback:
+def _decide_start(case: _Case) -> Accepted | RollbackRequired:
     request, vbucket = case.request, case.vbucket
     if StreamFlags.FROM_LATEST in request.flags:
-        # The consumer wants what comes from now on, so what it may have had before does not matter.
+        # DCP docs, Add Stream, flag 0x40: the consumer wants what comes from now on, whatever it may have had before.
         return _accept(case, start=vbucket.high_seqno, snapshot_start=vbucket.high_seqno)
     rollback = decide_rollback(
         ConsumerPoint(
@@ -350,7 +363,8 @@ def _decide_start(case: _Case) -> Accepted | Rollback:
 
 def _accept(case: _Case, *, start: Seqno, snapshot_start: Seqno) -> Accepted:
     request, high = case.request, case.vbucket.high_seqno
-    # "Latest" and "disk only" end at what is there when the stream is created (seed 002).
+    # Add Stream, flags 0x02 and 0x04: "Disk Only" ends at the end seqno or the last item on disk when the stream is
+    # created, "Latest" overwrites the end seqno with the high seqno.
     end = request.end_seqno
     if StreamFlags.DISK_ONLY in request.flags:
         end = min(end, high)

@@ -15,14 +15,21 @@ from typing import Any, NamedTuple
 import pytest
 
 from headwater.errors import MalformedMessage
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog, Rollback
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog, RollbackRequired
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import ErrorResponse, decode_message
 from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, StreamRequestResponse, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, STREAMS_PER_VBUCKET_MAX
 from headwater.protocol.status import Status
-from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, Refused, VBucketFacts, admit_stream
+from headwater.protocol.stream_requests import (
+    Accepted,
+    Admission,
+    ConnectionFacts,
+    RequestedVBucket,
+    StreamRefusal,
+    admit_stream,
+)
 
 OLD, NEW, STRANGER = 0xA, 0xB, 0xC
 LOG = FailoverLog((FailoverEntry(vbuuid=NEW, seqno=20), FailoverEntry(vbuuid=OLD, seqno=0)))
@@ -61,7 +68,7 @@ class Scenario:
         return admit_stream(
             StreamRequest(**self.request, value=value if self.raw_value is None else self.raw_value),
             connection=ConnectionFacts(**self.connection),
-            vbucket=VBucketFacts(**self.vbucket) if self.vbucket_exists else None,
+            vbucket=RequestedVBucket(**self.vbucket) if self.vbucket_exists else None,
         )
 
 
@@ -69,9 +76,9 @@ def status_of(admission: Admission) -> Status:
     match admission:
         case Accepted():
             return Status.SUCCESS
-        case Rollback():
+        case RollbackRequired():
             return Status.ROLLBACK
-        case Refused(status=status, reason=reason):
+        case StreamRefusal(status=status, reason=reason):
             assert reason
             return status
 
@@ -90,8 +97,8 @@ def test_by_default_nothing_is_negotiated_and_only_the_default_collection_exists
         stream_id_enabled=False,
         open_stream_ids=frozenset(),
     )
-    facts = VBucketFacts(state=VBucketState.ACTIVE, high_seqno=30, failover_log=LOG)
-    assert facts == VBucketFacts(
+    facts = RequestedVBucket(state=VBucketState.ACTIVE, high_seqno=30, failover_log=LOG)
+    assert facts == RequestedVBucket(
         state=VBucketState.ACTIVE,
         high_seqno=30,
         failover_log=LOG,
@@ -301,7 +308,7 @@ def test_a_rollback_tells_the_seqno() -> None:
     scenario = Scenario()
     scenario.request["vbuuid"] = OLD
     admission = scenario.admit()
-    assert isinstance(admission, Rollback)
+    assert isinstance(admission, RollbackRequired)
     assert admission.to_seqno == 20
 
 
@@ -511,8 +518,8 @@ RECORDED_STATUSES = (
 )
 
 
-def recorded_vbucket(vbuuid: int, high_seqno: int) -> VBucketFacts:
-    return VBucketFacts(state=VBucketState.ACTIVE, high_seqno=high_seqno, failover_log=FailoverLog.start(vbuuid))
+def recorded_vbucket(vbuuid: int, high_seqno: int) -> RequestedVBucket:
+    return RequestedVBucket(state=VBucketState.ACTIVE, high_seqno=high_seqno, failover_log=FailoverLog.start(vbuuid))
 
 
 # What the session's earlier sections say of the server: the vbuuids and high seqnos, and a stream open on vbucket 0.
@@ -541,7 +548,7 @@ def test_a_recorded_request_gets_the_recorded_answer(asked: Frame, answer: Frame
     )
     match expected:
         case StreamRequestResponse(status=Status.ROLLBACK):
-            assert isinstance(admission, Rollback)
+            assert isinstance(admission, RollbackRequired)
             assert admission.to_seqno == expected.rollback_seqno
         case StreamRequestResponse(status=Status.SUCCESS):
             assert isinstance(admission, Accepted)

@@ -23,7 +23,7 @@ from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES, SendWindow
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import DcpNoop, OpenFlags, StreamFlags, StreamRequest
 from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, CollectionId, ScopeId, VBucketId
-from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, VBucketFacts, admit_stream
+from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, RequestedVBucket, admit_stream
 from headwater.store.bucket import Bucket
 
 # Streams that wait for changes, so that many of them cost nothing while nothing happens.
@@ -227,7 +227,7 @@ class ProducerConnection:
             open_stream_ids=frozenset(self._open_ids.get(vbucket, ())),
         )
 
-    def _vbucket_facts(self, vbucket: VBucketId) -> VBucketFacts | None:
+    def _vbucket_facts(self, vbucket: VBucketId) -> RequestedVBucket | None:
         numbers = self.bucket.vbuckets
         facts = numbers.facts[vbucket] if numbers.exists(vbucket) else None
         if facts is None:
@@ -235,7 +235,7 @@ class ProducerConnection:
         if self._known_collections.manifest is not self.bucket.manifest:
             self._known_collections = KnownCollections.of(self.bucket.manifest)
         known = self._known_collections
-        return VBucketFacts(
+        return RequestedVBucket(
             state=facts.state,
             high_seqno=numbers.durable_seqno(vbucket),
             purge_seqno=facts.purge_seqno,

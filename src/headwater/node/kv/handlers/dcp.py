@@ -21,7 +21,7 @@ from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection, is_name
 from headwater.node.producer.controls import BadControl, Controls
 from headwater.node.service import RequestRefused
-from headwater.protocol.failover_log import Rollback
+from headwater.protocol.failover_log import RollbackRequired
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
@@ -39,7 +39,7 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.states import EndpointState, producer_endpoint_after
 from headwater.protocol.status import Status
-from headwater.protocol.stream_requests import Refused as StreamRefused
+from headwater.protocol.stream_requests import StreamRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -154,11 +154,11 @@ def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
 def _stream_request(context: Context, request: StreamRequest) -> Response:
     connection = _connection(context)
     admission = connection.admit(request)
-    if isinstance(admission, Rollback):
+    if isinstance(admission, RollbackRequired):
         context.bucket_service.ended.rollbacks += 1
         _log_rollback(context, request, admission)
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
-    if isinstance(admission, StreamRefused):
+    if isinstance(admission, StreamRefusal):
         _refuse(context, admission)
     else:
         connection.open_stream(request, admission)
@@ -168,7 +168,7 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
 
 
-def _log_rollback(context: Context, request: StreamRequest, rollback: Rollback) -> None:
+def _log_rollback(context: Context, request: StreamRequest, rollback: RollbackRequired) -> None:
     about = context.session.log_fields()
     logger.info(
         "bucket %s: DCP connection %s has to roll vbucket %d back from %d to %d",
@@ -192,7 +192,7 @@ def _begin_sync_writes(context: Context, connection: ProducerConnection, request
         sync_writes.begin_stream(request.vbucket, controls.consumer_name, request.start_seqno)
 
 
-def _refuse(context: Context, refused: StreamRefused) -> None:
+def _refuse(context: Context, refused: StreamRefusal) -> None:
     if refused.status == Status.NOT_MY_VBUCKET:
         refuse_vbucket(context)
     if refused.status in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE):
