@@ -86,7 +86,7 @@ def test_a_failover_that_loses_vbuckets(tmp_path: Path) -> None:
                 "Start the node again, or give --force to go on without them"
             )
             forced = await done("failover", both, lost, "--force")
-            assert forced == f"{lost} failed over: 0 vbuckets promoted, 4 lost and made anew: 1, 3, 5, 7\n"
+            assert forced == f"{lost} failed over: 0 vbuckets promoted, 4 lost and made again: 1, 3, 5, 7\n"
 
     asyncio.run(run())
 

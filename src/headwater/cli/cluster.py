@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from headwater.cli.options import LoginOptions, connection_options, errors_told, json_option
+from headwater.cli.options import LoginOptions, connection_options, errors_reported, json_option
 from headwater.cli.output import output_console
 from headwater.client.connection_string import (
     KV_PORT,
@@ -91,7 +91,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("url", metavar="URL")
     @connection_options
     @json_option
-    @errors_told
+    @errors_reported
     @functools.wraps(command)
     def wrapped(
         url: str,

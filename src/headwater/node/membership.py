@@ -1,8 +1,9 @@
 """A bucket's membership in a cluster: the config it was published, kept with the bucket, and what follows from it.
 
-A newer config is kept durably before anybody is told that it was taken. It changes the states of vbuckets, then what is
-replicated from where. A node that starts again asks the other nodes of the config it has for theirs before it serves:
-it may have been failed over meanwhile, and must not take writes that nobody will ever see.
+The node has one `Membership` for each bucket. A newer config is durable before the coordinator gets its answer. It
+changes the states of vbuckets, then what is replicated from where. A node that starts again asks the other nodes of the
+config it has for theirs before it serves: it may have been failed over meanwhile, and must not take writes that no
+client will ever see.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.status import Status
 from headwater.store.data_format import BUCKET_FACTS, MANIFEST
-from headwater.store.engine import Engine, Put, Table
+from headwater.store.engine import Engine, PutRow, Table
 from headwater.store.settling import remove_vbuckets
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 CLUSTER_CONFIG = b"cluster-config"
 """The key in the bucket's own table."""
 _REMOVE_TOGETHER = 64
-"""Vbuckets that are removed at one time, while which nobody is served."""
+"""Vbuckets that are removed at one time, while which no client is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def is_member(engine: Engine) -> bool:
 
 
 class Membership:
-    """See the module. One for every bucket, whether it is in a cluster or not."""
+    """One for every bucket, whether it is in a cluster or not."""
 
     def __init__(self, service: BucketService, loop: CommitLoop, settings: MemberSettings) -> None:
         self._service = service
@@ -168,7 +169,7 @@ class Membership:
         The same one again is taken again, as the commit that was to keep it may have failed.
         """
         if self._address is None:
-            # It could not tell whether it is in the config, and one that is left out stops all that it has.
+            # It does not know yet whether it is in the config, and one that is left out stops all that it has.
             raise RequestRefused(Status.ETMPFAIL, "the node is starting; try again")
         bucket = self._service.bucket
         if len(config.rows) != len(bucket.vbuckets):
@@ -186,7 +187,7 @@ class Membership:
         end_takeovers(self._service, config, self.this_node)
         surplus = apply_config(self._service, config, self.this_node)
         self._service.sync_writes.evaluate_all()
-        bucket.pending.extra.append(Put(Table.BUCKET, CLUSTER_CONFIG, config.encode(with_login=True)))
+        bucket.pending.extra.append(PutRow(Table.BUCKET, CLUSTER_CONFIG, config.encode(with_login=True)))
         if config != known:
             self._log_config(config)
         self._service.is_waiting = False
@@ -219,8 +220,8 @@ class Membership:
         bucket.facts = replace(bucket.facts, uuid=config.uuid)
         bucket.manifest = Manifest()
         bucket.pending.extra += [
-            Put(Table.BUCKET, BUCKET_FACTS, bucket.facts.encode()),
-            Put(Table.BUCKET, MANIFEST, bucket.manifest.encode(with_ids_used=True)),
+            PutRow(Table.BUCKET, BUCKET_FACTS, bucket.facts.encode()),
+            PutRow(Table.BUCKET, MANIFEST, bucket.manifest.encode(with_ids_used=True)),
         ]
 
     def _show(self) -> None:
@@ -253,7 +254,7 @@ class Membership:
 
     @property
     def asks_another_for_changes(self) -> bool:
-        """Whether changes of the collections are another node's business."""
+        """Whether another node makes changes of the collections."""
         return self.config is not None and self.this_node != 0
 
     async def change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -278,8 +279,7 @@ class Membership:
         self.replication.on_durable()
 
 
-# The memberships of a node: one for each of its buckets, and what the node asks of them as a whole.
-
+# --- all memberships of a node ------------------------------------------------------------------------------------
 
 TIMEOUTS = Timeouts(connect_s=2.0, answer_s=10.0)
 PEER_FEATURES = (*FEATURES, Feature.XATTR, Feature.SNAPPY)
@@ -287,7 +287,7 @@ PEER_FEATURES = (*FEATURES, Feature.XATTR, Feature.SNAPPY)
 
 
 class Memberships:
-    """See the module."""
+    """The memberships of a node's buckets, and what the node asks of them as a whole."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self._settings = settings
@@ -315,7 +315,7 @@ class Memberships:
         self._by_bucket[service.name].on_void()
 
     def adopt(self, bucket: str | None, config: bytes) -> bool | None:
-        """Take a config that a coordinator has published; None where it is not one, and somebody else's business."""
+        """Take a config that a coordinator has published; None where it is not one."""
         published = None if bucket is None else PublishedConfig.decode(config)
         if published is None or bucket is None:
             return None
@@ -329,13 +329,13 @@ class Memberships:
             membership = self._by_bucket.get(bucket)
             return membership.shown_config if membership is not None and membership.config is not None else None
         for membership in self._by_bucket.values():
-            # A node that was left out tells of itself, or nobody could add it again.
+            # A node that was left out gives a config of itself, or it could not be added again.
             if membership.config is not None and membership.this_node is not None:
                 return membership.shown_node_config()
         return None
 
     async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
-        """Have another node change the collections; None where that is this node's own business."""
+        """Have another node change the collections; None where this node makes the change itself."""
         membership = self._by_bucket[bucket]
         return await membership.change_manifest(change) if membership.asks_another_for_changes else None
 

@@ -1,11 +1,11 @@
-"""The data folder of a node: its buckets, its users, the password that was made for the first of them, and notes.
+"""What a node takes from the machine it runs on: its data folder, clocks, randomness, and its memory.
 
     users.json    who may do what (`auth.user_file`)
     password      the generated password of the first user, if there is one
     buckets/NAME  a bucket's engine
-    NAME.note     whatever else the node has to remember, a few bytes each
 
-What a node keeps it keeps through this one door, so that a simulation can put a disk of its own behind it.
+All that a node keeps goes through its folder, and all that it asks of the machine through its `NodeEnvironment`: the
+simulation gives it others, and the node does not notice. No other module of the node opens a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from headwater.durable_files import replace_file
 from headwater.errors import StoreError
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import Users
@@ -47,12 +46,6 @@ class Folder(Protocol):
     def store_password(self, password: str) -> None: ...
 
     def forget_password(self) -> None: ...
-
-    def load_note(self, name: str) -> bytes | None: ...
-
-    def store_note(self, name: str, note: bytes) -> None:
-        """All or nothing, and durable when it returns."""
-        ...
 
 
 class NodeFolder:
@@ -98,7 +91,7 @@ class NodeFolder:
         store_users(self._user_path, users)
 
     def store_password(self, password: str) -> None:
-        """Keep the generated password where its owner, and nobody else, can read it."""
+        """Keep the generated password where only its owner can read it."""
         descriptor = os.open(self._data / "password", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             file.write(password + "\n")
@@ -107,29 +100,8 @@ class NodeFolder:
         """The password that was generated is another one by now."""
         (self._data / "password").unlink(missing_ok=True)
 
-    # --- notes ----------------------------------------------------------------------------------------------------
 
-    def load_note(self, name: str) -> bytes | None:
-        path = self._data / f"{name}.note"
-        try:
-            return path.read_bytes() if path.exists() else None
-        except OSError as error:
-            raise StoreError(f"{path} can't be read: {error.strerror}", hint="Check its permissions") from error
-
-    def store_note(self, name: str, note: bytes) -> None:
-        path = self._data / f"{name}.note"
-        try:
-            replace_file(path, note, unfinished=path.with_suffix(".unfinished"))
-        except OSError as error:
-            raise StoreError(
-                f"{path} can't be written: {error.strerror}", hint="Check the folder's permissions and free space"
-            ) from error
-
-
-# What a node takes from the machine it runs on: clocks, randomness, a folder, and what becomes of it when it fails.
-#
-# The defaults are a real machine. The simulation gives a node others, and it can't tell the difference.
-
+# --- the environment ----------------------------------------------------------------------------------------------
 
 _VBUUID_BYTES = 6
 """Real servers use 48 bits, too."""
@@ -141,6 +113,8 @@ def _end_process() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnvironment:
+    """Clocks, randomness, a folder, and what becomes of the node when it fails. The defaults are a real machine."""
+
     now_ns: Callable[[], int] = time.time_ns
     """The time of day."""
     now_s: Callable[[], float] = time.monotonic
@@ -158,11 +132,7 @@ class NodeEnvironment:
         return Vbuuid(int.from_bytes(self.random_bytes(_VBUUID_BYTES)) | 1)
 
 
-# Keep freed memory: the node makes and drops buffers of some hundred kilobytes all the time.
-#
-# By default glibc takes such buffers from the system and gives them back at once, and every page of every buffer is
-# then faulted in anew, which costs more than filling it.
-
+# --- memory -------------------------------------------------------------------------------------------------------
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 MMAP_FROM_BYTES = 32 * 1024 * 1024
@@ -171,7 +141,11 @@ KEEP_BYTES = 128 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """Tell the allocator, where it is glibc's."""
+    """Have glibc keep freed memory: the node makes and drops buffers of some hundred kilobytes all the time.
+
+    By default glibc takes such buffers from the system and gives them back at once. Every page of every buffer is then
+    faulted in again, which costs more than filling it.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -1,4 +1,8 @@
-"""What a node is told when it starts."""
+"""The options of a node, the limits of its ports, and its TLS: what `headwater serve` is given.
+
+`NodeOptions` refuses what can't work or is not safe, with the option to give instead. It opens nothing but the files of
+TLS.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from pathlib import Path
 from headwater.errors import HeadwaterError, LocalProtocolError
 from headwater.store.compaction import Retention
 
-# The limits of the server side, each of them an option of `headwater serve`.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
+    """The limits of the key-value side, each of them an option of `headwater serve`."""
+
     connections_max: int = 10_000
     auth_s: float = 30.0
     """How long a connection may take to log in."""
@@ -110,18 +114,18 @@ class NodeOptions:
                 raise LocalProtocolError("a bucket for UPR needs a port for it", hint="Give --upr-port, too")
             return
         if self.host not in LOOPBACK_HOSTS and not self.insecure:
-            # TLS does not help: it would hide the data from others on the way, and still give it to whoever asks.
+            # TLS does not help: it would hide the data from others on the way, and still give it to any client.
             raise LocalProtocolError(
                 f"the UPR port has no log-in, so that on {self.host} anyone could read the bucket",
                 hint="Listen on 127.0.0.1, or give --insecure where the network is your own",
             )
 
 
-# TLS of a node: towards those who connect to it, and towards the other nodes of its cluster.
+# --- TLS ----------------------------------------------------------------------------------------------------------
 
 
 def server_context(options: NodeOptions) -> ssl.SSLContext | None:
-    """None where the node speaks no TLS."""
+    """For clients of the node; None where it speaks no TLS."""
     if options.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -131,7 +135,10 @@ def server_context(options: NodeOptions) -> ssl.SSLContext | None:
 
 
 def peer_context(options: NodeOptions) -> ssl.SSLContext | None:
-    """The nodes of a cluster speak TLS if one does, and may all have the same certificate: it is trusted, too."""
+    """For connections to the other nodes of a cluster.
+
+    They speak TLS if one does, and may all have the same certificate: it is trusted, too.
+    """
     if options.tls_cert is None:
         return None
     context = ssl.create_default_context()

@@ -1,8 +1,7 @@
 """The collections manifest: scopes and their collections, as JSON and as the system events between two of them.
 
-A value that the store keeps, the node changes and the client reads.
-Ids are base-16 strings with no 0x in the JSON. Id 0 is the default scope and the default collection; the ids below 8
-are reserved.
+A value that the store keeps, the node changes and the client reads. Ids are base-16 strings with no 0x in the JSON. Id
+0 is the default scope and the default collection; the ids below 8 are reserved.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ class SimulatedDisk:
         self.is_full = False
         self.writes = 0
         self.engines: dict[str, SimulatedEngine] = {}
-        self.notes: dict[str, bytes] = {}
 
     def delay_s(self) -> float:
         return self.random.uniform(0.00005, self.delay_s_max)
@@ -83,13 +82,6 @@ class SimulatedFolder:
 
     def forget_password(self) -> None:
         raise AssertionError("no password was generated")
-
-    def load_note(self, name: str) -> bytes | None:
-        return self._disk.notes.get(name)
-
-    def store_note(self, name: str, note: bytes) -> None:
-        self._disk.before_write()
-        self._disk.notes[name] = note
 
 
 class SimulatedEngine(MemoryEngine):

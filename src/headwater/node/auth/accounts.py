@@ -1,8 +1,9 @@
-"""The users of a running node: those in its file, and whom the nodes of a cluster log in as.
+"""The users of a running node, those in its file and those that the nodes of a cluster log in as; and the throttle.
 
-The second kind comes with a cluster's config and goes with the process: it is never in the file, and nobody can change
-it. A change of the first kind is on disk before it is in force. Changes are made one at a time and in a thread, because
-a password takes long to hash, by design, and a disk may take long to write.
+The node loads `Accounts` when it starts, and HTTP handlers change them. Users of the second kind come with a cluster's
+config and go with the process: they are never in the file, and can't be changed. A change of the first kind is on disk
+before it is in force. Changes are made one at a time and in a thread, because a password takes long to hash, by design,
+and a disk may take long to write.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class UserFolder(Protocol):
 
 
 class Accounts:
-    """See the module. `load`, then `store`."""
+    """The users of one node. `load`, then `store`."""
 
     def __init__(self, folder: UserFolder, *, random_bytes: Callable[[int], bytes]) -> None:
         self._folder = folder
         self._random_bytes = random_bytes
         self._stored: Users
         self._nodes: dict[str, User] = {}
-        """Whom other nodes log in as, by name."""
+        """The users that other nodes log in as, by name."""
         self._one_at_a_time = asyncio.Lock()
         self.on_change: Callable[[Users], None] = lambda users: None
         """Called with the users that are in force from now on."""
@@ -72,7 +73,7 @@ class Accounts:
                 generated = password
         if name is not None and password is not None:
             if first_only and users.by_name:
-                _tell_unused(users, name, password)
+                _warn_of_unused(users, name, password)
             else:
                 users = self._with_admin(users, name, password)
         self._stored = users
@@ -104,7 +105,7 @@ class Accounts:
         self.on_change(self.in_force)
 
     def is_node(self, name: str) -> bool:
-        """Whether this is whom other nodes log in as, and so nobody's to change."""
+        """Whether other nodes log in as this user, which can't be changed then."""
         return name in self._nodes
 
     async def change(self, change: Change) -> None:
@@ -126,7 +127,7 @@ class Accounts:
         self._folder.store_users(users)
         before, after = self._stored.by_name.get(ADMIN), users.by_name.get(ADMIN)
         if before is not None and (after is None or after.credentials != before.credentials):
-            # What lies in the data folder is its first password, which lets nobody in any more.
+            # What lies in the data folder is its first password, which is wrong from now on.
             self._folder.forget_password()
         return users
 
@@ -134,7 +135,7 @@ class Accounts:
         return users.new_user(name, password, [Grant(Role.ADMIN, bucket)], salts=self._random_bytes(SALTS_BYTES))
 
 
-def _tell_unused(users: Users, name: str, password: str) -> None:
+def _warn_of_unused(users: Users, name: str, password: str) -> None:
     """Clients read the same variables, so they may have nothing to do with the node's start."""
     if users.check_password(name, password):
         return
@@ -146,18 +147,7 @@ def _tell_unused(users: Users, name: str, password: str) -> None:
     )
 
 
-# Slows down those who guess passwords.
-#
-# Failed log-ins are counted by peer address and user name. A few are free, because people mistype; from then on each
-# failure makes the next try wait, longer and longer up to a bound. A success wipes the slate, and so does time.
-#
-# Ask `wait_s` just before a password or a proof is checked, and report the outcome in the same step. A peer that opens
-# a thousand connections at once then gains nothing, since the checks come one after the other. A try that was refused
-# is not reported: it has told the peer nothing, and a client that retries with the right password is not held off for
-# ever.
-#
-# Sans-IO: the time comes in as an argument, in seconds of a clock that never goes back.
-
+# --- the throttle -------------------------------------------------------------------------------------------------
 
 FREE_FAILURES = 5
 
@@ -169,7 +159,7 @@ DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 MEMORY_S = 900.0
 """Costly failures are remembered longer. After a mere WINDOW_S of quiet it would pay to use up the free failures, wait,
-and begin anew, rather than to bear the delays."""
+and begin again, rather than to bear the delays."""
 
 RECORDS_MAX = 4_096
 """Peers and users that are remembered at a time; beyond that the one with the oldest failure is forgotten."""
@@ -190,7 +180,16 @@ class _Record:
 
 
 class LoginThrottle:
-    """Counts failed log-ins, and says how long the next try has to wait."""
+    """Counts failed log-ins, and returns how long the next try has to wait: it slows down clients that guess passwords.
+
+    Failures are counted by peer address and user name. A few are free, because people mistype; from then on each
+    failure makes the next try wait, longer and longer up to a bound. A success or enough time clears the record.
+
+    Ask `wait_s` just before a password or a proof is checked, and report the outcome in the same step. A peer that
+    opens a thousand connections at once then gains nothing, since the checks come one after the other. A try that was
+    refused is not reported: the peer has learnt nothing from it, and a client that retries with the right password is
+    not held off for ever. The time is in seconds of a clock that never goes back.
+    """
 
     def __init__(self, *, records_max: int = RECORDS_MAX) -> None:
         self._records_max = records_max
@@ -211,7 +210,7 @@ class LoginThrottle:
         return max(0.0, record.last_failure_s + record.delay_s - now_s)
 
     def failed(self, peer: str, user: str, *, now_s: float) -> None:
-        """The password or the proof was wrong, or there is no such user: the two must not be told apart."""
+        """The password or the proof was wrong, or there is no such user: a peer must not see which."""
         record = self._records.pop((peer, user), None)
         before = 0 if record is None or record.is_forgotten(now_s) else record.failures
         self._records[peer, user] = _Record(before + 1, now_s)
@@ -219,5 +218,5 @@ class LoginThrottle:
             self._records.popitem(last=False)
 
     def succeeded(self, peer: str, user: str) -> None:
-        """The log-in was right: what was before does not count any more."""
+        """The log-in was right: earlier failures count no longer."""
         self._records.pop((peer, user), None)

@@ -5,7 +5,8 @@
        "credentials": {"SCRAM-SHA512": {"salt": BASE64, "stored_key": BASE64, "server_key": BASE64}, …}}, …]}
 
 There is no password in it, but with the keys one can try passwords out as fast as a machine can, which is why others
-must not read it. A file is replaced as a whole: whoever reads it, at any moment, finds the old users or the new ones.
+must not read it. The file is replaced as a whole: a reader, at any moment, finds the old users or the new ones. Only
+`node_folder` calls this.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def load_users(path: Path) -> Users | None:
     except (_Fault, LocalProtocolError) as error:
         raise DataDamaged(
             f"the user file {path} is damaged: {error}",
-            hint="Bring it back from a backup, or remove it and make the users anew",
+            hint="Bring it back from a backup, or remove it and make the users again",
         ) from error
 
 
@@ -191,8 +192,7 @@ def _bytes_member(members: object, name: str) -> bytes:
         raise _Fault(f"{name} is not base64") from error
 
 
-# A password for those who gave none: easy to read out and to copy, hopeless to guess.
-
+# --- generated passwords ------------------------------------------------------------------------------------------
 
 PASSWORD_RANDOM_BYTES = 15
 """120 bits: 24 characters of five bits each."""
@@ -204,7 +204,10 @@ _GROUP_CHARS = 6
 
 
 def readable_password(random: bytes) -> str:
-    """A password such as `8h2k4q-0c9xwd-…`, four groups of six, out of random bytes."""
+    """A password such as `8h2k4q-0c9xwd-…`, four groups of six, out of random bytes.
+
+    For the first user where none was given: easy to read out and to copy, hopeless to guess.
+    """
     if len(random) != PASSWORD_RANDOM_BYTES:
         raise LocalProtocolError(f"a generated password needs {PASSWORD_RANDOM_BYTES} random bytes")
     number = int.from_bytes(random)

@@ -1,7 +1,8 @@
-"""Users: who they are, how they prove it, and what they may do on which bucket.
+"""Users: who they are, how they prove it, and what they may do on which bucket; and Couchbase's names for roles.
 
-No password is kept. For each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN
-is checked against those of SCRAM-SHA512. Salts come in as arguments, because randomness is drawn at the edge.
+`Users` is a value that the whole node looks rights up in; `accounts` changes it and `user_file` keeps it. It has no
+password: for each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN is checked
+against those of SCRAM-SHA512. Salts come in as arguments, because randomness is drawn at the edge.
 
 Whether a user exists stays a secret: one that does not has decoys instead (`headwater.protocol.sasl`), which is why
 all users of a collection, the decoys included, have the same number of iterations.
@@ -42,6 +43,8 @@ ALL_BUCKETS = "*"
 
 
 class Action(Enum):
+    """What a right allows."""
+
     USE = auto()
     """Select the bucket, and see its config and its collections."""
     READ = auto()
@@ -54,7 +57,7 @@ class Action(Enum):
 
 
 class Role(StrEnum):
-    """The first three are the node's own, the others are named as in Couchbase (`auth.couchbase_roles`)."""
+    """The first three are the node's own, the others are named as in Couchbase."""
 
     READER = "reader"
     WRITER = "writer"
@@ -120,7 +123,7 @@ class User:
 class Users:
     """All users of a node. A collection is a value: `add`, `put` and `remove` give another one.
 
-    So what is stored and what is in force can be told apart: store the new collection first, then put it in force.
+    So what is stored and what is in force can differ: store the new collection first, then put it in force.
     """
 
     decoy_secret: bytes = field(repr=False)
@@ -138,7 +141,7 @@ class Users:
         if len(self.by_name) > USERS_MAX:
             raise LocalProtocolError(f"a node has at most {USERS_MAX} users", hint="Remove one first")
 
-    # --- changes
+    # --- changes --------------------------------------------------------------------------------------------------
 
     def new_user(self, name: str, password: str, grants: Iterable[Grant], *, salts: bytes) -> User:
         """A user for this collection, to be added. Takes tens of milliseconds, by design."""
@@ -169,7 +172,7 @@ class Users:
             raise LocalProtocolError(f"there is no user {name!r}", hint="Check the name: upper and lower case differ")
         return replace(self, by_name={other: user for other, user in self.by_name.items() if other != name})
 
-    # --- questions
+    # --- questions ------------------------------------------------------------------------------------------------
 
     def credentials(self, mechanism: Mechanism, name: str) -> ScramCredentials:
         """What a `ScramServer` looks up: the user's credentials, or decoys where there is no such user."""
@@ -185,7 +188,7 @@ class Users:
 
     @property
     def has_admin(self) -> bool:
-        """Whether there is somebody who may make users. Where nobody may, nobody ever will."""
+        """Whether a user may make users. Where none may, none ever will."""
         return any(user.is_admin for user in self.by_name.values())
 
     def may(self, name: str, action: Action, bucket: str | None) -> bool:
@@ -239,12 +242,11 @@ def _check_password(password: str) -> None:
         raise LocalProtocolError(f"a password has 1 to {PASSWORD_BYTES_MAX} bytes, none of them NUL")
 
 
-# Couchbase's names for what a user may do: those that the node has rights for, read and written.
-#
+# --- Couchbase's names for roles ----------------------------------------------------------------------------------
+
 # A role is written `admin`, `data_reader[travel]` or `data_reader[*]`, several of them with commas in between.
 # Couchbase's data roles may also name a scope and a collection, `data_reader[travel:inventory:hotels]`; here rights are
 # those of whole buckets, so that these two can be nothing but `*`.
-
 
 _ROLE = re.compile(r"(?P<name>\w+)(?:\[(?P<parameters>[^\[\]]+)\])?")
 _ROLE_CHARS_SHOWN = 64
@@ -314,9 +316,6 @@ _AS_COUCHBASE_HAS_IT: dict[Role, tuple[Role, ...]] = {
 """The node's own roles, which Couchbase has other names for; the last one where it is not of the whole node."""
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
 def parse_roles(text: str, *, buckets: Container[str]) -> frozenset[Grant]:
     """The grants that the roles stand for. `buckets` are those that a role may name."""
     written = [role.strip() for role in text.split(",") if role.strip()]
@@ -343,11 +342,8 @@ def _parse_role(written: str, buckets: Container[str]) -> Grant | None:
     return Grant(known.role, bucket) if bucket == ALL_BUCKETS or bucket in buckets else None
 
 
-# --- writing ------------------------------------------------------------------------------------------------------
-
-
 def roles_of(grants: Iterable[Grant]) -> list[dict[str, str]]:
-    """The grants as Couchbase's REST interface tells of roles."""
+    """The grants as Couchbase's REST interface has roles."""
     named = {known for grant in grants for known in _named(grant)}
     return [describe_role(_BY_NAME[role], bucket) for role, bucket in sorted(named)]
 

@@ -1,8 +1,9 @@
-"""One connection to a node that has active vbuckets, for all copies of them that this node keeps.
+"""Replication: one connection to each node that has active vbuckets, for all copies of them that this node keeps.
 
-The connection is a DCP connection like any other: this node opens it, and its consumer endpoint asks for the streams.
-One that breaks is made again, later and later, and never by all nodes at the same moment. A stream that ends, because
-its vbucket is no longer active there, is asked for again until a newer config says where.
+A membership gives each new config to its `ReplicationManager`, which keeps a `Replicator` for every source. The
+connection is a DCP connection like any other: this node opens it, and its consumer endpoint asks for the streams. One
+that breaks is made again, later and later, and never by all nodes at the same moment. A stream that ends, because its
+vbucket is no longer active there, is asked for again until a newer config says where.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ STREAM_RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Whom to replicate from, and as whom."""
+    """The node to replicate from, and how to log in to it."""
 
     address: Address
     login: Login
@@ -47,7 +48,7 @@ class Source:
 
 
 def connection_name(source: Source, bucket: str) -> str:
-    """As real servers name it, so that both ends tell which copies it is for. One for each pair of nodes and bucket."""
+    """As real servers name it, so that both ends see which copies it is for. One for each pair of nodes and bucket."""
     name = f"replication:{source.address}->{source.this_name}:{bucket}"
     if len(name.encode()) <= CONNECTION_NAME_BYTES_MAX:
         return name
@@ -56,7 +57,7 @@ def connection_name(source: Source, bucket: str) -> str:
 
 
 class Replicator:
-    """See the module. `follow` may be called at any time; `stop` ends it."""
+    """The connection to one source. `follow` may be called at any time; `stop` ends it."""
 
     def __init__(
         self,
@@ -262,11 +263,11 @@ class Replicator:
         """What a consumer sends is little, and none of it can be left out."""
 
 
-# The replication of one bucket: brings what is streamed, and from where, in line with each new config.
+# --- all sources of a bucket --------------------------------------------------------------------------------------
 
 
 class ReplicationManager:
-    """Has one replicator for every node that copies are streamed from."""
+    """The replication of one bucket: brings what is streamed, and from where, in line with each new config."""
 
     def __init__(
         self,

@@ -1,14 +1,16 @@
-"""What a newer config makes of the vbuckets of this node.
+"""What a newer config makes of the vbuckets of this node: their states, and the takeovers that end.
+
+A membership calls it with each config that it takes.
 
 The table, for a vbucket whose active node the config knows:
 
     this node is…                the state here becomes…
-    its active node              as it is: who coordinates promotes it, the config only tells of it; its topology is set
+    its active node              as it is: the coordinator promotes it, the config only says so; its topology is set
     a replica, or building       replica
     neither, but in the cluster  dead if it took writes; gone once the config is settled
     not in the cluster           dead if it took writes; the data is kept for the day the node is added again
     handed over (to or from)     as it is: the takeover decides
-    frozen                       as it is: who coordinates decides
+    frozen                       as it is: the coordinator decides
 
 An active vbucket is demoted here and nowhere else, so it happens only where a newer config names another active node.
 """
@@ -96,16 +98,17 @@ def _stop_writes(service: BucketService, vbucket: int, state: VBucketState | Non
         service.forget_locks({vbucket})
 
 
-# Which takeovers a node of a cluster takes part in: those that its config names, and no longer than it does.
-#
-# Whoever coordinates may die, or be overtaken by somebody else, while its takeovers are on their way. The next one
-# publishes a config that freezes their vbuckets, and once both nodes have it, neither changes a state because of the
-# old takeover: not the one that takes over, which would become active, and not the one that hands over, which would be
-# dead.
+# --- takeovers ----------------------------------------------------------------------------------------------------
 
 
 def end_takeovers(service: BucketService, config: PublishedConfig, this_node: int | None) -> None:
-    """End the connections of takeovers that a newer config does not name."""
+    """End the connections of takeovers that a newer config does not name.
+
+    A coordinator may die, or be overtaken by another one, while its takeovers are on their way. The next one publishes
+    a config that freezes their vbuckets, and once both nodes have it, neither changes a state because of the old
+    takeover: not the one that takes over, which would become active, and not the one that hands over, which would be
+    dead.
+    """
     for session in list(service.dcp_sessions.values()):
         if _takes_over(session, config, this_node) or _hands_over(session, config):
             session.end_dcp()

@@ -12,6 +12,7 @@ from headwater.client.kv_connection import Login
 from headwater.errors import ConnectionFailed, HostUnreachable, NoAnswer
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.node import Node
+from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
 from headwater.node.replication import peers as peer_statistics
 from headwater.node.replication.peers import PeerStatistics
@@ -39,7 +40,8 @@ def name(port: int) -> str:
 
 async def started(folder: Path, port: int = 0) -> tuple[Node, int]:
     options = NodeOptions(data=folder, port=port, http_port=0, user="ann", password="pencil", vbuckets=4)
-    node = Node(options)
+    # Without HTTP there is no dashboard, whose numbers the nodes ask each other for.
+    node = Node(options, NodeEnvironment(serves_http=False))
     url = (await node.start()).url
     return node, int(url.rpartition(":")[2])
 
