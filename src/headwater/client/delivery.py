@@ -25,7 +25,7 @@ Release = Callable[[int, int], None]
 """Lets the server of a link send as many bytes again: the link, and the bytes."""
 
 
-class Taken(NamedTuple):
+class TakenPieces(NamedTuple):
     pieces: list[Piece]
     vbuckets: set[VBucketId]
     """Those whose offset has moved."""
@@ -105,7 +105,7 @@ class Delivery:
 
     # --- to the caller --------------------------------------------------------------------------------------------
 
-    def take(self, bytes_max: int) -> Taken:
+    def take(self, bytes_max: int) -> TakenPieces:
         """The next pieces, up to about that many bytes, and at least one if any waits.
 
         A snapshot is not cut in two for being a little too much; a large one is.
@@ -124,7 +124,7 @@ class Delivery:
             self._release_window(item)
             if item.piece is not None:
                 pieces.append(item.piece.load() if isinstance(item.piece, SpooledRun) else item.piece)
-        return Taken(pieces, vbuckets)
+        return TakenPieces(pieces, vbuckets)
 
     def _release_window(self, item: StreamItem) -> None:
         if item.link:

@@ -22,11 +22,13 @@ from headwater.errors import ConnectionFailed, HeadwaterError, UnexpectedMessage
 from headwater.protocol.consumer import (
     ConsumerEvent,
     ConsumerLimits,
+    ConsumerOpened,
     DcpConsumer,
     DcpControl,
     FaultyFrame,
-    Opened,
-    OtherFrame,
+    ForeignFrame,
+    RequestAnswered,
+    StreamMessage,
     StreamRun,
 )
 from headwater.protocol.features import Magic
@@ -57,14 +59,14 @@ class DcpOpening:
 
 
 @dataclass(slots=True)
-class LinkReady(Opened):
+class LinkReady(ConsumerOpened):
     """The connection can be used. Comes once, first."""
 
     outcome: HandshakeOutcome
 
 
 @dataclass(slots=True)
-class ConfigPushed(OtherFrame):
+class ConfigPushed(ForeignFrame):
     """The server has a new cluster map; with nothing in `config` it has to be asked for."""
 
     config: bytes
@@ -132,21 +134,23 @@ class DcpLink(DcpConsumer[VBucketStream]):
             return
         for event in super().events():
             match event:
-                case StreamRun(is_rising=False):
-                    raise UnexpectedMessage(f"seqnos of a stream that do not rise, up to {event.last_seqno}")
-                case Opened():
+                case StreamRun():
+                    if not event.is_rising:
+                        raise UnexpectedMessage(f"seqnos of a stream that do not rise, up to {event.last_seqno}")
+                    yield event
+                case StreamMessage() | RequestAnswered():
+                    yield event
+                case ConsumerOpened():
                     self._move(OpeningAnswered)
                     assert self._handshake.outcome is not None
                     yield LinkReady(self._handshake.outcome)
-                case OtherFrame(frame=frame) if frame.magic is Magic.SERVER_REQUEST:
+                case ForeignFrame(frame=frame) if frame.magic is Magic.SERVER_REQUEST:
                     yield from _read_pushed(frame)
-                case OtherFrame():
+                case ForeignFrame():
                     pass  # Newer servers may send requests that this client has not asked for.
                 case FaultyFrame():
                     if not isinstance(event.error, UnknownOpcode):
                         raise event.error
-                case _:
-                    yield event
 
     def receive_end(self) -> None:
         """The server has closed the connection. Raises what that means."""

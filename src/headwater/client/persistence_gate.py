@@ -102,7 +102,7 @@ class _Ask:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldVBucket:
     """A vbucket of which something waits, or has waited."""
 
     vbuuid: Vbuuid = Vbuuid(0)
@@ -167,7 +167,7 @@ class PersistenceGate:
         self._missing_replicas_hold = missing_replicas_hold
         self._requests_at_once_max = requests_at_once_max
         self._now_s = _NEVER_S
-        self._held: dict[VBucketId, _Held] = {}
+        self._held: dict[VBucketId, _HeldVBucket] = {}
         self._asked: dict[VBucketId, dict[Address, _Ask]] = {}
         """At most one request for a vbucket is under way to a node, so its next answer is the answer to that."""
         self._queue: list[tuple[float, VBucketId]] = []
@@ -261,7 +261,7 @@ class PersistenceGate:
         return due
 
     def _ask_copies(
-        self, vbucket: VBucketId, held: _Held, reachable: Container[Address]
+        self, vbucket: VBucketId, held: _HeldVBucket, reachable: Container[Address]
     ) -> list[tuple[Address, ObserveSeqno]]:
         requests = []
         asked = self._asked.setdefault(vbucket, {})
@@ -316,7 +316,7 @@ class PersistenceGate:
         for vbucket, held in self._held.items():
             self._with_new_copies(vbucket, held.vbuuid, held)
 
-    def _take_ask(self, node: Address, request: ObserveSeqno) -> _Held | None:
+    def _take_ask(self, node: Address, request: ObserveSeqno) -> _HeldVBucket | None:
         """What the answer to a request is about; None if it no longer matters."""
         ask = self._asked.get(request.vbucket, {}).pop(node, None)
         return None if ask is None or ask.is_void else self._held[request.vbucket]
@@ -327,13 +327,13 @@ class PersistenceGate:
 
     # --- the copies -----------------------------------------------------------------------------------------------
 
-    def _with_new_copies(self, vbucket: VBucketId, vbuuid: Vbuuid, before: _Held | None) -> _Held:
+    def _with_new_copies(self, vbucket: VBucketId, vbuuid: Vbuuid, before: _HeldVBucket | None) -> _HeldVBucket:
         """A vbucket with the copies that the cluster map has, of which nothing is known yet."""
         self._make_void(vbucket)
         row = self._map.vbucket_nodes[vbucket] if vbucket < self._map.vbuckets else (-1,)
         present = [self._map.nodes[node] for node in row if node >= 0]
         counted = len(row) if self._missing_replicas_hold else len(present)
-        held = before or _Held()
+        held = before or _HeldVBucket()
         held.vbuuid = vbuuid
         held.copies = {address: _Copy() for address in present}
         held.has_active = row[0] >= 0
@@ -341,7 +341,7 @@ class PersistenceGate:
         self._held[vbucket] = held
         return held
 
-    def _enqueue(self, vbucket: VBucketId, held: _Held, due_s: float) -> None:
+    def _enqueue(self, vbucket: VBucketId, held: _HeldVBucket, due_s: float) -> None:
         held.due_s = due_s
         heappush(self._queue, (due_s, vbucket))
 

@@ -48,7 +48,7 @@ from headwater.errors import (
     RemoteProtocolError,
     StatusError,
 )
-from headwater.protocol.consumer import Answered, StreamMessage, StreamRun
+from headwater.protocol.consumer import RequestAnswered, StreamMessage, StreamRun
 from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SnapshotMarker
 from headwater.protocol.messages.dcp_streams import (
@@ -383,7 +383,7 @@ class Reader:
                 self._on_run(slot, event)
             case StreamMessage():
                 self._on_stream_message(slot, event, now_s)
-            case Answered():
+            case RequestAnswered():
                 self._on_answer(slot, event, now_s)
             case LinkReady():
                 self._on_ready(slot, event, now_s)
@@ -450,7 +450,7 @@ class Reader:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _on_answer(self, slot: Slot, event: Answered[VBucketStream], now_s: float) -> None:
+    def _on_answer(self, slot: Slot, event: RequestAnswered[VBucketStream], now_s: float) -> None:
         request, answer = event.request, event.answer
         match request:
             case StreamRequest():

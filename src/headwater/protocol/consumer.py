@@ -5,7 +5,7 @@ which a dead producer is noticed. The client's link (`client.links`) hands the r
 (`node.consumer`) applies them to its copies of the vbuckets. It must never look at a single change, nor decide what a
 message means for a vbucket: which may come next is `snapshots.ConsumedStream`'s to say.
 
-    receive_data → events: StreamRun, StreamMessage, Answered, Opened, OtherFrame, FaultyFrame
+    receive_data → events: StreamRun, StreamMessage, RequestAnswered, ConsumerOpened, ForeignFrame, FaultyFrame
     send_opening, send_request, send, release → data_to_send
     tick(now_s) raises `ConnectionFailed` where the producer is dead
 
@@ -210,7 +210,7 @@ class StreamMessage(Generic[S]):
 
 
 @dataclass(slots=True)
-class OtherFrame:
+class ForeignFrame:
     """A request that is not DCP's."""
 
     frame: Frame
@@ -226,7 +226,7 @@ class FaultyFrame:
 
 
 @dataclass(slots=True)
-class Answered(Generic[S]):
+class RequestAnswered(Generic[S]):
     """The answer to a request of ours."""
 
     request: Request
@@ -236,11 +236,11 @@ class Answered(Generic[S]):
 
 
 @dataclass(slots=True)
-class Opened:
+class ConsumerOpened:
     """The open, if one was sent, and all controls have been answered."""
 
 
-ConsumerEvent = StreamRun[S] | StreamMessage[S] | OtherFrame | FaultyFrame | Answered[S] | Opened
+ConsumerEvent = StreamRun[S] | StreamMessage[S] | ForeignFrame | FaultyFrame | RequestAnswered[S] | ConsumerOpened
 
 
 # --- the connection -----------------------------------------------------------------------------------------------
@@ -437,8 +437,9 @@ class DcpConsumer(Generic[S]):
                 event = self._take_frame(data)
                 if event is not None:
                     yield event
-        for opaque in self._buffer.take_noops():
-            self._answer_noop(opaque)
+        if self._buffer.is_held:
+            for opaque in self._buffer.take_noops():
+                self._answer_noop(opaque)
 
     def _charge(self, window_bytes: int) -> None:
         # DCP docs, flow-control: while any room is left a producer sends the next message, whatever its size.
@@ -454,7 +455,7 @@ class DcpConsumer(Generic[S]):
         if not frame.magic.is_request:
             return self._take_answer(frame)
         if frame.magic is Magic.SERVER_REQUEST or frame.opcode not in _DCP_OPCODES:
-            return OtherFrame(frame)
+            return ForeignFrame(frame)
         window_bytes = counted_bytes(frame.opcode, len(data))
         self._charge(window_bytes)
         try:
@@ -484,9 +485,9 @@ class DcpConsumer(Generic[S]):
         answer = decode_message(frame, self.negotiated)
         assert isinstance(answer, Response)
         if frame.opaque not in self._controls:
-            return Answered(request, answer, self.streams.get(frame.opaque))
+            return RequestAnswered(request, answer, self.streams.get(frame.opaque))
         self._take_opening_answer(self._controls.pop(frame.opaque), answer)
-        return None if self._controls else Opened()
+        return None if self._controls else ConsumerOpened()
 
     def _take_opening_answer(self, control: DcpControl | None, answer: Response) -> None:
         if answer.status == Status.SUCCESS:

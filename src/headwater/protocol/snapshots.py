@@ -14,7 +14,7 @@ from typing import Any
 from headwater.errors import LocalProtocolError, SnapshotViolation
 from headwater.protocol.messages.dcp_changes import OsoFlags, SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, Vbuuid
-from headwater.protocol.states import ConsumerStream, SnapshotCompleted, consumer_stream_after
+from headwater.protocol.states import CONSUMER_STREAM, ConsumerStream, SnapshotCompleted, transition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class ConsumedStream:
 
     def move(self, event: type[Any]) -> None:
         """Raises `UnexpectedMessage` where the state does not allow the event."""
-        self.state = consumer_stream_after(self.state, event)
+        self.state = transition(CONSUMER_STREAM, self.state, event)
 
     def restart(self, offset: StreamOffset) -> None:
         """Go on from another offset, outside of any snapshot."""

@@ -119,14 +119,6 @@ PRODUCER_ENDPOINT = _table(TO_A_PRODUCER, TO_A_CONSUMER)
 CONSUMER_ENDPOINT = _table(TO_A_CONSUMER, TO_A_PRODUCER)
 
 
-def producer_endpoint_after(state: EndpointState, event: type[Any]) -> EndpointState:
-    return transition(PRODUCER_ENDPOINT, state, event)
-
-
-def consumer_endpoint_after(state: EndpointState, event: type[Any]) -> EndpointState:
-    return transition(CONSUMER_ENDPOINT, state, event)
-
-
 # A stream's life, on the producer's side and on the consumer's.
 #
 # Producer: an accepted stream first reads what lies behind it from disk (backfill), then goes on with the changes as
@@ -243,10 +235,6 @@ PRODUCER_STREAM: Table[ProducerStream] = {
 }
 
 
-def producer_stream_after(state: ProducerStream, event: type[Any]) -> ProducerStream:
-    return transition(PRODUCER_STREAM, state, event)
-
-
 # --- the consumer's side ------------------------------------------------------------------------------------------
 
 
@@ -346,7 +334,3 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
     },
     ConsumerStream.ENDED: {StreamEnd: ConsumerStream.ENDED, ConnectionLost: ConsumerStream.ENDED},
 }
-
-
-def consumer_stream_after(state: ConsumerStream, event: type[Any]) -> ConsumerStream:
-    return transition(CONSUMER_STREAM, state, event)

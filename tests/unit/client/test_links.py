@@ -29,7 +29,7 @@ from headwater.client.links import (
     Slot,
 )
 from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
-from headwater.protocol.consumer import Answered, DcpControl, StreamMessage, StreamRun
+from headwater.protocol.consumer import DcpControl, RequestAnswered, StreamMessage, StreamRun
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import ErrorResponse, Message, PlainResponse, Request, decode_message
@@ -188,7 +188,7 @@ def test_an_answer_comes_with_its_request() -> None:
     opaque = talk.link.send_request(GetClusterConfig())
     talk.answer()
     (event,) = talk.events
-    assert isinstance(event, Answered)
+    assert isinstance(event, RequestAnswered)
     assert (event.request.opaque, event.answer.opaque) == (opaque, opaque)
 
 

@@ -9,12 +9,12 @@ import pytest
 from headwater.errors import BadMagic, FrameTooLarge, UnexpectedMessage
 from headwater.protocol.consumer import (
     OPAQUE_MAX,
-    Answered,
     ConsumerLimits,
+    ConsumerOpened,
     DcpConsumer,
     DcpControl,
-    Opened,
     ReceiveBuffer,
+    RequestAnswered,
     StreamMessage,
     StreamRun,
 )
@@ -151,7 +151,7 @@ def test_controls_are_sent_in_order_and_their_answers_counted() -> None:
     consumer.receive_data(_answer(Opcode.DCP_CONTROL, 1) + refused, now_s=0.0)
     assert list(consumer.events()) == []
     consumer.receive_data(_answer(Opcode.DCP_CONTROL, 3), now_s=0.0)
-    assert [type(event) for event in consumer.events()] == [Opened]
+    assert [type(event) for event in consumer.events()] == [ConsumerOpened]
     assert consumer.granted == {"a", "c"}
     assert consumer.take_opaque() == 0x1000
 
@@ -165,7 +165,14 @@ def test_frames_go_to_the_stream_that_has_their_opaque() -> None:
     consumer.receive_data(answers + marker.encode() + _set(1, opaque=opaque) + _set(1, opaque=77), now_s=0.0)
     found = [(type(event), getattr(event, "stream", "")) for event in consumer.events()]
     assert sorted(found, key=str) == sorted(
-        [(Answered, "one"), (Answered, "two"), (StreamMessage, "two"), (StreamRun, "one"), (StreamRun, None)], key=str
+        [
+            (RequestAnswered, "one"),
+            (RequestAnswered, "two"),
+            (StreamMessage, "two"),
+            (StreamRun, "one"),
+            (StreamRun, None),
+        ],
+        key=str,
     )
 
 

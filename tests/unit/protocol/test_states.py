@@ -41,10 +41,6 @@ from headwater.protocol.states import (
     StreamAccepted,
     TakeoverStarted,
     all_events,
-    consumer_endpoint_after,
-    consumer_stream_after,
-    producer_endpoint_after,
-    producer_stream_after,
     transition,
 )
 
@@ -102,18 +98,18 @@ def test_every_dcp_message_has_its_place_at_an_endpoint():
 
 
 def test_an_add_stream_sent_to_a_producer_disconnects():
-    assert producer_endpoint_after(EndpointState.OPEN, AddStream) is EndpointState.CLOSED
+    assert transition(PRODUCER_ENDPOINT, EndpointState.OPEN, AddStream) is EndpointState.CLOSED
 
 
 def test_a_stream_request_sent_to_a_consumer_disconnects():
-    assert consumer_endpoint_after(EndpointState.OPEN, StreamRequest) is EndpointState.CLOSED
+    assert transition(CONSUMER_ENDPOINT, EndpointState.OPEN, StreamRequest) is EndpointState.CLOSED
 
 
 @pytest.mark.parametrize("event", [StreamRequest, Open])
 def test_what_is_only_out_of_turn_does_not_close(event):
     state = EndpointState.OPEN if event is Open else EndpointState.UNOPENED
     with pytest.raises(UnexpectedMessage):
-        producer_endpoint_after(state, event)
+        transition(PRODUCER_ENDPOINT, state, event)
 
 
 def test_every_stream_end_reason_has_exactly_one_cause():
@@ -124,38 +120,38 @@ def test_every_stream_end_reason_has_exactly_one_cause():
 def test_a_takeover_hands_over_in_two_acknowledged_steps():
     state = ProducerStream.ACCEPTED
     for event in (BackfillStarted, BackfillDone, TakeoverStarted, PendingSent):
-        state = producer_stream_after(state, event)
+        state = transition(PRODUCER_STREAM, state, event)
     assert state is ProducerStream.TAKEOVER_PENDING
-    state = producer_stream_after(state, HandOverAcknowledged)
+    state = transition(PRODUCER_STREAM, state, HandOverAcknowledged)
     assert state is ProducerStream.TAKEOVER_ACTIVE
-    assert producer_stream_after(state, HandOverAcknowledged) is ProducerStream.ENDED
+    assert transition(PRODUCER_STREAM, state, HandOverAcknowledged) is ProducerStream.ENDED
 
 
 def test_a_slow_consumer_goes_back_to_disk_and_comes_again():
-    state = producer_stream_after(ProducerStream.STREAMING, BackfillStarted)
+    state = transition(PRODUCER_STREAM, ProducerStream.STREAMING, BackfillStarted)
     assert state is ProducerStream.BACKFILLING
-    assert producer_stream_after(state, BackfillDone) is ProducerStream.STREAMING
+    assert transition(PRODUCER_STREAM, state, BackfillDone) is ProducerStream.STREAMING
 
 
 def test_a_consumer_may_be_rolled_back_more_than_once_before_it_is_accepted():
     state = ConsumerStream.IDLE
     for event in (StreamRequest, RollbackDemanded, RollbackDone, StreamRequest, RollbackDemanded, RollbackDone):
-        state = consumer_stream_after(state, event)
-    state = consumer_stream_after(consumer_stream_after(state, StreamRequest), StreamAccepted)
+        state = transition(CONSUMER_STREAM, state, event)
+    state = transition(CONSUMER_STREAM, transition(CONSUMER_STREAM, state, StreamRequest), StreamAccepted)
     assert state is ConsumerStream.OPEN
 
 
 def test_changes_are_allowed_inside_a_snapshot_only():
     with pytest.raises(UnexpectedMessage):
-        consumer_stream_after(ConsumerStream.OPEN, Mutation)
-    state = consumer_stream_after(ConsumerStream.OPEN, SnapshotMarker)
+        transition(CONSUMER_STREAM, ConsumerStream.OPEN, Mutation)
+    state = transition(CONSUMER_STREAM, ConsumerStream.OPEN, SnapshotMarker)
     for event in (Mutation, SeqnoAdvanced):
-        state = consumer_stream_after(state, event)
-    assert consumer_stream_after(state, SnapshotCompleted) is ConsumerStream.OPEN
+        state = transition(CONSUMER_STREAM, state, event)
+    assert transition(CONSUMER_STREAM, state, SnapshotCompleted) is ConsumerStream.OPEN
 
 
 def test_what_was_on_its_way_when_the_consumer_closed_is_no_fault():
-    state = consumer_stream_after(ConsumerStream.IN_SNAPSHOT, CloseStream)
-    state = consumer_stream_after(state, Mutation)
-    state = consumer_stream_after(state, CloseAnswered)
-    assert consumer_stream_after(state, StreamEnd) is ConsumerStream.ENDED
+    state = transition(CONSUMER_STREAM, ConsumerStream.IN_SNAPSHOT, CloseStream)
+    state = transition(CONSUMER_STREAM, state, Mutation)
+    state = transition(CONSUMER_STREAM, state, CloseAnswered)
+    assert transition(CONSUMER_STREAM, state, StreamEnd) is ConsumerStream.ENDED

@@ -21,12 +21,12 @@ from headwater.node.consumer.stream import ReplicaStream
 from headwater.node.consumer_views import ConsumerView
 from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.consumer import (
-    Answered,
     ConsumerLimits,
     DcpConsumer,
     DcpControl,
     FaultyFrame,
-    OtherFrame,
+    ForeignFrame,
+    RequestAnswered,
     StreamMessage,
     StreamRun,
 )
@@ -46,12 +46,13 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.states import (
+    CONSUMER_ENDPOINT,
     CloseAnswered,
     ConnectionLost,
     ConsumerStream,
     EndpointState,
     StreamRefused,
-    consumer_endpoint_after,
+    transition,
 )
 from headwater.protocol.status import Status
 from headwater.store.receiving import RECEIVING_STATES
@@ -276,9 +277,9 @@ class ConsumerConnection:
                 case StreamMessage():
                     window_bytes += event.window_bytes
                     self._receive_request(event.message, event.stream)
-                case Answered():
+                case RequestAnswered():
                     self._receive_answer(event.answer, event.stream)
-                case OtherFrame():
+                case ForeignFrame():
                     self.on_other(event.frame)
                 case FaultyFrame():
                     window_bytes += event.window_bytes
@@ -299,7 +300,7 @@ class ConsumerConnection:
 
     def _receive_request(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
-            following = consumer_endpoint_after(EndpointState.OPEN, type(message))
+            following = transition(CONSUMER_ENDPOINT, EndpointState.OPEN, type(message))
         except UnexpectedMessage:
             self._dcp.send_refusal(message.opcode, message.opaque, Status.EINVAL)
             return

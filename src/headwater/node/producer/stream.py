@@ -22,6 +22,7 @@ from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, Seqno
 from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.protocol.states import (
+    PRODUCER_STREAM,
     END_REASONS,
     BackfillDone,
     BackfillFailed,
@@ -38,7 +39,7 @@ from headwater.protocol.states import (
     TakeoverStarted,
     VBucketRolledBack,
     VBucketStateChanged,
-    producer_stream_after,
+    transition,
 )
 from headwater.protocol.system_events import CollectionModified
 from headwater.store.bucket import Bucket
@@ -361,7 +362,7 @@ class Stream:
             return
         if event is BackfillDone and self.state is ProducerStream.STREAMING:
             return
-        self.state = producer_stream_after(self.state, event)
+        self.state = transition(PRODUCER_STREAM, self.state, event)
 
     # --- messages -------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from headwater.protocol.messages.dcp_streams import (
     StreamRequest,
     StreamRequestResponse,
 )
-from headwater.protocol.states import EndpointState, producer_endpoint_after
+from headwater.protocol.states import PRODUCER_ENDPOINT, EndpointState, transition
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRefusal
 
@@ -49,7 +49,7 @@ def dcp(context: Context, request: Request) -> Response | None:
     session = context.session
     state = EndpointState.UNOPENED if session.dcp is None and session.consumer is None else EndpointState.OPEN
     try:
-        following = producer_endpoint_after(state, type(request))
+        following = transition(PRODUCER_ENDPOINT, state, type(request))
     except UnexpectedMessage as error:
         raise RequestRefused(Status.EINVAL, "The command can only be sent on a DCP connection") from error
     if following is EndpointState.CLOSED:
