@@ -39,12 +39,12 @@ class HeadwaterError(Exception):
         self.hint = hint
         super().__init__(f"{reason}. {hint}" if hint else reason)
 
-    def retold(self, reason: str) -> Self:
+    def reworded(self, reason: str) -> Self:
         """The same error with another reason, such as one that also says which of many hosts it came from."""
-        told = copy(self)
-        told.reason = reason
-        told.args = (f"{reason}. {self.hint}" if self.hint else reason,)
-        return told
+        changed = copy(self)
+        changed.reason = reason
+        changed.args = (f"{reason}. {self.hint}" if self.hint else reason,)
+        return changed
 
     def __reduce__(self) -> tuple[Callable[..., HeadwaterError], tuple[object, ...]]:
         # Errors travel between Spark's processes. Their constructors take other arguments than they keep.
@@ -211,7 +211,7 @@ class CheckpointFailed(CheckpointError):
 
 
 class CheckpointInUse(CheckpointFailed):
-    """Somebody else saves this checkpoint."""
+    """Another process saves this checkpoint."""
 
 
 class CheckpointOfOtherBucket(CheckpointError):

@@ -19,7 +19,7 @@ class LogEvent(StrEnum):
     CLUSTER_CONFIG = "cluster_config"
     """Another config of the cluster counts: after a failover, a rebalance, or when nodes come and go."""
     COLLECTIONS_CHANGED = "collections_changed"
-    """Somebody has created, dropped or changed a scope or a collection."""
+    """A scope or a collection was created, dropped or changed."""
     COMPILING = "compiling"
     """The first start on a machine compiles the kernels, which takes a while."""
     CONNECTION_DROPPED = "connection_dropped"
@@ -61,13 +61,13 @@ class LogEvent(StrEnum):
     REPLICATION_FAILED = "replication_failed"
     """A connection by which replicas are fed has failed, and is tried again."""
     ROLLED_BACK = "rolled_back"
-    """A vbucket was taken back: by a drill, or as a replica of one that was; a consumer has been told of it."""
+    """A vbucket was taken back: by a drill, or as a replica of one that was; its consumers have to roll back."""
     ROLLBACK_DEMANDED = "rollback_demanded"
-    """A consumer that asked for a stream was told to roll back first."""
+    """A consumer that asked for a stream has to roll back first."""
     STORE_FAILED = "store_failed"
     """Something could not be written to the disk."""
     USERS_CHANGED = "users_changed"
-    """Somebody has added, changed or removed a user, or changed the own password."""
+    """A user was added, changed or removed, or has changed its own password."""
 
 
 class Fields(TypedDict, total=False):

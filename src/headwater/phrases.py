@@ -1,4 +1,8 @@
-"""Numbers with what they count: `1 document`, `2,000 documents`."""
+"""Words that all parts use: numbers with their nouns, advice on what to install, and text of a server made harmless.
+
+Anything may import it. It imports nothing but the standard library, so that a command can use it before libraries are
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,10 @@ def did_you_mean(name: str) -> str:
     return f"Did you mean {name}?"
 
 
-# How this program was installed, for advice on what is missing: what to type so that an extra comes to the same place.
+# --- how this program was installed -------------------------------------------------------------------------------
 #
-# The name alone would not do: a clone is on no package index, and its environment may not be the one on the path.
+# What to type so that an extra comes to the same environment. The name alone would not do: a clone is on no package
+# index, and its environment may not be the one on the path.
 
 
 PACKAGE = "headwater"
@@ -56,11 +61,11 @@ def _where_from(extra: str) -> tuple[list[str], str]:
 def _origin() -> dict[str, Any] | None:
     """Where an installer has taken the package from, as PEP 610 has it. None for an index."""
     try:
-        told = Distribution.from_name(PACKAGE).read_text("direct_url.json")
+        text = Distribution.from_name(PACKAGE).read_text("direct_url.json")
     except PackageNotFoundError:
         # It runs from its sources.
         return {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}
-    return json.loads(told) if told else None
+    return json.loads(text) if text else None
 
 
 def _with_tool(url: str, origin: dict[str, Any]) -> str:
@@ -69,30 +74,30 @@ def _with_tool(url: str, origin: dict[str, Any]) -> str:
     return f"{tool}+{url}" if tool else url
 
 
-# Telling somebody that kernels are compiled, which on a new machine takes long and would look like standing still.
+# --- compiling ----------------------------------------------------------------------------------------------------
 #
-# Whoever has people to tell asks for it here; where nobody does, nothing is told. This imports nothing, so that a
-# command can ask before the libraries are loaded.
+# Kernels are compiled on a new machine, which takes long and would look like standing still. A command registers here
+# how it reports that; without one, nothing is reported.
 
 
 COMPILING = "compiling the kernels, once on this machine, which takes up to a minute; `headwater kernels` does it ahead"
 
-_to_tell: list[Callable[[], None]] = []
-"""At most one, and none once it was told."""
+_reports: list[Callable[[], None]] = []
+"""At most one, and none once it was called."""
 
 
-def tell_first_compile(tell: Callable[[], None] | None) -> None:
-    """Call this once, when a kernel has to be compiled for the first time. It takes the place of who asked before."""
-    _to_tell[:] = [] if tell is None else [tell]
+def report_first_compile(report: Callable[[], None] | None) -> None:
+    """Call this once, when a kernel has to be compiled for the first time. It replaces what was registered before."""
+    _reports[:] = [] if report is None else [report]
 
 
 def is_compiling() -> None:
     """A kernel is about to be compiled: its machine code is not kept anywhere."""
-    if _to_tell:
-        _to_tell.pop()()
+    if _reports:
+        _reports.pop()()
 
 
-# Text from a server in one line, with escapes for what is not to be printed: `\xff`, `\n`.
+# --- text of a server, in one line --------------------------------------------------------------------------------
 
 
 _NOT_UTF_8 = "surrogateescape"

@@ -224,7 +224,7 @@ def test_what_is_down_may_come_back() -> None:
 @pytest.mark.parametrize("cls", ALL_ERRORS)
 def test_every_error_can_be_told_in_other_words(cls: type[HeadwaterError]) -> None:
     error = make(cls)
-    told = error.retold("other words")
+    told = error.reworded("other words")
     assert type(told) is cls
     assert (told.reason, told.hint) == ("other words", error.hint)
     assert str(told) == (f"other words. {error.hint}" if error.hint else "other words")

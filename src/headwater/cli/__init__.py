@@ -13,7 +13,7 @@ import rich_click as click
 from headwater import __version__
 from headwater.cli.lazy_command import LazyCommand, completion_option
 from headwater.cli.output import errors_in_one_sentence
-from headwater.phrases import COMPILING, did_you_mean, tell_first_compile
+from headwater.phrases import COMPILING, did_you_mean, report_first_compile
 
 COMMANDS = (
     "cluster",
@@ -69,7 +69,7 @@ def main() -> None:
     """Couchbase's change protocol (DCP) in Python, from the wire to the lakehouse.
 
     The exit code is 0 for success, 1 for a failure, which one sentence on standard error explains, 2 for a wrong
-    command line, 130 after Ctrl-C. Some commands have more: their --help tells.
+    command line, 130 after Ctrl-C. Some commands have more: see their --help.
 
     \b
     Examples:
@@ -78,4 +78,4 @@ def main() -> None:
       headwater tail couchbase://127.0.0.1/default
       headwater --completion bash > headwater-completion.bash
     """
-    tell_first_compile(lambda: click.echo(COMPILING, err=True))
+    report_first_compile(lambda: click.echo(COMPILING, err=True))

@@ -11,7 +11,7 @@ from typing import Any
 import rich_click as click
 
 from headwater.cli.management import Access, BucketScopes, management_options, scopes_of
-from headwater.cli.options import errors_told
+from headwater.cli.options import errors_reported
 from headwater.errors import HeadwaterError
 from headwater.phrases import printable
 
@@ -44,7 +44,7 @@ def _on_bucket(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("url", metavar="URL")
     @management_options
-    @errors_told
+    @errors_reported
     @functools.wraps(command)
     def wrapped(url: str, access: Access, **rest: Any) -> None:
         command(scopes_of(url, access), **rest)
@@ -126,7 +126,7 @@ def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, hi
     settings = {} if max_ttl is None else {"maxTTL": str(max_ttl)}
     if history:
         settings["history"] = "true"
-    _tell("created", name, bucket.create(name.scope, name.collection, **settings), as_json=as_json)
+    _print("created", name, bucket.create(name.scope, name.collection, **settings), as_json=as_json)
 
 
 @collections.command("drop")
@@ -143,13 +143,13 @@ def drop_collection(bucket: BucketScopes, name: _Name, as_json: bool) -> None:
       headwater collections drop couchbase://127.0.0.1/default shop
     """
     path = (name.scope,) if name.collection is None else (name.scope, "collections", name.collection)
-    _tell("dropped", name, bucket.wait_for(bucket.ask("DELETE", *path)), as_json=as_json)
+    _print("dropped", name, bucket.wait_for(bucket.ask("DELETE", *path)), as_json=as_json)
 
 
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _tell(what: str, name: _Name, uid: str, *, as_json: bool) -> None:
+def _print(what: str, name: _Name, uid: str, *, as_json: bool) -> None:
     click.echo(json.dumps({"uid": uid}) if as_json else f"{what} {name} (manifest {printable(uid)})")
 
 

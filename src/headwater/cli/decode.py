@@ -24,15 +24,15 @@ from headwater.errors import BadMagic, CaptureError, LengthMismatch
 from headwater.phrases import printable
 from headwater.protocol.capture import (
     CapturedFrame,
+    CaptureFault,
     CaptureFormat,
-    Fault,
     read_capture,
     read_frames,
 )
 
 LIMIT_BYTES = 256 * 1024 * 1024
 VALUE_BYTES_SHOWN = 256
-PROBLEMS_TOLD_MAX = 20
+PROBLEMS_SHOWN_MAX = 20
 EXIT_UNDECODED = 1
 
 _HINTS = {
@@ -47,12 +47,12 @@ _HINTS = {
 @click.option(
     "--input-format",
     type=click.Choice([member.value for member in CaptureFormat]),
-    help="What the input is. Found by its first bytes unless told.",
+    help="What the input is. By default, what its first bytes say.",
 )
 @click.option(
     "--collections/--no-collections",
     default=None,
-    help="Keys start with a collection id, or do not. Learnt from the HELLO responses unless told.",
+    help="Keys start with a collection id, or do not. By default, what the HELLO responses say.",
 )
 @click.option("--upr", is_flag=True, help="The frames are of the UPR draft, DCP's forerunner.")
 @click.option("--grid/--no-grid", default=True, show_default=True, help="Draw the bytes of every frame.")
@@ -110,7 +110,7 @@ def decode(
     except CaptureError as error:
         report.add(str(error))
     sys.stdout.flush()
-    report.tell()
+    report.print()
 
 
 def _read(source: BinaryIO, limit_bytes: int) -> bytes:
@@ -136,16 +136,16 @@ class _Report:
 
     def add(self, sentence: str) -> None:
         self.problems += 1
-        if len(self.sentences) < PROBLEMS_TOLD_MAX:
+        if len(self.sentences) < PROBLEMS_SHOWN_MAX:
             self.sentences.append(printable(sentence))
 
-    def add_fault(self, fault: Fault) -> None:
+    def add_fault(self, fault: CaptureFault) -> None:
         place = ", ".join(part for part in (str(fault.flow), fault.where) if part)
         hint = _HINTS.get(type(fault.error), fault.error.hint)
         self.add(f"{place}{': ' if place else ''}{fault.error.reason}. {hint}")
 
-    def tell(self) -> None:
-        """Say it and leave with the exit code for it; where all was well there is nothing to say."""
+    def print(self) -> None:
+        """Print the sentences and end with the exit code for them. Without a problem, nothing is printed."""
         if not self.problems:
             if not self.frames:
                 click.echo("There are no frames in the input", err=True)
@@ -158,11 +158,11 @@ class _Report:
 
 
 def _views(
-    found: Iterable[CapturedFrame | Fault], view: Callable[[CapturedFrame], FrameView], report: _Report
-) -> Iterator[FrameView | Fault]:
+    found: Iterable[CapturedFrame | CaptureFault], view: Callable[[CapturedFrame], FrameView], report: _Report
+) -> Iterator[FrameView | CaptureFault]:
     """A view of every frame; what is wrong with it, or between frames, is noted in `report`."""
     for item in found:
-        if isinstance(item, Fault):
+        if isinstance(item, CaptureFault):
             report.add_fault(item)
             yield item
             continue
@@ -177,16 +177,16 @@ def _views(
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _write_json(views: Iterable[FrameView | Fault], value_bytes: int) -> None:
+def _write_json(views: Iterable[FrameView | CaptureFault], value_bytes: int) -> None:
     for view in views:
         if isinstance(view, FrameView):
             sys.stdout.write(json_line(view, value_bytes_max=value_bytes) + "\n")
 
 
-def _write_annotated(views: Iterable[FrameView | Fault], *, grid: bool, value_bytes: int) -> None:
+def _write_annotated(views: Iterable[FrameView | CaptureFault], *, grid: bool, value_bytes: int) -> None:
     write = _terminal_writer() if sys.stdout.isatty() else _plain_writer()
     for view in views:
-        if isinstance(view, Fault):
+        if isinstance(view, CaptureFault):
             flow = printable(f"[{view.flow}] ") if view.flow.connection else ""
             write((f"-- {flow}{view.error.reason}\n", ERROR_STYLE))
             continue

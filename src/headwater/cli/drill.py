@@ -9,7 +9,7 @@ from typing import Any
 import rich_click as click
 
 from headwater.cli.management import Access, Answer, ManagementUrl, management_options
-from headwater.cli.options import errors_told
+from headwater.cli.options import errors_reported
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 
@@ -42,12 +42,12 @@ def drill() -> None:
     help="The last seqno that is to be left.",
 )
 @management_options
-@errors_told
+@errors_reported
 def rollback(url: str, vbucket: int, to_seqno: int, access: Access, as_json: bool) -> None:
     """Roll a vbucket back, as if a copy that had only reached SEQNO had been promoted.
 
     The changes after SEQNO are gone for good, and a new branch of history begins. The vbucket's streams end, and a
-    consumer that asks again is told to roll back. SEQNO must be inside the history window, or else the vbucket starts
+    consumer that asks again has to roll back. SEQNO must be inside the history window, or else the vbucket starts
     again from 0. The user must be an admin of the bucket. URL is couchbase://host[:port]/bucket or
     http://host:port/bucket.
 
@@ -63,7 +63,7 @@ def rollback(url: str, vbucket: int, to_seqno: int, access: Access, as_json: boo
 @drill.command("hold-replicas")
 @click.argument("url", metavar="URL")
 @management_options
-@errors_told
+@errors_reported
 def hold_replicas(url: str, access: Access, as_json: bool) -> None:
     """Let the replicas on a node fall behind, to lose changes by a failover.
 
@@ -84,7 +84,7 @@ def hold_replicas(url: str, access: Access, as_json: bool) -> None:
 @drill.command("release-replicas")
 @click.argument("url", metavar="URL")
 @management_options
-@errors_told
+@errors_reported
 def release_replicas(url: str, access: Access, as_json: bool) -> None:
     """Let the replicas on a node catch up again, after `hold-replicas`.
 
@@ -103,13 +103,13 @@ def _ask(url: str, access: Access, *path: str, form: dict[str, str] | None = Non
 
 
 def _accepted(answer: Answer, names: tuple[str, ...], *, of: str) -> dict[str, Any]:
-    """What the node has told, which has these numbers."""
+    """The answer of the node, which has these numbers."""
     is_ours = isinstance(answer.content, dict)
     if answer.status == http.HTTPStatus.NOT_FOUND and not (is_ours and "errors" in answer.content):
         raise HeadwaterError("the node has no drills", hint=_NOT_OURS)
     done = answer.accepted()
     if not is_ours or not all(isinstance(done.get(name), int) for name in names):
-        raise HeadwaterError(f"the answer does not tell of {of}", hint=_NOT_OURS)
+        raise HeadwaterError(f"the answer has no numbers of {of}", hint=_NOT_OURS)
     return dict(done)
 
 

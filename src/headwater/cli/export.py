@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,24 +18,19 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_told, table_option
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, table_option
 from headwater.cli.output import EXIT_INTERRUPTED, documents_in
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.phrases import counted, printable
-from headwater.transfer.export_files import JsonLinesFile, LeftOut, OutputFiles, TableFile, survey
+from headwater.transfer.export_files import JsonLinesFile, LeftOut, OutputFiles, TableFile, scan_columns
+from headwater.transfer.inputs import FileFormat
 from headwater.transfer.json_lines import KEY_MEMBER
-from headwater.transfer.spool import Spool
+from headwater.transfer.spool import DocumentSpool
 
 _NAMES_SHOWN = 10
-
-
-class Format(StrEnum):
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
 
 
 @click.command()
@@ -51,8 +45,8 @@ class Format(StrEnum):
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice([choice.value for choice in Format]),
-    help="Told by the end of FILE's name unless given; jsonl in a directory.",
+    type=click.Choice([choice.value for choice in FileFormat]),
+    help="By default, what the end of FILE's name says; jsonl in a directory.",
 )
 @table_option("collections", metavar="SCOPE.COLLECTION")
 @table_option("scopes", metavar="SCOPE")
@@ -61,7 +55,7 @@ class Format(StrEnum):
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No line with the progress.")
 @connection_options
-@errors_told
+@errors_reported
 def export(
     url: str,
     into: Path,
@@ -85,8 +79,8 @@ def export(
     UTF-8 in `_key_base64`.
 
     In CSV and Parquet every field of the documents is a column, beside `_key`; what is nested or of several kinds is
-    JSON text. Columns have neither flags nor expiry, do not tell null from a field that is not there, and CSV does not
-    tell "7" from 7. Extended attributes, CAS and revisions are not exported.
+    JSON text. Columns have neither flags nor expiry, do not distinguish null from a missing field, and CSV does not
+    distinguish "7" from 7. Extended attributes, CAS and revisions are not exported.
 
     The exit code is 0 if every document is in a file, 1 if not (standard error says which and why), 2 for a wrong
     command line and 130 after Ctrl-C.
@@ -109,7 +103,7 @@ def export(
     exported = _Exported()
     try:
         with OutputFiles(into, overwrite=overwrite) as files, _progress(exported, shown=not quiet and not as_json):
-            spool = Spool(files.work)
+            spool = DocumentSpool(files.work)
             with Client(settings) as client:
                 for batch in client.batches(end="now", collections=collections, scopes=scopes, name="headwater-export"):
                     spool.add(batch)
@@ -119,18 +113,20 @@ def export(
     except KeyboardInterrupt:
         click.echo("Error: interrupted; nothing was written", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    exported.tell(as_json=as_json)
+    exported.report(as_json=as_json)
     sys.exit(EXIT_FAILED if exported.left_out.documents else 0)
 
 
-def _format(into: Path, name: str | None) -> Format:
-    by_ending = {f".{choice.value}": choice for choice in Format}.get(into.suffix.lower())
+def _format(into: Path, name: str | None) -> FileFormat:
+    by_ending = {f".{choice.value}": choice for choice in FileFormat}.get(into.suffix.lower())
     if name is not None:
-        return Format(name)
-    return by_ending or Format.JSONL
+        return FileFormat(name)
+    return by_ending or FileFormat.JSONL
 
 
-def _write(spool: Spool, files: OutputFiles, format_: Format, exported: _Exported, *, with_key: bool) -> None:
+def _write(
+    spool: DocumentSpool, files: OutputFiles, format_: FileFormat, exported: _Exported, *, with_key: bool
+) -> None:
     names = [name for name in spool.collections() if next(spool.documents(name), None) is not None]
     if files.is_file and len(names) > 1:
         listed = ", ".join(".".join(name) for name in names[:_NAMES_SHOWN])
@@ -152,21 +148,21 @@ def _write(spool: Spool, files: OutputFiles, format_: Format, exported: _Exporte
 
 
 def _sink(
-    file: BinaryIO, documents: Iterator[pa.RecordBatch], format_: Format, exported: _Exported, *, with_key: bool
+    file: BinaryIO, documents: Iterator[pa.RecordBatch], format_: FileFormat, exported: _Exported, *, with_key: bool
 ) -> JsonLinesFile | TableFile:
     """What documents are written with; a file with columns takes a look at all of them first."""
-    if format_ is Format.JSONL:
+    if format_ is FileFormat.JSONL:
         return JsonLinesFile(file, exported.left_out, with_key=with_key)
-    found = survey(documents)
+    found = scan_columns(documents)
     taken = KEY_MEMBER if with_key else ""
     exported.as_text += found.texts()
     exported.without_column += found.without_column(taken=taken)
-    is_parquet = format_ is Format.PARQUET
+    is_parquet = format_ is FileFormat.PARQUET
     columns = found.columns(taken=taken)
     return TableFile(file, exported.left_out, columns, nested=found.nested(), with_key=with_key, is_parquet=is_parquet)
 
 
-# --- the result ---------------------------------------------------------------------------------------------------
+# --- the result -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -185,7 +181,7 @@ class _Exported:
     def documents(self) -> int:
         return sum(self.by_collection.values())
 
-    def tell(self, *, as_json: bool) -> None:
+    def report(self, *, as_json: bool) -> None:
         took_s = time.monotonic() - self._began_s
         for sentence in self._remarks():
             click.echo(printable(sentence), err=True)

@@ -22,7 +22,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal has come, and now is the time to heed it. Like KeyboardInterrupt, it is no error of anybody's."""
+    """A signal has come, and now is the time to heed it. Like KeyboardInterrupt, it is no error."""
 
 
 class Interruptions:
@@ -65,9 +65,9 @@ class Interruptions:
             raise BrokenPipeError
 
     def watch_reader(self, file: int) -> None:
-        """Raise `BrokenPipeError` in `allowed` when nobody is left to read from a pipe.
+        """Raise `BrokenPipeError` in `allowed` when no process is left that reads from a pipe.
 
-        A write would tell, too, but it may be long until there is something to write: `| head -1` should end at once.
+        A write would raise it, too, but it may be long until there is one: `| head -1` should end at once.
         """
         # Its signal may come late, and must not end what comes after this.
         self._previous[signal.SIGALRM] = signal.SIG_IGN
@@ -75,7 +75,7 @@ class Interruptions:
 
     def _wait_for_reader(self, file: int) -> None:
         poll = select.poll()
-        poll.register(file, 0)  # what is wrong with a file is told without being asked for
+        poll.register(file, 0)  # errors of a file are reported without being asked for
         poll.poll()
         self._reader_is_gone = True
         # A signal that comes just before the main thread begins to wait would be seen after its wait only.
@@ -84,7 +84,7 @@ class Interruptions:
 
     def __enter__(self) -> Self:
         for number in _ENDING:
-            # What a shell or nohup has told us to ignore stays ignored.
+            # What a shell or nohup has set to be ignored stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._on_signal)
         self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)

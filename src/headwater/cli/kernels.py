@@ -7,7 +7,7 @@ import time
 
 import rich_click as click
 
-from headwater.phrases import missing_library, tell_first_compile
+from headwater.phrases import missing_library, report_first_compile
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels
 
 _PARTS = {
@@ -34,7 +34,7 @@ def kernels(as_json: bool) -> None:
       NUMBA_CACHE_DIR=/opt/kernels headwater kernels --json
     """
     # The user has asked for it: no notice that something is compiled.
-    tell_first_compile(None)
+    report_first_compile(None)
     began_s = time.monotonic()
     parts = []
     for part, packages in _PARTS.items():

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headwater.cli.options import CommandWithOldNames, LoginOptions, connection_options, errors_told, table_option
+from headwater.cli.options import CommandWithOldNames, LoginOptions, connection_options, errors_reported, table_option
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
@@ -103,7 +103,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--into", required=True, metavar="DIR", help="The directory of the tables. It is made if it is not there."
 )
-@click.option("--once", is_flag=True, help="Land what there is now, and end.")
+@click.option("--once", is_flag=True, help="Land what the bucket has now, and end.")
 @click.option(
     "--every",
     default="5s",
@@ -168,10 +168,10 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     "--log-format",
     type=click.Choice(FORMATS),
     help="Log each batch to standard error, in lines for people or for programs; Spark says a few words of its own "
-    "there. Nothing is logged unless told.",
+    "there. Nothing is logged by default.",
 )
 @connection_options
-@errors_told
+@errors_reported
 def land(
     url: str,
     into: str,

@@ -1,7 +1,7 @@
-"""A command that is known by its name and one line, and imported when it is run.
+"""A command that is known by its name and one line, and imported when it is run; and completion in a shell.
 
-The list of all commands, and completion in a shell, need no more than that line: it is read from the source, where
-importing all modules takes seconds.
+The list of all commands and completion need no more than that line: it is read from the source, where importing all
+modules takes seconds. Nothing here may import a command.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def summary_of(name: str) -> str:
 
 
 _EXTRAS = {"land": "spark", "verify": "spark"}
-"""What has to be installed for a command; the node's libraries unless told."""
+"""What has to be installed for a command; the node's libraries by default."""
 
 
 def _not_installed(command: str, module: str) -> click.Command:
@@ -87,12 +87,12 @@ def _not_installed(command: str, module: str) -> click.Command:
     def refuse() -> None:
         raise click.ClickException(advice)
 
-    # Whatever it is given: what is missing is to be told first.
+    # It takes any arguments: what is missing is reported first.
     takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(command, help=advice, callback=refuse, context_settings=takes_anything)
 
 
-# `headwater --completion SHELL`: the script that lets a shell complete commands, options and choices.
+# --- completion ---------------------------------------------------------------------------------------------------
 
 
 SHELLS = ("bash", "zsh", "fish")

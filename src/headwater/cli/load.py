@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
 from rich.console import Console
@@ -29,7 +30,6 @@ from headwater.transfer.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN,
 from headwater.transfer.inputs import (
     KEY_TEMPLATE,
     FileFormat,
-    FileOrFolder,
     FileSource,
     LoadedFile,
     files_in,
@@ -39,7 +39,7 @@ from headwater.transfer.inputs import (
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
 
-# What `headwater load` tells at its end: how much it has written, and how fast.
+# --- the report at the end ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -64,23 +64,23 @@ class Report:
     def per_second(self, amount: float) -> float:
         return amount / self.seconds if self.seconds > 0 else 0.0
 
-    def tell(self) -> None:
+    def print(self) -> None:
         if self.as_json:
-            self._tell_json(None)
+            self._print_json(None)
             return
         megabytes = f", {self.per_second(self.written_bytes) / 1e6:,.1f} MB/s"
         click.echo(documents_in(self.documents, self.seconds, and_rate=megabytes))
 
-    def tell_failure(self, reason: str, *, exit_code: int = EXIT_FAILED) -> None:
+    def fail(self, reason: str, *, exit_code: int = EXIT_FAILED) -> None:
         """Say what happened and how far it came, and leave."""
         click.echo(f"Error: {printable(reason)}", err=True)
         verb = "was" if self.documents == 1 else "were"
         click.echo(f"{counted(self.documents, 'document')} {verb} written", err=True)
         if self.as_json:
-            self._tell_json(reason)
+            self._print_json(reason)
         sys.exit(exit_code)
 
-    def _tell_json(self, error: str | None) -> None:
+    def _print_json(self, error: str | None) -> None:
         result = {
             "documents": self.documents,
             "seconds": round(self.seconds, 6),
@@ -93,7 +93,7 @@ class Report:
         click.echo(json.dumps(result))
 
 
-# The bar that `headwater load` shows on a terminal.
+# --- the bar on a terminal ----------------------------------------------------------------------------------------
 
 
 SHOW_EVERY_S = 0.1
@@ -104,7 +104,7 @@ def progress_bar(
 ) -> AbstractContextManager[Callable[[], None]]:
     """What is to be called as the load goes on: it moves the bar, if there is a terminal to show it on.
 
-    `done` tells how much of `total` is: bytes of a file that were read, or generated documents that were written.
+    `done` returns how much of `total` is done: bytes of a file that were read, or generated documents written.
     """
     if not shown or not sys.stderr.isatty():
         return nullcontext(lambda: None)
@@ -155,6 +155,20 @@ def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: 
     return value
 
 
+class FileOrFolder(click.File):
+    """An open file, or the path of a folder."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        super().__init__("rb")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value != "-" and Path(value).is_dir():
+            return Path(value)
+        return super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("url")
 @click.argument("file", metavar="[FILE|DIR]", required=False, type=FileOrFolder())
@@ -188,7 +202,7 @@ def _parse_delimiter(context: click.Context, parameter: click.Parameter, value: 
     "--format",
     "format_name",
     type=click.Choice([choice.value for choice in FileFormat]),
-    help="What FILE is. Told by the end of its name unless given.",
+    help="What FILE is. By default, what the end of its name says.",
 )
 @click.option(
     "--delimiter",
@@ -288,12 +302,12 @@ def load(
                     )
                     loading.load(source, given.collections, done=_bytes_read(source), total=given.size_bytes)
     except KeyboardInterrupt:
-        report.tell_failure("interrupted", exit_code=EXIT_INTERRUPTED)
+        report.fail("interrupted", exit_code=EXIT_INTERRUPTED)
     except HeadwaterError as error:
-        report.tell_failure(str(error))
+        report.fail(str(error))
     except OSError as error:
-        report.tell_failure(f"the input can't be read: {error.strerror or error}")
-    report.tell()
+        report.fail(f"the input can't be read: {error.strerror or error}")
+    report.print()
 
 
 def _check_usage(

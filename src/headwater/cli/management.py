@@ -1,4 +1,8 @@
-"""The management side of a node, Couchbase's or Headwater's: where it is, and requests to it over HTTP."""
+"""The management side of a node, Couchbase's or Headwater's: where it is, and requests to it over HTTP.
+
+`collections`, `users`, `drill` and `load` use it, and the test nodes of `headwater.testing`. Passwords go into the
+header of a request and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +135,8 @@ def _management_port(config: bytes | None, *, tls: bool) -> int:
         port, failure = None, error
     if port is None:
         raise HeadwaterError(
-            f"the node does not tell its management port{' with TLS' if tls else ''}", hint="Give it with --http-port"
+            f"the config of the node has no management port{' with TLS' if tls else ''}",
+            hint="Give it with --http-port",
         ) from failure
     return port
 
@@ -144,7 +149,7 @@ def _failed(address: Address, error: OSError) -> ConnectionFailed:
         )
     return ConnectionFailed(
         f"{address} can't be reached: {error.strerror or error}",
-        hint="Check that the node runs; --http-port tells its management port",
+        hint="Check that the node runs; --http-port names its management port",
     )
 
 
@@ -234,7 +239,7 @@ class Management:
             return body.decode(errors="replace")
 
 
-# How a command gets to the management side of a node: the options for it, and the node that they lead to.
+# --- the options of a command -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +265,7 @@ def management_options(command: Callable[..., None]) -> Callable[..., None]:
         "--http-port",
         type=click.IntRange(1, PORT_MAX),
         metavar="PORT",
-        help="The management port. The node is asked for it unless told.",
+        help="The management port. The node is asked for it by default.",
     )
     @json_option
     @functools.wraps(command)
@@ -270,7 +275,7 @@ def management_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-# The scopes and collections of a bucket, on the management side of its node.
+# --- scopes and collections ---------------------------------------------------------------------------------------
 
 
 _WAIT_MS = 30_000
@@ -335,7 +340,7 @@ class BucketScopes:
             raise HeadwaterError("the answer is no list of collections", hint=_HINT) from error
 
 
-# The management sides of all nodes of a cluster, for what has to be done on each of them.
+# --- all nodes of a cluster ---------------------------------------------------------------------------------------
 
 
 def nodes_of_cluster(first: Management, *, bucket: str = "") -> list[Management]:
@@ -356,7 +361,7 @@ def nodes_of_cluster(first: Management, *, bucket: str = "") -> list[Management]
         others = [_address(member, first) for member in members if not member.is_this_node]
     except MalformedJson as error:
         raise HeadwaterError(
-            "the node does not tell the addresses of its cluster", hint="Give --this-node-only, and each node's URL"
+            "the config of the node lacks addresses of its cluster", hint="Give --this-node-only, and each node's URL"
         ) from error
     return [first, *(replace(first, address=address) for address in others)]
 

@@ -217,7 +217,7 @@ def _is_on_command_line(option: str) -> bool:
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
-def errors_told(command: Callable[P, T]) -> Callable[P, T]:
+def errors_reported(command: Callable[P, T]) -> Callable[P, T]:
     """Print an error as one sentence on standard error, and end with exit code 1."""
 
     @functools.wraps(command)

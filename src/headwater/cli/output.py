@@ -1,6 +1,7 @@
-"""How a command that can't go on says so: one sentence on standard error, and an exit code that tells the kind.
+"""What commands write: errors as one sentence on standard error, tables on standard output, and the log.
 
-A frame around the sentence, as rich would draw, breaks it where a log or a script reads it.
+`headwater.cli` wraps every command in `errors_in_one_sentence`; commands that run for long call `set_up_logging`. An
+error is never drawn with a frame around it, as rich would: that breaks it where a log or a script reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import click
 from rich.console import Console
 
 from headwater.log_fields import LogEvent, fields
-from headwater.phrases import COMPILING, counted, did_you_mean, tell_first_compile
+from headwater.phrases import COMPILING, counted, did_you_mean, report_first_compile
 
 EXIT_INTERRUPTED = 130
 """128 and the number of the signal, as shells have it."""
@@ -30,7 +31,7 @@ EXIT_INTERRUPTED = 130
 
 @contextmanager
 def errors_in_one_sentence() -> Iterator[None]:
-    """Tell what click raises and what goes wrong with standard output, and leave."""
+    """Print what click raises and what goes wrong with standard output, and end with its exit code."""
     try:
         with _output_written():
             yield
@@ -61,7 +62,7 @@ def _sentence(error: click.ClickException) -> str:
 
 @contextmanager
 def _output_written() -> Iterator[None]:
-    """A reader that has seen enough (`| head`) is no error, and a full disk is one that is told."""
+    """A reader that has seen enough (`| head`) is no error; a full disk is."""
     try:
         try:
             yield
@@ -85,7 +86,7 @@ def _reader_is_gone() -> bool:
     """Whether it is our own output that is broken, and not a connection."""
     poll = select.poll()
     try:
-        poll.register(sys.stdout.fileno(), 0)  # what is wrong with a file is told without being asked for
+        poll.register(sys.stdout.fileno(), 0)  # errors of a file are reported without being asked for
     except (io.UnsupportedOperation, ValueError):
         return False
     return bool(poll.poll(0))
@@ -96,18 +97,18 @@ def _abandon_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Where tables are printed: as wide as the terminal is, and never cut or folded in a file or a pipe.
-
-
 UNCUT_CHARS = 10_000
 
 
 def output_console() -> Console:
-    """For standard output. Sentences are printed with `soft_wrap`, so that nothing breaks them but the terminal."""
+    """For standard output: as wide as the terminal is, and never cut or folded in a file or a pipe.
+
+    Sentences are printed with `soft_wrap`, so that nothing breaks them but the terminal.
+    """
     return Console(highlight=False, width=None if sys.stdout.isatty() else UNCUT_CHARS)
 
 
-# How much was done in what time, and how fast, where that tells something.
+# --- rates --------------------------------------------------------------------------------------------------------
 
 
 COUNT_MIN = 1000
@@ -115,19 +116,19 @@ SECONDS_MIN = 1.0
 """Below these, a rate is about how a run begins and ends."""
 
 
-def tells_rate(count: int, seconds: float) -> bool:
+def has_rate(count: int, seconds: float) -> bool:
     return count >= COUNT_MIN and seconds >= SECONDS_MIN
 
 
 def documents_in(documents: int, seconds: float, *, and_rate: str = "") -> str:
-    """`and_rate` is told behind the rate of documents, or not at all."""
+    """`and_rate` stands behind the rate of documents, where there is one."""
     sentence = f"{counted(documents, 'document')} in {seconds:.2f} s"
-    if not tells_rate(documents, seconds):
+    if not has_rate(documents, seconds):
         return sentence
     return f"{sentence}: {documents / seconds:,.0f} documents/s{and_rate}"
 
 
-# How a command that runs for long writes its log: lines for people, or one JSON object a line for programs.
+# --- the log ------------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the fields that the message came with."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -152,10 +153,10 @@ class JsonFormatter(logging.Formatter):
         }
         about = {name: value for name, value in vars(record).items() if name not in _OWN_MEMBERS}
         if about:
-            told["fields"] = about
+            members["fields"] = about
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            members["exception"] = self.formatException(record.exc_info)
+        return json.dumps(members, default=str)
 
 
 def set_up_logging(log_format: str, *, level: str = "info") -> None:
@@ -163,7 +164,7 @@ def set_up_logging(log_format: str, *, level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    tell_first_compile(lambda: logger.info(COMPILING, extra=fields(event=LogEvent.COMPILING)))
+    report_first_compile(lambda: logger.info(COMPILING, extra=fields(event=LogEvent.COMPILING)))
     for talkative in ("asyncio", "py4j", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
     if log_format == "json":

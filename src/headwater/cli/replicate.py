@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import rich_click as click
 from rich.console import Console
 
-from headwater.cli.options import LoginOptions, connection_options, errors_told
+from headwater.cli.options import LoginOptions, connection_options, errors_reported
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.client.kv_asyncio import AsyncKvConnection
@@ -44,14 +44,14 @@ class _Job:
 @click.command()
 @click.option("--from", "from_url", metavar="URL", required=True, help="The node that has the vbuckets active.")
 @click.option("--to", "to_url", metavar="URL", required=True, help="The node that has them as replicas.")
-@click.option("--vbuckets", metavar="LIST", help="Which, such as 0-15,20; all that are active there unless told.")
+@click.option("--vbuckets", metavar="LIST", help="Which, such as 0-15,20; by default all that are active there.")
 @click.option("--bucket", metavar="NAME", help="The bucket, where the URLs do not name it.")
 @click.option("--takeover", is_flag=True, help="Hand the vbuckets over: they become active at --to.")
 @click.option("--once", is_flag=True, help="End when what is there now has been copied.")
 @click.option("--name", default="headwater-replicate", show_default=True, help="The name of the DCP connections.")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one line of JSON.")
-@errors_told
+@errors_reported
 def replicate(
     from_url: str,
     to_url: str,
@@ -65,7 +65,7 @@ def replicate(
 ) -> None:
     """Copy vbuckets from one node to another, as Couchbase's replication proxy does.
 
-    The proxy opens a DCP connection to each of the two nodes and tells the second one to stream from the first. It goes
+    The proxy opens a DCP connection to each of the two nodes and lets the second one stream from the first. It goes
     on until it is interrupted, or ends by itself with --once or --takeover. At --to the vbuckets must be there as
     replicas (set-vbucket). The nodes of a cluster do all this by themselves: see `headwater cluster`.
 

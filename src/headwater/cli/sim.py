@@ -49,7 +49,7 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
 
     \b
     Examples:
-      headwater sim --seed 42 --trace      # replay one and tell what happened
+      headwater sim --seed 42 --trace      # replay one and print what happened
       headwater sim --seed 0 --seeds 500   # look for one that fails
       headwater sim --seeds 100 --mutant drops-rollbacks
     """
@@ -62,9 +62,9 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
         if as_json:
             click.echo(json.dumps(_members(report)))
         elif seeds == 1:
-            _tell(report)
+            _print(report)
         elif not report.is_good:
-            _tell_failure(report)
+            _print_failure(report)
         if not report.is_good:
             failed.append(report)
     if seeds > 1 and not as_json:
@@ -77,7 +77,7 @@ def _reports(numbers: range, mutant: Mutant | LandingMutant | None, jobs: int | 
         for number in numbers:
             yield run_seed(number, mutant=mutant, keeps_trace=trace)
         return
-    # Ctrl-C is for this process: the others would each tell of it, and a pool waits for the seeds that are under way.
+    # Ctrl-C is for this process: the others would each print it, and a pool waits for the seeds that are under way.
     ignored = (signal.SIGINT, signal.SIG_IGN)
     pool = ProcessPoolExecutor(jobs or os.cpu_count(), initializer=signal.signal, initargs=ignored)
     try:
@@ -104,7 +104,7 @@ def _shown(reports: Iterator[Report], *, total: int, is_shown: bool) -> Iterator
             yield report
 
 
-def _tell(report: Report) -> None:
+def _print(report: Report) -> None:
     for line in report.lines:
         click.echo(line)
     for what, count in sorted(report.counts.items()):
@@ -113,10 +113,10 @@ def _tell(report: Report) -> None:
     if report.is_good:
         click.echo(f"seed {report.seed} is good")
     else:
-        _tell_failure(report)
+        _print_failure(report)
 
 
-def _tell_failure(report: Report) -> None:
+def _print_failure(report: Report) -> None:
     click.echo(f"seed {report.seed} fails:")
     for complaint in report.complaints[:_SHOWN_COMPLAINTS]:
         click.echo(f"  {complaint}")

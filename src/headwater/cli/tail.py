@@ -126,7 +126,8 @@ def tail(
 
     URL is couchbase://host[:port]/bucket, or couchbases:// for TLS. There is one line a change: mutations, deletions,
     expirations, collections that come and go, and rollbacks, which say that changes shown before did not happen.
-    Every vbucket tells of a collection: lines for people say it once, JSON and Arrow as often as it is told.
+    Every vbucket has an event of its own for a collection: lines for people show it once, JSON and Arrow all of
+    them.
 
     Ctrl-C ends it, and prints the command that goes on from there. The exit code is 0 at the end of what was asked for
     and where the reader of a pipe has left, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C and 143 after
@@ -137,7 +138,7 @@ def tail(
       headwater tail couchbase://localhost/default
       headwater tail couchbase://localhost/default --to now --json | jq .key
       headwater tail couchbase://localhost/default --from now --key 'user::*'
-      headwater tail couchbase://localhost/default --checkpoint place.json --json
+      headwater tail couchbase://localhost/default --checkpoint tail.json --json
     """
     format_ = _format(context, format_name, as_json=as_json)
     try:
@@ -176,8 +177,8 @@ def _read_options(end: str, *, vbuckets: tuple[str, ...], **others: Any) -> Read
 
 
 def _format(context: click.RichContext, name: str, *, as_json: bool) -> Format:
-    is_told = context.get_parameter_source("format_name") is ParameterSource.COMMANDLINE
-    if as_json and is_told and name != Format.JSONL:
+    is_given = context.get_parameter_source("format_name") is ParameterSource.COMMANDLINE
+    if as_json and is_given and name != Format.JSONL:
         raise click.UsageError(f"--json is not --format {name}: give one of the two.")
     return Format.JSONL if as_json else Format(name)
 
@@ -201,26 +202,26 @@ def _encoder(format_: Format, *, no_value: bool, xattrs: bool, **_: Any) -> Enco
 
 
 def _run(tailer: Tailer, context: click.RichContext) -> int:
-    """Returns the exit code, and has told why if it is not 0."""
+    """Returns the exit code, and prints the reason if it is not 0."""
     try:
         tailer.run()
     except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`).
+        # The reader of our output has seen enough (`| head`).
         tailer.output.abandon()
         return 0
     except Interrupted:
         what = "Interrupted" if tailer.interruptions.number is signal.SIGINT else "Ended"
-        _tell_how_to_go_on(f"{what} after {counted(tailer.written, 'change')}.", tailer, context)
+        _print_how_to_go_on(f"{what} after {counted(tailer.written, 'change')}.", tailer, context)
         return tailer.interruptions.exit_code
     except HeadwaterError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
         if tailer.written and not isinstance(error, CheckpointError | BucketReplaced):
-            _tell_how_to_go_on(f"{counted(tailer.written, 'change')} came before that.", tailer, context)
+            _print_how_to_go_on(f"{counted(tailer.written, 'change')} came before that.", tailer, context)
         return EXIT_FAILED
     return 0
 
 
-def _tell_how_to_go_on(what: str, tailer: Tailer, context: click.RichContext) -> None:
+def _print_how_to_go_on(what: str, tailer: Tailer, context: click.RichContext) -> None:
     if tailer.offsets is None:
         return
     command = resume_command(context, tailer.offsets, is_terminal=sys.stderr.isatty())

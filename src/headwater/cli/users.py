@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from headwater.cli.management import Access, Answer, Management, ManagementUrl, management_options, nodes_of_cluster
-from headwater.cli.options import errors_told, fail, is_terminal
+from headwater.cli.options import errors_reported, fail, is_terminal
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.phrases import printable
 
@@ -69,7 +69,7 @@ class _Nodes:
         return len(self._nodes)
 
     def ask(self, work: Callable[[Management], T], failed: dict[str, str]) -> Iterator[tuple[str, T]]:
-        """What each node answers. One of several that fails is told of later, and the others go on."""
+        """What each node answers. One of several that fails is reported later, and the others go on."""
         for node in self._nodes:
             try:
                 yield str(node.address), work(node)
@@ -85,7 +85,7 @@ class _Nodes:
             (outcome.done if is_done else outcome.unchanged).append(address)
         return outcome
 
-    def tell(self, what: str, name: str, outcome: _Outcome, *, unchanged: str) -> None:
+    def report(self, what: str, name: str, outcome: _Outcome, *, unchanged: str) -> None:
         """Say what has come of it, and leave with exit code 1 where a node has failed."""
         if self.as_json:
             members = {"nodes": outcome.done, "unchanged": outcome.unchanged, "failed": outcome.failed}
@@ -94,10 +94,10 @@ class _Nodes:
             where = "" if len(self) == 1 else f" on {len(outcome.done)} of {len(self)} nodes"
             others = f"; {', '.join(outcome.unchanged)} {unchanged}" if outcome.unchanged else ""
             click.echo(printable(f"{what} {name}{where}{others}"))
-        self.tell_failures(outcome.failed)
+        self.report_failures(outcome.failed)
 
     @staticmethod
-    def tell_failures(failed: dict[str, str]) -> None:
+    def report_failures(failed: dict[str, str]) -> None:
         if failed:
             fail(f"not done on {'; not on '.join(f'{node}: {reason}' for node, reason in failed.items())}")
 
@@ -108,7 +108,7 @@ def _on_nodes(command: Callable[..., None]) -> Callable[..., None]:
     @click.argument("url", metavar="URL")
     @click.option("--this-node-only", is_flag=True, help="Leave the other nodes of its cluster as they are.")
     @management_options
-    @errors_told
+    @errors_reported
     @functools.wraps(command)
     def wrapped(url: str, access: Access, this_node_only: bool, as_json: bool, **rest: Any) -> None:
         where = ManagementUrl.parse(url, needs_bucket=False)
@@ -217,7 +217,7 @@ def add_user(
     outcome = nodes.change(add)
     if not outcome.done and not outcome.failed:
         raise InvalidInput(f"user {name!r} exists already", hint="Change it with `headwater users change`")
-    nodes.tell("added", name, outcome, unchanged="had it already")
+    nodes.report("added", name, outcome, unchanged="had it already")
 
 
 @users.command("change")
@@ -255,7 +255,7 @@ def change_user(
         _accepted(node.ask("PUT", *_USERS, name, form=form))
         return True
 
-    nodes.tell("changed", name, nodes.change(change), unchanged="")
+    nodes.report("changed", name, nodes.change(change), unchanged="")
 
 
 @users.command("remove")
@@ -282,7 +282,7 @@ def remove_user(find: Callable[[], _Nodes], name: str) -> None:
     outcome = nodes.change(remove)
     if not outcome.done and not outcome.failed:
         raise _no_user(name)
-    nodes.tell("removed", name, outcome, unchanged="did not have it")
+    nodes.report("removed", name, outcome, unchanged="did not have it")
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _read_user(user: Any) -> tuple[str, str, tuple[str, ...]]:
         return str(user["id"]), str(user.get("name") or ""), tuple(sorted(_read_role(role) for role in user["roles"]))
     except (LookupError, TypeError, AttributeError) as error:
         raise HeadwaterError(
-            "the answer does not tell of users", hint="Check that it is a Couchbase or Headwater node"
+            "the answer is no list of users", hint="Check that it is a Couchbase or Headwater node"
         ) from error
 
 
@@ -345,4 +345,4 @@ def _show(nodes: _Nodes, by_user: dict[tuple[str, str, tuple[str, ...]], list[st
         widths = [max(len(row[column]) for row in rows) for column in range(columns)]
         for row in rows:
             click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
-    nodes.tell_failures(failed)
+    nodes.report_failures(failed)

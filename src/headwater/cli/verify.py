@@ -13,7 +13,7 @@ from typing import Any
 import rich_click as click
 from rich.table import Table
 
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_told, table_option
+from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, table_option
 from headwater.cli.output import output_console
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
@@ -30,7 +30,7 @@ from headwater.phrases import printable
 @click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
-@errors_told
+@errors_reported
 def verify(
     url: str,
     directory: str,

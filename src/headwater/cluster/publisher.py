@@ -127,7 +127,7 @@ class Publisher:
         results = await self._of_each(names, lambda name: self._port_of(name).config())
         for name, known in zip(names, results, strict=True):
             if isinstance(known, HeadwaterError):
-                raise known.retold(f"config {before.revision + 1} could not be given to {name}: {known.reason}")
+                raise known.reworded(f"config {before.revision + 1} could not be given to {name}: {known.reason}")
             if known is None and not self._is_first:
                 # It would take its empty vbuckets for what the cluster has, and the copies would follow it.
                 raise HeadwaterError(
@@ -164,7 +164,7 @@ class Publisher:
             if self._is_needed(name, config):
                 if isinstance(result, Overtaken):
                     raise result
-                raise result.retold(f"config {config.revision} could not be given to {name}: {result.reason}")
+                raise result.reworded(f"config {config.revision} could not be given to {name}: {result.reason}")
             if isinstance(result, Overtaken):
                 refused = result
             else:

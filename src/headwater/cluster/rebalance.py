@@ -154,7 +154,7 @@ class Rebalance:
         while True:
             found = await take_inventory(ports)
             for name, error in found.unreachable.items():
-                raise error.retold(f"{name} can't be asked how far it is: {error.reason}")
+                raise error.reworded(f"{name} can't be asked how far it is: {error.reason}")
             goals = goals or found
             left = {one: None for one in left if not _has_reached(goals, found, *one)}
             if not left:
@@ -264,7 +264,7 @@ def joined_failures(failures: Mapping[VBucketId, BaseException], *, of: int) -> 
     vbuckets = ", ".join(map(str, sorted(failures)))
     first = next(iter(failures.values()))
     assert isinstance(first, HeadwaterError)
-    return first.retold(f"{len(failures)} of {of} vbuckets were not handed over ({vbuckets}): {'; '.join(reasons)}")
+    return first.reworded(f"{len(failures)} of {of} vbuckets were not handed over ({vbuckets}): {'; '.join(reasons)}")
 
 
 def arrived(config: PublishedConfig, move: Move) -> PublishedConfig:
@@ -312,7 +312,7 @@ async def resolve(publisher: Publisher, ports: Mapping[str, NodePort]) -> None:
 async def _inventory_of_all(ports: Mapping[str, NodePort]) -> Inventory:
     found = await take_inventory(ports)
     for name, error in found.unreachable.items():
-        raise error.retold(f"{name} can't be asked what it has: {error.reason}")
+        raise error.reworded(f"{name} can't be asked what it has: {error.reason}")
     return found
 
 

@@ -557,7 +557,7 @@ class ClusterConfig:
 def _config_node(members: Any) -> ConfigNode:
     if not isinstance(members, dict):
         raise malformed_config("a node in nodesExt is not an object")
-    services = _get(members, "services", dict)
+    services = _get(members, "services", dict, {})
     alternates = _get(members, "alternateAddresses", dict, {})
     external = None
     if "external" in alternates:

@@ -114,7 +114,7 @@ class HeadwaterCluster:
     # --- what goes wrong ------------------------------------------------------------------------------------------
 
     def failover(self, node: HeadwaterNode | None = None) -> None:
-        """Kill a node, the first unless told, and let its replicas take over. What they had not got is lost."""
+        """Kill a node, by default the first, and let its replicas take over. What they had not got is lost."""
         lost = node or self._running()[0]
         self._check_survivors(lost)
         lost.kill()
@@ -170,7 +170,7 @@ class HeadwaterCluster:
         return self.active_node(vbucket).rollback(vbucket, seqno)
 
     def pause(self, node: HeadwaterNode | None = None) -> HeadwaterNode:
-        """Let a node, the first unless told, stand still until `resume`."""
+        """Let a node, by default the first, stand still until `resume`."""
         paused = node or self._running()[0]
         paused.pause()
         return paused

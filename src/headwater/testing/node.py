@@ -136,7 +136,7 @@ _FLAGS = {True: 0x02000000, False: 0x03000000}
 
 
 def check_sequences(**given: Sequence[str]) -> None:
-    """A string is a sequence, too, but of letters, which nobody means."""
+    """A string is a sequence, too, but of letters, which is never meant."""
     for name, values in given.items():
         if isinstance(values, str) or (not values and name == "buckets"):
             raise InvalidInput(
@@ -145,7 +145,7 @@ def check_sequences(**given: Sequence[str]) -> None:
 
 
 class HeadwaterNode:
-    """A node on free ports. What a method is asked for goes to the first bucket unless told."""
+    """A node on free ports. What a method is asked for goes to the first bucket by default."""
 
     def __init__(
         self,

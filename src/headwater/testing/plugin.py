@@ -1,6 +1,6 @@
-"""The plug-in itself: the fixtures, and the marker that tells what kind of node a test needs.
+"""The plug-in itself: the fixtures, and the marker that names the kind of node a test needs.
 
-It imports next to nothing: pytest loads it in every run of everybody who has Headwater installed.
+It imports next to nothing: pytest loads it in every run where Headwater is installed.
 """
 
 from __future__ import annotations

@@ -462,7 +462,7 @@ def test_the_management_port_may_be_told(served: _Served) -> None:
 def test_a_node_that_does_not_tell_its_management_port(config: bytes) -> None:
     with KeyValueServer(config) as kv:
         sentence = failed("list", f"couchbase://127.0.0.1:{kv.port}/beer", *LOGIN)
-    assert sentence == "the node does not tell its management port. Give it with --http-port"
+    assert sentence == "the config of the node has no management port. Give it with --http-port"
 
 
 # --- other servers ------------------------------------------------------------------------------------------------

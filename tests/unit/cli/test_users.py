@@ -135,8 +135,8 @@ def test_where_a_password_comes_from(asked: Asked, monkeypatch: pytest.MonkeyPat
     [
         (FORBIDDEN, "the user may not manage users. Log in as one with the role admin"),
         (Answer(401, ""), "the user name or the password is wrong. Check --user and --password"),
-        (Answer(200, "fine"), "the answer does not tell of users"),
-        (Answer(200, [{"id": "kim"}]), "the answer does not tell of users"),
+        (Answer(200, "fine"), "the answer is no list of users"),
+        (Answer(200, [{"id": "kim"}]), "the answer is no list of users"),
         (Answer(400, {"errors": {"_": "no \x1b[31m", "roles": "bad"}}), "no ?[31m; roles: bad"),
     ],
 )

@@ -1,4 +1,8 @@
-"""Frames of DCP and of the key-value protocol around it, as views."""
+"""Views of captured frames: of DCP, of the key-value protocol around it, and of the UPR draft.
+
+`headwater decode` asks for one view a frame. A malformed frame is shown as far as its layout is known, and never
+raises.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +113,7 @@ def _vbucket_or_status(frame: Frame) -> dict[str, Any]:
     return {"status": Status(frame.specific).name, "status_number": frame.specific}
 
 
-# Packets of the UPR draft as views. They have the same frames, and other names for nearly everything.
+# --- the UPR draft: the same frames, and other names for nearly everything ---------------------------------------
 
 
 _OPCODE_NAMES = {int(opcode): opcode.name for opcode in UprOpcode}

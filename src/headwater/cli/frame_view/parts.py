@@ -1,4 +1,7 @@
-"""The parts of a frame: what the annotated print and the JSON print are both made of."""
+"""The parts of a frame: what the annotated print and the JSON print are both made of.
+
+`frames` makes views of frames from these, `printing` prints them. The password of SASL PLAIN never gets into a part.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from headwater.protocol.status import Status
 from headwater.protocol.system_events import PACKED_VALUES, decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
 
-# What numbers mean, in words, and bytes as something that can be printed.
+# --- numbers ------------------------------------------------------------------------------------------------------
 
 
 _TIMES = frozenset({"expiry", "delete_time", "item_exp"})
@@ -147,11 +150,11 @@ ITEMS_SHOWN_MAX = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One field: its name, its place in the frame, what is there and what that means."""
+    """One field: its name, its offset in the frame, its content and what that means."""
 
     name: str
     offset: int | None = None
-    """None for what has no place of its own, such as a field inside a compressed value."""
+    """None for what has no bytes of its own, such as a field inside a compressed value."""
     width_bytes: int = 0
     number: int | None = None
     text: str = ""
@@ -189,7 +192,7 @@ class FrameView:
     collection_id: int | None = None
     value: ValueView
     more: dict[str, Any] = field(default_factory=dict)
-    """What JSON tells besides, such as vbucket or status."""
+    """Further members for JSON, such as vbucket or status."""
     error: str = ""
 
 
@@ -219,7 +222,7 @@ def numbers_of(parts: Iterable[Part]) -> dict[str, int | str]:
     return {part.name: part.text if part.number is None else int(part.number) for part in parts}
 
 
-# The header of a frame as parts, in the names that the specification's drawings use.
+# --- the header, in the names that the specification's drawings use ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +282,7 @@ def _decimal(number: int) -> str:
     return str(number) if number > 9 else ""
 
 
-# Frame infos as parts: each with its place, and its own meaning where it has one.
+# --- frame infos --------------------------------------------------------------------------------------------------
 
 
 def frame_info_parts(frame: Frame) -> tuple[Part, ...]:
@@ -327,9 +330,7 @@ def _response_meaning(info: FrameInfo) -> str:
     return ""
 
 
-# The value of a frame: a document with its attributes, a structure with fields, or bytes.
-#
-# A structured value is drawn by the layout that its message decodes it with; one that has none is shown by its fields.
+# --- the value: a document with its attributes, a structure with fields, or bytes ---------------------------------
 
 
 _SHARED_FIELDS = frozenset(
@@ -386,6 +387,7 @@ def document_json(document: bytes, *, bytes_max: int) -> dict[str, Any]:
 
 
 def _structured(frame: Frame, layout: Layout, members: dict[str, Any], bytes_max: int) -> ValueView:
+    """Drawn by the layout that its message decodes it with; where there is none, by the fields."""
     if not frame.value:
         return ValueView()
     drawn = tuple(layout_parts(layout, frame.value, value_offset(frame)))

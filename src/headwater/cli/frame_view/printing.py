@@ -1,4 +1,8 @@
-"""The annotated print: a title, the drawing, and the table of fields with offsets, values and meanings."""
+"""How a view of a frame is printed: annotated, or as a line of JSON.
+
+The annotated print has a title, the bytes as the specification draws them, and a table of fields with offsets, values
+and meanings. Nothing that a terminal would obey gets into it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from headwater.protocol.capture import CapturedFrame
 from headwater.protocol.frames import HEADER_BYTES, Frame
 from headwater.protocol.numbers import encode_collection_id
 
-# The bytes of a frame as the specification draws them: four to a row, with the offset of the row.
+# --- the drawing: four bytes to a row, with the offset of the row --------------------------------------------------
 
 
 VALUE_BYTES_DRAWN_MAX = 64
@@ -165,7 +169,7 @@ def _value_rows(view: FrameView, bytes_max: int) -> list[tuple[str, Part]]:
     return [*xattrs, ("Value", place)]
 
 
-# The JSON print: one object a frame, on one line.
+# --- JSON ---------------------------------------------------------------------------------------------------------
 
 
 def json_line(view: FrameView, *, value_bytes_max: int) -> str:

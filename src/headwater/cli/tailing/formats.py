@@ -30,9 +30,9 @@ from rich.style import Style
 from headwater.client.batches import OPS, change_schema
 from headwater.client.changes import Change, CollectionEvent, DocumentChange, Rollback, changes_of
 from headwater.phrases import escaped, escaped_bytes
-from headwater.transfer.change_lines import JsonLines
+from headwater.transfer.change_lines import ChangeLines
 
-# --- in which form ------------------------------------------------------------------------------------------------
+# --- in which form ----------------------------------------------------------------------------------------------------
 
 
 class Format(StrEnum):
@@ -56,7 +56,7 @@ def encoder(format_: Format, *, no_value: bool, xattrs: bool) -> Encoder:
         case Format.PRETTY:
             return PrettyLines(coloured=_is_coloured(), width=_width)
         case Format.JSONL:
-            return JsonLines(no_value=no_value)
+            return ChangeLines(no_value=no_value)
         case Format.ARROW:
             return ArrowStream(change_schema(xattrs=xattrs))
 
@@ -94,7 +94,7 @@ class ArrowStream:
         return taken
 
 
-# --- for people ---------------------------------------------------------------------------------------------------
+# --- for people -------------------------------------------------------------------------------------------------------
 
 _OP_CHARS = len("collection modified")
 _PLACE_CHARS = 12
@@ -196,7 +196,7 @@ def _collection(scope: str | None, collection: str | None, collection_id: int) -
 
 def _value_words(value: bytes, room: int | None) -> str:
     """As much of a value as there is room for."""
-    # A character has up to four bytes. One that is cut in two is beyond what there is room for.
+    # A character has up to four bytes. One that is cut in two is beyond the room.
     shown = value if room is None else value[: 4 * room + 4]
     try:
         text = shown.decode()
@@ -231,7 +231,7 @@ def _codes(style: str) -> tuple[str, str]:
     return start, end
 
 
-# --- which rows ---------------------------------------------------------------------------------------------------
+# --- which rows -------------------------------------------------------------------------------------------------------
 
 
 class WantedRows(Protocol):

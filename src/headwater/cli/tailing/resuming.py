@@ -60,7 +60,7 @@ def read_offsets(path: Path) -> Offsets:
     try:
         return Offsets.from_json(text)
     except InvalidOffsets as error:
-        raise error.retold(f"{path}: {error.reason}") from error
+        raise error.reworded(f"{path}: {error.reason}") from error
 
 
 # --- where to go on -----------------------------------------------------------------------------------------------

@@ -368,4 +368,4 @@ class Tailer:
             self._keep_offsets()
         except HeadwaterError as another:
             if another.reason != error.reason:
-                raise error.retold(f"{error.reason}; besides, {another.reason}") from another
+                raise error.reworded(f"{error.reason}; besides, {another.reason}") from another
