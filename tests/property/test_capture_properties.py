@@ -16,19 +16,19 @@ from headwater.cli.frame_view import annotate, json_line, view_dcp_frame, view_u
 from headwater.errors import CaptureError
 from headwater.protocol.capture import (
     CapturedFrame,
+    CaptureFault,
     CaptureFormat,
     Chunk,
-    Fault,
     Gap,
     read_capture,
     read_frames,
 )
-from headwater.protocol.capture.events import Endpoint, Segment, reassemble
+from headwater.protocol.capture.events import Segment, SocketAddress, reassemble
 from headwater.protocol.messages.dcp_changes import Mutation
 from support.message_strategies import any_message
 
-CLIENT = Endpoint(b"\x0a\x00\x00\x02", 50000)
-SERVER = Endpoint(b"\x0a\x00\x00\x01", 11210)
+CLIENT = SocketAddress(b"\x0a\x00\x00\x02", 50000)
+SERVER = SocketAddress(b"\x0a\x00\x00\x01", 11210)
 FRAMES = b"".join(Mutation(seqno=n, rev_seqno=1, key=b"key", value=b"v" * n).encode() for n in range(1, 6))
 
 
@@ -88,7 +88,7 @@ def show(captured: CapturedFrame) -> None:
 def test_sound_captures_are_read_whole(data: bytes) -> None:
     frames = list(read_frames(read_capture(data)))
     assert b"".join(item.frame.encode() for item in frames if isinstance(item, CapturedFrame)) == FRAMES
-    assert not any(isinstance(item, Fault) for item in frames)
+    assert not any(isinstance(item, CaptureFault) for item in frames)
 
 
 @given(data=JUNK, capture_format=st.sampled_from([None, *CaptureFormat]), collections=st.sampled_from([None, True]))
@@ -97,7 +97,7 @@ def test_junk_raises_only_what_is_documented(
 ) -> None:
     with suppress(CaptureError):
         for item in read_frames(read_capture(data, capture_format), collections=collections):
-            if isinstance(item, Fault):
+            if isinstance(item, CaptureFault):
                 assert item.error.hint
             else:
                 show(item)

@@ -64,7 +64,7 @@ class ReceiveBuffer:
     def __init__(self, *, keeps_order: bool = False) -> None:
         """With `keeps_order` the streams are not sorted, for connections on which others send requests between."""
         self.is_paused = False
-        """Set while items are handed out: the rest stays for later."""
+        """Set while items are being taken: the rest stays for later."""
         self.is_held = False
         self._keeps_order = keeps_order
         self._data = np.empty(RECEIVE_BUFFER_BYTES, dtype=np.uint8)
@@ -87,7 +87,7 @@ class ReceiveBuffer:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def room(self) -> memoryview:
-        """Where the next bytes go. What was written is told by `filled`."""
+        """Where the next bytes go. The caller reports by `filled` how many it has written."""
         if self._filled_bytes == len(self._data):
             # A frame larger than the buffer: its header has been checked against the limit, so this ends.
             self._grow(min(2 * len(self._data), RECEIVE_BUFFER_BYTES_MAX))
@@ -152,11 +152,11 @@ class ReceiveBuffer:
     # --- holding --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Hand out nothing that comes from now on, until `resume`."""
+        """Cut nothing that comes from now on, until `resume`."""
         self.is_held, self._looked_bytes = True, 0
 
     def resume(self) -> None:
-        """Go on. What was held is handed out with what comes next, be it nothing."""
+        """Go on. What was held is cut with what comes next, be it nothing."""
         self.is_held, self._needed_bytes = False, HEADER_BYTES
         self._is_cut_short = self._filled_bytes >= HEADER_BYTES
 
@@ -522,7 +522,7 @@ class DcpConsumer(Generic[S]):
         return self._buffer.is_held_back
 
     def hold(self) -> None:
-        """Hand out nothing until `resume`, but answer noops. The producer stops where its window ends."""
+        """Give no events until `resume`, but answer noops. The producer stops where its window ends."""
         self._buffer.hold()
 
     def resume(self) -> None:

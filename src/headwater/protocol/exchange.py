@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from headwater.errors import LocalProtocolError, NoAnswer, StatusError, UnexpectedMessage
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated
 from headwater.protocol.frames import Frame, FrameBuffer
-from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message
+from headwater.protocol.messages import ErrorResponse, Request, Response, decode_message, refused_request
 from headwater.protocol.messages.session import Stat
-from headwater.protocol.refusals import refused_request
 
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """The largest answer is the config; that of a hundred nodes is far below a megabyte."""

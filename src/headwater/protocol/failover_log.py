@@ -1,8 +1,8 @@
 """The failover log, the branches of a vbucket's history, and the rollback decision, which rests on it.
 
 An entry `(vbuuid, seqno)` says that from `seqno` on the history goes by the name `vbuuid`. A new entry is added
-whenever two copies could have gone different ways: when a vbucket becomes active, and after an unclean stop (Stream
-Request, "VBucket UUID"). The newest entry comes first, as on the wire.
+whenever two copies could have gone different ways: when a vbucket becomes active, and after an unclean stop (Failure
+Scenarios; Stream Request, "VBucket UUID"). The newest entry comes first, as on the wire.
 
 The producer decides by `decide_rollback`, the client checks what it is sent against a `FailoverLog`. Nothing here knows
 of bytes, streams or stored changes.
@@ -53,7 +53,7 @@ class FailoverLog:
     def branch(self, vbuuid: Vbuuid, *, at_seqno: Seqno) -> FailoverLog:
         """A new branch begins at `at_seqno`. The oldest entries fall out beyond the limit.
 
-        Entries that began later than this one are of a history that did not happen, and go (Failure Scenarios).
+        Entries that began later than this one are of a history that did not happen, and go.
         """
         older = [entry for entry in self.entries if entry.seqno <= at_seqno and entry.vbuuid != vbuuid]
         newest = FailoverEntry(vbuuid=vbuuid, seqno=at_seqno)

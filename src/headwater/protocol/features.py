@@ -1,4 +1,8 @@
-"""What HELLO negotiates, and what of it the codec has to know."""
+"""The names of the protocol's numbers: features that HELLO negotiates, magics and opcodes.
+
+What of the features the codec has to know is `Negotiated`. (kv_engine, docs/BinaryProtocol.md, "Defined Values" and
+"0x1f HELO".) Statuses, which have more to them than a name, are in `status`.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +59,11 @@ NOTHING_NEGOTIATED = Negotiated()
 WITH_COLLECTIONS = Negotiated(frozenset({Feature.COLLECTIONS}))
 
 
-# Magics and opcodes (bytes 0 and 1 of every frame).
+# --- magics and opcodes: bytes 0 and 1 of every frame -----------------------------------------------------------------
 
 
 class Magic(IntEnum):
-    """Who speaks, and in which framing."""
+    """Whether a frame is a request or a response, who started it, and its framing."""
 
     REQUEST = 0x80
     RESPONSE = 0x81

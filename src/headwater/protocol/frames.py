@@ -12,7 +12,9 @@ Every frame of the protocol has this header, big-endian:
     bytes 12-15  opaque: a request's own, echoed in its response
     bytes 16-23  CAS
 
-A `Frame` is the body cut up and nothing more; what the parts mean is the message's business (`messages/`).
+A `Frame` is the body cut up and nothing more; what the parts mean is the message's business (`messages/`). The frame
+infos of flexible framing are here, too, since every message may have them. (kv_engine, docs/BinaryProtocol.md, "Packet
+Structure".)
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def decode_frame(
     """The frame that starts at `offset` and the offset behind it, or None while bytes are missing.
 
     Faults that the header alone shows are raised as soon as the header is there, before its body is waited for.
-    `position` is what errors give as the place of the frame's first byte; `offset` unless told.
+    `position` is what errors give as the offset of the frame's first byte; `offset` if it is None.
     """
     position = offset if position is None else position
     available = len(data) - offset
@@ -127,6 +129,7 @@ def decode_frame(
     framing_bytes, key_bytes = (lengths >> 8, lengths & 0xFF) if magic.is_flexible else (0, lengths)
     if body_bytes > body_bytes_max:
         raise FrameTooLarge(f"a body of {body_bytes} bytes exceeds the limit of {body_bytes_max}", offset=position + 8)
+    # BinaryProtocol.md, "Packet Structure": the body length counts framing extras, extras, key and value.
     if framing_bytes + extras_bytes + key_bytes > body_bytes:
         raise LengthMismatch(
             f"framing extras, extras and key take {framing_bytes} + {extras_bytes} + {key_bytes} bytes "
@@ -231,10 +234,11 @@ class FrameBuffer:
             raise TruncatedFrame(f"the bytes end {self.buffered_bytes} bytes into a frame", offset=self._position)
 
 
-# Frame infos: the optional facts that flexible framing carries before the extras.
+# --- frame infos: the optional facts that flexible framing carries before the extras ----------------------------------
 #
-# Each starts with a byte of two nibbles, id and length; a nibble of 15 is an escape, and the number goes on in a byte
-# of its own (id escapes first). Requests and responses number their infos apart.
+# BinaryProtocol.md, the sections on headers with "flexible framing extras". Each starts with a byte of two nibbles, id
+# and length; a nibble of 15 is an escape, and the number goes on in a byte of its own (id escapes first). Requests and
+# responses number their infos apart.
 
 
 _ESCAPE = 15
@@ -266,7 +270,7 @@ class DurabilityLevel(OpenIntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """One frame info: its id and its bytes. Ids nobody knows are kept as they came."""
+    """One frame info: its id and its bytes. Unknown ids are kept as they came."""
 
     id: int
     data: bytes = b""

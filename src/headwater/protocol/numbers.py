@@ -1,4 +1,8 @@
-"""The kinds of integers DCP is made of, so that the type checker keeps them apart."""
+"""Numbers: the kinds of integers DCP is made of, the limits on what comes from outside, collection ids as LEB128.
+
+The type checker keeps the kinds apart. Everything in the package may import this module; it imports none but the
+errors.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ class OpenIntFlag(IntFlag):
         return flags
 
 
-# A limit on everything that comes from outside. Names end in their unit.
+# --- a limit on everything that comes from outside; names end in their unit -------------------------------------------
 
 
 KEY_BYTES_MAX = 250
@@ -94,10 +98,11 @@ STREAM_ID_MAX = 0xFFFF
 CONNECTION_BUFFER_BYTES_MAX = 2**32 - 1
 
 
-# Collection ids as unsigned LEB128, the prefix of every key on a collection-aware connection.
+# --- collection ids as unsigned LEB128, the prefix of every key on a collection-aware connection ----------------------
 #
-# Seven bits to a byte, least significant first; the top bit says that another byte follows. Ids have 32 bits, so at
-# most five bytes. Only the shortest form is taken: two spellings of one id would make two keys of one document.
+# kv_engine, docs/Collections.md. Seven bits to a byte, least significant first; the top bit says
+# that another byte follows. Ids have 32 bits, so at most five bytes. Only the shortest form is taken: two spellings of
+# one id would make two keys of one document.
 
 
 _U32_MAX = 2**32 - 1

@@ -84,7 +84,7 @@ class Mechanism(StrEnum):
 
     @classmethod
     def decode(cls, name: bytes) -> Mechanism:
-        """The mechanism a client asks for; `AuthenticationFailed` for one nobody knows."""
+        """The mechanism a client asks for; `AuthenticationFailed` for an unknown one."""
         mechanism = _BY_NAME.get(name)
         if mechanism is None:
             raise _failed("the mechanism is unknown", hint=f"Use one of {', '.join(Mechanism)}")
@@ -112,8 +112,8 @@ def is_loopback_address(host: str) -> bool:
 def best_mechanism(offered: bytes, *, plain_allowed: bool = False) -> Mechanism:
     """The best mechanism of those a server lists, separated by spaces.
 
-    PLAIN shows the password to whoever listens, and to a false server, so it is taken only where the caller says that
-    the connection is safe.
+    PLAIN shows the password to anyone who listens, and to a false server, so it is taken only where the caller says
+    that the connection is safe.
     """
     names = frozenset(offered.split(b" "))
     usable = tuple(Mechanism) if plain_allowed else SCRAM_MECHANISMS
@@ -142,7 +142,7 @@ def _check_user(user: str) -> None:
 
 
 def _check_authzid(authzid: str, user: str) -> None:
-    # Couchbase ignores it. To ignore it silently would let a client believe that it acts for somebody else.
+    # Couchbase ignores it. To ignore it silently would let a client believe that it acts for another user.
     if authzid not in ("", user):
         raise _failed("to act for another user is not supported", hint="Leave the authorization id empty")
 
@@ -220,7 +220,7 @@ def decoy_credentials(mechanism: Mechanism, user: str, *, secret: bytes, iterati
     """Credentials for a user that does not exist, so that only the proof fails, as with a wrong password.
 
     They depend on the name alone, because a salt that changes from one try to the next would give the user away. The
-    secret keeps others from working them out. Nobody knows a client key whose hash is the stored key.
+    secret keeps others from working them out. No client key is known whose hash is the stored key.
     """
 
     def derive(label: bytes) -> bytes:
@@ -334,7 +334,7 @@ class _Reader:
         """The value of the next field, which must be this attribute: the order is fixed (RFC 5802, section 5)."""
         field = self.field()
         if not field.startswith(name.encode() + b"="):
-            raise self.malformed(f"a SCRAM message without {name}= in its place")
+            raise self.malformed(f"a SCRAM message without {name}= where it belongs")
         return field[2:]
 
     def gs2_header(self) -> str:
@@ -463,7 +463,7 @@ class ScramServer:
         auth_message = challenge.messages + b"," + client_final[: reader.offset - 1]
         signature = _hmac(self.mechanism, challenge.credentials.stored_key, auth_message)
         proven_key = _digest(self.mechanism, _xor(proof, signature))
-        # All three are compared whatever the others say, so that the time tells nothing.
+        # All three are compared whatever the others say, so that the time reveals nothing.
         matches = hmac.compare_digest(proven_key, challenge.credentials.stored_key)
         matches &= hmac.compare_digest(nonce, challenge.nonce)
         matches &= hmac.compare_digest(binding, challenge.binding)
@@ -510,7 +510,7 @@ class ScramClient:
 
         salted = _remembered_salted_password(self.mechanism, self._password, salt=salt, iterations=iterations)
         client_key = _client_key(self.mechanism, salted)
-        # "biws" is "n,,", the header of the first message, which shows that nobody changed it on its way.
+        # "biws" is "n,,", the header of the first message, which shows that it was not changed on its way.
         without_proof = b"c=biws,r=" + nonce
         auth_message = b",".join((self._first_bare, server_first, without_proof))
         signature = _hmac(self.mechanism, _digest(self.mechanism, client_key), auth_message)

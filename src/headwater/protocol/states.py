@@ -1,7 +1,9 @@
-"""One way to run a transition table.
+"""The state machines of DCP as tables: the two endpoints of a connection, and a stream on either side.
 
-A machine is an enum of states and a table: state → event type → next state. What is not in the table is not allowed.
-Events are types: the messages themselves where a message is the event, small classes where something else is.
+A machine is an enum of states and a table: state → event type → next state. What is not in the table is not allowed,
+and `transition` raises for it. Events are types: the messages themselves where a message is the event, small classes
+where something else is. Producer and consumer run these tables, the diagrams in the docs are drawn from them, and a
+test visits every pair of state and event. Nothing here acts on an event.
 """
 
 from __future__ import annotations
@@ -60,13 +62,15 @@ def all_events(table: Table[S]) -> frozenset[type[Any]]:
     return frozenset(event for row in table.values() for event in row)
 
 
-# The two endpoints of a DCP connection, as a node sees what it receives.
+# --- endpoints ----------------------------------------------------------------------------------------------------
 #
-# An open message makes a connection a DCP connection, and its producer flag says what the *receiver* becomes. From then
-# on the two kinds of endpoint understand different messages:
+# The two endpoints of a DCP connection, as a node sees what it receives. An open message makes a connection a DCP
+# connection, and its producer flag says what the *receiver* becomes (kv_engine,
+# docs/dcp/documentation/commands/open-connection.md). From then on the two kinds of endpoint understand different
+# messages:
 #
-# * a producer is asked for streams and told how much was taken;
-# * a consumer is told to add streams, and gets the changes of them.
+# * a producer gets stream requests and acknowledgements;
+# * a consumer gets requests to add streams, and the changes of them.
 #
 # A message for the other kind of endpoint shows that the peers disagree about who is who, and the connection is closed
 # without an answer, as the seeds say; in the tables that is a transition to CLOSED. A message that is only out of turn,
@@ -119,7 +123,7 @@ PRODUCER_ENDPOINT = _table(TO_A_PRODUCER, TO_A_CONSUMER)
 CONSUMER_ENDPOINT = _table(TO_A_CONSUMER, TO_A_PRODUCER)
 
 
-# A stream's life, on the producer's side and on the consumer's.
+# --- streams ------------------------------------------------------------------------------------------------------
 #
 # Producer: an accepted stream first reads what lies behind it from disk (backfill), then goes on with the changes as
 # they come. A consumer that is too slow for that falls back to disk reads. A takeover stream, once it has sent
@@ -161,7 +165,7 @@ class TakeoverStarted:
 
 
 class PendingSent:
-    """Everything is sent and the consumer was told to become pending."""
+    """Everything is sent, and so is the message that makes the consumer's copy pending."""
 
 
 class HandOverAcknowledged:
@@ -211,7 +215,7 @@ END_REASONS: dict[type[Any], StreamEndReason] = {
     FilterEmptied: StreamEndReason.FILTER_EMPTY,
     PrivilegesLost: StreamEndReason.LOST_PRIVILEGES,
 }
-"""What ends a stream, and the reason the consumer is told."""
+"""What ends a stream, and the reason in the stream-end message."""
 
 _ENDS = dict.fromkeys(END_REASONS, ProducerStream.ENDED)
 _ENDS_WITHOUT_BACKFILL = {event: state for event, state in _ENDS.items() if event is not BackfillFailed}
@@ -290,7 +294,7 @@ CONSUMER_STREAM: Table[ConsumerStream] = {
         StreamAccepted: ConsumerStream.OPEN,
         RollbackDemanded: ConsumerStream.ROLLING_BACK,
         StreamRefused: ConsumerStream.ENDED,
-        # Who asked for the stream does not want it any more.
+        # The stream was asked for, and is not wanted any more.
         CloseStream: ConsumerStream.CLOSING,
         ConnectionLost: ConsumerStream.ENDED,
     },

@@ -1,4 +1,7 @@
-"""Response statuses (bytes 6 and 7 of a response)."""
+"""Response statuses (bytes 6 and 7 of a response), what a peer without extended errors gets instead, and the error map.
+
+An unknown status is kept as a number. The errors that statuses raise in a client are in `headwater.errors`.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,8 @@ _NEEDS_XERROR = frozenset(
 def status_for_peer(status: Status, *, xerror: bool, collections: bool) -> Status | None:
     """The status as a peer without extended errors may see it; None where the connection is closed instead.
 
-    A connection that did not ask for XERROR in HELLO was written before these statuses existed.
+    A connection that did not ask for XERROR in HELLO was written before these statuses existed (kv_engine,
+    docs/BinaryProtocol.md, "0x1f HELO", Xerror; the substitutes are those of a 7.0.5 server).
     """
     if xerror:
         return status
@@ -114,7 +118,7 @@ def status_for_peer(status: Status, *, xerror: bool, collections: bool) -> Statu
     return _WITHOUT_XERROR.get(status, status)
 
 
-# The error map: what each status is called and how a client should take it (`kv_engine/docs/ErrorMap.md`).
+# --- the error map: what each status is called and how a client should take it (kv_engine, docs/ErrorMap.md) ----------
 
 
 ERROR_MAP_VERSION = 2

@@ -34,7 +34,7 @@ from headwater.protocol.status import Status
 #
 # Stream Request Value, "Key Definition": collection and scope ids and the manifest uid are base-16 strings with no 0x,
 # the sid is a number. Its "Validation": unknown keys are no error. `purge_seqno`, a base-10 string, and `cts` are newer
-# and from the DCP docs, "Stream Request Value" and "Cache Transfer".
+# and from the DCP docs, "Stream Request Value".
 
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
@@ -292,7 +292,8 @@ def _check_stream_id(case: _Case) -> StreamRefusal | None:
 
 
 def _check_open_streams(case: _Case) -> StreamRefusal | None:
-    # Stream Request, error 0x02; Stream Request Value, "Validation" of `sid`: it fails if in use, or if it is one too many.
+    # Stream Request, error 0x02; Stream Request Value, "Validation" of `sid`: it fails if in use, or if it is one too
+    # many.
     open_ids = case.connection.open_stream_ids
     if case.value.sid in open_ids:
         return StreamRefusal(status=Status.KEY_EEXISTS, reason="the stream is already open on this connection")

@@ -1,7 +1,9 @@
 """What system events mean: scopes and collections that come, go and change.
 
-Versions 0 and 1 pack their integers big-endian in the value, with the name as the key. Version 2 puts a FlatBuffers
-table into the value; it is sent only to consumers that asked for `flatbuffers_system_events`.
+`decode_event` and `encode_event` stand between the `SystemEvent` message and the events that the client hands out and
+the store keeps (kv_engine, docs/dcp/documentation/commands/system_event.md). Versions 0 and 1 pack their integers
+big-endian in the value, with the name as the key. Version 2 puts a FlatBuffers table into the value; it is sent only to
+consumers that asked for `flatbuffers_system_events`.
 """
 
 from __future__ import annotations
@@ -205,7 +207,7 @@ def encode_event(event: Event, *, as_flatbuffers: bool = False) -> EncodedEvent:
     if as_flatbuffers:
         return EncodedEvent(event=event_id, version=FLATBUFFERS_VERSION, key=name, value=_encode_flatbuffers(event))
     if isinstance(event, CollectionModified):
-        raise LocalProtocolError("a modified collection can be told as FlatBuffers only")
+        raise LocalProtocolError("a modified collection can be sent as FlatBuffers only")
     version, value = _encode_packed(event)
     return EncodedEvent(event=event_id, version=version, key=name, value=value)
 

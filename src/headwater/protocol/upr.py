@@ -12,9 +12,9 @@ In a `Frame` these are `opcode`, `datatype`, `specific` and `opaque`.
 A consumer sends requests. A producer answers each one, and a stream request that it grants also with a
 stream: begin, then snapshots, each between a start and an end, then stream end. All of that has the response
 magic and the request's id. The opcodes are memcached's own under other names: a listener speaks UPR or
-memcached, as no byte of a packet tells which.
+memcached, as no byte of a packet says which.
 
-The draft contradicts itself in places. What is settled here, and why (the errata of its drawings are listed
+The draft contradicts itself. What is settled here, and why (the errata of its drawings are listed
 in `tests/vectors/seeds/ERRATA.md`):
 
 * Lengths. We send the drawn layout with lengths that are true. A received packet whose lengths are not those
@@ -23,7 +23,7 @@ in `tests/vectors/seeds/ERRATA.md`):
 * Response type 2 is "not my vbucket" in the list of types and in one drawing, and the failover log response
   in another. The body decides: without one it is `UprNotMyVBucket`, with one it is `UprFailoverLogResponse`.
 * A failover log thus has 1 to 1024 pairs, as one of the draft's sentences has it. The other allows none,
-  which cannot be told from "not my vbucket" and need not be: a vbucket that is here has a history, and that a
+  which cannot be distinguished from "not my vbucket" and need not be: a vbucket that is here has a history, and that a
   name.
 * `UprNotMyVBucket` answers a failover log request as well; the draft draws it for stream requests only.
 * `UprStreamOk` has no body. The failover log that DCP puts there has to be asked for here.
@@ -38,7 +38,7 @@ in `tests/vectors/seeds/ERRATA.md`):
 
 A packet's class says what its body holds, in wire order: the layout of its extras, the field that is its key, then a
 value that is a document's or a `value_layout` over and over. Fields are named as the draft names them, and so are the
-classes, behind the prefix that tells them from DCP's.
+classes, behind a prefix that keeps them apart from DCP's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The datatype byte: how a value is to be read."""
+"""Values: the datatype byte, which says how one is to be read, compression, and extended attributes.
+
+The typed codec and the key-value commands use it, one value a call; for batches the kernels do the same. (kv_engine,
+docs/Document.md.)
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Datatype(IntFlag):
     XATTR = 0x04
 
 
-# Snappy, the raw block format that the SNAPPY datatype bit stands for.
+# --- snappy: the raw block format that the SNAPPY datatype bit stands for ---------------------------------------------
 
 
 def compress(value: bytes) -> bytes:
@@ -36,7 +40,7 @@ def decompressed_bytes(compressed: bytes) -> int:
 
 
 def decompress(compressed: bytes, *, bytes_max: int = VALUE_BYTES_MAX) -> bytes:
-    """The inflated value. The stated length is held against the limit before anything is allocated."""
+    """The inflated value. The stated length is compared with the limit before anything is allocated."""
     length = decompressed_bytes(compressed)
     if length > bytes_max:
         raise MalformedSnappy(f"the value would inflate to {length} bytes, above the limit of {bytes_max}")
@@ -46,10 +50,13 @@ def decompress(compressed: bytes, *, bytes_max: int = VALUE_BYTES_MAX) -> bytes:
         raise MalformedSnappy(f"the value is not snappy: {error}") from error
 
 
-# Extended attributes: the front of a value whose datatype has the XATTR bit.
+# --- extended attributes: the front of a value whose datatype has the XATTR bit ---------------------------------------
 #
-# 4 bytes    length of the section that follows repeated:  4 bytes length of a pair, then `name NUL json NUL` the rest
-# the document's body
+#     4 bytes    length of the section that follows
+#     repeated   4 bytes length of a pair, then `name NUL json NUL`
+#     the rest   the document's body
+#
+# (kv_engine, docs/Document.md, "XAttr - extended attributes".)
 
 
 SYSTEM_PREFIX = "_"

@@ -37,8 +37,8 @@ from headwater.errors import (
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S
 from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.kernels.memory import Column
+from headwater.protocol.messages import key_text, refused
 from headwater.protocol.numbers import CollectionId, VBucketId, decode_collection_id
-from headwater.protocol.refusals import key_text, refused
 from headwater.protocol.status import Status
 from headwater.transfer.json_lines import KeptDocuments
 from headwater.transfer.set_frames import (

@@ -20,10 +20,9 @@ from headwater.client.kv_connection import Login
 from headwater.errors import HeadwaterError
 from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
-from headwater.protocol.messages import ErrorResponse, decode_message
+from headwater.protocol.messages import ErrorResponse, decode_message, refused
 from headwater.protocol.messages.dcp_streams import AddStream, Open, OpenFlags, StreamEnd, StreamEndReason, StreamFlags
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.refusals import refused
 
 PRODUCER_FLAGS = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS
 """A copy has all of a document; delete times come with the controls of the consumer."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from headwater.protocol.capture.captured_frames import CapturedFrame, Fault, read_frames
+from headwater.protocol.capture.captured_frames import CapturedFrame, CaptureFault, read_frames
 from headwater.protocol.capture.events import (
     UNKNOWN_FLOW,
     CaptureEvent,
     Chunk,
+    ConnectionOpened,
     Direction,
     Flow,
     Gap,
-    Opened,
     reassemble,
 )
 from headwater.protocol.capture.files import is_packet_capture, read_hex_text, read_segments
@@ -25,14 +25,14 @@ from headwater.protocol.features import Magic
 __all__ = [
     "UNKNOWN_FLOW",
     "CaptureEvent",
+    "CaptureFault",
     "CaptureFormat",
     "CapturedFrame",
     "Chunk",
+    "ConnectionOpened",
     "Direction",
-    "Fault",
     "Flow",
     "Gap",
-    "Opened",
     "find_format",
     "read_capture",
     "read_frames",
@@ -59,9 +59,9 @@ def find_format(data: bytes) -> CaptureFormat:
 
 
 def read_capture(data: bytes, capture_format: CaptureFormat | None = None) -> Iterator[CaptureEvent]:
-    """The events of a capture, in whatever format it is unless told.
+    """The events of a capture. Its format is found by its first bytes if none is given.
 
-    Raises `CaptureError`, from the iterator, at the place where the input is not of that format.
+    Raises `CaptureError`, from the iterator, at the point where the input is not of that format.
     """
     capture_format = capture_format or find_format(data)
     if capture_format is CaptureFormat.PCAP:

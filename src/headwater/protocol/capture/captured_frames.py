@@ -1,8 +1,8 @@
 """The frames in a capture: every flow cut into frames, and what its connection had negotiated by then.
 
 A flow is in step while its frames follow each other. Bytes that are no frame stop it: nothing behind them can be
-trusted. Where bytes are missing it searches for the next thing that looks like a frame. Every such place is told as a
-`Fault`; frames of other flows go on.
+trusted. Where bytes are missing it searches for the next thing that looks like a frame. Every such point is reported as
+a `CaptureFault`; frames of other flows go on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from headwater.errors import RemoteProtocolError, TruncatedFrame
-from headwater.protocol.capture.events import CaptureEvent, Chunk, Flow, Gap, Opened
+from headwater.protocol.capture.events import CaptureEvent, Chunk, ConnectionOpened, Flow, Gap
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS, Magic, Negotiated, Opcode, ServerOpcode
 from headwater.protocol.frames import HEADER, HEADER_BYTES, Frame, decode_frame
 from headwater.protocol.messages import decode_message
@@ -84,7 +84,7 @@ class CapturedFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class CaptureFault:
     """Bytes of a flow that no frame could be made of."""
 
     flow: Flow
@@ -92,7 +92,9 @@ class Fault:
     error: RemoteProtocolError
 
 
-def read_frames(events: Iterable[CaptureEvent], *, collections: bool | None = None) -> Iterator[CapturedFrame | Fault]:
+def read_frames(
+    events: Iterable[CaptureEvent], *, collections: bool | None = None
+) -> Iterator[CapturedFrame | CaptureFault]:
     """All frames, in the order in which they were completed.
 
     Whether keys have collection ids is learnt from the HELLO responses, unless `collections` says so.
@@ -109,8 +111,8 @@ class _FrameReader:
         self._connections: dict[str, _ConnectionState] = {}
         self._frames = 0
 
-    def receive(self, event: CaptureEvent) -> Iterator[CapturedFrame | Fault]:
-        if isinstance(event, Opened):
+    def receive(self, event: CaptureEvent) -> Iterator[CapturedFrame | CaptureFault]:
+        if isinstance(event, ConnectionOpened):
             previous = self._connections.pop(event.connection, None)
             if previous is not None:
                 yield from previous.end()
@@ -121,7 +123,7 @@ class _FrameReader:
             yield from reader.skip(event.missing_bytes)
             return
         for found in reader.receive(event):
-            if isinstance(found, Fault):
+            if isinstance(found, CaptureFault):
                 yield found
                 continue
             offset, where, frame = found
@@ -136,7 +138,7 @@ class _FrameReader:
                 negotiated=self._forced or connection.negotiated,
             )
 
-    def end(self) -> Iterator[Fault]:
+    def end(self) -> Iterator[CaptureFault]:
         for connection in self._connections.values():
             yield from connection.end()
 
@@ -152,11 +154,11 @@ class _ConnectionState:
         try:
             message = decode_message(frame)
         except RemoteProtocolError:
-            return  # whoever shows the frame decodes it again, and tells
+            return  # what shows the frame decodes it again, and reports the error
         if isinstance(message, HelloResponse):
             self.negotiated = Negotiated(frozenset(message.features))
 
-    def end(self) -> Iterator[Fault]:
+    def end(self) -> Iterator[CaptureFault]:
         for reader in self.flows.values():
             yield from reader.end()
 
@@ -176,21 +178,21 @@ class _FlowReader:
         self._data = bytearray()
         self._position = 0
         """The flow's offset of the first byte of `_data`."""
-        self._places: deque[tuple[int, str]] = deque()
+        self._chunks: deque[tuple[int, str]] = deque()
         """Offsets at which chunks began, and where that was."""
         self._gap_at = 0
         self._missing_bytes: int | None = 0
         self._skipped_bytes = 0
 
-    def receive(self, chunk: Chunk) -> Iterator[tuple[int, str, Frame] | Fault]:
+    def receive(self, chunk: Chunk) -> Iterator[tuple[int, str, Frame] | CaptureFault]:
         if chunk.starts_frame:
             yield from self.end()
             self._forget_data()
             self._state = _FlowState.IN_STEP
-        self._places.append((self._position + len(self._data), chunk.where))
+        self._chunks.append((self._position + len(self._data), chunk.where))
         if self._state is _FlowState.STOPPED:
             self._position += len(chunk.data)
-            self._places.clear()
+            self._chunks.clear()
             return
         self._data += chunk.data
         if self._state is _FlowState.SEARCHING:
@@ -198,7 +200,7 @@ class _FlowReader:
         if self._state is _FlowState.IN_STEP:
             yield from self._cut()
 
-    def skip(self, missing_bytes: int | None) -> Iterator[Fault]:
+    def skip(self, missing_bytes: int | None) -> Iterator[CaptureFault]:
         """Bytes are missing here: None where it is not known how many."""
         if self._state is _FlowState.SEARCHING:
             yield from self.end()
@@ -209,26 +211,26 @@ class _FlowReader:
         self._position += missing_bytes or 0
         self._state = _FlowState.SEARCHING
 
-    def end(self) -> Iterator[Fault]:
-        """No more bytes will come: tell what is left over."""
+    def end(self) -> Iterator[CaptureFault]:
+        """No more bytes will come: report what is left over."""
         if self._state is _FlowState.SEARCHING:
             self._skipped_bytes += len(self._data)
-            yield from self._tell_gap("no frame was found after that")
+            yield from self._report_gap("no frame was found after that")
         elif self._state is _FlowState.IN_STEP and self._data:
             error = TruncatedFrame(f"the bytes end {len(self._data)} bytes into a frame", offset=self._position)
             yield self._fault(error)
 
-    def _cut(self) -> Iterator[tuple[int, str, Frame] | Fault]:
+    def _cut(self) -> Iterator[tuple[int, str, Frame] | CaptureFault]:
         """The frames that are complete by now."""
         start = 0
         try:
             while (decoded := decode_frame(self._data, start, position=self._position + start)) is not None:
                 frame, end = decoded
                 offset = self._position + start
-                yield offset, self._place_of(offset), frame
+                yield offset, self._where_of(offset), frame
                 start = end
         except RemoteProtocolError as error:
-            # A frame may have been cut before: the place is that of the frame that fails.
+            # A frame may have been cut before: the position is that of the frame that fails.
             self._drop(start)
             yield self._fault(error)
             self._forget_data()
@@ -236,7 +238,7 @@ class _FlowReader:
             return
         self._drop(start)
 
-    def _search(self) -> Iterator[Fault]:
+    def _search(self) -> Iterator[CaptureFault]:
         found = find_frame(self._data)
         # A header may begin in the last bytes and go on in the next chunk.
         passed = max(0, len(self._data) - HEADER_BYTES + 1) if found is None else found
@@ -244,13 +246,13 @@ class _FlowReader:
         self._drop(passed)
         if found is not None:
             self._state = _FlowState.IN_STEP
-            yield from self._tell_gap("decoding goes on at the next frame")
+            yield from self._report_gap("decoding goes on at the next frame")
         elif self._skipped_bytes > SEARCH_BYTES_MAX:
             self._state = _FlowState.STOPPED
-            yield from self._tell_gap("no frame was found in as many bytes as a frame can have")
+            yield from self._report_gap("no frame was found in as many bytes as a frame can have")
             self._forget_data()
 
-    def _tell_gap(self, outcome: str) -> Iterator[Fault]:
+    def _report_gap(self, outcome: str) -> Iterator[CaptureFault]:
         if self._missing_bytes is None:
             if not self._skipped_bytes:
                 return
@@ -264,14 +266,14 @@ class _FlowReader:
             hint = "Capture again with whole packets and a larger buffer (`tcpdump -s 0 -B 65536`)"
         yield self._fault(TruncatedFrame(reason, offset=self._gap_at, hint=hint))
 
-    def _fault(self, error: RemoteProtocolError) -> Fault:
-        return Fault(flow=self._flow, where=self._place_of(self._position), error=error)
+    def _fault(self, error: RemoteProtocolError) -> CaptureFault:
+        return CaptureFault(flow=self._flow, where=self._where_of(self._position), error=error)
 
-    def _place_of(self, offset: int) -> str:
+    def _where_of(self, offset: int) -> str:
         """Where in the input the flow's byte `offset` was. Asked for rising offsets only."""
-        while len(self._places) > 1 and self._places[1][0] <= offset:
-            self._places.popleft()
-        return self._places[0][1] if self._places else ""
+        while len(self._chunks) > 1 and self._chunks[1][0] <= offset:
+            self._chunks.popleft()
+        return self._chunks[0][1] if self._chunks else ""
 
     def _drop(self, length: int) -> None:
         del self._data[:length]
@@ -279,4 +281,4 @@ class _FlowReader:
 
     def _forget_data(self) -> None:
         self._drop(len(self._data))
-        self._places.clear()
+        self._chunks.clear()

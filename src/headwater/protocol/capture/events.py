@@ -1,4 +1,7 @@
-"""What a capture consists of, whatever file it came in: who sent which bytes, and where some are missing."""
+"""What a capture consists of, whatever file it came in: who sent which bytes, and where some are missing.
+
+`reassemble` makes these events of captured TCP segments; the reader of hex text makes them line by line.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One direction of one connection. Input that does not tell has one flow, with no name and no direction."""
+    """One direction of one connection. Input that does not say has one flow, with no name and no direction."""
 
     connection: str = ""
     direction: Direction | None = None
@@ -37,7 +40,7 @@ UNKNOWN_FLOW = Flow()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class ConnectionOpened:
     """A new connection begins under this name; what an older one of that name had negotiated is void."""
 
     connection: str
@@ -50,7 +53,7 @@ class Chunk:
     flow: Flow = UNKNOWN_FLOW
     data: bytes
     where: str = ""
-    """The place in the input as its own tools count it: `line 7`, `packet 12`."""
+    """The location in the input as its own tools count it: `line 7`, `packet 12`."""
     starts_frame: bool = False
     """The input says that a frame starts here, so an unfinished one before it stays unfinished."""
 
@@ -64,14 +67,14 @@ class Gap:
     """None where the capture began after the connection did."""
 
 
-CaptureEvent = Opened | Chunk | Gap
+CaptureEvent = ConnectionOpened | Chunk | Gap
 
 
-# TCP reassembly: segments as they were captured, each direction's bytes as they were sent.
+# --- TCP reassembly: segments as they were captured, each direction's bytes as they were sent -------------------------
 #
 # Sequence numbers put segments in order. What comes early waits for what is missing; what was sent before is dropped,
 # and of overlapping segments each byte is taken once. If a missing segment does not turn up while as much waits as the
-# limits allow, or by the end of the capture, its place becomes a `Gap`.
+# limits allow, or by the end of the capture, there is a `Gap` instead.
 #
 # A capture may begin after a connection did. Its first segment need not be the first that was captured, so segments
 # pass through a window, and the lowest sequence number in it is where a flow is taken to begin.
@@ -91,7 +94,7 @@ _SERVER_PORTS = (11210, 11207, 11209)
 """Couchbase's key-value ports: plain, TLS, and between nodes."""
 
 
-class Endpoint(NamedTuple):
+class SocketAddress(NamedTuple):
     address: bytes
     port: int
 
@@ -105,8 +108,8 @@ class Segment:
     """One TCP segment. `number` is its packet's number in the capture."""
 
     number: int
-    source: Endpoint
-    destination: Endpoint
+    source: SocketAddress
+    destination: SocketAddress
     sequence: int
     syn: bool = False
     ack: bool = True
@@ -122,7 +125,7 @@ class Segment:
         return self.syn and not self.ack
 
     @property
-    def endpoints(self) -> frozenset[Endpoint]:
+    def endpoints(self) -> frozenset[SocketAddress]:
         return frozenset((self.source, self.destination))
 
 
@@ -159,9 +162,9 @@ class _Start:
 
 class _Reassembler:
     def __init__(self) -> None:
-        self._connections: dict[frozenset[Endpoint], _Connection] = {}
-        self._starts: dict[tuple[Endpoint, Endpoint], _Start] = {}
-        self._clients: dict[frozenset[Endpoint], Endpoint] = {}
+        self._connections: dict[frozenset[SocketAddress], _CapturedConnection] = {}
+        self._starts: dict[tuple[SocketAddress, SocketAddress], _Start] = {}
+        self._clients: dict[frozenset[SocketAddress], SocketAddress] = {}
 
     def announce(self, segment: Segment) -> None:
         """Take note of a segment that will be received soon."""
@@ -182,18 +185,18 @@ class _Reassembler:
             if connection is not None:
                 yield from connection.end()
             connection = self._open(segment, connection)
-            yield Opened(connection=connection.name)
+            yield ConnectionOpened(connection=connection.name)
         if segment.source not in connection.streams:
             start = self._starts.pop((segment.source, segment.destination), None)
             yield from connection.begin(segment, start or _Start(segment.first_sequence, segment.syn))
         yield from connection.streams[segment.source].receive(segment)
 
-    def _open(self, segment: Segment, previous: _Connection | None) -> _Connection:
+    def _open(self, segment: Segment, previous: _CapturedConnection | None) -> _CapturedConnection:
         client = self._clients.get(segment.endpoints) or _likely_client(segment)
         server = segment.destination if client == segment.source else segment.source
         if segment.is_connect:
             client, server = segment.source, segment.destination
-        connection = _Connection(client, server, 1 if previous is None else previous.incarnation + 1)
+        connection = _CapturedConnection(client, server, 1 if previous is None else previous.incarnation + 1)
         self._connections[segment.endpoints] = connection
         return connection
 
@@ -202,7 +205,7 @@ class _Reassembler:
             yield from connection.end()
 
 
-def _likely_client(segment: Segment) -> Endpoint:
+def _likely_client(segment: Segment) -> SocketAddress:
     """Who is the client, by the ports alone: servers have well-known ones, or at least low ones."""
     for port in _SERVER_PORTS:
         if (segment.source.port == port) != (segment.destination.port == port):
@@ -211,12 +214,12 @@ def _likely_client(segment: Segment) -> Endpoint:
 
 
 @dataclass(slots=True)
-class _Connection:
-    client: Endpoint
-    server: Endpoint
+class _CapturedConnection:
+    client: SocketAddress
+    server: SocketAddress
     incarnation: int
-    """Ports are used again: the how manieth connection between these two it is."""
-    streams: dict[Endpoint, _Stream] = field(default_factory=dict)
+    """Ports are used again: this one's number among the connections between these two."""
+    streams: dict[SocketAddress, _Direction] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -231,7 +234,7 @@ class _Connection:
     def begin(self, segment: Segment, start: _Start) -> Iterator[CaptureEvent]:
         is_client = segment.source == self.client
         flow = Flow(self.name, Direction.CLIENT_TO_SERVER if is_client else Direction.SERVER_TO_CLIENT)
-        self.streams[segment.source] = _Stream(flow, start.sequence)
+        self.streams[segment.source] = _Direction(flow, start.sequence)
         if not start.is_certain:
             yield Gap(flow=flow, missing_bytes=None)
 
@@ -240,7 +243,7 @@ class _Connection:
             yield from stream.end()
 
 
-class _Stream:
+class _Direction:
     """One direction: the bytes in order, and the segments that came too early."""
 
     def __init__(self, flow: Flow, start_sequence: int) -> None:

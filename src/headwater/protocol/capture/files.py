@@ -1,13 +1,14 @@
-r"""Captures as hex text: bare hex, hex dumps, and annotated sessions.
+r"""Reading capture files: hex text into events, pcap and pcapng files into TCP segments.
 
-Every line is one of these:
+No file is opened here: the bytes come in, and a `CaptureError` with the line or packet comes out where they are not of
+the format. Every line of hex text is one of these:
 
     8053 0000 ...                 hex, with or without spaces, commas, colons, `0x` or `\x`; `#` starts a remark
     00000010: 8053 0000  .S..     a dump line of xxd or tcpdump: an offset, bytes, and perhaps the bytes as text
     00000010  80 53 00 00 |.S..|  the same by hexdump -C, od -A x -t x1, tshark or Wireshark
     [dcp] C->S DCP_OPEN ...       from here on the bytes are the client's on connection `dcp`; a frame starts
     [dcp] anything else           an annotation
-    ## [dcp] new TCP connection   the connection starts afresh
+    ## [dcp] new TCP connection   the connection starts again
     # ...                         a remark
 """
 
@@ -26,11 +27,11 @@ from headwater.protocol.capture.events import (
     UNKNOWN_FLOW,
     CaptureEvent,
     Chunk,
+    ConnectionOpened,
     Direction,
-    Endpoint,
     Flow,
-    Opened,
     Segment,
+    SocketAddress,
 )
 
 _HEADER = re.compile(r"\[(?P<connection>[^\]]+)\]\s+(?P<direction>C->S|S->C)(?:\s|$)")
@@ -62,7 +63,7 @@ class _HexTextReader:
                 continue
             if stripped.startswith("#"):
                 if opened := _NEW_CONNECTION.match(stripped):
-                    yield Opened(connection=opened["connection"])
+                    yield ConnectionOpened(connection=opened["connection"])
             elif stripped.startswith("["):
                 self._on_annotation(stripped)
             elif decoded := self._decode_line(line, number):
@@ -107,10 +108,10 @@ def _dump_columns(line: str) -> str:
     return first
 
 
-# pcapng files: blocks, of which those with packets matter.
+# --- pcapng files: blocks, of which those with packets matter ---------------------------------------------------------
 #
 # dpkt's own reader takes every packet for one of the first interface, whose link type may be another one's (Wireshark
-# on loopback and Ethernet at once), passes over simple packet blocks, and parses options that nobody needs here.
+# on loopback and Ethernet at once), passes over simple packet blocks, and parses options that are not needed here.
 
 
 SECTION_HEADER = 0x0A0D0D0A
@@ -159,7 +160,7 @@ def _byte_order(data: bytes, at: int) -> str:
 
 
 def _block(data: bytes, at: int, order: str) -> tuple[int, int]:
-    """The type and the length of the block at `at`, which is held against the file's end."""
+    """The type and the length of the block at `at`, which is compared with the file's end."""
     if at + _BLOCK_BYTES_MIN > len(data):
         raise _damaged(at)
     kind, block_bytes = unpack_from(order + "II", data, at)
@@ -207,7 +208,7 @@ _PACKET_READERS = {
 }
 
 
-# Packet captures: pcap and pcapng files, and the TCP segments in their packets. dpkt does the layers.
+# --- pcap and pcapng files, and the TCP segments in their packets -----------------------------------------------------
 
 
 _PCAP_MAGICS = frozenset(
@@ -345,8 +346,8 @@ def _segment(number: int, strip: Callable[[bytes], Any], packet: bytes) -> Segme
         return None
     return Segment(
         number=number,
-        source=Endpoint(bytes(ip.src), tcp.sport),
-        destination=Endpoint(bytes(ip.dst), tcp.dport),
+        source=SocketAddress(bytes(ip.src), tcp.sport),
+        destination=SocketAddress(bytes(ip.dst), tcp.dport),
         sequence=tcp.seq,
         syn=bool(tcp.flags & dpkt.tcp.TH_SYN),
         ack=bool(tcp.flags & dpkt.tcp.TH_ACK),

@@ -153,7 +153,7 @@ class DecodedRuns:
 
 def decode_runs(runs: Sequence[bytes | memoryview], *, collections: bool) -> DecodedRuns:
     """Decode runs of whole frames that are all changes."""
-    # The buffers hold the bytes in their places while the kernels work with nothing but addresses.
+    # The buffers hold the bytes while the kernels work with nothing but addresses.
     buffers = [pa.py_buffer(run) for run in runs]
     addresses = np.array([buffer.address for buffer in buffers], dtype=np.int64)
     lengths = np.array([buffer.size for buffer in buffers], dtype=np.int64)
@@ -272,7 +272,7 @@ def _extras_fit(opcode: int, extras_bytes: int) -> bool:
 
 @kernel
 def _measure(data: ReadOnlyBytes, collections: bool, body_bytes_max: int) -> tuple[int, int, int, int, int, int, bool]:
-    """Check every frame and count. Stops at a fault, which the last value tells, or at an incomplete frame."""
+    """Check every frame and count. Stops at a fault, which the last value reports, or at an incomplete frame."""
     end = len(data)
     at = i64(0)
     rows = 0

@@ -1,4 +1,4 @@
-"""The header of a frame, for kernels, which read it by place. Its numbers are big-endian.
+"""The header of a frame, for kernels, which read it by offset. Its numbers are big-endian.
 
      0  magic
      1  opcode
@@ -46,7 +46,7 @@ XATTR = int(Datatype.XATTR)
 
 MUTATION_EXTRAS_BYTES = 31
 DELETION_EXTRAS_BYTES = 18
-"""Of one that does not tell its time."""
+"""Of one without a time."""
 TIMED_DELETION_EXTRAS_BYTES = 21
 EXPIRATION_EXTRAS_BYTES = 20
 PREPARE_EXTRAS_BYTES = 31

@@ -1,7 +1,7 @@
 """Is a value JSON? The server sets the datatype by this, whatever the writer claims.
 
 A strict reading of RFC 8259: UTF-8 without a mark, one value, white space around it. Nesting beyond `DEPTH_MAX`
-counts as not JSON, so that nobody downstream has to follow it.
+counts as not JSON, so that no reader downstream has to follow it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SipHash-1-3 with a 128-bit result.
 
-Under a secret that is new in every process, nobody can find keys that collide, neither by chance nor by trying. Under a
-fixed secret it is a digest that any two processes agree on.
+Under a secret that is new in every process, no client can find keys that collide, neither by chance nor by trying.
+Under a fixed secret it is a digest that any two processes agree on.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _stated_length(data: Bytes, at: int, end: int) -> tuple[int, int]:
 def _inflate(
     datatypes: ReadOnlyBytes, offsets: ReadOnlyInt32s, data: ReadOnlyBytes, inflated_offsets: Int64s, inflated: Bytes
 ) -> int:
-    """Inflate or copy each value to its place. Returns the first row that is not snappy, or -1."""
+    """Inflate or copy each value to its offset. Returns the first row that is not snappy, or -1."""
     for row in range(len(datatypes)):
         start = i64(offsets[row])
         end = i64(offsets[row + 1])
@@ -237,7 +237,7 @@ def _emit_literal(data: Bytes, start: int, end: int, target: Bytes, to: int) -> 
 @kernel_part
 def _emit_copy(offset: int, length: int, target: Bytes, to: int) -> int:
     while length > 0:
-        # A copy holds 64 bytes; a rest of less than four could not be told by the shorter form.
+        # A copy holds 64 bytes; a rest of less than four could not be written in the shorter form.
         part = min(length, 64)
         target[to] = ((part - 1) << 2) | 2
         target[to + 1] = offset & 0xFF

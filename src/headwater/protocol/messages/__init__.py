@@ -1,12 +1,13 @@
 """One class a message, both directions, every version.
 
 `decode_message` turns a frame into its message; a message's `encode` turns it back into the same bytes. What the
-frame's bytes cannot tell by themselves, whether keys carry collection ids, comes in as `Negotiated`.
+frame's bytes do not say, whether keys carry collection ids, comes in as `Negotiated`. `refused_request` turns an error
+response into the error that a caller of the client sees.
 """
 
 from __future__ import annotations
 
-from headwater.errors import UnknownOpcode
+from headwater.errors import StatusError, UnknownOpcode, status_error
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages import (  # noqa: F401  (imported to be entered in the tables)
@@ -27,6 +28,7 @@ from headwater.protocol.messages.base import (
     Request,
     Response,
 )
+from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
 
 __all__ = [
@@ -39,6 +41,9 @@ __all__ = [
     "Request",
     "Response",
     "decode_message",
+    "key_text",
+    "refused",
+    "refused_request",
 ]
 
 
@@ -69,3 +74,34 @@ def _response_class(frame: Frame) -> type[Response]:
     if cls is not None and status in cls.statuses:
         return cls
     return PlainResponse if status in SUCCESSFUL else ErrorResponse
+
+
+# --- refusals in words: which request, of which key, by which status, and what the server says itself -----------------
+
+
+def refused_request(request: Request, answer: ErrorResponse) -> StatusError:
+    """The error that the answer to a request is."""
+    key: bytes = getattr(request, "key", b"")
+    what = f"{type(request).__name__} of {key_text(key)}" if key else type(request).__name__
+    # The body of NOT_MY_VBUCKET is a whole cluster map.
+    context = "" if answer.status == Status.NOT_MY_VBUCKET else answer.context
+    return refused(what, status=answer.status, key=key, context=context)
+
+
+def refused(what: str, *, status: int, key: bytes = b"", context: str = "") -> StatusError:
+    """The error for a status, with what it was the answer to."""
+    error = status_error(
+        status, f"the server refused {what}: {Status(status).name}{f' ({context})' if context else ''}"
+    )
+    if status == Status.EINVAL and len(key) > KEY_BYTES_MAX:
+        # Servers have no status of its own for it.
+        return type(error)(
+            status, error.reason, hint=f"A key has at most {KEY_BYTES_MAX} bytes, and this one has {len(key)}"
+        )
+    return error
+
+
+def key_text(key: bytes) -> str:
+    """A key as it is shown, its beginning where it is longer than any key may be."""
+    shown = key[:KEY_BYTES_MAX].decode(errors="backslashreplace")
+    return f"{shown!r}{'…' if len(key) > KEY_BYTES_MAX else ''}"

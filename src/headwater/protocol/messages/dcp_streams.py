@@ -109,7 +109,7 @@ class VBucketState(OpenIntEnum):
 
 @message
 class AddStream(Request):
-    """Tell a consumer to ask its producer for a stream."""
+    """Have a consumer ask its producer for a stream."""
 
     opcode = Opcode.DCP_ADD_STREAM
     layouts = (Layout(u32("flags", StreamFlags)),)

@@ -148,7 +148,7 @@ _OBSERVED_LAYOUTS = {
 
 @message
 class ObserveSeqnoResponse(Response):
-    """After a failover (format 1) it also tells the old branch and how far the new one holds it."""
+    """After a failover (format 1) it also names the old branch and how far the new one holds it."""
 
     opcodes = (Opcode.OBSERVE_SEQNO,)
 

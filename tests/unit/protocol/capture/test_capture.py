@@ -16,19 +16,19 @@ from headwater.errors import BadMagic, CaptureError, TruncatedFrame
 from headwater.protocol.capture import (
     UNKNOWN_FLOW,
     CapturedFrame,
+    CaptureFault,
     CaptureFormat,
     Chunk,
+    ConnectionOpened,
     Direction,
-    Fault,
     Flow,
     Gap,
-    Opened,
     find_format,
     read_capture,
     read_frames,
 )
 from headwater.protocol.capture.captured_frames import find_frame
-from headwater.protocol.capture.events import WAITING_BYTES_MAX, Endpoint, Segment, reassemble
+from headwater.protocol.capture.events import WAITING_BYTES_MAX, Segment, SocketAddress, reassemble
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop, Open
@@ -36,10 +36,10 @@ from headwater.protocol.messages.session import Hello, HelloResponse
 
 NOOP = DcpNoop(opaque=7).encode()
 OPEN = Open(opaque=1, key=b"test").encode()
-CLIENT = Endpoint(b"\x0a\x00\x00\x02", 50000)
-SERVER = Endpoint(b"\x0a\x00\x00\x01", 11210)
-CLIENT_6 = Endpoint(bytes(15) + b"\x02", 50000)
-SERVER_6 = Endpoint(bytes(15) + b"\x01", 11210)
+CLIENT = SocketAddress(b"\x0a\x00\x00\x02", 50000)
+SERVER = SocketAddress(b"\x0a\x00\x00\x01", 11210)
+CLIENT_6 = SocketAddress(bytes(15) + b"\x02", 50000)
+SERVER_6 = SocketAddress(bytes(15) + b"\x01", 11210)
 TO_CLIENT = Direction.SERVER_TO_CLIENT
 TO_SERVER = Direction.CLIENT_TO_SERVER
 
@@ -64,9 +64,9 @@ def by_direction(data: bytes) -> dict[Direction | None, bytes]:
     return dict(flows)
 
 
-def found(data: bytes, **options: Any) -> tuple[list[CapturedFrame], list[Fault]]:
+def found(data: bytes, **options: Any) -> tuple[list[CapturedFrame], list[CaptureFault]]:
     items = list(read_frames(read_capture(data), **options))
-    return [i for i in items if isinstance(i, CapturedFrame)], [i for i in items if isinstance(i, Fault)]
+    return [i for i in items if isinstance(i, CapturedFrame)], [i for i in items if isinstance(i, CaptureFault)]
 
 
 # --- the format ---------------------------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ def test_an_annotated_session_tells_connections_and_directions() -> None:
 """
     server, client = Flow("dcp", TO_SERVER), Flow("dcp", TO_CLIENT)
     assert list(read_capture(text.encode())) == [
-        Opened(connection="dcp"),
+        ConnectionOpened(connection="dcp"),
         Chunk(flow=server, data=OPEN[:16], where="line 5", starts_frame=True),
         Chunk(flow=server, data=OPEN[16:], where="line 6"),
         Chunk(flow=client, data=NOOP, where="line 8", starts_frame=True),
-        Opened(connection="dcp"),
+        ConnectionOpened(connection="dcp"),
     ]
 
 
@@ -226,7 +226,7 @@ def test_what_stands_before_a_bad_line_is_read() -> None:
 # --- packets ------------------------------------------------------------------------------------------------------
 
 
-def ip_packet(source: Endpoint, destination: Endpoint, sequence: int, payload: bytes, flags: int) -> bytes:
+def ip_packet(source: SocketAddress, destination: SocketAddress, sequence: int, payload: bytes, flags: int) -> bytes:
     tcp = dpkt.tcp.TCP(
         sport=source.port, dport=destination.port, seq=sequence % 2**32, flags=flags, off=5, data=payload
     )
@@ -235,7 +235,7 @@ def ip_packet(source: Endpoint, destination: Endpoint, sequence: int, payload: b
     return bytes(dpkt.ip6.IP6(src=source.address, dst=destination.address, nxt=6, plen=len(tcp), data=tcp))
 
 
-def syn(sequence: int = 999, source: Endpoint = CLIENT, destination: Endpoint = SERVER) -> bytes:
+def syn(sequence: int = 999, source: SocketAddress = CLIENT, destination: SocketAddress = SERVER) -> bytes:
     return ip_packet(source, destination, sequence, b"", dpkt.tcp.TH_SYN)
 
 
@@ -326,7 +326,7 @@ def test_no_packet_capture(data: bytes) -> None:
 def test_a_file_that_is_cut_off_gives_what_it_has() -> None:
     whole = pcap([syn(), from_client(1000, OPEN)])
     events = read_capture(whole + b"\x00\x00\x00")
-    assert next(events) == Opened(connection="10.0.0.2:50000-10.0.0.1:11210")
+    assert next(events) == ConnectionOpened(connection="10.0.0.2:50000-10.0.0.1:11210")
     assert next(events) == Chunk(flow=Flow("10.0.0.2:50000-10.0.0.1:11210", TO_SERVER), data=OPEN, where="packet 2")
     with pytest.raises(CaptureError, match="cut off in packet 3"):
         next(events)
@@ -442,7 +442,7 @@ def test_shuffled_segments_with_no_syn(seed: int) -> None:
 
 
 def test_a_late_syn_still_tells_the_start_and_the_client() -> None:
-    low_port = Endpoint(CLIENT.address, 1024)
+    low_port = SocketAddress(CLIENT.address, 1024)
     data = [
         ip_packet(low_port, SERVER, 1000, OPEN, dpkt.tcp.TH_ACK),
         syn(999, low_port),
@@ -453,7 +453,7 @@ def test_a_late_syn_still_tells_the_start_and_the_client() -> None:
 
 
 def test_who_is_the_client_without_a_syn() -> None:
-    odd = Endpoint(b"\x0a\x00\x00\x03", 9000)
+    odd = SocketAddress(b"\x0a\x00\x00\x03", 9000)
     (first,), _ = found(pcap([from_server(1, NOOP)]))
     (second,), _ = found(pcap([ip_packet(odd, CLIENT, 1, NOOP, dpkt.tcp.TH_ACK)]))
     assert (first.flow.direction, second.flow.direction) == (TO_CLIENT, TO_CLIENT)
@@ -535,7 +535,7 @@ def test_a_capture_that_begins_between_frames_has_no_fault() -> None:
 
 
 def test_another_protocol_stops_its_own_connection_only() -> None:
-    web = Endpoint(b"\x0a\x00\x00\x09", 8091)
+    web = SocketAddress(b"\x0a\x00\x00\x09", 8091)
     packets = [
         syn(99, CLIENT, web),
         ip_packet(CLIENT, web, 100, b"GET / HTTP/1.1\r\n", dpkt.tcp.TH_ACK),

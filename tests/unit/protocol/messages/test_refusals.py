@@ -6,11 +6,10 @@ import pytest
 
 from headwater.errors import InvalidArguments, KeyNotFound, NotMyVBucket, StatusError
 from headwater.protocol.features import Opcode
-from headwater.protocol.messages import ErrorResponse
+from headwater.protocol.messages import ErrorResponse, refused, refused_request
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import Noop
 from headwater.protocol.numbers import KEY_BYTES_MAX
-from headwater.protocol.refusals import refused, refused_request
 from headwater.protocol.status import Status
 
 
