@@ -33,7 +33,9 @@ from headwater.store.settling import abandon, flush, roll_back, settle_now
 from support.forked import forked
 
 VBUCKETS = 4
-ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(secrets.randbits(63) + 1))
+ENVIRONMENT = StoreEnvironment(
+    now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(secrets.randbits(63) + 1)
+)
 ROOM_BYTES = 600_000
 
 

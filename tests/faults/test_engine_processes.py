@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import DataInUse
-from headwater.store.engine import Engine, MemoryEngine, Put, Table
+from headwater.store.engine import Engine, MemoryEngine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
 
 TABLE = Table.BLOCKS
@@ -30,7 +30,7 @@ def rows(engine: Engine, start: bytes = b"", end: bytes = b"\xff" * 16, table: T
 
 
 def fill(engine: Engine, names: str = "aceg") -> None:
-    engine.write([Put(TABLE, name.encode(), name.upper().encode()) for name in reversed(names)])
+    engine.write([PutRow(TABLE, name.encode(), name.upper().encode()) for name in reversed(names)])
 
 
 WRITE_AND_DIE = """
@@ -45,7 +45,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def closed_engine(folder: Path, **rows: bytes) -> None:
     engine = LmdbEngine(folder)
-    engine.write([Put(TABLE, key.encode(), value) for key, value in rows.items()])
+    engine.write([PutRow(TABLE, key.encode(), value) for key, value in rows.items()])
     engine.close()
 
 

@@ -136,7 +136,9 @@ def test_killed_while_it_makes_a_bucket(start_node: StartNode, tmp_path: Path) -
     data = tmp_path / "data"
     engine = LmdbEngine(data / "buckets" / "default")
     facts = BucketFacts(name="default", uuid="0" * 32, vbuckets=VBUCKETS)
-    create_bucket(engine, facts, environment=StoreEnvironment(now_ns=time.time_ns, new_vbuuid=lambda: Vbuuid(1)), secret=(1, 2))
+    create_bucket(
+        engine, facts, environment=StoreEnvironment(now_ns=time.time_ns, new_vbuuid=lambda: Vbuuid(1)), secret=(1, 2)
+    )
     engine.close()
     node = start_node(*OPTIONS, data=data)
     with node.connect() as connection:

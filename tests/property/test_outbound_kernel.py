@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.node.producer.controls import Shape, Values
-from headwater.node.producer.outbound import Output, Stop, shape_run
+from headwater.node.producer.outbound import OutboundStop, Output, shape_run
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames, stream_id
 from headwater.protocol.messages import decode_message
@@ -154,7 +154,7 @@ def test_a_run_is_shaped_as_by_hand(messages, shape, opaque, sid, wanted, end_se
         if change is not None and is_wanted and (seqno not in superseded or isinstance(change, Commit)):
             expected.append((seqno, change))
     assert bytes(output.data) == b"".join(change.encode() for _, change in expected)
-    assert sent.stop == Stop.END
+    assert sent.stop == OutboundStop.END
     assert (sent.frames, sent.passed_seqno) == (len(expected), passed)
     assert sent.last_seqno == (expected[-1][0] if expected else 0)
     assert sent.prepares == sum(isinstance(change, Prepare) for _, change in expected)
@@ -171,12 +171,12 @@ def test_a_run_in_pieces_is_the_run_and_no_piece_is_overdrawn_by_more_than_a_fra
     while at < len(run):
         sent = shape_run(run, at, pieces, shape, opaque=1, end_seqno=FOR_ALL, until=start + window)
         at = sent.at
-        if sent.stop == Stop.WINDOW:
+        if sent.stop == OutboundStop.WINDOW:
             last = decode_frames(bytes(pieces.data[start:]))[-1]
             assert pieces.used - len(last.encode()) < start + window <= pieces.used
             start = pieces.used
         else:
-            assert sent.stop == (Stop.ROOM if at < len(run) else Stop.END)
+            assert sent.stop == (OutboundStop.ROOM if at < len(run) else OutboundStop.END)
     assert bytes(pieces.data) == bytes(whole.data)
 
 

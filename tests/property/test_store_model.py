@@ -30,7 +30,7 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, FAILOVER_LOG_ENTRIES_
 from headwater.protocol.values import Datatype
 from headwater.store import compaction, settling
 from headwater.store.bucket import Bucket, StoreEnvironment
-from headwater.store.commits import Commit
+from headwater.store.commits import GroupCommit
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.data_format import BucketFacts, Document, VBucketFacts
 from headwater.store.engine import Change, Engine, MemoryEngine, View
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches.enter_context(patch.multiple(compaction, STEP_BYTES=500))
         self.now_s = START_S
         self.vbuuids = 0
-        self.sealed: Commit | None = None
+        self.sealed: GroupCommit | None = None
         self.models = [Model() for _ in range(VBUCKETS)]
         self.engine = StoppingEngine(self.first_engine())
         facts = BucketFacts(name="model", uuid="0", vbuckets=VBUCKETS)

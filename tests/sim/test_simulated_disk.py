@@ -9,7 +9,7 @@ import pytest
 from headwater.errors import StoreFull
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.sim.node_host import SimulatedDisk, SimulatedFolder
-from headwater.store.engine import Delete, Put, Table
+from headwater.store.engine import DeleteRow, PutRow, Table
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def disk():
 
 def test_a_view_shows_what_was_there_when_it_was_taken(disk):
     engine = SimulatedFolder(disk).open_engine("b")
-    engine.write([Put(Table.BLOCKS, b"1", b"one"), Put(Table.BLOCKS, b"2", b"two")])
+    engine.write([PutRow(Table.BLOCKS, b"1", b"one"), PutRow(Table.BLOCKS, b"2", b"two")])
     with engine.view() as before:
-        engine.write([Delete(Table.BLOCKS, b"1"), Put(Table.BLOCKS, b"3", b"three")])
+        engine.write([DeleteRow(Table.BLOCKS, b"1"), PutRow(Table.BLOCKS, b"3", b"three")])
         with engine.view() as after:
             assert [key for key, _ in before.scan(Table.BLOCKS, b"", b"9")] == [b"1", b"2"]
             assert [key for key, _ in after.scan(Table.BLOCKS, b"", b"9")] == [b"2", b"3"]
@@ -30,7 +30,7 @@ def test_a_view_shows_what_was_there_when_it_was_taken(disk):
 
 
 def test_what_is_written_is_there_for_the_next_process(disk):
-    SimulatedFolder(disk).open_engine("b").write([Put(Table.BUCKET, b"k", b"v")])
+    SimulatedFolder(disk).open_engine("b").write([PutRow(Table.BUCKET, b"k", b"v")])
     folder = SimulatedFolder(disk)
     assert folder.bucket_names() == ["b"]
     with folder.open_engine("b").view() as view:
@@ -39,9 +39,9 @@ def test_what_is_written_is_there_for_the_next_process(disk):
 
 def test_a_full_disk_takes_nothing_and_keeps_everything(disk):
     engine = SimulatedFolder(disk).open_engine("b")
-    engine.write([Put(Table.BUCKET, b"k", b"v")])
+    engine.write([PutRow(Table.BUCKET, b"k", b"v")])
     disk.is_full = True
     with pytest.raises(StoreFull):
-        engine.write([Put(Table.BUCKET, b"k", b"w")])
+        engine.write([PutRow(Table.BUCKET, b"k", b"w")])
     with engine.view() as view:
         assert bytes(view.get(Table.BUCKET, b"k")) == b"v"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headwater.node.kv.context import CloseConnection
+from headwater.node.kv.context import CloseSession
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import Feature, Negotiated, Opcode
 from headwater.protocol.frames import Frame, decode_frames, stream_id
@@ -223,7 +223,7 @@ class Consumer:
         data = b"".join(request if isinstance(request, bytes) else request.encode() for request in requests)
         try:
             self.session.receive_data(data)
-        except CloseConnection:
+        except CloseSession:
             self.is_closed = True
 
     def frames(self, bytes_max: int = 1 << 20) -> list[Frame]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.errors import RemoteProtocolError
 from headwater.node.consumer.connection import ConsumerConnection
-from headwater.node.kv.context import CloseConnection
+from headwater.node.kv.context import CloseSession
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import Frame, decode_frames
@@ -79,7 +79,7 @@ class Receiver:
             self.session.receive_data(data)
             while self.session.is_held_back:
                 self.session.receive_data(b"")
-        except (CloseConnection, RemoteProtocolError):
+        except (CloseSession, RemoteProtocolError):
             self.close()
 
     def data(self) -> bytes:

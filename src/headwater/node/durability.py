@@ -1,9 +1,9 @@
 """Durable writes in progress: prepared here, acknowledged by replicas, then committed and answered.
 
 A write is decided once, by what comes first: a majority of its vbucket's copies holds the prepare (committed); its time
-is over (aborted, and the writer is told that the outcome is ambiguous); its vbucket is not active here any more, or has
+is over (aborted, and the writer gets that the outcome is ambiguous); its vbucket is not active here any more, or has
 lost the prepare (ambiguous as well). A prepare that could not be stored has not happened, and a decision that could not
-be is made again. Prepares that nobody here waits for, because they were found at the start, have no time that could be
+be is made again. Prepares that no client waits for, because they were found at the start, have no time that could be
 over: they are committed when a majority holds them.
 
 All levels of durability come to the same: what is streamed, and so what is acknowledged, is durable already.
@@ -21,9 +21,9 @@ from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.prepares import PendingPrepare
 
-# The replication topology of a vbucket: chains of nodes, and when a majority of each holds a change.
+# --- the replication topology of a vbucket ------------------------------------------------------------------------
 #
-# A chain names the nodes that have a copy, the active one first; a place whose node is missing is None and still
+# A chain names the nodes that have a copy, the active one first; a member whose node is missing is None and still
 # counts, so that a majority of what is left can never be a majority of nothing. During a rebalance there are two
 # chains, the old one and the new, and a durable write needs a majority of both.
 
@@ -67,23 +67,23 @@ WRITES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WriteOutcome:
     """What became of a durable write."""
 
     status: Status
     commit: int = 0
-    """What has to be durable before the writer may be told; 0 for nothing."""
+    """What has to be durable before the writer may be answered; 0 for nothing."""
     seqno: Seqno = Seqno(0)
     """Of the commit, where it is one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SyncWrite:
-    """A durable write that somebody waits for."""
+    """A durable write that a client waits for."""
 
     prepare: PendingPrepare
     deadline_s: float
-    outcome: Outcome | None = None
+    outcome: WriteOutcome | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class SyncWrites:
     on_change: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
     has_news: bool = False
-    """A write was decided without a commit: nobody is woken to tell its writer."""
+    """A write was decided without a commit: no commit will wake its connection to answer."""
     _acknowledged: dict[int, _Acknowledged] = field(default_factory=dict)
     """By vbucket."""
     _waiting: dict[int, dict[bytes, SyncWrite]] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class SyncWrites:
         return write
 
     def in_the_way(self, vbucket: int, collection_id: CollectionId, key: bytes) -> Status | None:
-        """The status for whoever wants to write a key that has an undecided prepare; None where it has none."""
+        """The status for a write of a key that has an undecided prepare; None where it has none."""
         prepare = self.bucket.prepares.find(vbucket, collection_id, key)
         if prepare is None:
             return None
@@ -202,13 +202,13 @@ class SyncWrites:
 
     def _commit(self, prepare: PendingPrepare) -> None:
         written = self.bucket.commit_prepare(prepare)
-        self._decide(prepare, Outcome(status=Status.SUCCESS, commit=written.commit, seqno=written.seqno))
+        self._decide(prepare, WriteOutcome(status=Status.SUCCESS, commit=written.commit, seqno=written.seqno))
 
     def _abort(self, prepare: PendingPrepare) -> None:
         commit = self.bucket.abort_prepare(prepare)
-        self._decide(prepare, Outcome(status=Status.SYNC_WRITE_AMBIGUOUS, commit=commit))
+        self._decide(prepare, WriteOutcome(status=Status.SYNC_WRITE_AMBIGUOUS, commit=commit))
 
-    def _decide(self, prepare: PendingPrepare, outcome: Outcome) -> None:
+    def _decide(self, prepare: PendingPrepare, outcome: WriteOutcome) -> None:
         writes = self._waiting.get(prepare.vbucket, {})
         write = writes.get(prepare.encoded_key)
         if write is not None and write.prepare.is_same(prepare):
@@ -237,7 +237,7 @@ class SyncWrites:
 
     def _lose(self, write: SyncWrite, status: Status) -> None:
         """Nothing more will become of a write here."""
-        write.outcome = Outcome(status=status)
+        write.outcome = WriteOutcome(status=status)
         self.has_news = True
 
     # --- time and commits -----------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class SyncWrites:
             self.evaluate(vbucket)
 
     def tick(self, now_s: float) -> None:
-        """Abort what has run out of time, and look at what nobody waits for."""
+        """Abort what has run out of time, and look at prepares that no client waits for."""
         self.evaluate_all()
         late = [write for writes in self._waiting.values() for write in writes.values() if write.deadline_s <= now_s]
         for write in late:
@@ -265,7 +265,7 @@ class SyncWrites:
         """What was not durable is taken back. A decision is made again; a prepare that is gone has not happened.
 
         A key may have several writes: one that was decided, and another that was let in before the decision was
-        durable. It is the prepare which is there that tells whose turn it is. Where the commit of another bucket
+        durable. The prepare which is there decides whose turn it is. Where the commit of another bucket
         failed, nothing was taken back here, and what is pending will be durable yet.
         """
         waiting = [write for writes in self._waiting.values() for write in writes.values()]

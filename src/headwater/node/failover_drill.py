@@ -1,7 +1,7 @@
 """The failover drill: a vbucket behaves as if a copy that had not got everything had been promoted.
 
 What such a copy lacks is gone, and a new branch of history begins where it ended. Streams of the vbucket end, and a
-consumer that has more than the copy had is told to roll back when it asks again. All of it is real: for a consumer
+consumer that has more than the copy had has to roll back when it asks again. All of it is real: for a consumer
 there is no difference to a failover, and there is no way back.
 """
 
@@ -42,7 +42,7 @@ def roll_back_vbucket(service: BucketService, vbucket: VBucketId, to_seqno: Seqn
     facts = bucket.vbuckets.facts[vbucket]
     assert facts is not None
     kept_seqno = to_seqno if to_seqno >= facts.history_start_seqno else Seqno(0)
-    # The cluster tells a promoted copy of the collections that it has not heard of.
+    # The cluster gives a promoted copy the collections that it does not know.
     events = list(_events_after(bucket, vbucket, kept_seqno))
     reached = roll_back(bucket, vbucket, to_seqno, branch=True)
     for event in events:

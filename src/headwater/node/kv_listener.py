@@ -1,4 +1,8 @@
-"""The key-value side over asyncio: sockets to sessions and back, within the limits."""
+"""The key-value side over asyncio: sockets to sessions and back, within the limits.
+
+The node makes one listener, which owns all connections and decides when what is sent: an answer when its commit is
+durable, streams in turns. What a request does is for the session (`kv.session`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any, cast
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection
-from headwater.node.kv.context import CloseConnection
+from headwater.node.kv.context import CloseSession
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
 from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing
 from headwater.node.options import ServerLimits
@@ -34,7 +38,7 @@ _PRODUCE_BYTES = 1024 * 1024
 _COPIED_BYTES_MAX = 64 * 1024
 """What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
 _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
-"""How long a node that stops waits for those who do not answer its farewell."""
+"""How long a node that stops waits for peers that do not answer its farewell."""
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
@@ -44,7 +48,7 @@ class KvListener:
     def __init__(self, service: Service, limits: ServerLimits) -> None:
         self.service = service
         self.limits = limits
-        self.connections: dict[KvConnection, None] = {}
+        self.connections: dict[ServedConnection, None] = {}
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
@@ -55,7 +59,7 @@ class KvListener:
         """Listen, and return the port: the one asked for, or a free one for 0."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: KvConnection(self, is_tls=tls is not None),
+            lambda: ServedConnection(self, is_tls=tls is not None),
             host,
             port,
             ssl=tls,
@@ -126,7 +130,7 @@ class KvListener:
             self.send_durable()
 
 
-class KvConnection(asyncio.Protocol):
+class ServedConnection(asyncio.Protocol):
     """One connection: its socket, its session, and what it may still take."""
 
     def __init__(self, listener: KvListener, *, is_tls: bool) -> None:
@@ -181,7 +185,7 @@ class KvConnection(asyncio.Protocol):
         session, requests = self.session, self.session.requests
         try:
             session.receive_data(data)
-        except CloseConnection:
+        except CloseSession:
             self.close()
             return False
         except RemoteProtocolError as error:
@@ -264,7 +268,7 @@ class KvConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._sent_s = loop.time()
         if dcp.has_more and not self._has_turn:
-            # A backfill takes as long as it takes; everybody else gets a turn between two pieces of it.
+            # A backfill takes as long as it takes; other connections get a turn between two pieces of it.
             self._has_turn = True
             loop.call_soon(self._take_turn)
 
@@ -300,7 +304,7 @@ class KvConnection(asyncio.Protocol):
         """Turn the answers that wait for these commits into temporary failures."""
         session = self.session
         if session.consumer is not None and session.bucket is bucket:
-            # What the producer believes to be here is not: the streams have to be asked for anew.
+            # What the producer believes to be here is not: the streams have to be asked for again.
             session.consumer.on_void()
             self.close()
             return

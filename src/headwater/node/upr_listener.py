@@ -1,6 +1,7 @@
 """The UPR draft over asyncio: sockets to sessions and back, within the limits.
 
-The draft has no log-in, so whoever reaches the port can read the bucket: it is for loopback, or a network of one's own.
+The draft has no log-in, so every client that reaches the port can read the bucket: it is for loopback, or a network of
+one's own.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class UprConnection(asyncio.Protocol):
         elif not self._peer_reads and now_s - self._sent_s > limits.stalled_s:
             self._drop(session, self._transport, "it does not read")
         else:
-            # A vbucket may have changed its state with no commit to tell of it.
+            # A vbucket may have changed its state without a commit.
             self.send_ready()
 
     def _drop(self, session: UprSession, transport: asyncio.Transport, reason: str) -> None:

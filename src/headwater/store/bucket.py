@@ -31,7 +31,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid, encode_collection_id
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
-from headwater.store.commits import Commit, PendingCommit, YoungCommits
+from headwater.store.commits import GroupCommit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
     BUCKET_FACTS,
     FORMAT_VERSION,
@@ -46,7 +46,7 @@ from headwater.store.data_format import (
     decode_document,
     vbucket_key,
 )
-from headwater.store.engine import Change, Engine, Put, Table
+from headwater.store.engine import Change, Engine, PutRow, Table
 from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
@@ -99,7 +99,7 @@ class Bucket:
         self.vbuckets = VBuckets.empty(facts.vbuckets)
         self.prepares = Prepares(facts.vbuckets)
         self.pending = PendingCommit(next_commit, facts.vbuckets)
-        self.in_flight: Commit | None = None
+        self.in_flight: GroupCommit | None = None
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
         self.durable_commit = next_commit - 1
@@ -141,7 +141,7 @@ class Bucket:
                 return run[start:end] if start >= 0 else None
         return None
 
-    def _young_by_low(self, low: int) -> Commit | None:
+    def _young_by_low(self, low: int) -> GroupCommit | None:
         high = self.durable_commit & ~_COMMIT_LOW
         return self.young.get(high | low) or self.young.get((high - _COMMIT_LOW - 1) | low)
 
@@ -261,7 +261,7 @@ class Bucket:
         if self.facts.version < FORMAT_VERSION:
             # Programs that know no prepares must not open the bucket from now on.
             self.facts = replace(self.facts, version=FORMAT_VERSION)
-            self.pending.extra.append(Put(Table.BUCKET, BUCKET_FACTS, self.facts.encode()))
+            self.pending.extra.append(PutRow(Table.BUCKET, BUCKET_FACTS, self.facts.encode()))
         self._append(vbucket, frame, prepare.seqno, prepare.cas)
         # It will be of no use once it is decided, and that is soon.
         self.vbuckets.superseded[vbucket] += 1
@@ -344,7 +344,7 @@ class Bucket:
 
     def set_vbucket_facts(self, vbucket: int, facts: VBucketFacts) -> int:
         self.vbuckets.set_facts(vbucket, facts)
-        self.pending.extra.append(Put(Table.VBUCKETS, vbucket_key(vbucket), facts.encode()))
+        self.pending.extra.append(PutRow(Table.VBUCKETS, vbucket_key(vbucket), facts.encode()))
         return self.pending.number
 
     def _promoted(self, vbucket: int, facts: VBucketFacts) -> VBucketFacts:
@@ -390,7 +390,7 @@ class Bucket:
         self.manifest = manifest
         for vbucket in np.flatnonzero(self.vbuckets.states == VBucketState.ACTIVE).tolist():
             self._enter_events(vbucket, events)
-        self.pending.extra.append(Put(Table.BUCKET, MANIFEST, manifest.encode(with_ids_used=True)))
+        self.pending.extra.append(PutRow(Table.BUCKET, MANIFEST, manifest.encode(with_ids_used=True)))
         return self.pending.number
 
     def enter_manifest(self, vbucket: int) -> None:
@@ -426,7 +426,7 @@ class Bucket:
 
     # --- committing -----------------------------------------------------------------------------------------------
 
-    def seal(self) -> Commit | None:
+    def seal(self) -> GroupCommit | None:
         """Close the pending commit and begin the next; None where there is nothing to commit or one is in flight."""
         if self.pending.is_empty or self.in_flight is not None:
             return None
@@ -434,14 +434,14 @@ class Bucket:
         self.pending.restart(self.in_flight.number + 1)
         return self.in_flight
 
-    def persist(self, commit: Commit) -> None:
+    def persist(self, commit: GroupCommit) -> None:
         """Write a commit. Touches the engine and the commit only, so that it may run beside everything else."""
         changes: list[Change] = list(commit.extra)
         if len(commit.data):
-            changes.append(Put(Table.JOURNAL, commit_key(commit.number), commit.data.data))
+            changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.data.data))
         self.engine.write(changes)
 
-    def publish(self, commit: Commit) -> None:
+    def publish(self, commit: GroupCommit) -> None:
         """The commit in flight is durable."""
         assert commit is self.in_flight
         self.in_flight = None

@@ -21,7 +21,7 @@ _FIRST_ITEMS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class GroupCommit:
     """Changes grouped by vbucket."""
 
     number: int
@@ -41,20 +41,20 @@ class Commit:
         return iter(np.flatnonzero(np.diff(self.group_starts)).tolist())
 
 
-class YoungCommits(dict[int, Commit]):
+class YoungCommits(dict[int, GroupCommit]):
     """Durable commits that are not settled yet, by number, and those of each vbucket, oldest first.
 
     Streams ask for the commits of one vbucket all the time, and there may be thousands that have nothing of it.
     """
 
-    def __init__(self, commits: Iterable[Commit] = ()) -> None:
+    def __init__(self, commits: Iterable[GroupCommit] = ()) -> None:
         super().__init__()
         self.total_bytes = 0
-        self._by_vbucket: dict[int, deque[Commit]] = {}
+        self._by_vbucket: dict[int, deque[GroupCommit]] = {}
         for commit in commits:
             self[commit.number] = commit
 
-    def __setitem__(self, number: int, commit: Commit) -> None:
+    def __setitem__(self, number: int, commit: GroupCommit) -> None:
         super().__setitem__(number, commit)
         self.total_bytes += len(commit.data)
         for vbucket in commit.vbuckets():
@@ -68,12 +68,12 @@ class YoungCommits(dict[int, Commit]):
             oldest = self._by_vbucket[vbucket].popleft()
             assert oldest is commit, "commits are settled in their order"
 
-    def of(self, vbucket: int, *, after_seqno: int = 0) -> list[Commit]:
+    def of(self, vbucket: int, *, after_seqno: int = 0) -> list[GroupCommit]:
         """The commits that may have changes of a vbucket after a seqno, oldest first.
 
         The newest is looked at first: a stream that keeps up lacks what is in there, and a vbucket may have thousands.
         """
-        found: list[Commit] = []
+        found: list[GroupCommit] = []
         for commit in reversed(self._by_vbucket.get(vbucket, ())):
             found.append(commit)
             if first_seqno(commit.run(vbucket)) <= after_seqno + 1:
@@ -135,11 +135,11 @@ class PendingCommit:
                 return run[start:end]
         return None
 
-    def seal(self) -> Commit:
+    def seal(self) -> GroupCommit:
         grouped = np.empty(self.used_bytes, dtype=np.uint8)
         group_starts = np.empty(self._vbucket_count + 1, dtype=np.int64)
         group_by_vbucket(self.frames, self.vbuckets, self.starts, self.count, self.used_bytes, grouped, group_starts)
-        return Commit(
+        return GroupCommit(
             number=self.number,
             data=grouped,
             group_starts=group_starts,

@@ -56,7 +56,7 @@ from headwater.protocol.numbers import Seqno, encode_collection_id
 from headwater.protocol.values import Datatype, keep_system_xattrs
 from headwater.store.bucket import Bucket, Written
 from headwater.store.data_format import Entry, VBucketFacts, block_last_seqno, blocks_of, vbucket_key
-from headwater.store.engine import Change, Delete, Put, Table, View
+from headwater.store.engine import Change, DeleteRow, PutRow, Table, View
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
 from headwater.store.prepares import NO_PREPARES, sync_frames
@@ -126,9 +126,9 @@ def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after
         # Streams go by these, and must not read on as if all versions were there: the write may be in another thread.
         _take_over(bucket, vbucket, compacted)
         changes = [
-            *(Delete(Table.BLOCKS, key) for key in part.keys),
+            *(DeleteRow(Table.BLOCKS, key) for key in part.keys),
             *blocks(vbucket, kept),
-            Put(Table.VBUCKETS, vbucket_key(vbucket), compacted.encode()),
+            PutRow(Table.VBUCKETS, vbucket_key(vbucket), compacted.encode()),
         ]
     return Compacted(
         changes=changes,

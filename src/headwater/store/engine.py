@@ -26,21 +26,21 @@ class Table(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutRow:
     table: Table
     key: bytes
     value: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class DeleteRow:
     """A key that is not there is no fault."""
 
     table: Table
     key: bytes
 
 
-Change = Put | Delete
+Change = PutRow | DeleteRow
 
 
 class View(Protocol):
@@ -107,7 +107,7 @@ class MemoryEngine:
             self._open_views = 0
         for change in changes:
             rows, keys = self._rows[change.table], self._keys[change.table]
-            if isinstance(change, Put):
+            if isinstance(change, PutRow):
                 if change.key not in rows:
                     insort(keys, change.key)
                 rows[change.key] = bytes(change.value)

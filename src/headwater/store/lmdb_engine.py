@@ -23,7 +23,7 @@ import lmdb
 import numpy as np
 
 from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
-from headwater.store.engine import Change, Put, Table, View
+from headwater.store.engine import Change, PutRow, Table, View
 
 # The pages of an LMDB file, checked before LMDB itself follows them.
 #
@@ -339,7 +339,7 @@ class LmdbEngine:
         try:
             with self._environment.begin(write=True) as transaction:
                 for change in changes:
-                    if isinstance(change, Put):
+                    if isinstance(change, PutRow):
                         transaction.put(change.key, change.value, db=self._tables[change.table])
                     else:
                         transaction.delete(change.key, db=self._tables[change.table])

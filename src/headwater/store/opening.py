@@ -18,7 +18,7 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket, StoreEnvironment
-from headwater.store.commits import Commit, YoungCommits
+from headwater.store.commits import GroupCommit, YoungCommits
 from headwater.store.data_format import (
     BUCKET_FACTS,
     CLEAN_STOP,
@@ -31,7 +31,7 @@ from headwater.store.data_format import (
     vbucket_key,
     vbucket_of_key,
 )
-from headwater.store.engine import Change, Delete, Engine, Put, Table, View
+from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table, View
 from headwater.store.index import Index, count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
 from headwater.store.vbuckets import manifest_uid_after
@@ -43,7 +43,9 @@ def create_bucket(
     engine: Engine, facts: BucketFacts, *, environment: StoreEnvironment, secret: tuple[int, int]
 ) -> Bucket:
     """A new bucket with no vbuckets."""
-    engine.write([Put(Table.BUCKET, BUCKET_FACTS, facts.encode()), Put(Table.BUCKET, MANIFEST, Manifest().encode())])
+    engine.write(
+        [PutRow(Table.BUCKET, BUCKET_FACTS, facts.encode()), PutRow(Table.BUCKET, MANIFEST, Manifest().encode())]
+    )
     return _bare_bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
 
 
@@ -100,7 +102,7 @@ def close_bucket(bucket: Bucket) -> None:
     """Commit what is pending and leave the mark of a clean stop. The engine stays open."""
     assert bucket.in_flight is None, "a stop is clean only if nothing is lost"
     bucket.commit_now()
-    bucket.engine.write([Put(Table.BUCKET, CLEAN_STOP, b"1")])
+    bucket.engine.write([PutRow(Table.BUCKET, CLEAN_STOP, b"1")])
 
 
 def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
@@ -139,12 +141,12 @@ def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
     last_seqnos(run, starts, numbers.high_seqnos[vbucket : vbucket + 1])
 
 
-def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> Commit:
+def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit:
     data = as_run(value).copy()
     group_starts = np.empty(vbuckets + 1, dtype=np.int64)
     if not group_starts_of(data, group_starts):
         raise _damaged(f"commit {commit_number(key)} in the journal is damaged")
-    return Commit(number=commit_number(key), data=data, group_starts=group_starts)
+    return GroupCommit(number=commit_number(key), data=data, group_starts=group_starts)
 
 
 def _bare_bucket(
@@ -161,7 +163,7 @@ def _bare_bucket(
 
 
 def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
-    changes: list[Change] = [Delete(Table.BUCKET, CLEAN_STOP)]
+    changes: list[Change] = [DeleteRow(Table.BUCKET, CLEAN_STOP)]
     for vbucket, facts in enumerate(bucket.vbuckets.facts):
         if was_clean or facts is None or facts.state != VBucketState.ACTIVE:
             continue
@@ -169,5 +171,5 @@ def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
         log = facts.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=high)
         branched = replace(facts, failover_log=log)
         bucket.vbuckets.set_facts(vbucket, branched)
-        changes.append(Put(Table.VBUCKETS, vbucket_key(vbucket), branched.encode()))
+        changes.append(PutRow(Table.VBUCKETS, vbucket_key(vbucket), branched.encode()))
     bucket.engine.write(changes)

@@ -1,9 +1,9 @@
 """What a replica takes in: snapshots and changes that another node has made, under the seqnos that it gave them.
 
-The node's consumer calls it with what its streams bring. What is stored is what a producer sends to a consumer that has asked for collections, extended attributes, delete times
-and the expiry opcode; only the opaque differs. So a run of received changes is checked and copied into the pending
-commit by a kernel, and entered in the index like a run that is read back from disk. A change in any other form is
-decoded and encoded again (`receive_change`).
+The node's consumer calls it with what its streams bring. What is stored is what a producer sends to a consumer that has
+asked for collections, extended attributes, delete times and the expiry opcode; only the opaque differs. So a run of
+received changes is checked and copied into the pending commit by a kernel, and entered in the index like a run that is
+read back from disk. A change in any other form is decoded and encoded again (`receive_change`).
 
 Nothing is taken that has not been checked: sound frames of this vbucket, seqnos that rise inside the snapshot, keys and
 values within their limits. `SnapshotViolation` and `MalformedMessage` say what was wrong; what came before it is taken.

@@ -36,7 +36,7 @@ from headwater.protocol.kernels.memory import (
     u64,
 )
 from headwater.store.bucket import Bucket
-from headwater.store.commits import Commit
+from headwater.store.commits import GroupCommit
 from headwater.store.data_format import block_key, block_last_seqno
 from headwater.store.engine import Engine, Table
 from headwater.store.runs import as_run
@@ -73,7 +73,7 @@ class SearchedBucket:
     """What has to be taken from a bucket in its event loop; the search itself may then run in a thread."""
 
     engine: Engine
-    young: tuple[Commit, ...]
+    young: tuple[GroupCommit, ...]
     bounds: tuple[tuple[int, int], ...]
     """Vbuckets and the highest CAS of each."""
 

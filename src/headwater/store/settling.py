@@ -22,7 +22,7 @@ from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
-from headwater.store.commits import Commit
+from headwater.store.commits import GroupCommit
 from headwater.store.data_format import (
     BUCKET_FACTS,
     BucketFacts,
@@ -33,7 +33,7 @@ from headwater.store.data_format import (
     commit_key,
     vbucket_key,
 )
-from headwater.store.engine import Change, Delete, Put, Table, View
+from headwater.store.engine import Change, DeleteRow, PutRow, Table, View
 from headwater.store.opening import load_vbucket, stored_manifest
 from headwater.store.runs import as_run, last_seqno, split_after, split_before
 
@@ -65,11 +65,11 @@ class Settling:
             with self._bucket.engine.view() as view:
                 settled = settle_vbucket(view, vbucket, commits)
             changes += settled
-            size += sum(len(change.value) for change in settled if isinstance(change, Put))
+            size += sum(len(change.value) for change in settled if isinstance(change, PutRow))
             if size >= STEP_BYTES:
                 yield changes
                 changes, size = [], 0
-        yield [*changes, *(Delete(Table.JOURNAL, commit_key(commit.number)) for commit in self._commits)]
+        yield [*changes, *(DeleteRow(Table.JOURNAL, commit_key(commit.number)) for commit in self._commits)]
 
     def finish(self) -> None:
         """All steps are durable: drop the commits from memory."""
@@ -91,7 +91,7 @@ def settle_now(bucket: Bucket) -> None:
     settling.finish()
 
 
-def settle_vbucket(view: View, vbucket: int, commits: list[Commit]) -> list[Change]:
+def settle_vbucket(view: View, vbucket: int, commits: list[GroupCommit]) -> list[Change]:
     """The changes that bring a vbucket's part of the commits into its blocks."""
     start, end = blocks_of(vbucket)
     last = view.last_before(Table.BLOCKS, end)
@@ -106,17 +106,17 @@ def settle_vbucket(view: View, vbucket: int, commits: list[Commit]) -> list[Chan
     # is written again only a few times before its block is full, however little is settled at a time.
     while last is not None and last[0] >= start and len(last[1]) < BLOCK_BYTES_TARGET and len(last[1]) <= 2 * size:
         merged.insert(0, as_run(last[1]))
-        changes.append(Delete(Table.BLOCKS, last[0]))
+        changes.append(DeleteRow(Table.BLOCKS, last[0]))
         size += len(last[1])
         last = view.last_before(Table.BLOCKS, last[0])
     return [*changes, *blocks(vbucket, np.concatenate([*merged, *fresh]))]
 
 
-def blocks(vbucket: int, run: Bytes) -> Iterator[Put]:
+def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
     """A run cut into blocks of about the target size."""
     while len(run):
         cut = split_before(run, BLOCK_BYTES_TARGET)
-        yield Put(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].tobytes())
+        yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].tobytes())
         run = run[cut:]
 
 
@@ -150,7 +150,7 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
         log = rolled.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=target)
         rolled = replace(rolled, failover_log=log)
     changes = _drop_after(bucket, vbucket, target)
-    bucket.engine.write([*changes, Put(Table.VBUCKETS, vbucket_key(vbucket), rolled.encode())])
+    bucket.engine.write([*changes, PutRow(Table.VBUCKETS, vbucket_key(vbucket), rolled.encode())])
     bucket.vbuckets.set_facts(vbucket, rolled)
     _reload(bucket, vbucket)
     return target
@@ -166,7 +166,7 @@ def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
     _bring_to_rest(bucket)
     changes: list[Change] = []
     for vbucket in vbuckets:
-        changes += [*_drop_after(bucket, vbucket, Seqno(0)), Delete(Table.VBUCKETS, vbucket_key(vbucket))]
+        changes += [*_drop_after(bucket, vbucket, Seqno(0)), DeleteRow(Table.VBUCKETS, vbucket_key(vbucket))]
     bucket.engine.write(changes)
     for vbucket in vbuckets:
         bucket.vbuckets.set_facts(vbucket, None)
@@ -244,7 +244,7 @@ def _drop_after(bucket: Bucket, vbucket: int, seqno: Seqno) -> list[Change]:
         for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=seqno + 1)):
             run = as_run(block)
             kept = run[: split_after(run, seqno)]
-            changes.append(Delete(Table.BLOCKS, key))
+            changes.append(DeleteRow(Table.BLOCKS, key))
             if len(kept):
-                changes.append(Put(Table.BLOCKS, block_key(vbucket, last_seqno(kept)), kept.tobytes()))
+                changes.append(PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(kept)), kept.tobytes()))
     return changes

@@ -8,7 +8,7 @@ from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
 from headwater.store.commits import PendingCommit
 from headwater.store.data_format import vbucket_key
-from headwater.store.engine import Put, Table
+from headwater.store.engine import PutRow, Table
 from support.store_harness import changes_of, get, new_bucket, put
 
 
@@ -32,9 +32,9 @@ def test_a_new_commit_is_empty() -> None:
 
 def test_facts_alone_are_something_to_commit() -> None:
     pending = PendingCommit(1, 4)
-    pending.extra.append(Put(Table.VBUCKETS, vbucket_key(1), b"{}"))
+    pending.extra.append(PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"))
     assert not pending.is_empty
-    assert pending.seal().extra == (Put(Table.VBUCKETS, vbucket_key(1), b"{}"),)
+    assert pending.seal().extra == (PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"),)
 
 
 def test_sealed_frames_are_grouped() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
 from headwater.store import lmdb_engine
-from headwater.store.engine import Delete, Engine, MemoryEngine, Put, Table
+from headwater.store.engine import DeleteRow, Engine, MemoryEngine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
 
 TABLE = Table.BLOCKS
@@ -32,12 +32,12 @@ def rows(engine: Engine, start: bytes = b"", end: bytes = b"\xff" * 16, table: T
 
 
 def fill(engine: Engine, names: str = "aceg") -> None:
-    engine.write([Put(TABLE, name.encode(), name.upper().encode()) for name in reversed(names)])
+    engine.write([PutRow(TABLE, name.encode(), name.upper().encode()) for name in reversed(names)])
 
 
 def test_what_is_put_is_got(engine: Engine) -> None:
     large = os.urandom(1_000_000)
-    engine.write([Put(TABLE, b"k", b"v"), Put(TABLE, b"empty", b""), Put(TABLE, b"large", memoryview(large))])
+    engine.write([PutRow(TABLE, b"k", b"v"), PutRow(TABLE, b"empty", b""), PutRow(TABLE, b"large", memoryview(large))])
     with engine.view() as view:
         assert view.get(TABLE, b"k") == b"v"
         assert view.get(TABLE, b"empty") == b""
@@ -46,23 +46,25 @@ def test_what_is_put_is_got(engine: Engine) -> None:
 
 
 def test_tables_are_apart(engine: Engine) -> None:
-    engine.write([Put(table, b"k", table.value) for table in Table])
+    engine.write([PutRow(table, b"k", table.value) for table in Table])
     with engine.view() as view:
         assert [bytes(view.get(table, b"k") or b"") for table in Table] == [table.value for table in Table]
-    engine.write([Delete(Table.JOURNAL, b"k")])
+    engine.write([DeleteRow(Table.JOURNAL, b"k")])
     assert [bool(rows(engine, table=table)) for table in Table] == [table != Table.JOURNAL for table in Table]
 
 
 def test_deleting(engine: Engine) -> None:
     fill(engine)
-    engine.write([Delete(TABLE, b"c"), Delete(TABLE, b"none")])
+    engine.write([DeleteRow(TABLE, b"c"), DeleteRow(TABLE, b"none")])
     assert [key for key, _ in rows(engine)] == ["a", "e", "g"]
 
 
 def test_changes_are_made_in_their_order(engine: Engine) -> None:
-    engine.write([Put(TABLE, b"k", b"1"), Delete(TABLE, b"k"), Put(TABLE, b"k", b"2"), Put(TABLE, b"k", b"3")])
+    engine.write(
+        [PutRow(TABLE, b"k", b"1"), DeleteRow(TABLE, b"k"), PutRow(TABLE, b"k", b"2"), PutRow(TABLE, b"k", b"3")]
+    )
     assert rows(engine) == [("k", "3")]
-    engine.write([Delete(TABLE, b"k"), Put(TABLE, b"k", b"4"), Delete(TABLE, b"k")])
+    engine.write([DeleteRow(TABLE, b"k"), PutRow(TABLE, b"k", b"4"), DeleteRow(TABLE, b"k")])
     assert rows(engine) == []
 
 
@@ -113,7 +115,7 @@ def test_a_view_does_not_change_while_writes_go_on(engine: Engine) -> None:
     with engine.view() as view:
         scan = view.scan(TABLE, b"", b"\xff")
         assert bytes(next(scan)[0]) == b"a"
-        engine.write([Delete(TABLE, b"c"), Put(TABLE, b"b", b"B"), Put(TABLE, b"e", b"changed")])
+        engine.write([DeleteRow(TABLE, b"c"), PutRow(TABLE, b"b", b"B"), PutRow(TABLE, b"e", b"changed")])
         assert [(key, bytes(value)) for key, value in scan] == [(b"c", b"C"), (b"e", b"E"), (b"g", b"G")]
         assert view.get(TABLE, b"b") is None
         last = view.last_before(TABLE, b"d")
@@ -123,11 +125,11 @@ def test_a_view_does_not_change_while_writes_go_on(engine: Engine) -> None:
 
 
 def test_values_of_a_view_stay_while_pages_are_used_again(engine: Engine) -> None:
-    engine.write([Put(TABLE, b"k", b"1" * 100_000)])
+    engine.write([PutRow(TABLE, b"k", b"1" * 100_000)])
     with engine.view() as view:
         value = view.get(TABLE, b"k")
         for number in range(20):
-            engine.write([Put(TABLE, b"k", b"%d" % (number % 10) * 100_000)])
+            engine.write([PutRow(TABLE, b"k", b"%d" % (number % 10) * 100_000)])
         assert value == b"1" * 100_000
 
 
@@ -158,9 +160,9 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     engine = LmdbEngine(tmp_path)
     fill(engine)
     with pytest.raises(StoreError, match="can't be used"):
-        engine.write([Put(TABLE, b"a", b"changed"), Put(TABLE, b"x" * 1000, b"a key that is too long")])
+        engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"x" * 1000, b"a key that is too long")])
     with pytest.raises(AttributeError):
-        engine.write([Put(TABLE, b"a", b"changed"), Put(TABLE, b"b", b"changed"), "no change"])  # type: ignore[list-item]
+        engine.write([PutRow(TABLE, b"a", b"changed"), PutRow(TABLE, b"b", b"changed"), "no change"])  # type: ignore[list-item]
     assert rows(engine) == [(name, name.upper()) for name in "aceg"]
     engine.close()
 
@@ -195,7 +197,7 @@ def test_a_second_close_does_not_close_what_is_not_its_own(tmp_path: Path) -> No
 
 def closed_engine(folder: Path, **rows: bytes) -> None:
     engine = LmdbEngine(folder)
-    engine.write([Put(TABLE, key.encode(), value) for key, value in rows.items()])
+    engine.write([PutRow(TABLE, key.encode(), value) for key, value in rows.items()])
     engine.close()
 
 
@@ -294,4 +296,4 @@ def test_views_after_closing_raise_our_errors(tmp_path: Path) -> None:
     with pytest.raises(StoreError), engine.view():
         pass
     with pytest.raises(StoreError):
-        engine.write([Put(TABLE, b"k", b"v")])
+        engine.write([PutRow(TABLE, b"k", b"v")])

@@ -25,7 +25,7 @@ from headwater.store.data_format import (
     commit_key,
     vbucket_key,
 )
-from headwater.store.engine import Delete, Engine, MemoryEngine, Put, Table
+from headwater.store.engine import DeleteRow, Engine, MemoryEngine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
 from headwater.store.settling import flush, remove_vbucket, roll_back, settle_now
@@ -449,7 +449,7 @@ def test_a_flush_tells_of_the_collections_whenever_it_crashes() -> None:
 # --- data that is not sound ---------------------------------------------------------------------------------------
 
 
-def damaged(engine: Engine, change: Put | Delete) -> str:
+def damaged(engine: Engine, change: PutRow | DeleteRow) -> str:
     engine.write([change])
     with pytest.raises(DataDamaged) as raised:
         opened(engine)
@@ -477,7 +477,7 @@ def test_newer_data_is_refused_before_anything_is_touched() -> None:
     close_bucket(filled(engine))
     with engine.view() as view:
         facts = json.loads(bytes(view.get(Table.BUCKET, BUCKET_FACTS) or b""))
-    engine.write([Put(Table.BUCKET, BUCKET_FACTS, json.dumps({**facts, "version": FORMAT_VERSION + 1}).encode())])
+    engine.write([PutRow(Table.BUCKET, BUCKET_FACTS, json.dumps({**facts, "version": FORMAT_VERSION + 1}).encode())])
     with pytest.raises(DataTooNew):
         opened(engine)
     with engine.view() as view:
@@ -485,15 +485,15 @@ def test_newer_data_is_refused_before_anything_is_touched() -> None:
 
 
 def test_a_manifest_that_is_not_one() -> None:
-    assert "manifest is damaged" in damaged(filled(MemoryEngine()).engine, Put(Table.BUCKET, MANIFEST, b"{}"))
-    assert "manifest is gone" in damaged(filled(MemoryEngine()).engine, Delete(Table.BUCKET, MANIFEST))
+    assert "manifest is damaged" in damaged(filled(MemoryEngine()).engine, PutRow(Table.BUCKET, MANIFEST, b"{}"))
+    assert "manifest is gone" in damaged(filled(MemoryEngine()).engine, DeleteRow(Table.BUCKET, MANIFEST))
 
 
 def test_vbuckets_that_are_not() -> None:
     good = facts_of(new_bucket(), 0).encode()
-    assert damaged(filled(MemoryEngine()).engine, Put(Table.VBUCKETS, vbucket_key(1), b"{}"))
-    assert "beyond" in damaged(filled(MemoryEngine()).engine, Put(Table.VBUCKETS, vbucket_key(4), good))
-    assert damaged(filled(MemoryEngine()).engine, Put(Table.VBUCKETS, b"\0\0\1", good))
+    assert damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"))
+    assert "beyond" in damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(4), good))
+    assert damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, b"\0\0\1", good))
 
 
 @pytest.mark.parametrize("data", [b"x", bytes(100), b"\x80\x57" + bytes(22), b"\x80\x57" + b"\xff" * 60])
@@ -501,9 +501,9 @@ def test_changes_that_are_not(data: bytes) -> None:
     settled = filled(MemoryEngine())
     settle_now(settled)
     high = int(settled.vbuckets.durable_seqnos[1])
-    reason = damaged(settled.engine, Put(Table.BLOCKS, block_key(1, high), data))
+    reason = damaged(settled.engine, PutRow(Table.BLOCKS, block_key(1, high), data))
     assert reason == f"the changes of vbucket 1 from 1 to {high} are damaged"
-    assert "commit 99" in damaged(filled(MemoryEngine()).engine, Put(Table.JOURNAL, commit_key(99), data))
+    assert "commit 99" in damaged(filled(MemoryEngine()).engine, PutRow(Table.JOURNAL, commit_key(99), data))
 
 
 def test_rows_that_are_in_the_wrong_place() -> None:
@@ -512,9 +512,9 @@ def test_rows_that_are_in_the_wrong_place() -> None:
     high = int(settled.vbuckets.durable_seqnos[1])
     with settled.engine.view() as view:
         block = bytes(view.get(Table.BLOCKS, block_key(1, high)) or b"")
-    assert damaged(settled.engine, Put(Table.BLOCKS, block_key(2, high + 1), block))
-    settled.engine.write([Delete(Table.BLOCKS, block_key(2, high + 1))])
-    assert damaged(settled.engine, Put(Table.BLOCKS, block_key(1, high + 1), block))
-    settled.engine.write([Delete(Table.BLOCKS, block_key(1, high + 1))])
-    assert damaged(settled.engine, Put(Table.BLOCKS, block_key(1, 2**64 - 2), block))
-    assert damaged(filled(MemoryEngine()).engine, Put(Table.JOURNAL, b"\0", block))
+    assert damaged(settled.engine, PutRow(Table.BLOCKS, block_key(2, high + 1), block))
+    settled.engine.write([DeleteRow(Table.BLOCKS, block_key(2, high + 1))])
+    assert damaged(settled.engine, PutRow(Table.BLOCKS, block_key(1, high + 1), block))
+    settled.engine.write([DeleteRow(Table.BLOCKS, block_key(1, high + 1))])
+    assert damaged(settled.engine, PutRow(Table.BLOCKS, block_key(1, 2**64 - 2), block))
+    assert damaged(filled(MemoryEngine()).engine, PutRow(Table.JOURNAL, b"\0", block))

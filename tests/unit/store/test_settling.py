@@ -10,7 +10,7 @@ from headwater.errors import StoreFull
 from headwater.store import settling
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import block_last_seqno, blocks_of
-from headwater.store.engine import MemoryEngine, Put, Table
+from headwater.store.engine import MemoryEngine, PutRow, Table
 from headwater.store.settling import Settling, is_due, settle_now
 from support.store_harness import (
     FailingEngine,
@@ -109,7 +109,7 @@ def test_a_block_that_is_full_is_left_alone() -> None:
     first = blocks(bucket, 0)
     write(bucket, 0, 1)
     (step,) = Settling(bucket).steps()
-    assert [change for change in step if change.table == Table.BLOCKS and not isinstance(change, Put)] == []
+    assert [change for change in step if change.table == Table.BLOCKS and not isinstance(change, PutRow)] == []
     settle_now(bucket)
     assert blocks(bucket, 0)[:1] == first
 
@@ -136,7 +136,7 @@ def test_steps_are_bounded_and_the_last_clears_the_journal(monkeypatch: pytest.M
     sizes = []
     for step in settling_round.steps():
         bucket.engine.write(step)
-        sizes.append(sum(len(change.value) for change in step if isinstance(change, Put)))
+        sizes.append(sum(len(change.value) for change in step if isinstance(change, PutRow)))
         has_cleared = any(change.table == Table.JOURNAL for change in step)
         assert journal_rows(bucket) == (0 if has_cleared else 16)
     settling_round.finish()

@@ -27,7 +27,7 @@ from headwater.protocol.values import Datatype
 R = TypeVar("R", bound=Response)
 
 
-class CloseConnection(Exception):
+class CloseSession(Exception):
     """The connection is to be closed without an answer."""
 
 

@@ -1,7 +1,8 @@
-"""Where a request's document lives, and its newest version.
+"""What handlers do to one document: find it, check its lock and its CAS, write a version, and bring values in form.
 
-What is found may not be durable yet, and an answer that tells of it, be it a document or that there is none, has to
-wait until it is: otherwise a crash could take back what a client has seen.
+Handlers of whole documents and of sub-documents call these; whether a client may do so has been checked by then. What
+is found may not be durable yet, and an answer that shows it, be it a document or that there is none, has to wait until
+it is: otherwise a crash could take back what a client has seen.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class DocumentRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a document lives, whether there is one or not."""
+class Target:
+    """The document that a request is about, whether it exists or not."""
 
     service: BucketService
     vbucket: VBucketId
@@ -71,27 +72,27 @@ class Place:
         return self.bucket.read(self.vbucket, entry)
 
 
-def place_of(context: Context, request: DocumentRequest, *, state: VBucketState = VBucketState.ACTIVE) -> Place:
-    """The place a request is about. The vbucket must be here and in this state, the collection must exist."""
+def target_of(context: Context, request: DocumentRequest, *, state: VBucketState = VBucketState.ACTIVE) -> Target:
+    """The document a request is about. The vbucket must be here and in this state, the collection must exist."""
     service = context.bucket_service
     if service.bucket.vbuckets.state(request.vbucket) != state:
         refuse_vbucket(context)
     collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
     collection = collection_by_id(context, collection_id)
-    return Place(service=service, vbucket=request.vbucket, collection=collection, key=request.key)
+    return Target(service=service, vbucket=request.vbucket, collection=collection, key=request.key)
 
 
-def place_to_write(context: Context, request: DocumentRequest) -> Place:
-    """The place of a document that is to be written. One that has an undecided durable write is left to that."""
-    place = place_of(context, request)
-    in_the_way = place.service.sync_writes.in_the_way(place.vbucket, place.collection.id, place.key)
+def target_to_write(context: Context, request: DocumentRequest) -> Target:
+    """A document that is to be written. One that has an undecided durable write is left to that."""
+    target = target_of(context, request)
+    in_the_way = target.service.sync_writes.in_the_way(target.vbucket, target.collection.id, target.key)
     if in_the_way is not None:
         raise RequestRefused(in_the_way)
-    return place
+    return target
 
 
 def refuse_vbucket(context: Context) -> NoReturn:
-    """The vbucket is not here. The cluster config tells the client where it is."""
+    """The vbucket is not here. The cluster config says where it is."""
     raise RequestRefused(Status.NOT_MY_VBUCKET, body=context.service.cluster_config(context.bucket_service.name))
 
 
@@ -103,43 +104,43 @@ def collection_by_id(context: Context, collection_id: CollectionId) -> Collectio
     return found[1]
 
 
-def newest(context: Context, place: Place) -> Entry | None:
+def newest(context: Context, target: Target) -> Entry | None:
     """The newest version of a document, or its tombstone. One that has expired becomes an expiration first."""
-    bucket = place.bucket
-    entry = place.find()
-    if entry is not None and is_expired(entry, bucket.environment.now_s()) and _is_active(place):
-        if bucket.prepares.find(place.vbucket, place.collection.id, place.key) is not None:
-            # A durable write is about to give it another version. Until then nobody gets to see the old one.
+    bucket = target.bucket
+    entry = target.find()
+    if entry is not None and is_expired(entry, bucket.environment.now_s()) and _is_active(target):
+        if bucket.prepares.find(target.vbucket, target.collection.id, target.key) is not None:
+            # A durable write is about to give it another version. Until then no client sees the old one.
             return None
-        expire_document(bucket, place.vbucket, entry)
-        place.service.on_change()
-        entry = place.find()
-    if entry is not None and place.service.ack_when_durable:
+        expire_document(bucket, target.vbucket, entry)
+        target.service.on_change()
+        entry = target.find()
+    if entry is not None and target.service.ack_when_durable:
         context.wait_for(bucket.commit_of(entry))
     return entry
 
 
-def live(context: Context, place: Place) -> Entry | None:
+def live(context: Context, target: Target) -> Entry | None:
     """The newest version of a document that is neither deleted nor expired."""
-    entry = newest(context, place)
-    # A replica's documents expire when its active copy says so, but nobody gets to see them meanwhile.
-    if entry is None or entry.is_deleted or is_expired(entry, place.bucket.environment.now_s()):
+    entry = newest(context, target)
+    # A replica's documents expire when its active copy says so, but no client sees them meanwhile.
+    if entry is None or entry.is_deleted or is_expired(entry, target.bucket.environment.now_s()):
         return None
     return entry
 
 
-def live_or_refuse(context: Context, place: Place) -> Entry:
-    entry = live(context, place)
+def live_or_refuse(context: Context, target: Target) -> Entry:
+    entry = live(context, target)
     if entry is None:
         raise RequestRefused(Status.KEY_ENOENT)
     return entry
 
 
-def _is_active(place: Place) -> bool:
-    return place.bucket.vbuckets.state(place.vbucket) == VBucketState.ACTIVE
+def _is_active(target: Target) -> bool:
+    return target.bucket.vbuckets.state(target.vbucket) == VBucketState.ACTIVE
 
 
-# When documents expire: the number a client sends, as a time.
+# --- expiry -------------------------------------------------------------------------------------------------------
 
 
 _TIME_S_MAX = 2**32 - 1
@@ -164,10 +165,11 @@ def preserves_ttl(request: Request) -> bool:
     return find(request.frame_infos, RequestInfo.PRESERVE_TTL) is not None
 
 
-# Locks on documents. They live in memory only, and run out by themselves.
+# --- locks --------------------------------------------------------------------------------------------------------
 #
-# The index marks a locked document, and any new version of it loses the mark; who holds the lock and for how long is
-# kept beside it. A record whose document has no mark any more is left over and means nothing.
+# They live in memory only, and run out by themselves. The index marks a locked document, and any new version of it
+# loses the mark; who holds the lock and for how long is kept beside it. A record whose document has no mark any more is
+# left over and means nothing.
 
 
 LOCK_S_DEFAULT = 15
@@ -179,39 +181,39 @@ LOCKED_CAS = Cas(2**64 - 1)
 """What others see as the CAS of a locked document, so that they can't write with it."""
 
 
-def lock_on(place: Place, entry: Entry) -> Lock | None:
+def lock_on(target: Target, entry: Entry) -> Lock | None:
     """The lock on a document, if it has one that has not run out."""
-    lock = place.service.locks.get(_key(place)) if entry.is_locked else None
-    if lock is None or lock.until_ns > place.bucket.environment.now_ns():
+    lock = target.service.locks.get(_key(target)) if entry.is_locked else None
+    if lock is None or lock.until_ns > target.bucket.environment.now_ns():
         return lock
-    release(place, entry)
+    release(target, entry)
     return None
 
 
-def take_lock(place: Place, entry: Entry, *, lock_s: int) -> Cas:
-    """Lock a document. Returns the CAS that opens it, a new one, so that nobody has it from an earlier read."""
-    _make_room(place.service)
-    now_ns = place.bucket.environment.now_ns()
-    cas = place.bucket.vbuckets.next_cas(place.vbucket, now_ns)
-    place.service.locks[_key(place)] = Lock(cas=cas, until_ns=now_ns + lock_s * 1_000_000_000)
-    place.bucket.set_locked(place.vbucket, place.collection.id, place.key, entry, locked=True)
+def take_lock(target: Target, entry: Entry, *, lock_s: int) -> Cas:
+    """Lock a document. Returns the CAS that opens it, a new one, so that no client has it from an earlier read."""
+    _make_room(target.service)
+    now_ns = target.bucket.environment.now_ns()
+    cas = target.bucket.vbuckets.next_cas(target.vbucket, now_ns)
+    target.service.locks[_key(target)] = Lock(cas=cas, until_ns=now_ns + lock_s * 1_000_000_000)
+    target.bucket.set_locked(target.vbucket, target.collection.id, target.key, entry, locked=True)
     return cas
 
 
-def release(place: Place, entry: Entry) -> None:
-    """Let go of a lock. The document is what it was before."""
-    forget(place)
-    place.bucket.set_locked(place.vbucket, place.collection.id, place.key, entry, locked=False)
+def release(target: Target, entry: Entry) -> None:
+    """End a lock. The document is what it was before."""
+    forget(target)
+    target.bucket.set_locked(target.vbucket, target.collection.id, target.key, entry, locked=False)
 
 
-def forget(place: Place) -> None:
+def forget(target: Target) -> None:
     """The document has a new version, which is not locked."""
-    place.service.locks.pop(_key(place), None)
+    target.service.locks.pop(_key(target), None)
 
 
-def check_cas(place: Place, entry: Entry, cas: Cas) -> None:
+def check_cas(target: Target, entry: Entry, cas: Cas) -> None:
     """Whether a write with this CAS may replace this version. One with the CAS of a lock may, and ends it."""
-    lock = lock_on(place, entry)
+    lock = lock_on(target, entry)
     if lock is not None:
         if cas != lock.cas:
             raise RequestRefused(Status.LOCKED)
@@ -219,12 +221,12 @@ def check_cas(place: Place, entry: Entry, cas: Cas) -> None:
         raise RequestRefused(Status.KEY_EEXISTS)
 
 
-def shown_cas(place: Place, entry: Entry) -> Cas:
-    return entry.cas if lock_on(place, entry) is None else LOCKED_CAS
+def shown_cas(target: Target, entry: Entry) -> Cas:
+    return entry.cas if lock_on(target, entry) is None else LOCKED_CAS
 
 
-def _key(place: Place) -> tuple[int, CollectionId, bytes]:
-    return place.vbucket, place.collection.id, place.key
+def _key(target: Target) -> tuple[int, CollectionId, bytes]:
+    return target.vbucket, target.collection.id, target.key
 
 
 def _make_room(service: BucketService) -> None:
@@ -236,7 +238,7 @@ def _make_room(service: BucketService) -> None:
         raise RequestRefused(Status.ETMPFAIL, f"the bucket has {LOCKS_MAX} locked documents")
 
 
-# Writing a document: a new version of it or its tombstone, and what the answer says of it.
+# --- writing ------------------------------------------------------------------------------------------------------
 #
 # A write that asks for durability on a vbucket with copies elsewhere is only begun here (`node.durability`): it is
 # prepared, and answered when the copies have acknowledged that. Where this is the only copy, a durable write is one
@@ -244,53 +246,53 @@ def _make_room(service: BucketService) -> None:
 
 
 def store(
-    context: Context, place: Place, *, value: bytes | MakeValue, datatype: Datatype, flags: int, expiry: int
+    context: Context, target: Target, *, value: bytes | MakeValue, datatype: Datatype, flags: int, expiry: int
 ) -> Written:
     """Store a new version. Whether it may be stored has been decided."""
     asked = _asked(context)
-    if asked is not None and _has_copies(place):
-        return _prepare(context, place, asked, value=value, datatype=datatype, flags=flags, expiry=expiry)
-    written = place.bucket.put_mutation(
-        place.vbucket,
-        collection_id=place.collection.id,
-        key=place.key,
+    if asked is not None and _has_copies(target):
+        return _prepare(context, target, asked, value=value, datatype=datatype, flags=flags, expiry=expiry)
+    written = target.bucket.put_mutation(
+        target.vbucket,
+        collection_id=target.collection.id,
+        key=target.key,
         value=value,
         datatype=datatype,
         flags=flags,
         expiry=expiry,
     )
-    return _taken(context, place, written, must_be_durable=asked is not None)
+    return _taken(context, target, written, must_be_durable=asked is not None)
 
 
-def remove(context: Context, place: Place, *, value: bytes | MakeValue, datatype: Datatype) -> Written:
+def remove(context: Context, target: Target, *, value: bytes | MakeValue, datatype: Datatype) -> Written:
     """Store a tombstone. `value` holds the extended attributes that outlive the document."""
     asked = _asked(context)
-    if asked is not None and _has_copies(place):
-        return _prepare(context, place, asked, value=value, datatype=datatype, is_removal=True)
-    written = place.bucket.put_removal(
-        place.vbucket, collection_id=place.collection.id, key=place.key, value=value, datatype=datatype
+    if asked is not None and _has_copies(target):
+        return _prepare(context, target, asked, value=value, datatype=datatype, is_removal=True)
+    written = target.bucket.put_removal(
+        target.vbucket, collection_id=target.collection.id, key=target.key, value=value, datatype=datatype
     )
-    return _taken(context, place, written, must_be_durable=asked is not None)
+    return _taken(context, target, written, must_be_durable=asked is not None)
 
 
-def xattrs_to_keep(place: Place, entry: Entry) -> bytes:
+def xattrs_to_keep(target: Target, entry: Entry) -> bytes:
     """The extended attributes that outlive a document."""
-    return keep_system_xattrs(place.read(entry).value) if entry.has_xattrs else b""
+    return keep_system_xattrs(target.read(entry).value) if entry.has_xattrs else b""
 
 
-def mutation_token(context: Context, place: Place, written: Written) -> dict[str, Any]:
+def mutation_token(context: Context, target: Target, written: Written) -> dict[str, Any]:
     """The fields of a response that say where a write stands in the vbucket's history, if they were asked for."""
     if not context.session.has(Feature.MUTATION_SEQNO):
         return {}
-    facts = place.bucket.vbuckets.facts[place.vbucket]
+    facts = target.bucket.vbuckets.facts[target.vbucket]
     assert facts is not None, "only vbuckets that exist are written to"
     return {"vbuuid": facts.failover_log.newest.vbuuid, "seqno": written.seqno}
 
 
-def _taken(context: Context, place: Place, written: Written, *, must_be_durable: bool) -> Written:
-    forget(place)
-    place.service.on_change()
-    if must_be_durable or place.service.ack_when_durable:
+def _taken(context: Context, target: Target, written: Written, *, must_be_durable: bool) -> Written:
+    forget(target)
+    target.service.on_change()
+    if must_be_durable or target.service.ack_when_durable:
         context.wait_for(written.commit)
     return written
 
@@ -318,39 +320,39 @@ def _asked(context: Context) -> _Asked | None:
     return _Asked(level=level, timeout_s=timeout_ms / 1000 if timeout_ms else TIMEOUT_S_DEFAULT)
 
 
-def _has_copies(place: Place) -> bool:
+def _has_copies(target: Target) -> bool:
     """Every level of durability is met by one durable copy as long as there are no others."""
-    return bool(place.service.sync_writes.chains(place.vbucket))
+    return bool(target.service.sync_writes.chains(target.vbucket))
 
 
 def _prepare(
-    context: Context, place: Place, asked: _Asked, *, value: bytes | MakeValue, datatype: Datatype, flags: int = 0,
+    context: Context, target: Target, asked: _Asked, *, value: bytes | MakeValue, datatype: Datatype, flags: int = 0,
     expiry: int = 0, is_removal: bool = False,
 ) -> Written:  # fmt: skip
     """Begin a durable write. What is returned has the CAS that it will have, and for now the prepare's seqno."""
-    sync_writes = place.service.sync_writes
-    if not is_possible(sync_writes.chains(place.vbucket)):
+    sync_writes = target.service.sync_writes
+    if not is_possible(sync_writes.chains(target.vbucket)):
         raise RequestRefused(Status.DURABILITY_IMPOSSIBLE)
-    if sync_writes.is_full or place.bucket.prepares.held_bytes >= PENDING_BYTES_MAX:
+    if sync_writes.is_full or target.bucket.prepares.held_bytes >= PENDING_BYTES_MAX:
         raise RequestRefused(Status.ETMPFAIL, "too many durable writes are in progress")
-    prepare = place.bucket.put_prepare(
-        place.vbucket, collection_id=place.collection.id, key=place.key, value=value, datatype=datatype,
+    prepare = target.bucket.put_prepare(
+        target.vbucket, collection_id=target.collection.id, key=target.key, value=value, datatype=datatype,
         level=asked.level, flags=flags, expiry=expiry, is_removal=is_removal,
     )  # fmt: skip
-    _unlock(place)
-    place.service.on_change()
+    _unlock(target)
+    target.service.on_change()
     context.sync_write = sync_writes.begin(prepare, deadline_s=context.service.now_s() + asked.timeout_s)
     return Written(seqno=prepare.seqno, cas=prepare.cas, commit=prepare.commit)
 
 
-def _unlock(place: Place) -> None:
+def _unlock(target: Target) -> None:
     """The lock's holder has written. The version that was locked is still the newest."""
-    entry = place.find()
+    entry = target.find()
     if entry is not None and entry.is_locked:
-        release(place, entry)
+        release(target, entry)
 
 
-# Values between clients and the store: inflated, measured, with the datatype that they really have.
+# --- values -------------------------------------------------------------------------------------------------------
 #
 # What is stored is never compressed. Extended attributes stand in front of the body; plain commands neither bring nor
 # see them, and a new body leaves those there are in place.

@@ -85,7 +85,7 @@ READS_AS_WELL: frozenset[type[Request]] = frozenset(
         )
     )
 )
-"""Writes that tell what is in a document: who may write and not read may not do these."""
+"""Writes whose answers show what is in a document: they need the right to read as well."""
 
 SERVED_WHILE_WAITING: frozenset[type[Request]] = frozenset(
     {

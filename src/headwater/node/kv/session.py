@@ -1,9 +1,9 @@
 """One key-value connection, sans-IO: bytes in, answers out, in order.
 
-Requests are handled as they come and answered in their order. An answer that tells of something not yet durable is
-held back, and with it all that follow: `Outgoing` says which commit it waits for, and whoever runs the session sends
-it when the bucket has published that commit. The answer to a durable write waits for its outcome (`DeferredAnswer`);
-a peer that has agreed to unordered execution gets other answers meanwhile.
+Requests are handled as they come and answered in their order. An answer that shows something not yet durable is held
+back, and with it all that follow: `Outgoing` says which commit it waits for, and `kv_listener`, which runs the session,
+sends it when the bucket has published that commit. The answer to a durable write waits for its outcome
+(`DeferredAnswer`); a peer that has agreed to unordered execution gets other answers meanwhile.
 
 Runs of plain sets, which is what bulk loads consist of, are handled by a kernel (`store.set_run`); everything else goes
 message by message through the table of handlers.
@@ -22,8 +22,8 @@ from headwater.errors import MalformedFrameInfo, MalformedMessage, UnknownOpcode
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
-from headwater.node.durability import Outcome, SyncWrite
-from headwater.node.kv.context import CloseConnection, Context, SessionState
+from headwater.node.durability import SyncWrite, WriteOutcome
+from headwater.node.kv.context import CloseSession, Context, SessionState
 from headwater.node.kv.handlers import HANDLERS
 from headwater.node.kv.permissions import NEEDED, NEEDS_NO_LOGIN, READS_AS_WELL, SERVED_WHILE_WAITING
 from headwater.node.options import ServerLimits
@@ -36,9 +36,6 @@ from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.status import Status, status_for_peer
 from headwater.store.set_run import apply_set_run
-
-# What a session has to send: answers that wait for a commit, and answers that wait for a durable write's outcome.
-
 
 DEFERRED_MAX = 1024
 """Durable writes of one connection at a time. Its next requests wait."""
@@ -63,8 +60,8 @@ class DeferredAnswer:
 
     write: SyncWrite
     bucket: BucketService
-    answer: Callable[[Outcome], bytes | None]
-    """None where the peer can't be told, and its connection has to be closed instead."""
+    answer: Callable[[WriteOutcome], bytes | None]
+    """None where no status can say it to the peer, and its connection has to be closed instead."""
 
     @property
     def is_decided(self) -> bool:
@@ -88,8 +85,8 @@ class DeferredAnswer:
 class Deferrals:
     """The undecided durable writes of one connection, and what has to wait for them.
 
-    A request about the same document does, and so does one that is about no document. All others could not tell whether
-    they came before or after, so they are handled at once.
+    A request about the same document does, and so does one that is about no document. From all others no client could
+    see whether they came before or after, so they are handled at once.
     """
 
     _by_key: dict[tuple[int, bytes], DeferredAnswer] = field(default_factory=dict)
@@ -177,7 +174,7 @@ class KvSession(SessionState):
         """
         self.is_held_back = False
         if self._is_over:
-            raise CloseConnection
+            raise CloseSession
         if self.consumer is not None:
             self._receive_as_consumer(self.consumer, data)
             return
@@ -225,7 +222,7 @@ class KvSession(SessionState):
 
     def _receive_as_consumer(self, consumer: ConsumerConnection, data: bytes | bytearray | memoryview) -> None:
         if not self.may(Action.ADMIN):
-            raise CloseConnection
+            raise CloseSession
         messages = consumer.messages
         try:
             consumer.receive_data(data)
@@ -301,7 +298,7 @@ class KvSession(SessionState):
             return
         if frame.opcode in COUNTED and frame.specific not in (Status.SUCCESS, Status.KEY_ENOENT):
             # The consumer has not taken what it was sent; that it has closed the stream meanwhile is no fault.
-            raise CloseConnection
+            raise CloseSession
         if frame.opcode == Opcode.DCP_NOOP:
             self.dcp.on_noop_answer()
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
@@ -386,7 +383,7 @@ class KvSession(SessionState):
             refused.status, xerror=self.has(Feature.XERROR), collections=self.negotiated.collections
         )
         if status is None:
-            raise CloseConnection
+            raise CloseSession
         refused.status = status
         return context.error(refused, opcode=opcode)
 
@@ -414,12 +411,12 @@ class KvSession(SessionState):
             self.flush()
             self.outgoing.append(deferred)
 
-    def _answer_to(self, context: Context, response: Response, outcome: Outcome) -> bytes | None:
+    def _answer_to(self, context: Context, response: Response, outcome: WriteOutcome) -> bytes | None:
         """What is sent when a durable write is decided; None where that can't be said and the connection has to end."""
         if outcome.status != Status.SUCCESS:
             try:
                 return self._refusal(context, RequestRefused(outcome.status)).encode()
-            except CloseConnection:
+            except CloseSession:
                 return None
         if self._is_silent(context.request.opcode, response.status):
             return b""

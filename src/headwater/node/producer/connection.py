@@ -1,7 +1,7 @@
 """A DCP connection of which this node is the producer: its streams, its flow control and its noops.
 
-Data is pulled, not pushed: whoever runs the connection asks `produce_into` for more when the socket can take it, so
-that a slow consumer holds nothing in memory. Streams take turns; a chunk each.
+Data is pulled, not pushed: the listener asks `produce_into` for more when the socket can take it, so that a slow
+consumer holds nothing in memory. Streams take turns; a chunk each.
 
 What is the same for all streams of a connection is made once: there may be a thousand, and they are asked for together.
 """
@@ -26,18 +26,16 @@ from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, CollectionId, 
 from headwater.protocol.stream_requests import Accepted, Admission, ConnectionFacts, RequestedVBucket, admit_stream
 from headwater.store.bucket import Bucket
 
-# Streams that wait for changes, so that many of them cost nothing while nothing happens.
-#
-# A connection may have a thousand streams and a bucket a thousand commits a second. Which streams a commit wakes is
-# found by comparing arrays with one entry a vbucket, not by asking stream after stream.
-
-
 StreamKey = tuple[VBucketId, int | None]
 """A vbucket, and the stream's id where streams have one."""
 
 
 class IdleStreams:
-    """The idle streams of one connection."""
+    """The streams of one connection that wait for changes, so that many of them cost nothing while nothing happens.
+
+    A connection may have a thousand streams and a bucket a thousand commits a second. Which streams a commit wakes is
+    found by comparing arrays with one entry a vbucket, not by asking stream after stream.
+    """
 
     def __init__(self, vbuckets: int) -> None:
         self._waiting = np.zeros(vbuckets, dtype=np.bool_)
@@ -56,12 +54,12 @@ class IdleStreams:
         self._vbuuids[vbucket] = stream.vbuuid_at_start
 
     def take(self, vbucket: VBucketId) -> set[StreamKey]:
-        """The streams of a vbucket, which are idle no more."""
+        """Remove and return the idle streams of a vbucket."""
         self._waiting[vbucket] = False
         return self._keys.pop(vbucket, set())
 
     def take_woken(self, bucket: Bucket) -> list[StreamKey]:
-        """The streams whose vbucket has gone on, gone back, branched or changed its state. They are idle no more."""
+        """Remove and return the streams whose vbucket has gone on, gone back, branched or changed its state."""
         numbers = bucket.vbuckets
         moved = numbers.durable_seqnos != self._seqnos
         moved |= numbers.states != self._states
@@ -190,7 +188,7 @@ class ProducerConnection:
         stream = self._forget((vbucket, stream_id))
         if stream is None:
             return None
-        data = stream.close(tell=self.controls.end_on_close)
+        data = stream.close(sends_end=self.controls.end_on_close)
         self._count_bytes(len(data))
         return data
 

@@ -1,4 +1,8 @@
-"""What a consumer may set with control messages. A key nobody knows gets EINVAL, and so does a bad value."""
+"""What a consumer may set with control messages, and the shape in which it gets changes because of that.
+
+A key that is not in `CONTROLS` gets EINVAL, and so does a bad value. To add a control, add a setting to `Controls` and
+a line to `CONTROLS`.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +46,13 @@ class Controls:
     """Stream requests have a `sid`. It can't be switched off again."""
     oso: OsoMode = OsoMode.OFF
     """The first backfill of a filtered stream comes as an OSO snapshot; with `true_with_seqno_advanced` a
-    seqno-advanced tells its end where that is not sent."""
+    a seqno-advanced says where it ends if that change is not sent."""
     backfill_order: str = "round-robin"
     """Streams are served in turns (`round-robin`) or one after the other (`sequential`)."""
     v7_status_codes: bool = False
     """Makes no difference."""
     flatbuffers_events: bool = False
-    """System events come as version 2. Only then a collection that was modified is told."""
+    """System events come as version 2. Only then a collection that was modified is sent."""
     change_streams: bool = False
     """Every version inside the history window is sent, and not only the newest."""
     marker_version: str = "1.0"
@@ -139,7 +143,7 @@ def with_control(controls: Controls, key: str, value: str) -> Controls:
     return replace(controls, **{name: convert(value)})
 
 
-# The shape in which a consumer gets changes: what it has asked for, and what it has asked to be without.
+# --- the shape of changes -----------------------------------------------------------------------------------------
 
 
 STRIP_PREFIX = 0x01

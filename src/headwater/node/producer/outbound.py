@@ -6,8 +6,8 @@ values, no extended attributes, deletions without their time, expirations as del
 Prepares, commits and aborts are for replicas that take part in durable writes; all others get the change that was
 committed, which is what is stored (`store.prepares`).
 
-The kernel walks a run and writes what this stream gets of it, until the consumer's window is full. Most consumers want
-mutations as they are stored: those are copied whole.
+A stream calls `shape_run`. The kernel walks a run and writes what this stream gets of it, until the consumer's window
+is full. Most consumers want mutations as they are stored: those are copied whole.
 """
 
 from __future__ import annotations
@@ -79,12 +79,10 @@ from headwater.protocol.kernels.memory import (
     u64,
 )
 from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
+from headwater.store.scan import NO_SEQNOS
 
-# One stored frame as a stream gets it. The kernels here write one part each: framing, extras, value, header.
-#
-# The header comes last: by then it is known how long the parts have become, and what the value is.
-
-
+OUTPUT_BYTES = 1024 * 1024 + 64 * 1024
+"""A turn, and the frame by which it may be overdrawn. A larger one gets more memory for that turn."""
 FRAME_GROWTH_BYTES = 4
 """A stream id in flexible framing, and the last byte of a deletion that was stored as an expiration."""
 
@@ -93,156 +91,22 @@ _DROP_BUT_KEEP_DATATYPE = int(Values.DROP_BUT_KEEP_DATATYPE)
 _TWO_SEQNOS_BYTES = 16
 _SYSTEM_MARK = ord("_")
 """The names of the system's attributes start with it."""
-
-
-@inlined_part
-def write_frame(
-    run: Bytes, at: int, end: int, is_commit: bool, target: Bytes, to: int, bits: int, opaque: int, sid: int,
-    table: Column,
-) -> int:  # fmt: skip
-    """Write what a consumer gets of the change at `at`, a commit of it if so said. Returns where that ends."""
-    key_at = at + HEADER_BYTES + i64(run[at + 4])
-    value_at = key_at + i64(load_u16(run, at + 2))
-    if bits & STRIP_PREFIX:
-        key_at += prefix_bytes(run, key_at, value_at)
-    key_bytes = value_at - key_at
-    opcode = _sent_opcode(run[at + 1], is_commit, bits)
-
-    extras_at = _write_framing(target, to + HEADER_BYTES, sid)
-    extras_end = _write_extras(run, at, opcode, target, extras_at, bits)
-    copy_bytes(target, extras_end, run, key_at, key_bytes)
-    sent_end = extras_end + key_bytes
-    datatype = RAW
-    if not is_commit:
-        sent_end, datatype = _write_value(run, at, value_at, end, target, sent_end, bits, table)
-
-    target[to + 1] = opcode
-    if sid != 0:
-        target[to] = FLEXIBLE_REQUEST
-        target[to + 2] = STREAM_ID_BYTES
-        target[to + 3] = key_bytes
-    else:
-        target[to] = REQUEST
-        store_u16(target, to + 2, u16(key_bytes))
-    target[to + 4] = extras_end - extras_at
-    target[to + 5] = datatype
-    store_u16(target, to + 6, load_u16(run, at + 6))
-    store_u32(target, to + 8, u32(sent_end - to - HEADER_BYTES))
-    store_u32(target, to + 12, u32(opaque))
-    store_u64(target, to + 16, u64(0) if is_commit else load_u64(run, at + 16))
-    return sent_end
-
-
-@inlined_part
-def _sent_opcode(opcode: int, is_commit: bool, bits: int) -> int:
-    if is_commit:
-        return COMMIT
-    return DELETION if opcode == EXPIRATION and not bits & EXPIRY_OPCODE else i64(opcode)
-
-
-@inlined_part
-def _write_framing(target: Bytes, to: int, sid: int) -> int:
-    """The id of the stream, if it has one. Returns where it ends."""
-    if sid == 0:
-        return to
-    target[to] = STREAM_ID_KIND
-    store_u16(target, to + 1, u16(sid))
-    return to + STREAM_ID_BYTES
-
-
-@inlined_part
-def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits: int) -> int:
-    """All of a mutation's or prepare's; of a removal's as much as the consumer wants. Returns where they end."""
-    stored_at = at + HEADER_BYTES
-    if opcode in (COMMIT, ABORT):
-        # The prepare's seqno, then its own. A stored commit tells in its opaque how far the prepare is behind.
-        seqno = load_u64(run, stored_at)
-        prepared = seqno - u64(load_u32(run, at + 12)) if opcode == COMMIT else load_u64(run, stored_at + 8)
-        store_u64(target, to, prepared)
-        store_u64(target, to + 8, seqno)
-        return to + _TWO_SEQNOS_BYTES
-    if opcode != DELETION and opcode != EXPIRATION:
-        copy_bytes(target, to, run, stored_at, i64(run[at + 4]))
-        return to + i64(run[at + 4])
-    copy_bytes(target, to, run, stored_at, 16)
-    if opcode == DELETION and not bits & INCLUDE_DELETE_TIMES:
-        store_u16(target, to + 16, u16(0))
-        return to + DELETION_EXTRAS_BYTES
-    copy_bytes(target, to + 16, run, stored_at + 16, 4)
-    if opcode == EXPIRATION:
-        return to + EXPIRATION_EXTRAS_BYTES
-    target[to + 20] = 0
-    return to + TIMED_DELETION_EXTRAS_BYTES
-
-
-@inlined_part
-def _write_value(
-    run: Bytes, at: int, value_at: int, end: int, target: Bytes, to: int, bits: int, table: Column
-) -> tuple[int, int]:
-    """What the consumer wants of attributes and body. Returns where it ends, and its datatype."""
-    stored_datatype = i64(run[at + 5])
-    body_at = value_at
-    if stored_datatype & XATTR and end - value_at >= 4:
-        body_at = min(end, value_at + 4 + i64(load_u32(run, value_at)))
-    kept_end = end if bits >> VALUES_SHIFT == _KEEP else body_at
-
-    keeps_xattrs = bits & INCLUDE_XATTRS != 0
-    is_removal = run[at + 1] == DELETION or run[at + 1] == EXPIRATION
-    if keeps_xattrs and is_removal and not bits & INCLUDE_DELETED_USER_XATTRS and body_at - value_at > 4:
-        section_end = _copy_system_xattrs(run, value_at, body_at, target, to)
-        copy_bytes(target, section_end, run, body_at, kept_end - body_at)
-        return section_end + kept_end - body_at, _kept_datatype(stored_datatype, section_end > to, bits)
-
-    datatype = _kept_datatype(stored_datatype, keeps_xattrs, bits)
-    kept_at = value_at if keeps_xattrs else body_at
-    kept_bytes = kept_end - kept_at
-    if bits & COMPRESS and kept_bytes > 0 and not datatype & SNAPPY:
-        packed_end = compress_value(run, kept_at, kept_end, target, to, table)
-        if packed_end - to < kept_bytes:
-            return packed_end, datatype | SNAPPY
-    copy_bytes(target, to, run, kept_at, kept_bytes)
-    return to + kept_bytes, datatype
-
-
-@inlined_part
-def _kept_datatype(stored: int, keeps_xattrs: bool, bits: int) -> int:
-    values = bits >> VALUES_SHIFT
-    if values == _DROP_BUT_KEEP_DATATYPE:
-        return stored
-    kept = stored if values == _KEEP else stored & XATTR
-    return kept if keeps_xattrs else kept & ~XATTR
-
-
-@inlined_part
-def _copy_system_xattrs(run: Bytes, section_at: int, section_end: int, target: Bytes, to: int) -> int:
-    """Write a section of the system's attributes alone, none where there are none. Returns where it ends."""
-    pairs_at = to + 4
-    pairs_end = pairs_at
-    at = section_at + 4
-    while at + 4 < section_end:
-        pair_bytes = 4 + i64(load_u32(run, at))
-        if run[at + 4] == _SYSTEM_MARK and at + pair_bytes <= section_end:
-            copy_bytes(target, pairs_end, run, at, pair_bytes)
-            pairs_end += pair_bytes
-        at += pair_bytes
-    if pairs_end == pairs_at:
-        return to
-    store_u32(target, to, u32(pairs_end - pairs_at))
-    return pairs_end
-
-
-# What is to be sent next, in one piece of memory that all streams of a connection write to.
-#
-# Markers, changes and ends lie one behind the other, so that a turn of a thousand streams is one write to the socket.
-# The memory is used again for the next turn, of any connection: it is warm, and nothing has to be allocated.
-
-
-OUTPUT_BYTES = 1024 * 1024 + 64 * 1024
-"""A turn, and the frame by which it may be overdrawn. A larger one gets more memory for that turn."""
+_ALL_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
+_NO_TABLE: Column = np.empty(0, dtype=np.int64)
+_NO_COLLECTION = 2**32
+"""Ids are smaller."""
+_PREFETCH_BYTES = 2048
+"""How far ahead memory is asked for where frames are skipped."""
+_PREFETCHED_FRAME_BYTES_MAX = 1024
+_LINE_BYTES = 64
 
 
 class Output:
-    """Frames of one turn."""
+    """The frames of one turn, in one piece of memory that all streams of a connection write to.
+
+    Markers, changes and ends lie one behind the other, so that a turn of a thousand streams is one write to the socket.
+    The memory is used again for the next turn, of any connection: it is warm, and nothing has to be allocated.
+    """
 
     __slots__ = ("_view", "memory", "used")
 
@@ -254,7 +118,7 @@ class Output:
 
     @property
     def data(self) -> memoryview:
-        """What there is to send. Valid until the memory is used again."""
+        """What to send. Valid until the memory is used again."""
         return self._view[: self.used]
 
     def append(self, data: bytes) -> None:
@@ -284,24 +148,13 @@ class SpareOutput:
         return Output() if spare is None else spare
 
     def give_back(self, output: Output) -> None:
-        """Nobody looks at what was written any more. One that has grown is not kept."""
+        """What was written has been sent. An output that has grown is not kept."""
         if len(output.memory) == OUTPUT_BYTES:
             output.used = 0
             self._spare = output
 
 
-NO_SUPERSEDED: Column = np.empty(0, dtype=np.uint64)
-_ALL_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
-_NO_TABLE: Column = np.empty(0, dtype=np.int64)
-_NO_COLLECTION = 2**32
-"""Ids are smaller."""
-_PREFETCH_BYTES = 2048
-"""How far ahead memory is asked for where frames are skipped."""
-_PREFETCHED_FRAME_BYTES_MAX = 1024
-_LINE_BYTES = 64
-
-
-class Stop(IntEnum):
+class OutboundStop(IntEnum):
     """Why the kernel stopped."""
 
     END = 0
@@ -331,7 +184,7 @@ class Sent(NamedTuple):
     """How many of the frames are prepares."""
 
 
-_END, _WINDOW, _EVENT, _ROOM = (int(stop) for stop in Stop)
+_END, _WINDOW, _EVENT, _ROOM = (int(stop) for stop in OutboundStop)
 
 
 def shape_run(
@@ -345,7 +198,7 @@ def shape_run(
     until: int,
     stream_id: int = 0,
     wanted: Column | None = None,
-    superseded: Column = NO_SUPERSEDED,
+    superseded: Column = NO_SEQNOS,
     history_start_seqno: int = 0,
 ) -> Sent:
     """Write the changes of a run from `at` on, up to `end_seqno`, until that much of the output is used.
@@ -362,10 +215,13 @@ def shape_run(
     )  # fmt: skip
     sent = Sent._make(done)
     output.used = sent.to
-    if sent.stop == Stop.ROOM:
+    if sent.stop == OutboundStop.ROOM:
         frame_bytes = HEADER_BYTES + int.from_bytes(run[sent.at + 8 : sent.at + 12])
         output.make_room(compressed_bytes_max(frame_bytes) + FRAME_GROWTH_BYTES)
     return sent
+
+
+# --- walking a run ------------------------------------------------------------------------------------------------
 
 
 @kernel_part
@@ -470,3 +326,145 @@ def _prefetch_behind(run: Bytes, at: int, end: int) -> None:
         while line_at < end + _PREFETCH_BYTES:
             prefetch(run, line_at)
             line_at += _LINE_BYTES
+
+
+# --- one frame ----------------------------------------------------------------------------------------------------
+#
+# Each part writes one thing: framing, extras, value, header. The header comes last: by then it is known how long the
+# others have become, and what the value is.
+
+
+@inlined_part
+def write_frame(
+    run: Bytes, at: int, end: int, is_commit: bool, target: Bytes, to: int, bits: int, opaque: int, sid: int,
+    table: Column,
+) -> int:  # fmt: skip
+    """Write what a consumer gets of the change at `at`, a commit of it if so said. Returns where that ends."""
+    key_at = at + HEADER_BYTES + i64(run[at + 4])
+    value_at = key_at + i64(load_u16(run, at + 2))
+    if bits & STRIP_PREFIX:
+        key_at += prefix_bytes(run, key_at, value_at)
+    key_bytes = value_at - key_at
+    opcode = _sent_opcode(run[at + 1], is_commit, bits)
+
+    extras_at = _write_framing(target, to + HEADER_BYTES, sid)
+    extras_end = _write_extras(run, at, opcode, target, extras_at, bits)
+    copy_bytes(target, extras_end, run, key_at, key_bytes)
+    sent_end = extras_end + key_bytes
+    datatype = RAW
+    if not is_commit:
+        sent_end, datatype = _write_value(run, at, value_at, end, target, sent_end, bits, table)
+
+    target[to + 1] = opcode
+    if sid != 0:
+        target[to] = FLEXIBLE_REQUEST
+        target[to + 2] = STREAM_ID_BYTES
+        target[to + 3] = key_bytes
+    else:
+        target[to] = REQUEST
+        store_u16(target, to + 2, u16(key_bytes))
+    target[to + 4] = extras_end - extras_at
+    target[to + 5] = datatype
+    store_u16(target, to + 6, load_u16(run, at + 6))
+    store_u32(target, to + 8, u32(sent_end - to - HEADER_BYTES))
+    store_u32(target, to + 12, u32(opaque))
+    store_u64(target, to + 16, u64(0) if is_commit else load_u64(run, at + 16))
+    return sent_end
+
+
+@inlined_part
+def _sent_opcode(opcode: int, is_commit: bool, bits: int) -> int:
+    if is_commit:
+        return COMMIT
+    return DELETION if opcode == EXPIRATION and not bits & EXPIRY_OPCODE else i64(opcode)
+
+
+@inlined_part
+def _write_framing(target: Bytes, to: int, sid: int) -> int:
+    """The id of the stream, if it has one. Returns where it ends."""
+    if sid == 0:
+        return to
+    target[to] = STREAM_ID_KIND
+    store_u16(target, to + 1, u16(sid))
+    return to + STREAM_ID_BYTES
+
+
+@inlined_part
+def _write_extras(run: Bytes, at: int, opcode: int, target: Bytes, to: int, bits: int) -> int:
+    """All of a mutation's or prepare's; of a removal's as much as the consumer wants. Returns where they end."""
+    stored_at = at + HEADER_BYTES
+    if opcode in (COMMIT, ABORT):
+        # The prepare's seqno, then its own. A stored commit has in its opaque how far the prepare is behind.
+        seqno = load_u64(run, stored_at)
+        prepared = seqno - u64(load_u32(run, at + 12)) if opcode == COMMIT else load_u64(run, stored_at + 8)
+        store_u64(target, to, prepared)
+        store_u64(target, to + 8, seqno)
+        return to + _TWO_SEQNOS_BYTES
+    if opcode != DELETION and opcode != EXPIRATION:
+        copy_bytes(target, to, run, stored_at, i64(run[at + 4]))
+        return to + i64(run[at + 4])
+    copy_bytes(target, to, run, stored_at, 16)
+    if opcode == DELETION and not bits & INCLUDE_DELETE_TIMES:
+        store_u16(target, to + 16, u16(0))
+        return to + DELETION_EXTRAS_BYTES
+    copy_bytes(target, to + 16, run, stored_at + 16, 4)
+    if opcode == EXPIRATION:
+        return to + EXPIRATION_EXTRAS_BYTES
+    target[to + 20] = 0
+    return to + TIMED_DELETION_EXTRAS_BYTES
+
+
+@inlined_part
+def _write_value(
+    run: Bytes, at: int, value_at: int, end: int, target: Bytes, to: int, bits: int, table: Column
+) -> tuple[int, int]:
+    """What the consumer wants of attributes and body. Returns where it ends, and its datatype."""
+    stored_datatype = i64(run[at + 5])
+    body_at = value_at
+    if stored_datatype & XATTR and end - value_at >= 4:
+        body_at = min(end, value_at + 4 + i64(load_u32(run, value_at)))
+    kept_end = end if bits >> VALUES_SHIFT == _KEEP else body_at
+
+    keeps_xattrs = bits & INCLUDE_XATTRS != 0
+    is_removal = run[at + 1] == DELETION or run[at + 1] == EXPIRATION
+    if keeps_xattrs and is_removal and not bits & INCLUDE_DELETED_USER_XATTRS and body_at - value_at > 4:
+        section_end = _copy_system_xattrs(run, value_at, body_at, target, to)
+        copy_bytes(target, section_end, run, body_at, kept_end - body_at)
+        return section_end + kept_end - body_at, _kept_datatype(stored_datatype, section_end > to, bits)
+
+    datatype = _kept_datatype(stored_datatype, keeps_xattrs, bits)
+    kept_at = value_at if keeps_xattrs else body_at
+    kept_bytes = kept_end - kept_at
+    if bits & COMPRESS and kept_bytes > 0 and not datatype & SNAPPY:
+        packed_end = compress_value(run, kept_at, kept_end, target, to, table)
+        if packed_end - to < kept_bytes:
+            return packed_end, datatype | SNAPPY
+    copy_bytes(target, to, run, kept_at, kept_bytes)
+    return to + kept_bytes, datatype
+
+
+@inlined_part
+def _kept_datatype(stored: int, keeps_xattrs: bool, bits: int) -> int:
+    values = bits >> VALUES_SHIFT
+    if values == _DROP_BUT_KEEP_DATATYPE:
+        return stored
+    kept = stored if values == _KEEP else stored & XATTR
+    return kept if keeps_xattrs else kept & ~XATTR
+
+
+@inlined_part
+def _copy_system_xattrs(run: Bytes, section_at: int, section_end: int, target: Bytes, to: int) -> int:
+    """Write a section of the system's attributes alone, none where there are none. Returns where it ends."""
+    pairs_at = to + 4
+    pairs_end = pairs_at
+    at = section_at + 4
+    while at + 4 < section_end:
+        pair_bytes = 4 + i64(load_u32(run, at))
+        if run[at + 4] == _SYSTEM_MARK and at + pair_bytes <= section_end:
+            copy_bytes(target, pairs_end, run, at, pair_bytes)
+            pairs_end += pair_bytes
+        at += pair_bytes
+    if pairs_end == pairs_at:
+        return to
+    store_u32(target, to, u32(pairs_end - pairs_at))
+    return pairs_end

@@ -1,4 +1,4 @@
-"""What there is to tell of connections and their streams: for `stat dcp`, and for HTTP."""
+"""Statistics of producer connections and their streams: for `stat dcp`, the dashboard and its metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.stream import Stream
 from headwater.protocol.kernels.memory import Column
 
-STREAMS_TOLD_MAX = 4096
-"""Where all connections together have more streams, those of a connection are told when it is asked for by name."""
+STREAMS_VIEWED_MAX = 4096
+"""Where all connections together have more streams, those of one connection are given when it is asked for by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class ConnectionStatistics:
     num_streams: int
     backlog_items: int
     streams: tuple[StreamStatistics, ...] | None
-    """None where there are too many to tell them unasked."""
+    """None where there are too many to give them unasked."""
 
 
 def connection_statistics(
@@ -61,12 +61,12 @@ def connection_statistics(
 ) -> list[ConnectionStatistics]:
     """The statistics of all connections, or of the one that is named; those of streams unless they are too many."""
     wanted = [connection for connection in connections if name in (None, connection.name)]
-    most = STREAMS_TOLD_MAX if streams_max is None else streams_max
-    tells_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= most
-    return [_of_connection(connection, now_s, tells_streams=tells_streams) for connection in wanted]
+    most = STREAMS_VIEWED_MAX if streams_max is None else streams_max
+    with_streams = name is not None or sum(len(connection.streams) for connection in wanted) <= most
+    return [_of_connection(connection, now_s, with_streams=with_streams) for connection in wanted]
 
 
-def _of_connection(connection: ProducerConnection, now_s: float, *, tells_streams: bool) -> ConnectionStatistics:
+def _of_connection(connection: ProducerConnection, now_s: float, *, with_streams: bool) -> ConnectionStatistics:
     controls, streams = connection.controls, connection.streams.values()
     _, backlogs = stream_backlogs(connection)
     return ConnectionStatistics(
@@ -85,7 +85,7 @@ def _of_connection(connection: ProducerConnection, now_s: float, *, tells_stream
         priority=controls.priority,
         num_streams=len(connection.streams),
         backlog_items=int(backlogs.sum()),
-        streams=tuple(_of_stream(stream) for stream in streams) if tells_streams else None,
+        streams=tuple(_of_stream(stream) for stream in streams) if with_streams else None,
     )
 
 

@@ -1,8 +1,8 @@
 """One stream: the changes of one vbucket, for one consumer, as snapshots.
 
-A stream remembers how far it has come and nothing else: what it sends it reads anew, from young commits in memory or
-from blocks on disk, whichever hold what comes next. So a slow consumer costs no memory, and there is no seam between
-backfill and live: both are "what is durable after the last seqno that was passed".
+A stream remembers how far it has come and nothing else: it reads what it sends when it sends it, from young commits in
+memory or from blocks on disk, whichever hold what comes next. So a slow consumer costs no memory, and there is no seam
+between backfill and live: both are "what is durable after the last seqno that was passed".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode, Shape
-from headwater.node.producer.outbound import Output, Stop, shape_run
+from headwater.node.producer.outbound import OutboundStop, Output, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.node.producer.stream_filter import StreamFilter, read_event
 from headwater.protocol.features import Magic
@@ -22,8 +22,8 @@ from headwater.protocol.messages.dcp_changes import OsoFlags, OsoSnapshot, Seqno
 from headwater.protocol.messages.dcp_streams import SetVBucketState, StreamEnd, VBucketState
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 from headwater.protocol.states import (
-    PRODUCER_STREAM,
     END_REASONS,
+    PRODUCER_STREAM,
     BackfillDone,
     BackfillFailed,
     BackfillStarted,
@@ -95,7 +95,7 @@ class Stream:
         self.bytes_sent = 0
         self.prepares_sent = 0
 
-    # --- what there is to do --------------------------------------------------------------------------------------
+    # --- work -----------------------------------------------------------------------------------------------------
 
     @property
     def is_ended(self) -> bool:
@@ -170,7 +170,7 @@ class Stream:
             is_lost = facts is not None and facts.failover_log.newest.seqno < self.passed_seqno
             return VBucketRolledBack if is_lost else VBucketStateChanged
         if self._misses_deletions:
-            # It would never hear of those deletions. Asked for again, the stream is answered with a rollback to 0.
+            # It would never get those deletions. Asked for again, the stream is answered with a rollback to 0.
             return VBucketRolledBack
         if self._is_overtaken:
             return ConsumerTooSlow
@@ -198,7 +198,7 @@ class Stream:
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def _begin_snapshot(self) -> bytes:
-        """Begin the next snapshot, or end the stream, or find that there is nothing to do. Returns what tells it."""
+        """Begin the next snapshot, or end the stream, or find nothing to do. Returns the message for it."""
         if self.passed_seqno >= self.end_seqno:
             return self._end(EndReached)
         if int(self._bucket.vbuckets.durable_seqnos[self.vbucket]) <= self.passed_seqno:
@@ -278,11 +278,11 @@ class Stream:
                 self.frames_sent += sent.frames
                 self.prepares_sent += sent.prepares
                 snapshot.last_sent_seqno = sent.last_seqno
-            if sent.stop == Stop.END:
+            if sent.stop == OutboundStop.END:
                 break
-            if sent.stop == Stop.WINDOW:
+            if sent.stop == OutboundStop.WINDOW:
                 return False
-            if sent.stop == Stop.EVENT:
+            if sent.stop == OutboundStop.EVENT:
                 at = self._send_event(output, snapshot, run, at)
         return True
 
@@ -291,11 +291,11 @@ class Stream:
         found = read_event(run, at)
         self.passed_seqno = found.seqno
         event, as_flatbuffers = found.known.event, self._controls.flatbuffers_events
-        can_be_told = as_flatbuffers or not isinstance(event, CollectionModified)
-        if can_be_told and self._filter.concerns(event):
+        is_expressible = as_flatbuffers or not isinstance(event, CollectionModified)
+        if is_expressible and self._filter.concerns(event):
             snapshot.last_sent_seqno = found.seqno
             self.frames_sent += 1
-            output.append(self._encode(found.known.told(found.seqno, as_flatbuffers=as_flatbuffers)))
+            output.append(self._encode(found.known.message(found.seqno, as_flatbuffers=as_flatbuffers)))
         return found.end
 
     # --- takeover -------------------------------------------------------------------------------------------------
@@ -322,9 +322,9 @@ class Stream:
         return self._encode(SetVBucketState(state=VBucketState.PENDING))
 
     def on_hand_over_answer(self) -> bytes:
-        """The consumer has taken the state it was told. After pending comes active; after active the stream is over.
+        """The consumer has taken the state it was sent. After pending comes active; after active the stream is over.
 
-        Before active come the last writes: none is taken any more, but some may have been since pending was told.
+        Before active come the last writes: none is taken any more, but some may have been since pending was sent.
         """
         if self._dead_commit is not None:
             return b""
@@ -337,10 +337,10 @@ class Stream:
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
-    def close(self, *, tell: bool) -> bytes:
+    def close(self, *, sends_end: bool) -> bytes:
         """The consumer has closed the stream."""
         self._advance(CloseRequested)
-        return self._encode(StreamEnd(reason=END_REASONS[CloseRequested])) if tell else b""
+        return self._encode(StreamEnd(reason=END_REASONS[CloseRequested])) if sends_end else b""
 
     def lose_privileges(self) -> bytes:
         """The user may no longer read what the stream holds."""

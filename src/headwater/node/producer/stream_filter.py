@@ -50,7 +50,7 @@ class StreamFilter:
         self._is_scope_dropped = False
         self._wanted: Column | None = None
         self._wanted_as_of: Manifest | None = None
-        """The manifest under which this is what is wanted; None where that has to be found anew."""
+        """The manifest under which this is what is wanted; None where that has to be found again."""
 
     @property
     def lets_all_pass(self) -> bool:
@@ -79,7 +79,7 @@ class StreamFilter:
         return {collection.id for _, collection in manifest.collections()}
 
     def concerns(self, event: Event) -> bool:
-        """Whether an event that the stream has come to passes. The filter follows what it tells."""
+        """Whether an event that the stream has come to passes. The filter follows what it says."""
         if not self.knows_collections:
             return False
         if self.scope is not None:
@@ -106,7 +106,7 @@ class StreamFilter:
         return True
 
 
-# System events as they are stored, and as consumers are told them.
+# --- system events ------------------------------------------------------------------------------------------------
 #
 # Every vbucket has the same events, at seqnos of its own. So what an event says is decoded once, and kept by its bytes.
 
@@ -126,7 +126,7 @@ class KnownEvent:
         if stored.version != FLATBUFFERS_VERSION:
             self._encoded[False] = stored
 
-    def told(self, seqno: Seqno, *, as_flatbuffers: bool) -> SystemEvent:
+    def message(self, seqno: Seqno, *, as_flatbuffers: bool) -> SystemEvent:
         """The message for a consumer that has asked for this form."""
         encoded = self._encoded.get(as_flatbuffers)
         if encoded is None:

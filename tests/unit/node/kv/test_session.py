@@ -9,8 +9,8 @@ from struct import pack
 import pytest
 
 from headwater.errors import BadMagic, FrameTooLarge
+from headwater.node.kv.context import CloseSession
 from headwater.node.kv.handlers import HANDLERS
-from headwater.node.kv.session import CloseConnection
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, decode_frames
 from headwater.protocol.messages import decode_message
@@ -224,7 +224,7 @@ def test_answers_to_nothing_are_not_answered(client: Client) -> None:
 def test_an_older_client_is_cut_off_where_it_would_not_understand(node: Node) -> None:
     client = Client(node)
     client.send(Noop(opaque=5))
-    with pytest.raises(CloseConnection):
+    with pytest.raises(CloseSession):
         client.send(Get(key=b"k"))
     assert [answer.opaque for answer in client.received()] == [5]
 
@@ -232,7 +232,7 @@ def test_an_older_client_is_cut_off_where_it_would_not_understand(node: Node) ->
 def test_an_older_client_without_a_bucket_is_cut_off(node: Node) -> None:
     client = Client(node)
     client.succeed(PLAIN)
-    with pytest.raises(CloseConnection):
+    with pytest.raises(CloseSession):
         client.send(Get(key=b"k"))
 
 

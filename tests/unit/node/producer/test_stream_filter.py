@@ -109,14 +109,14 @@ def test_an_event_is_read_where_it_stands(event: Event) -> None:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_event_is_told_as_flatbuffers(event: Event) -> None:
-    told = read_event(as_run(stored(event)), 0).known.told(Seqno(7), as_flatbuffers=True)
+    told = read_event(as_run(stored(event)), 0).known.message(Seqno(7), as_flatbuffers=True)
     assert (told.version, told.seqno) == (2, 7)
     assert decode_event(told) == event
 
 
 @pytest.mark.parametrize("event", [event for event in EVENTS if not isinstance(event, CollectionModified)])
 def test_an_event_is_told_packed(event: Event) -> None:
-    told = read_event(as_run(stored(event)), 0).known.told(Seqno(7), as_flatbuffers=False)
+    told = read_event(as_run(stored(event)), 0).known.message(Seqno(7), as_flatbuffers=False)
     expected = encode_event(event)
     assert (told.seqno, told.version, told.key, told.value) == (7, expected.version, expected.key, expected.value)
 

@@ -1,4 +1,8 @@
-"""One function a message. `HANDLERS` is the table of what the node serves on a key-value connection."""
+"""One function a message. `HANDLERS` is the table of what the node serves on a key-value connection.
+
+`kv.session` looks a request up here after it has checked the rights (`kv.permissions`). To serve another message, write
+a function with a context and the request, and enter it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headwater.node.kv.handlers import collections, connection, dcp, statistics, subdocument, vbuckets
-from headwater.node.kv.handlers import documents as counting
-from headwater.node.kv.handlers import documents as locking
-from headwater.node.kv.handlers import documents as reading
-from headwater.node.kv.handlers import documents as writing
+from headwater.node.kv.handlers import documents as document
 from headwater.node.kv.permissions import DCP_MESSAGES
 from headwater.protocol.messages import documents, session
 from headwater.protocol.messages import subdocument as subdocument_messages
@@ -36,34 +37,34 @@ _CONNECTION: dict[type[Request], Handler] = {
 }
 
 _DOCUMENTS: dict[type[Request], Handler] = {
-    documents.Get: reading.get,
-    documents.GetQuiet: reading.get,
-    documents.GetWithKey: reading.get_with_key,
-    documents.GetWithKeyQuiet: reading.get_with_key,
-    documents.GetReplica: reading.get_replica,
-    documents.GetMeta: reading.get_meta,
-    documents.GetMetaQuiet: reading.get_meta,
-    documents.Set: writing.set_document,
-    documents.SetQuiet: writing.set_document,
-    documents.Add: writing.add,
-    documents.AddQuiet: writing.add,
-    documents.Replace: writing.replace,
-    documents.ReplaceQuiet: writing.replace,
-    documents.Delete: writing.delete,
-    documents.DeleteQuiet: writing.delete,
-    documents.Append: writing.append,
-    documents.AppendQuiet: writing.append,
-    documents.Prepend: writing.prepend,
-    documents.PrependQuiet: writing.prepend,
-    documents.Touch: writing.touch,
-    documents.GetAndTouch: writing.get_and_touch,
-    documents.GetAndTouchQuiet: writing.get_and_touch,
-    documents.Increment: counting.increment,
-    documents.IncrementQuiet: counting.increment,
-    documents.Decrement: counting.decrement,
-    documents.DecrementQuiet: counting.decrement,
-    documents.GetLocked: locking.get_locked,
-    documents.Unlock: locking.unlock,
+    documents.Get: document.get,
+    documents.GetQuiet: document.get,
+    documents.GetWithKey: document.get_with_key,
+    documents.GetWithKeyQuiet: document.get_with_key,
+    documents.GetReplica: document.get_replica,
+    documents.GetMeta: document.get_meta,
+    documents.GetMetaQuiet: document.get_meta,
+    documents.Set: document.set_document,
+    documents.SetQuiet: document.set_document,
+    documents.Add: document.add,
+    documents.AddQuiet: document.add,
+    documents.Replace: document.replace,
+    documents.ReplaceQuiet: document.replace,
+    documents.Delete: document.delete,
+    documents.DeleteQuiet: document.delete,
+    documents.Append: document.append,
+    documents.AppendQuiet: document.append,
+    documents.Prepend: document.prepend,
+    documents.PrependQuiet: document.prepend,
+    documents.Touch: document.touch,
+    documents.GetAndTouch: document.get_and_touch,
+    documents.GetAndTouchQuiet: document.get_and_touch,
+    documents.Increment: document.increment,
+    documents.IncrementQuiet: document.increment,
+    documents.Decrement: document.decrement,
+    documents.DecrementQuiet: document.decrement,
+    documents.GetLocked: document.get_locked,
+    documents.Unlock: document.unlock,
 }
 
 _SUBDOCUMENTS: dict[type[Request], Handler] = {
@@ -89,7 +90,7 @@ _VBUCKETS: dict[type[Request], Handler] = {
     vbucket_messages.DeleteVBucket: vbuckets.delete_vbucket,
     vbucket_messages.GetAllVbSeqnos: vbuckets.get_all_vb_seqnos,
     vbucket_messages.SeqnoPersistence: vbuckets.seqno_persistence,
-    vbucket_messages.ObserveSeqno: reading.observe_seqno,
+    vbucket_messages.ObserveSeqno: document.observe_seqno,
     session.Flush: vbuckets.flush,
     session.FlushQuiet: vbuckets.flush,
 }

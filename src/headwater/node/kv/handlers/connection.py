@@ -1,4 +1,4 @@
-"""Handlers for what sets a connection up: HELLO, SASL, bucket, config; and the small change."""
+"""Handlers for what sets a connection up: HELLO, log-in by SASL, bucket, cluster config; and noop, version, quit."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def get_error_map(context: Context, request: GetErrorMap) -> PlainResponse:
     return context.ok(error_map(min(request.version, ERROR_MAP_VERSION)), datatype=datatype)
 
 
-# --- small change -------------------------------------------------------------------------------------------------
+# --- the rest -----------------------------------------------------------------------------------------------------
 
 
 def noop(context: Context, request: Noop) -> PlainResponse:

@@ -1,6 +1,6 @@
 """Handlers for DCP: opening a connection, and the settings and streams of one on which this node is the producer.
 
-The table of the endpoint's states (`protocol.connection_state`) decides first: a message for the other kind of endpoint
+The table of the endpoint's states (`protocol.states`) decides first: a message for the other kind of endpoint
 closes the connection, one that is out of turn is answered with EINVAL. Once a connection has been opened for this node
 to be the consumer, `node.consumer` takes what comes.
 """
@@ -16,7 +16,7 @@ from headwater.errors import UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
-from headwater.node.kv.context import CloseConnection, Context
+from headwater.node.kv.context import CloseSession, Context
 from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection, is_name
 from headwater.node.producer.controls import BadControl, Controls
@@ -53,7 +53,7 @@ def dcp(context: Context, request: Request) -> Response | None:
     except UnexpectedMessage as error:
         raise RequestRefused(Status.EINVAL, "The command can only be sent on a DCP connection") from error
     if following is EndpointState.CLOSED:
-        raise CloseConnection
+        raise CloseSession
     return _HANDLERS[type(request)](context, request)
 
 
@@ -110,7 +110,7 @@ def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> Pl
 
 
 def _consumer_name(value: bytes) -> str:
-    """The consumer's name in a topology, if the value, a JSON object, tells it. A control may tell it as well."""
+    """The consumer's name in a topology, if the value, a JSON object, has it. A control may give it as well."""
     try:
         decoded = json.loads(value) if value else {}
     except (ValueError, RecursionError) as error:

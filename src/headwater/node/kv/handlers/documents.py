@@ -1,4 +1,8 @@
-"""Handlers that read a document or its metadata, and that tell how far a vbucket is durable."""
+"""Handlers of whole documents: reading, writing, counters and locks; and how far a vbucket is durable.
+
+One function a message, called by `kv.session` through the table of `handlers`. Each decides whether the request may be
+done and says so to `kv.documents`, which does it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from headwater.node.kv.context import Context
 from headwater.node.kv.documents import (
     LOCK_S_DEFAULT,
     LOCK_S_MAX,
-    Place,
+    Target,
     body_of,
     check_cas,
     expiry_time,
@@ -16,8 +20,6 @@ from headwater.node.kv.documents import (
     lock_on,
     mutation_token,
     newest,
-    place_of,
-    place_to_write,
     preserves_ttl,
     received_body,
     refuse_vbucket,
@@ -27,6 +29,8 @@ from headwater.node.kv.documents import (
     split_value,
     store,
     take_lock,
+    target_of,
+    target_to_write,
     xattrs_to_keep,
 )
 from headwater.node.service import RequestRefused
@@ -77,12 +81,12 @@ def get_replica(context: Context, request: GetReplica) -> GetResponse:
 def _get(
     context: Context, request: Get, *, state: VBucketState = VBucketState.ACTIVE, with_key: bool = False
 ) -> GetResponse:
-    place = place_of(context, request, state=state)
-    entry = live_or_refuse(context, place)
-    document = place.read(entry)
+    target = target_of(context, request, state=state)
+    entry = live_or_refuse(context, target)
+    document = target.read(entry)
     return context.reply(
         GetResponse,
-        cas=shown_cas(place, entry),
+        cas=shown_cas(target, entry),
         datatype=context.session.datatype_for_peer(document.datatype),
         flags=document.flags,
         collection_id=request.collection_id if with_key else None,
@@ -95,14 +99,14 @@ def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
     """The metadata of a document or of its tombstone."""
     if request.version is not None and request.version > _META_WITH_DATATYPE:
         raise RequestRefused(Status.EINVAL, f"version {request.version} of the metadata is not known")
-    place = place_of(context, request)
-    entry = newest(context, place)
+    target = target_of(context, request)
+    entry = newest(context, target)
     if entry is None:
         raise RequestRefused(Status.KEY_ENOENT)
-    document = place.read(entry)
+    document = target.read(entry)
     return context.reply(
         GetMetaResponse,
-        cas=shown_cas(place, entry),
+        cas=shown_cas(target, entry),
         deleted=int(document.is_deleted),
         flags=document.flags,
         # A tombstone has the time of its deletion where a document has its expiry.
@@ -135,68 +139,65 @@ def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoRespon
     )
 
 
-# Handlers that write a whole document: set, add, replace, delete, append, prepend, touch.
-
-
 # --- set, add, replace --------------------------------------------------------------------------------------------
 
 
 def set_document(context: Context, request: Set) -> StoreResponse:
     """Store a document, whether there is one or not; with a CAS, only over the version that has it."""
-    place, body = place_to_write(context, request), received_body(context, request.value)
-    entry = live(context, place)
+    target, body = target_to_write(context, request), received_body(context, request.value)
+    entry = live(context, target)
     if entry is not None:
-        check_cas(place, entry, request.cas)
+        check_cas(target, entry, request.cas)
     elif request.cas:
         raise RequestRefused(Status.KEY_ENOENT)
-    return _store_body(context, request, place, body, over=entry)
+    return _store_body(context, request, target, body, over=entry)
 
 
 def add(context: Context, request: Set) -> StoreResponse:
     """Store a document where there is none."""
     if request.cas:
         raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
-    place, body = place_to_write(context, request), received_body(context, request.value)
-    if live(context, place) is not None:
+    target, body = target_to_write(context, request), received_body(context, request.value)
+    if live(context, target) is not None:
         raise RequestRefused(Status.KEY_EEXISTS)
-    return _store_body(context, request, place, body, over=None)
+    return _store_body(context, request, target, body, over=None)
 
 
 def replace(context: Context, request: Set) -> StoreResponse:
     """Store a document where there is one."""
-    place, body = place_to_write(context, request), received_body(context, request.value)
-    entry = live_or_refuse(context, place)
-    check_cas(place, entry, request.cas)
-    return _store_body(context, request, place, body, over=entry)
+    target, body = target_to_write(context, request), received_body(context, request.value)
+    entry = live_or_refuse(context, target)
+    check_cas(target, entry, request.cas)
+    return _store_body(context, request, target, body, over=entry)
 
 
-def _store_body(context: Context, request: Set, place: Place, body: bytes, *, over: Entry | None) -> StoreResponse:
+def _store_body(context: Context, request: Set, target: Target, body: bytes, *, over: Entry | None) -> StoreResponse:
     # A new body leaves the extended attributes alone, those of users too (kv_engine's mutation context has it so).
-    xattrs = split_value(place.read(over))[0] if over is not None and over.has_xattrs else b""
+    xattrs = split_value(target.read(over))[0] if over is not None and over.has_xattrs else b""
     value, datatype = join_value(xattrs, body)
-    expiry = over.expiry if over is not None and preserves_ttl(request) else _expiry(place, request.expiry)
-    written = store(context, place, value=value, datatype=datatype, flags=request.flags, expiry=expiry)
-    return _stored(context, place, written)
+    expiry = over.expiry if over is not None and preserves_ttl(request) else _expiry(target, request.expiry)
+    written = store(context, target, value=value, datatype=datatype, flags=request.flags, expiry=expiry)
+    return _stored(context, target, written)
 
 
-def _expiry(place: Place, asked: int) -> int:
-    return expiry_time(asked, now_s=place.bucket.environment.now_s(), max_ttl_s=place.collection.max_ttl_s)
+def _expiry(target: Target, asked: int) -> int:
+    return expiry_time(asked, now_s=target.bucket.environment.now_s(), max_ttl_s=target.collection.max_ttl_s)
 
 
-def _stored(context: Context, place: Place, written: Written) -> StoreResponse:
-    return context.reply(StoreResponse, cas=written.cas, **mutation_token(context, place, written))
+def _stored(context: Context, target: Target, written: Written) -> StoreResponse:
+    return context.reply(StoreResponse, cas=written.cas, **mutation_token(context, target, written))
 
 
 # --- delete -------------------------------------------------------------------------------------------------------
 
 
 def delete(context: Context, request: Delete) -> StoreResponse:
-    place = place_to_write(context, request)
-    entry = live_or_refuse(context, place)
-    check_cas(place, entry, request.cas)
-    kept = xattrs_to_keep(place, entry)
-    written = remove(context, place, value=kept, datatype=Datatype.XATTR if kept else Datatype.RAW)
-    return _stored(context, place, written)
+    target = target_to_write(context, request)
+    entry = live_or_refuse(context, target)
+    check_cas(target, entry, request.cas)
+    kept = xattrs_to_keep(target, entry)
+    written = remove(context, target, value=kept, datatype=Datatype.XATTR if kept else Datatype.RAW)
+    return _stored(context, target, written)
 
 
 # --- append and prepend -------------------------------------------------------------------------------------------
@@ -212,16 +213,16 @@ def prepend(context: Context, request: Prepend) -> StoreResponse:
 
 def _extend(context: Context, request: Append, *, in_front: bool) -> StoreResponse:
     """Flags, expiry and extended attributes stay as they are."""
-    place, more = place_to_write(context, request), received_body(context, request.value)
-    entry = live(context, place)
+    target, more = target_to_write(context, request), received_body(context, request.value)
+    entry = live(context, target)
     if entry is None:
         raise RequestRefused(Status.NOT_STORED)
-    check_cas(place, entry, request.cas)
-    document = place.read(entry)
+    check_cas(target, entry, request.cas)
+    document = target.read(entry)
     xattrs, body = split_value(document)
     value, datatype = join_value(xattrs, more + body if in_front else body + more)
-    written = store(context, place, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
-    return _stored(context, place, written)
+    written = store(context, target, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
+    return _stored(context, target, written)
 
 
 # --- touch --------------------------------------------------------------------------------------------------------
@@ -245,20 +246,20 @@ def get_and_touch(context: Context, request: Touch) -> GetResponse:
 
 def _touch(context: Context, request: Touch) -> tuple[Document, Cas]:
     """Give a document another expiry. One that has it already stays the version it is."""
-    place = place_to_write(context, request)
-    entry = live_or_refuse(context, place)
-    check_cas(place, entry, request.cas)
-    document = place.read(entry)
-    expiry = _expiry(place, request.expiry)
+    target = target_to_write(context, request)
+    entry = live_or_refuse(context, target)
+    check_cas(target, entry, request.cas)
+    document = target.read(entry)
+    expiry = _expiry(target, request.expiry)
     if expiry == document.expiry:
         return document, entry.cas
     written = store(
-        context, place, value=document.value, datatype=document.datatype, flags=document.flags, expiry=expiry
+        context, target, value=document.value, datatype=document.datatype, flags=document.flags, expiry=expiry
     )
     return document, written.cas
 
 
-# Handlers for counters: documents that hold a number of 64 bits as decimal digits.
+# --- counters: documents that hold a number of 64 bits as decimal digits ------------------------------------------
 
 
 _COUNTS = 2**64
@@ -276,32 +277,32 @@ def decrement(context: Context, request: Decrement) -> CounterResponse:
 
 
 def _count(context: Context, request: Increment, delta: int) -> CounterResponse:
-    place = place_to_write(context, request)
-    entry = live(context, place)
+    target = target_to_write(context, request)
+    entry = live(context, target)
     if entry is None:
-        count, written = _begin(context, request, place)
+        count, written = _begin(context, request, target)
     else:
-        check_cas(place, entry, request.cas)
-        count, written = _go_on(context, place, entry, delta)
-    return context.reply(CounterResponse, cas=written.cas, count=count, **mutation_token(context, place, written))
+        check_cas(target, entry, request.cas)
+        count, written = _go_on(context, target, entry, delta)
+    return context.reply(CounterResponse, cas=written.cas, count=count, **mutation_token(context, target, written))
 
 
-def _begin(context: Context, request: Increment, place: Place) -> tuple[int, Written]:
+def _begin(context: Context, request: Increment, target: Target) -> tuple[int, Written]:
     if request.expiry == COUNTER_MUST_EXIST or request.cas:
         raise RequestRefused(Status.KEY_ENOENT)
     value, datatype = join_value(b"", b"%d" % request.initial)
-    now_s = place.bucket.environment.now_s()
-    expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=place.collection.max_ttl_s)
-    return request.initial, store(context, place, value=value, datatype=datatype, flags=0, expiry=expiry)
+    now_s = target.bucket.environment.now_s()
+    expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=target.collection.max_ttl_s)
+    return request.initial, store(context, target, value=value, datatype=datatype, flags=0, expiry=expiry)
 
 
-def _go_on(context: Context, place: Place, entry: Entry, delta: int) -> tuple[int, Written]:
+def _go_on(context: Context, target: Target, entry: Entry, delta: int) -> tuple[int, Written]:
     """The expiry of a counter that exists stays, whatever the request says."""
-    document = place.read(entry)
+    document = target.read(entry)
     xattrs, body = split_value(document)
     count = max(0, _number(body) + delta) % _COUNTS
     value, datatype = join_value(xattrs, b"%d" % count)
-    return count, store(context, place, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
+    return count, store(context, target, value=value, datatype=datatype, flags=document.flags, expiry=document.expiry)
 
 
 def _number(body: bytes) -> int:
@@ -310,22 +311,22 @@ def _number(body: bytes) -> int:
     return int(body)
 
 
-# Handlers that lock a document and let go of it.
+# --- locks --------------------------------------------------------------------------------------------------------
 
 
 def get_locked(context: Context, request: GetLocked) -> GetResponse:
     """Get a document and lock it. The CAS of the answer opens the lock."""
-    place = place_to_write(context, request)
-    entry = live_or_refuse(context, place)
-    if lock_on(place, entry) is not None:
+    target = target_to_write(context, request)
+    entry = live_or_refuse(context, target)
+    if lock_on(target, entry) is not None:
         raise _refused(context, Status.LOCKED)
-    document = place.read(entry)
+    document = target.read(entry)
     # A time that is out of bounds is not refused: it means the default.
     asked_s = request.lock_time_s or 0
     lock_s = asked_s if 0 < asked_s <= LOCK_S_MAX else LOCK_S_DEFAULT
     return context.reply(
         GetResponse,
-        cas=take_lock(place, entry, lock_s=lock_s),
+        cas=take_lock(target, entry, lock_s=lock_s),
         datatype=context.session.datatype_for_peer(document.datatype),
         flags=document.flags,
         value=body_of(document),
@@ -335,14 +336,14 @@ def get_locked(context: Context, request: GetLocked) -> GetResponse:
 def unlock(context: Context, request: Unlock) -> PlainResponse:
     if not request.cas:
         raise RequestRefused(Status.EINVAL, "a document is unlocked with the CAS it was locked with")
-    place = place_of(context, request)
-    entry = live_or_refuse(context, place)
-    lock = lock_on(place, entry)
+    target = target_of(context, request)
+    entry = live_or_refuse(context, target)
+    lock = lock_on(target, entry)
     if lock is None:
         raise _refused(context, Status.NOT_LOCKED)
     if request.cas != lock.cas:
         raise _refused(context, Status.LOCKED)
-    release(place, entry)
+    release(target, entry)
     return context.ok()
 
 

@@ -1,5 +1,6 @@
 """The handler of `stat`: groups of statistics, one response a statistic and an empty one at the end.
 
+To add a group, write a generator of names and values and enter it in one of the tables.
 Names are Couchbase's where it has the same thing. Seqnos are durable ones.
 """
 
@@ -114,15 +115,15 @@ def _dcp(context: Context, name: str | None) -> Statistics:
     service = context.service
     bucket, now_s = context.bucket_service, service.now_s()
     uptime_s = (service.now_ns() - service.started_ns) / _NANOSECONDS
-    told = connection_statistics(bucket.producer_connections(), now_s=now_s, name=name)
-    for connection in told:
+    sending = connection_statistics(bucket.producer_connections(), now_s=now_s, name=name)
+    for connection in sending:
         yield from _of_connection(connection, created_s=max(0.0, uptime_s - connection.open_s))
     received = bucket.consumer_views(now_s=now_s, name=name)
     for consumer in received:
         yield from _of_consumer(consumer, created_s=max(0.0, uptime_s - consumer.open_s))
-    yield "ep_dcp_count", len(told) + len(received)
-    yield "ep_dcp_producer_count", len(told)
-    yield "ep_dcp_total_bytes", sum(connection.total_bytes_sent for connection in told)
+    yield "ep_dcp_count", len(sending) + len(received)
+    yield "ep_dcp_producer_count", len(sending)
+    yield "ep_dcp_total_bytes", sum(connection.total_bytes_sent for connection in sending)
 
 
 def _of_connection(connection: ConnectionStatistics, *, created_s: float) -> Statistics:
@@ -233,7 +234,7 @@ def _seqnos(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statisti
 
 
 def _copy(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
-    """All that tells which of two copies is the more advanced, in one line: state, seqno, branches of its history.
+    """What decides which of two copies is the more advanced, in one line: state, seqno, branches of its history.
 
     The seqno is that up to which it is whole, and the branches are those that it is on by then: the others it knows by
     name only, from the log of its active one.

@@ -8,17 +8,17 @@ from headwater.node.kv import subdocument as engine
 from headwater.node.kv.context import Context
 from headwater.node.kv.documents import (
     DocumentRequest,
-    Place,
+    Target,
     check_cas,
     expiry_time,
     mutation_token,
     newest,
-    place_of,
-    place_to_write,
     preserves_ttl,
     remove,
     shown_cas,
     store,
+    target_of,
+    target_to_write,
 )
 from headwater.node.service import RequestRefused
 from headwater.protocol.features import Opcode
@@ -72,9 +72,9 @@ def look_up(context: Context, request: MultiLookup) -> MultiLookupResponse:
 def _document_to_read(context: Context, request: DocumentRequest, doc_flags: DocFlags) -> engine.SubdocDocument | None:
     _check_datatype(context)
     state = VBucketState.REPLICA if doc_flags & DocFlags.REPLICA_READ else VBucketState.ACTIVE
-    place = place_of(context, request, state=state)
-    entry = newest(context, place)
-    return None if entry is None else _for_engine(place, entry)
+    target = target_of(context, request, state=state)
+    entry = newest(context, target)
+    return None if entry is None else _for_engine(target, entry)
 
 
 # --- mutations ----------------------------------------------------------------------------------------------------
@@ -83,75 +83,75 @@ def _document_to_read(context: Context, request: DocumentRequest, doc_flags: Doc
 def mutate_one(context: Context, request: SubdocGet) -> SubdocResponse:
     spec = MutationSpec(opcode=Opcode(request.opcode), flags=request.flags, path=request.path, value=request.new_value)
     doc_flags = request.doc_flags or _NO_FLAGS
-    place, entry = _place_to_write(context, request, doc_flags)
-    document = None if entry is None else _for_engine(place, entry)
+    target, entry = _target_to_write(context, request, doc_flags)
+    document = None if entry is None else _for_engine(target, entry)
     outcome = engine.mutate_one(document, spec, doc_flags)
     if isinstance(outcome, engine.SubdocRefused):
         raise RequestRefused(outcome.status, outcome.reason)
-    written = _write(context, request, place, outcome, over=document)
+    written = _write(context, request, target, outcome, over=document)
     return context.reply(
         SubdocResponse,
         status=outcome.status,
         cas=written.cas,
         value=outcome.results[0].value if outcome.results else b"",
-        **mutation_token(context, place, written),
+        **mutation_token(context, target, written),
     )
 
 
 def mutate(context: Context, request: MultiMutation) -> MultiMutationResponse:
     doc_flags = request.doc_flags or _NO_FLAGS
-    place, entry = _place_to_write(context, request, doc_flags)
-    document = None if entry is None else _for_engine(place, entry)
+    target, entry = _target_to_write(context, request, doc_flags)
+    document = None if entry is None else _for_engine(target, entry)
     outcome = engine.mutate_in(document, request.specs, doc_flags)
     if isinstance(outcome, engine.SubdocRefused):
         raise RequestRefused(outcome.status, outcome.reason)
     if isinstance(outcome, engine.PathFailed):
         return context.reply(MultiMutationResponse, status=outcome.status, results=outcome.results)
-    written = _write(context, request, place, outcome, over=document)
+    written = _write(context, request, target, outcome, over=document)
     return context.reply(
         MultiMutationResponse,
         status=outcome.status,
         cas=written.cas,
         results=outcome.results,
-        **mutation_token(context, place, written),
+        **mutation_token(context, target, written),
     )
 
 
-def _place_to_write(
+def _target_to_write(
     context: Context, request: SubdocGet | MultiMutation, doc_flags: DocFlags
-) -> tuple[Place, Entry | None]:
+) -> tuple[Target, Entry | None]:
     """Where to write, and the newest version there, which the request's CAS allows to replace."""
     _check_datatype(context)
     if doc_flags & DocFlags.ADD and request.cas:
         raise RequestRefused(Status.EINVAL, "a document that is to be added has no CAS yet")
-    place = place_to_write(context, request)
-    entry = newest(context, place)
+    target = target_to_write(context, request)
+    entry = newest(context, target)
     if entry is not None and (not entry.is_deleted or doc_flags & DocFlags.ACCESS_DELETED):
         if not doc_flags & DocFlags.ADD:
-            check_cas(place, entry, request.cas)
+            check_cas(target, entry, request.cas)
     elif request.cas:
         raise RequestRefused(Status.KEY_ENOENT)
-    return place, entry
+    return target, entry
 
 
 def _write(
     context: Context,
     request: SubdocGet | MultiMutation,
-    place: Place,
+    target: Target,
     outcome: engine.Mutated,
     *,
     over: engine.SubdocDocument | None,
 ) -> Written:
     value = partial(_filled, outcome.value)
     if outcome.deleted:
-        return remove(context, place, value=value, datatype=outcome.value.datatype)
+        return remove(context, target, value=value, datatype=outcome.value.datatype)
     # What is left of a document that was deleted has no say in the one that takes its place.
     lasting = None if over is None or over.deleted else over
-    now_s = place.bucket.environment.now_s()
-    expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=place.collection.max_ttl_s)
+    now_s = target.bucket.environment.now_s()
+    expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=target.collection.max_ttl_s)
     return store(
         context,
-        place,
+        target,
         value=value,
         datatype=outcome.value.datatype,
         flags=lasting.flags if lasting else 0,
@@ -173,15 +173,15 @@ def _check_datatype(context: Context) -> None:
         )
 
 
-def _for_engine(place: Place, entry: Entry) -> engine.SubdocDocument:
-    document, bucket = place.read(entry), place.bucket
-    facts = bucket.vbuckets.facts[place.vbucket]
+def _for_engine(target: Target, entry: Entry) -> engine.SubdocDocument:
+    document, bucket = target.read(entry), target.bucket
+    facts = bucket.vbuckets.facts[target.vbucket]
     assert facts is not None, "only documents of vbuckets that exist are read"
-    clock_ns = max(bucket.environment.now_ns(), int(bucket.vbuckets.max_cas[place.vbucket]))
+    clock_ns = max(bucket.environment.now_ns(), int(bucket.vbuckets.max_cas[target.vbucket]))
     return engine.SubdocDocument(
         value=document.value,
         datatype=document.datatype,
-        cas=shown_cas(place, entry),
+        cas=shown_cas(target, entry),
         seqno=document.seqno,
         vbuuid=facts.failover_log.newest.vbuuid,
         rev=document.rev_seqno,

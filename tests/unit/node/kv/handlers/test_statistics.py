@@ -290,7 +290,7 @@ def test_one_connection_by_its_name(node: Node, client: Client) -> None:
 
 
 def test_many_streams_are_told_by_name_only(node: Node, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_statistics, "STREAMS_TOLD_MAX", 1)
+    monkeypatch.setattr(producer_statistics, "STREAMS_VIEWED_MAX", 1)
     consumer = open_consumer(node, b"spark")
     for vbucket in range(2):
         consumer.succeed(StreamRequest(vbucket=VBucketId(vbucket)))
