@@ -1,9 +1,9 @@
 """Pieces of the changes to Arrow batches: one row a change, with no Python object per row.
 
 The runs of a batch are decoded in one go; values are inflated, and extended attributes split off, where there are any.
-Events and rollbacks are rare: their rows are made one by one and put in their places.
+Events and rollbacks are rare: their rows are made one by one and put in between.
 
-A row is one of these, told by `op`:
+A row is one of these, by its `op`:
 
 * a mutation, a deletion or an expiration of a document;
 * a collection or a scope that was created, dropped or (a collection) modified. It has no key and no value, and for a
@@ -11,7 +11,7 @@ A row is one of these, told by `op`:
 * a rollback: everything of the vbucket above `seqno`, on other branches than `vbuuid`, is void. Its value is JSON with
   `from_seqno`, `old_vbuuid` and `new_vbuuid`.
 
-Names are null where nobody has told them: the id was given out and dropped before the reader came.
+Names are null where no manifest and no event had them: the collection was dropped before the reader came.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _fill_rows(
     opcodes: ReadOnlyBytes, datatypes: ReadOnlyBytes, expiries: ReadOnlyUInt32s, delete_times: ReadOnlyUInt32s,
     cas: ReadOnlyUInt64s, ops: Int8s, plain_datatypes: Bytes, times: UInt32s, changed_at: Int64s,
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Fill the columns, and tell whether there are removals, and CASes of 0.
+    """Fill the columns, and return whether there are removals, and CASes of 0.
 
     One short loop a column: the compiler turns each into instructions that work on many rows at a time.
     """
@@ -212,7 +212,7 @@ def _fill_rows(
         times[row] = expiries[row] | delete_times[row]  # a message has one of them at most
     has_zero_cas = False
     for row in range(len(opcodes)):
-        # The upper 48 bits are nanoseconds since 1970, the lower ones tell changes of the same moment apart.
+        # The upper 48 bits are nanoseconds since 1970, the lower ones distinguish changes of the same moment.
         changed_at[row] = (cas[row] & u64(0xFFFF_FFFF_FFFF_0000)) // u64(1000)
         has_zero_cas |= cas[row] == 0
     return removals != 0, has_zero_cas
@@ -227,7 +227,7 @@ def _fill_names(
     scopes: Int32s,
     collections: Int32s,
 ) -> bool:
-    """Fill in the codes of the names, and tell whether one is not known."""
+    """Fill in the codes of the names, and return whether one is not known."""
     has_unknown = False
     id_before = i64(-1)
     scope = i64(NO_CODE)
@@ -305,7 +305,7 @@ CHANGE_SCHEMA = pa.schema(
 
 `value` is the body alone, inflated, so `datatype` has only the JSON bit left. It is null where a document was removed
 and nothing of it is left. `expiry` is in seconds since 1970: of a mutation when it will expire, of a removal when it
-took place, where the server tells that. `changed_at` is from the CAS, and null where that is 0.
+took place, where the server sends that. `changed_at` is from the CAS, and null where that is 0.
 """
 
 _SCHEMA_WITH_XATTRS = CHANGE_SCHEMA.append(pa.field("xattrs", XATTRS_TYPE))
@@ -400,7 +400,7 @@ def _read_values(decoded: pa.RecordBatch) -> tuple[pa.Array, pa.Array | None]:
     datatypes = decoded.column("datatype").to_numpy()
     if not _has(datatypes, Datatype.SNAPPY | Datatype.XATTR):
         return decoded.column("value"), None
-    # A server that was asked for no values may still tell their datatypes. What is not there is not compressed.
+    # A server that was asked for no values may still send their datatypes. What is not there is not compressed.
     datatypes = np.where(value_lengths(decoded.column("value")) > 0, datatypes, np.uint8(0))
     if _has(datatypes, Datatype.SNAPPY):
         index = decoded.schema.get_field_index("datatype")

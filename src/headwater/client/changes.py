@@ -1,12 +1,12 @@
 """Typed changes: what `client.changes()` yields, one object a change.
 
 A document that was written is a `Mutation`; one that was removed is a `Deletion`, or an `Expiration` where its time
-had run out. `CollectionCreated` and the like tell of collections and scopes. A `Rollback` says that changes which were
-yielded before never happened.
+had run out. `CollectionCreated` and the like are about collections and scopes. A `Rollback` says that changes which
+were yielded before never happened.
 
 Keys are `str`: Couchbase keys are UTF-8, and that is how programs write them. Servers do not insist on it, though, so
 a byte that is not UTF-8 becomes a lone surrogate, as it does in Python's file names; `key_bytes` gives the key as it
-was sent. Values are `bytes`: not every document is JSON, and not everybody who reads a document looks into it.
+was sent. Values are `bytes`: not every document is JSON, and not every program that reads a document looks into it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DocumentChange:
     rev: int
     """How often the document has been changed, this time included."""
     scope: str | None
-    """None where the name was never told: the scope was dropped before the reader came."""
+    """None where the name is not known: the scope was dropped before the reader came."""
     collection: str | None
     collection_id: CollectionId
     key: str
@@ -53,10 +53,10 @@ class DocumentChange:
     datatype: Datatype
     """JSON or RAW. Compression and extended attributes have been taken off."""
     flags: int
-    """The writer's own. SDKs tell there how they have encoded the value."""
+    """The writer's own. SDKs note there how they have encoded the value."""
     expiry: int
-    """Of a mutation: when the document will expire, 0 for never. Of a removal: when it took place, 0 where that was
-    not told. In seconds since 1970."""
+    """Of a mutation: when the document will expire, 0 for never. Of a removal: when it took place, 0 where that
+    is not known. In seconds since 1970."""
     cas: Cas
     snapshot_start: Seqno
     snapshot_end: Seqno
@@ -67,7 +67,7 @@ class DocumentChange:
     @property
     def changed_at(self) -> datetime | None:
         """When the server made the change, from its CAS. None where there is no CAS."""
-        # The upper 48 bits are nanoseconds, the lower ones tell changes of the same moment apart.
+        # The upper 48 bits are nanoseconds, the lower ones distinguish changes of the same moment.
         return _EPOCH + timedelta(microseconds=(self.cas >> 16 << 16) // 1000) if self.cas else None
 
     @property
@@ -129,7 +129,7 @@ class DocumentChange:
     def _value_members(self) -> dict[str, Any]:
         if self.value is None:
             return {"value": None}
-        # A number, say, may be text to its writer. The server tells JSON from text.
+        # A number, say, may be text to its writer. The server distinguishes JSON from text.
         if self.is_json and _is_json(self.value):
             return {"value": _load(self.value)}
         return {"value_base64": _base64(self.value)}
@@ -182,13 +182,13 @@ class _Members:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeEvent(_Members):
-    """A scope has come or gone. Every vbucket tells it."""
+    """A scope has come or gone. Every vbucket sends it."""
 
     vbucket: VBucketId
     vbuuid: Vbuuid
     seqno: Seqno
     scope: str | None
-    """None where the name was never told."""
+    """None where the name is not known."""
     snapshot_start: Seqno
     snapshot_end: Seqno
 
@@ -207,7 +207,7 @@ class ScopeDropped(ScopeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionEvent(ScopeEvent):
-    """A collection has come, gone or changed. Every vbucket tells it."""
+    """A collection has come, gone or changed. Every vbucket sends it."""
 
     collection: str | None
     collection_id: CollectionId
@@ -215,7 +215,7 @@ class CollectionEvent(ScopeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionCreated(CollectionEvent):
-    """Also told, once more, when a collection is flushed: nothing is left in it then."""
+    """Also sent, once more, when a collection is flushed: nothing is left in it then."""
 
     op = "collection_created"
 

@@ -1,6 +1,6 @@
 """The names of scopes and collections, for changes that carry ids only.
 
-Names come from the manifest that the server gives, and from the system events of the streams. A stream tells old
+Names come from the manifest that the server gives, and from the system events of the streams. A stream brings old
 changes before new ones, so a collection that the newest manifest no longer has may still be read of: whatever was
 once known stays known. That is safe because an id is never given out twice.
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headwater.protocol.kernels.memory import Column
 
 NAMES_SHOWN_MAX = 10
-"""How many names an error tells, where a bucket has many."""
+"""How many names an error lists, where a bucket has many."""
 
 NO_CODE = -1
 """The code of a name that is not known."""
@@ -43,7 +43,7 @@ class CollectionFilter:
     collections: frozenset[CollectionId] = frozenset()
 
     def passes(self, event: Event) -> bool:
-        """Whether the event is about one of them. The events of a scope belong to those who read all of it."""
+        """Whether the event is about one of them. The events of a scope are for reads of the whole scope."""
         return event.scope_id in self.scopes or getattr(event, "collection_id", None) in self.collections
 
 
@@ -51,7 +51,7 @@ class CollectionFilter:
 class NameTable:
     """The names as columns: entry by entry an id, the code of its scope and its own.
 
-    A code is a place in the dictionary of the names. It never changes, so the dictionaries of later batches begin
+    A code is an index into the dictionary of the names. It never changes, so the dictionaries of later batches begin
     with those of earlier ones.
     """
 
@@ -99,9 +99,9 @@ class CollectionNames:
         self._dropped_collections |= self._collections.keys() - {held.id for _, held in manifest.collections()}
 
     def learn(self, event: Event) -> None:
-        """Take over what an event tells. Every vbucket tells it again, and an old one may come at any time."""
+        """Take over what an event says. Every vbucket sends it again, and an old one may come at any time."""
         # An event of an older manifest than ours may be about what had been dropped by then. If so, the drop may not
-        # be told any more, but our manifest has shown it. (All events of a manifest but the last carry the uid before.)
+        # be sent any more, but our manifest has shown it. (All events of a manifest but the last carry the uid before.)
         is_past = event.manifest_uid < self._manifest_uid
         match event:
             case CollectionCreated():
@@ -142,12 +142,12 @@ class CollectionNames:
         return known.name if known else None
 
     def scope_code(self, scope_id: ScopeId) -> int:
-        """The place of the scope's name in the table, or `NO_CODE`."""
+        """The index of the scope's name in the table, or `NO_CODE`."""
         name = self._scopes.get(scope_id)
         return NO_CODE if name is None else self._scope_codes[name]
 
     def collection_code(self, collection_id: CollectionId) -> int:
-        """The place of the collection's name in the table, or `NO_CODE`."""
+        """The index of the collection's name in the table, or `NO_CODE`."""
         known = self._collections.get(collection_id)
         return NO_CODE if known is None else self._collection_codes[known.name]
 
@@ -168,7 +168,7 @@ class CollectionNames:
     def ids_in(self, only: CollectionFilter) -> Column:
         """The ids of all collections that a filter lets through, rising, also of those that were dropped.
 
-        A collection that nobody has told of belongs to no scope that we know, so no scope lets it through.
+        A collection whose name is not known belongs to no scope that is known, so no scope lets it through.
         """
         of_scopes = (id_ for id_, known in self._collections.items() if known.scope_id in only.scopes)
         return np.array(sorted(only.collections.union(of_scopes)), dtype=np.uint32)
@@ -235,7 +235,7 @@ def _quoted(name: str | int) -> str:
 
 def _suggestion(name: str, live: Collection[str]) -> str:
     """What to write instead: the name that looks most like it, else all there are."""
-    # Whoever leaves the scope out means the last part.
+    # A user who leaves the scope out means the last part.
     by_last_part = [path for path in live if path.rpartition(".")[2] == name]
     similar = by_last_part[:NAMES_SHOWN_MAX] or get_close_matches(name, live, n=1)
     if similar:

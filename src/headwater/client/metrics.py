@@ -1,6 +1,6 @@
 """What a reader counts, and how far behind it is.
 
-The reader adds to the numbers when it has received a run of changes or handed out a batch, never for a single change.
+The reader counts when it has received a run of changes or delivered a batch, never for a single change.
 They may be read at any time, also from another thread: what is replaced is replaced in one step, and what grows is
 copied before it is looked at.
 
@@ -43,7 +43,7 @@ class Lag:
     max_seqnos: int | None
     """Of the vbucket that is furthest behind; None where none is known."""
     vbuckets_unknown: int
-    """How many vbuckets are read whose lag nobody knows."""
+    """How many vbuckets are read whose lag is not known."""
 
 
 class ReaderMetrics:
@@ -55,7 +55,7 @@ class ReaderMetrics:
         self.bucket = bucket
         """The bucket it reads."""
         self.changes: Counter[str] = Counter()
-        """Rows handed out, by `op`; its `rollback` counts the rollbacks that the caller was told of."""
+        """Rows handed out, by `op`; its `rollback` counts the rollbacks that the caller has got."""
         self.handed_out_bytes = 0
         """The size of the batches handed out, in memory."""
         self.batches = 0
@@ -96,7 +96,7 @@ class ReaderMetrics:
         """Of every vbucket that is read. The caller is there."""
         self._received_seqnos: dict[VBucketId, Seqno] = {}
         self._high_seqnos: dict[VBucketId, Seqno] = {}
-        self._left: set[VBucketId] = set()
+        self._closed: set[VBucketId] = set()
 
     # --- what was received ----------------------------------------------------------------------------------------
 
@@ -129,12 +129,12 @@ class ReaderMetrics:
 
     def on_followed(self, vbucket: VBucketId, seqno: Seqno) -> None:
         """The vbucket is read from here on."""
-        self._left.discard(vbucket)
+        self._closed.discard(vbucket)
         self._handed_out_seqnos[vbucket] = seqno
 
-    def on_left(self, vbucket: VBucketId) -> None:
-        """The vbucket is read no more: it has come to its end, or is somebody else's."""
-        self._left.add(vbucket)
+    def on_closed(self, vbucket: VBucketId) -> None:
+        """The vbucket is not read any more: it has come to its end, or was closed."""
+        self._closed.add(vbucket)
         for seqnos in (self._handed_out_seqnos, self._received_seqnos, self._high_seqnos):
             seqnos.pop(vbucket, None)
 
@@ -142,8 +142,8 @@ class ReaderMetrics:
 
     def on_handed_out(self, vbucket: VBucketId, seqno: Seqno) -> None:
         """The caller has been given everything up to here."""
-        # What was received of a vbucket before it was left is still handed out.
-        if vbucket not in self._left:
+        # What was received of a vbucket before its end is still delivered.
+        if vbucket not in self._closed:
             self._handed_out_seqnos[vbucket] = seqno
 
     def on_batch(self, batch: pa.RecordBatch) -> None:
@@ -209,7 +209,7 @@ class ReaderMetrics:
         """The lag of every vbucket that is read, in seqnos; None where it is not known."""
         highs = self._high_seqnos.copy()
         return {
-            # The place may be newer than the high seqno, which was told a while ago.
+            # The offset may be newer than the high seqno, which was asked for a while ago.
             vbucket: max(0, highs[vbucket] - seqno) if vbucket in highs else None
             for vbucket, seqno in self._handed_out_seqnos.copy().items()
         }
@@ -230,8 +230,8 @@ class ReaderMetrics:
     def _summed(self, lags: dict[VBucketId, int | None]) -> Lag:
         known = [lag for lag in lags.values() if lag is not None]
         unknown = len(lags) - len(known)
-        # A reader whose vbuckets have all come to their end is behind by nothing. One that has none yet can't tell.
-        has_started = bool(lags or self._left)
+        # A reader whose vbuckets have all come to their end is behind by nothing. One that has none yet does not know.
+        has_started = bool(lags or self._closed)
         return Lag(
             total_seqnos=sum(known) if has_started and not unknown else None,
             max_seqnos=max(known, default=None),

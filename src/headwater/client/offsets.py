@@ -5,9 +5,9 @@ The text is JSON in ASCII, and the same offsets always give the same bytes:
     {"version":1,"bucket_uuid":"5ab1…","offsets":[[0,"187031423418927",120,100],[1,"9213372036854775808",7,0,9],…]}
 
 There is a row for every vbucket, in their order: the vbucket, its vbuuid, the seqno, the start of the snapshot, and its
-end where the seqno has not reached it yet. Vbuuids have up to 64 bits, and whoever reads JSON's numbers as doubles, as
-JavaScript does, keeps 53 of them. So a vbuuid is a string of decimal digits, the form servers show it in, and so is a
-seqno if one should ever exceed 2**53 - 1.
+end where the seqno has not reached it yet. Vbuuids have up to 64 bits, and a program that reads JSON's numbers as
+doubles, as JavaScript does, keeps 53 of them. So a vbuuid is a string of decimal digits, the form servers show it in,
+and so is a seqno if one should ever exceed 2**53 - 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TEXT_CHARS_MAX = 8 * 1024 * 1024
 
 _U64_MAX = 2**64 - 1
 _EXACT_MAX = 2**53 - 1
-"""The largest number that a double, and with it JavaScript, can tell from its neighbours."""
+"""The largest number that a double, and with it JavaScript, can distinguish from its neighbours."""
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
 _MEMBERS = frozenset({"version", "bucket_uuid", "offsets"})
 _HINT = "Give the whole text as `to_json` has made it, or bring it back from a backup"
@@ -42,7 +42,7 @@ _HINT = "Give the whole text as `to_json` has made it, or bring it back from a b
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A place in a bucket's history to go on from. It is never changed; `updated` makes a new one.
+    """Where a consumer is in a bucket, to go on from. It is never changed; `updated` makes a new one.
 
     A vbucket that is not named has not been read yet.
     """
@@ -82,7 +82,7 @@ class Offsets:
         if self.bucket_uuid != bucket_uuid:
             raise CheckpointOfOtherBucket(
                 f"the checkpoint is of the bucket with uuid {self.bucket_uuid!r}, and this one has {bucket_uuid!r}",
-                hint="Name the bucket that the checkpoint was made for; if that was deleted and made anew, "
+                hint="Name the bucket that the checkpoint was made for; if that was deleted and created again, "
                 "start from the beginning with a new checkpoint",
             )
 

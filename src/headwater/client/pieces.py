@@ -1,7 +1,7 @@
-"""What the reader hands out: pieces of the changes, in order.
+"""What the reader delivers: pieces of the changes, in order; and the file for those that memory is too small for.
 
-Within a vbucket the order of the pieces is the stream's. A run holds frames as they were received, so that nothing is
-done per change before the bulk kernels see them.
+Streams make the pieces, `batches` turns them into rows. Within a vbucket the order of the pieces is the stream's. A run
+holds frames as they were received: nothing is done per change before the bulk kernels see them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class EventPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPiece:
-    """What was handed out of this vbucket above `seqno` never happened, as far as the bucket is concerned."""
+    """What was delivered of this vbucket above `seqno` never happened, as far as the bucket is concerned."""
 
     vbucket: VBucketId
     seqno: Seqno
     """The last seqno that stays."""
     from_seqno: Seqno
-    """The last seqno that had been handed out."""
+    """The last seqno that had been delivered."""
     old_vbuuid: Vbuuid
     new_vbuuid: Vbuuid
 
@@ -56,8 +56,9 @@ class RollbackPiece:
 Piece = ChangeRun | EventPiece | RollbackPiece
 
 
-# Room on disk for snapshots that are too large to be held in memory until they are complete.
-
+# --- on disk ------------------------------------------------------------------------------------------------------
+#
+# Room for snapshots that are too large to be held in memory until they are complete.
 
 OpenSpool = Callable[[], BinaryIO]
 """Opens a new temporary file that is gone when it is closed."""

@@ -1,10 +1,10 @@
 """The numbers of readers for Prometheus.
 
 Nothing is counted twice: a scrape reads `ReaderMetrics`. All readers of a registry go through one collector, because
-a family of metrics may appear once only; they are told apart by the labels `reader` and `bucket`.
+a family of metrics may appear once only; they differ in the labels `reader` and `bucket`.
 
 To serve them, use what `prometheus_client` has: `start_http_server(9100, addr="127.0.0.1")` for a port of its own (it
-listens on all addresses unless told), `make_asgi_app()` inside a web application.
+listens on all addresses unless given one), `make_asgi_app()` inside a web application.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _buffered(numbers: Numbers) -> MetricSamples:
 
 def _vbucket_lags(numbers: Numbers) -> MetricSamples:
     """Nothing, unless the reader is registered with `per_vbucket`."""
-    return [((vbucket,), told["lag_seqnos"]) for vbucket, told in numbers.get("vbuckets", {}).items()]
+    return [((vbucket,), each["lag_seqnos"]) for vbucket, each in numbers.get("vbuckets", {}).items()]
 
 
 _KINDS: tuple[MetricKind[Numbers], ...] = (
@@ -99,7 +99,7 @@ _KINDS: tuple[MetricKind[Numbers], ...] = (
     MetricKind("lag_unknown_vbuckets", "Vbuckets whose lag is not known.", _one("lag", "vbuckets_unknown")),
     MetricKind(
         "vbucket_lag_seqnos",
-        "Lag of a vbucket. Only where `register` is told `per_vbucket`: 1,024 series for most buckets.",
+        "Lag of a vbucket. Only where `register` is called with `per_vbucket`: 1,024 series for most buckets.",
         _vbucket_lags,
         "vbucket",
     ),
@@ -110,11 +110,11 @@ _KINDS: tuple[MetricKind[Numbers], ...] = (
 
 
 class ReaderCollector:
-    """Tells a registry about readers. `register` makes one where there is none."""
+    """Shows readers to a registry. `register` makes one where there is none."""
 
     def __init__(self) -> None:
         self._readers: dict[tuple[str, str], tuple[ReaderMetrics, bool]] = {}
-        """By reader and bucket, with whether vbuckets are told one by one."""
+        """By reader and bucket, with whether the lag of each vbucket is shown."""
 
     @property
     def is_empty(self) -> bool:

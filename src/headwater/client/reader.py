@@ -115,7 +115,7 @@ class GivingUp:
             hint="Look whether its node is up, or raise give_up_after_s",
         )
         # The kind of what stands in the way, and what to do about that, are worth more than ours.
-        return plain if last is None else last.retold(plain.reason)
+        return plain if last is None else last.reworded(plain.reason)
 
 
 DecodeMap = Callable[[bytes, Address], ClusterMap]
@@ -554,7 +554,7 @@ class Reader:
         del self._streams[vbucket]
         self._waits.end(vbucket)
         self._opening.close(vbucket)
-        self.metrics.on_left(vbucket)
+        self.metrics.on_closed(vbucket)
 
     def _on_refused(self, stream: VBucketStream, error: StatusError, now_s: float) -> None:
         """A request for this vbucket was refused: retry where that may help."""

@@ -1,8 +1,9 @@
-"""A read as the caller sees it, under asyncio: batches or typed changes, the place it has come to, and checkpoints.
+"""A read as the caller sees it, under asyncio: batches or typed changes, their offsets, and checkpoints.
 
-What is saved is what the caller has finished with. A batch is finished when the next one is asked for, so a program
-that dies or breaks off in the middle of one gets it again: at least once. Whoever needs exactly once keeps `offsets`
-together with the data, in one transaction, and starts from them.
+The client makes one for every `batches()` and `changes()`; the blocking client runs it in a thread. What is saved is
+what the caller has finished with. A batch is finished when the next one is asked for, so a program that dies or stops
+in the middle of one gets it again: at least once. A program that needs exactly once keeps `offsets` together with the
+data, in one transaction, and starts from them.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class ReadStart:
     """What is left to be filtered here."""
     bucket_uuid: str
     others: Mapping[VBucketId, StreamOffset]
-    """The places of vbuckets that are not read, if they were given: they are kept with those that are."""
+    """The offsets of vbuckets that are not read, if they were given: they are kept with those that are."""
     from_now: bool
-    """Whether the servers have said where it starts."""
+    """Whether it starts at "now", which is what the servers say it is."""
 
-    def place(self, offsets: Mapping[VBucketId, StreamOffset]) -> Offsets:
+    def all_offsets(self, offsets: Mapping[VBucketId, StreamOffset]) -> Offsets:
         return Offsets(self.bucket_uuid, {**self.others, **offsets})
 
     def build(self, pieces: list[Piece]) -> pa.RecordBatch:
@@ -67,7 +68,7 @@ class Batches:
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
         self._taken: list[Piece] | None = None
-        """Pieces that were taken and not built: whoever was interrupted in between gets them again."""
+        """Pieces that were taken and not built: a caller that was interrupted in between gets them again."""
         self._finished: dict[VBucketId, StreamOffset] = {}
         self._saved: dict[VBucketId, StreamOffset] = {}
         self._saved_s = 0.0
@@ -76,14 +77,14 @@ class Batches:
 
     @property
     def offsets(self) -> Offsets:
-        """Behind the last batch that was handed out."""
+        """Behind the last batch that was returned."""
         is_given = self._taken is None
-        return self._running().place(self._running().edge.reader.offsets if is_given else self._finished)
+        return self._running().all_offsets(self._running().edge.reader.offsets if is_given else self._finished)
 
     @property
     def finished(self) -> Offsets:
-        """Before the last batch that was handed out: what the caller has asked for more after."""
-        return self._running().place(self._finished)
+        """Before the last batch that was returned: the caller is finished with everything up to here."""
+        return self._running().all_offsets(self._finished)
 
     @property
     def metrics(self) -> ReaderMetrics:
@@ -103,9 +104,9 @@ class Batches:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Return when every vbucket has its place, which a read otherwise finds with its first batch.
+        """Return when every vbucket has its offset, which a read otherwise finds with its first batch.
 
-        With `start="now"` these places are "now": all that is written after this has returned is handed out.
+        With `start="now"` these offsets are "now": all that is written after this has returned is read.
         """
         started = await self._start_once()
         if started is None:
@@ -154,12 +155,12 @@ class Batches:
     async def _start_once(self) -> ReadStart | None:
         """Begin to read, once. None if the read was closed meanwhile.
 
-        Whoever is tired of waiting for it may come again: it goes on, however short the waits are.
+        A caller that stops waiting for it may call again: it goes on, however short the waits are.
         """
         if self._started is None and not self._is_closed:
             if self._starting is None or self._starting.done():
                 self._starting = asyncio.create_task(self._start())
-            # Unlike with `await`, whoever is cancelled here leaves it running.
+            # Unlike with `await`, a caller that is cancelled here leaves it running.
             await asyncio.wait([self._starting])
             if not self._starting.cancelled():
                 self._starting.result()
@@ -178,7 +179,7 @@ class Batches:
             await started.edge.wait_for_places()
             if started.from_now and started.edge.reader.has_offsets and self._checkpoint is not None:
                 # Or else a program that dies before its first change would start at another "now".
-                await self._checkpoint.save(started.place(started.edge.reader.offsets))
+                await self._checkpoint.save(started.all_offsets(started.edge.reader.offsets))
         except BaseException:
             await started.edge.close()
             raise
@@ -203,7 +204,7 @@ class Batches:
         self._saved_s = asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
-        """Save what is finished, and leave nothing open."""
+        """Save what is finished, and close everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -264,7 +265,7 @@ class Changes:
 
     @property
     def offsets(self) -> Offsets:
-        """Behind the last change that was handed out."""
+        """Behind the last change that was returned."""
         return self._walk.offsets(behind=self._batches.offsets)
 
     @property
@@ -272,7 +273,7 @@ class Changes:
         return self._batches.metrics
 
     async def start(self) -> None:
-        """Return when every vbucket has its place. See `Batches.start`."""
+        """Return when every vbucket has its offset. See `Batches.start`."""
         await self._batches.start()
 
     def __aiter__(self) -> Self:

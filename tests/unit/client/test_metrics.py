@@ -197,12 +197,12 @@ def test_a_vbucket_that_was_left_has_no_lag_until_it_is_followed_again(metrics: 
     metrics.on_followed(VB, Seqno(0))
     metrics.on_followed(OTHER, Seqno(0))
     metrics.set_high_seqnos({VB: Seqno(10), OTHER: Seqno(10)})
-    metrics.on_left(VB)
+    metrics.on_closed(VB)
     assert metrics.lags() == {OTHER: 10}
     # What had been received before is still handed out.
     metrics.on_handed_out(VB, Seqno(10))
     assert metrics.lags() == {OTHER: 10}
-    metrics.on_left(OTHER)
+    metrics.on_closed(OTHER)
     assert metrics.lag() == Lag(total_seqnos=0, max_seqnos=None, vbuckets_unknown=0)
     metrics.on_followed(VB, Seqno(10))
     assert metrics.lags() == {VB: None}
@@ -251,7 +251,7 @@ def test_a_snapshot_does_not_change_any_more(metrics: ReaderMetrics) -> None:
     taken = busy(metrics).snapshot(vbuckets=True)
     before = json.dumps(taken)
     busy(metrics)
-    metrics.on_left(VB)
+    metrics.on_closed(VB)
     assert json.dumps(taken) == before
     assert json.dumps(metrics.snapshot(vbuckets=True)) != before
 
@@ -287,7 +287,7 @@ def test_the_numbers_may_be_read_while_they_change(metrics: ReaderMetrics) -> No
             metrics.set_high_seqnos({vbucket: Seqno(number + 1)})
             metrics.on_reconnect(Address("db", number))
             metrics.on_rollback(rollback_to(number, vbucket=vbucket))
-            metrics.on_left(VBucketId(number * 7 % 1024))
+            metrics.on_closed(VBucketId(number * 7 % 1024))
     finally:
         is_over.set()
         thread.join()

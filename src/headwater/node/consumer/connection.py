@@ -397,7 +397,7 @@ class ConsumerConnection:
         self._dcp.send_success(request.opcode, request.opaque)
 
     def close_stream(self, vbucket: VBucketId) -> None:
-        """Ask the producer for no more of a stream, where no proxy does. What still comes of it is not taken."""
+        """Close a stream at the producer, where no proxy does. What still comes of it is refused."""
         stream = self.streams.get(vbucket)
         if stream is not None:
             stream.move(ConnectionLost)
