@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.client.changes import changes_of
-from headwater.transfer.change_lines import JsonLines
+from headwater.transfer.change_lines import ChangeLines
 from support.change_batches import batch_of, document, event, rollback
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -56,7 +56,7 @@ rows = documents | removals | st.just(rollback()) | st.just(event("collection_dr
 def test_lines_are_the_typed_changes(made: list[dict[str, Any]], xattrs: bool, skipped: int) -> None:
     batch = batch_of(*made, xattrs=xattrs)
     batch = batch.slice(min(skipped, len(made) - 1))
-    text = bytes(JsonLines(no_value=False).encode(batch))
+    text = bytes(ChangeLines(no_value=False).encode(batch))
     lines = text.split(b"\n")
     assert lines.pop() == b""
     assert [json.loads(line) for line in lines] == [change.to_dict() for change in changes_of(batch)]

@@ -15,8 +15,8 @@ a group is merged by itself: it is the unit of work and of progress.
 *pending*.
 
 A table of documents is then always this: what its rows say, which is one cut of the bucket at *merged*, and the pending
-changes on top. Readers who need the present take both (`Lake.documents_now`); readers who take the table alone get what
-was true at the offsets that its log names.
+changes on top. A reader that needs the present takes both (`Lake.documents_now`); one that takes the table alone gets
+what was true at the offsets that its log names.
 
 Exactly once
 ------------
@@ -43,15 +43,16 @@ A batch costs what it holds: its files, one commit, and no look at older files b
 hold that have a document in them which has changed; how often it is made is decided by `headwater.spark.freshness`. A
 first load finds no rows to replace, and appends.
 
-The rooms
----------
-`lake` is the driver's view. `batch_commit` brings a batch into `changes`, `merging` what is pending into the tables,
-`new_tables` makes those that are missing. Work for executors: `change_files` (a batch to files), `void_rows`
-(marking), `documents_merge` with `fold` and `history` (merging), `file_joining` and `trimming` (upkeep); `tasks`
-carries it there. `delta_log` is the only one that commits, `data_files` the only one that knows Parquet. `pending`
-counts and `merge_plan` plans.
+The modules
+-----------
+`lake` is the driver's view: all tables, opened together. `commits` brings a batch into `changes`, and what is pending
+into the tables of documents. `collection_tables` are the tables of one collection, `upkeep` joins, trims and deletes
+files. The work for executors is in `change_files` (a batch to files), `rollbacks` (marking what one took back),
+`documents_merge` with `change_rows` and `history` (merging) and `typed_columns` with `json_fields`. `layout` says where
+the tables lie and which columns they have. `delta_log` is the only module that commits, `data_files` the only one that
+knows Parquet. `iceberg_changes` copies `changes` to an Iceberg table.
 
-`headwater verify` proves it: `check_plan` says what is judged, `table_scan` reads every file, `digests` makes hashes of
-rows, `judging` compares them with those of the bucket, `history_check` and `typed_check` look at what one has, and
-`group_check` is the task that does all of it for a group. `findings` are what comes out.
+`headwater verify` proves it: `verify` is the driver, `verify_group` the task that judges a group of vbuckets,
+`verify_scan` reads every file and keeps the findings, `verify_hashes` makes hashes of rows, and `verify_judging`
+compares them with those of the bucket.
 """

@@ -1,7 +1,8 @@
 """Batches of changes to files of `changes`: the work of an executor.
 
-All rows of a vbucket that a batch has come through one writer, in the order of the stream. That is what makes a
-rollback inside a batch easy: what came before it is here.
+The driver makes a `ChangeWriter` for each batch. All rows of a vbucket that the batch has go through one writer, in the
+order of the stream, so a rollback inside a batch finds here what came before it. A writer commits nothing: its report
+names the files, and `commits.commit_batch` makes them live.
 
 A file is sorted by group, collection and vbucket, and its row groups end where a group of vbuckets ends, if they are
 large enough. So a merge of one group and a few collections reads little else.

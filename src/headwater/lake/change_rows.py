@@ -57,7 +57,8 @@ class WantedRows:
     after_batch: int
     upto_batch: int
     ids: frozenset[int] | None
-    """Of collections, or None for all. Rows that belong to none are looked at as well: a rollback is everybody's."""
+    """Of collections, or None for all. Rows that belong to none are looked at as well: a rollback concerns every
+    collection."""
 
     def may_be_in(self, reader: FileReader, row_group: int) -> bool:
         low, high, _ = reader.range_of(row_group, "vbucket")
@@ -81,7 +82,7 @@ class WantedRows:
 
 
 class ChangeRows:
-    """The wanted rows of one row group. `columns` tells what to read of it for `wide`; None where `rows` has it."""
+    """The wanted rows of one row group. `columns` says what to read of it for `wide`; None where `rows` has it."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class ChangeRows:
         return raw_keys(keys.column("key"), keys.column("key_bytes")).combine_chunks()
 
     def times_us(self) -> NDArray[np.int64]:
-        """When the changes were made. Events do not tell: for them, when they were landed."""
+        """When the changes were made. Events have no such time: for them, when they were landed."""
         times = pc.coalesce(self._times.column("changed_at"), self._times.column("landed_at"))
         return np.asarray(times.cast(pa.int64()).to_numpy())
 
@@ -186,14 +187,12 @@ def rolled_back(pending: Sequence[ChangeRows], *, after_batch: int) -> Rollbacks
     return found
 
 
-# Collections that are gone: of a vbucket and a collection, what is older than an event is no more.
-#
-# The event is the end of the collection, or that it was created: one that is created again, at a higher seqno, has been
-# flushed. It counts in its own vbucket only; each vbucket has its own, at a seqno of its own.
-
-
 class Barriers:
-    """The newest such event by vbucket and collection."""
+    """By vbucket and collection, the newest event that ended the collection: what is older is gone.
+
+    The event is the end of the collection, or that it was created: one that is created again, at a higher seqno, has
+    been flushed. It counts in its own vbucket only; each vbucket has its own, at a seqno of its own.
+    """
 
     def __init__(self, ids: Iterable[int], vbuckets: range) -> None:
         self._ids = np.array(sorted(ids), dtype=np.int64)

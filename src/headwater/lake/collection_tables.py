@@ -4,6 +4,8 @@ How far a table has been merged is an application transaction, one for each grou
 batch. A merge commits all groups at once, so the numbers of a table are the same; earlier versions merged groups one by
 one. The rejects are committed first, then the history, then the documents: what says that the documents are merged says
 so of the rejects, too. The history has numbers of its own, since it may be asked for later than the documents.
+
+`Lake` holds one `CollectionTables` for each name; `commits` and `upkeep` commit through them.
 """
 
 from __future__ import annotations

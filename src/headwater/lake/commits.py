@@ -1,12 +1,14 @@
-"""A batch into `changes`: what executors write, and the one commit that makes it visible.
+"""The commits of a landing: a batch into `changes`, and pending changes into the tables of documents.
 
     batch = begin_batch(lake)                                  # begins where the tables end
     reports = …                                                # executors: batch.writer over the rows
     commit_batch(lake, batch, reports, run)                    # now `changes` has it
+    merge(lake, run)                                           # now the documents have it
 
-The commit holds the offset that was reached in every vbucket. A crash before it leaves files that no commit names;
-after it, the next batch begins behind it. Two pipelines that land at the same time commit to the same version of the
-log, and Delta lets one of them."""
+The commit of a batch holds the offset that was reached in every vbucket. A crash before it leaves files that no commit
+names; after it, the next batch begins behind it. Two pipelines that land at the same time commit to the same version of
+the log, and Delta lets one of them. Only the driver of a landing calls this, from one thread.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,7 @@ def _check_history(lake: Lake, table: CollectionTables) -> None:
     if merged and min(merged) < lake.trimmed_batch:
         raise LakeOutOfStep(
             f"the history of {table.name} was not kept for a while, and what it misses has been trimmed",
-            hint=f"Remove its directory under `{TableKind.HISTORY}`: it then begins with what there is now",
+            hint=f"Remove its directory under `{TableKind.HISTORY}`: it then begins with the documents of now",
         )
 
 

@@ -8,7 +8,8 @@ A commit adds files and removes files, all or nothing, and says what it was by t
   commit when the log is cleaned. So every commit of ours carries the whole of it, and the tables forbid others to clean
   their logs by the way (`delta.enableExpiredLogCleanup`). `vacuum` cleans, after a commit that carries it on.
 
-A commit that somebody else gets ahead of fails, and is not tried again: it was planned on a table that is no more.
+A commit that another writer got ahead of fails, and is not tried again: it was planned on a version that is out of
+date.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class TableCommit:
     transactions: Mapping[str, int] = field(default_factory=dict)
     state: TableState
     is_rearrangement: bool = False
-    """The rows stay the same and only lie in other files: whoever follows the table's changes can pass it over."""
+    """The rows stay the same and only lie in other files: a reader that follows the table's changes can pass it
+    over."""
 
 
 class DeltaLog:
@@ -189,9 +191,9 @@ class DeltaLog:
                 commit_properties=_commit_properties(transactions, state),
             )
         except (DeltaError, OSError) as error:
-            told = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise LakeError(
-                f"the table at {location.uri} can't be made: {told}",
+                f"the table at {location.uri} can't be made: {reason}",
                 hint="See that the directory can be written and has room, or give another one",
             ) from error
         log = cls.open(location)
@@ -292,7 +294,7 @@ class DeltaLog:
             ) from error
         self.refresh()
         if self.version == before + 1:
-            # Nobody else was there, so what is live need not be looked up again.
+            # No other writer was there, so what is live need not be looked up again.
             removed = {file.path for file in commit.remove}
             kept = {path: file for path, file in files.items() if path not in removed}
             self._files = self.version, {**kept, **{file.path: file for file in commit.add}}

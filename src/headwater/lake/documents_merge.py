@@ -1,10 +1,10 @@
-"""Merging one group of vbuckets of a collection's table: the files of the group, and the changes that are pending.
+"""Merging into the tables of documents: the task for a group of vbuckets, what is pending, and the plan.
 
 A file is written again only if some of its rows are replaced or gone; new documents go to new files. So a first load
-appends, and a merge of updates costs what the files with updated rows hold. Only the keys are read of files that turn
-out to stay.
+appends, and a merge of updates costs what the files with updated rows hold. Of files that turn out to stay only the
+keys are read. A table that is read between merges goes the same way: `merged_rows` gives what it would hold after one.
 
-The same goes on when a table is read in between: `merged_rows` gives what the table would hold after a merge.
+`commits` plans and commits on the driver; `MergeTask` runs in any process, and writes files that no commit names yet.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
-from headwater.lake.change_rows import (
-    ChangeRows,
-    Fold,
-    Marks,
-    WantedRows,
-    read_changes,
-    rolled_back,
-)
+from headwater.lake.change_rows import ChangeRows, Fold, Marks, WantedRows, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,

@@ -5,7 +5,7 @@ added to; versions that are current lie in files of their own. So a merge, which
 more than the documents' own merge does.
 
 A version ends with the next one of its document, with the document's removal, or with its collection. `valid_to_seqno`
-tells which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
+says which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
 that were ended by a change above it. For that nothing but the table itself is needed.
 """
 
@@ -82,7 +82,7 @@ def _is_current(file: DataFile) -> bool:
 def _may_change(file: DataFile, rolled: Mapping[int, int]) -> bool:
     """Whether a file of ended versions may hold one that a rollback takes back or opens again.
 
-    A version ends later than it begins, so its end alone tells.
+    A version ends later than it begins, so its end alone decides.
     """
     return any(
         file.may_hold("vbucket", low=vbucket, high=vbucket) and file.may_hold("valid_to_seqno", low=kept + 1)

@@ -1,4 +1,4 @@
-"""`changes` as an Iceberg table as well, for those who read Iceberg: it follows the Delta table, batch by batch.
+"""`changes` as an Iceberg table as well, for engines that read Iceberg: it follows the Delta table, batch by batch.
 
 The Delta table is the truth. After each batch, what the Iceberg table lacks is copied from there: the rows of the batch
 are appended, and what its rollbacks took back is marked void, all in one commit of the catalog that also says which
@@ -86,7 +86,7 @@ class IcebergChanges:
     def _copy(self, lake: Lake, number: int) -> None:
         from pyiceberg.exceptions import CommitFailedException
 
-        told = {_BATCH: str(number)}
+        properties = {_BATCH: str(number)}
         schema = _iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
         try:
             with self._table.transaction() as transaction:
@@ -94,13 +94,15 @@ class IcebergChanges:
                     of_dead_branch = f"vbucket = {vbucket} and seqno > {kept} and void = false"
                     dead = self._table.scan(row_filter=of_dead_branch).to_arrow()
                     if dead.num_rows:
-                        transaction.overwrite(_as_void(dead).cast(schema), of_dead_branch, snapshot_properties=told)
+                        transaction.overwrite(
+                            _as_void(dead).cast(schema), of_dead_branch, snapshot_properties=properties
+                        )
                 rows = pa.Table.from_batches(_rows(lake, number, schema), schema)
-                transaction.append(rows, snapshot_properties=told)
-                transaction.set_properties(told)
+                transaction.append(rows, snapshot_properties=properties)
+                transaction.set_properties(properties)
         except CommitFailedException as error:
             raise LakeInUse(
-                f"somebody else has written to the Iceberg table {self._name} meanwhile ({error})",
+                f"another process has written to the Iceberg table {self._name} meanwhile ({error})",
                 hint="Let only one pipeline write to it, then start again: nothing is lost",
             ) from error
         except Exception as error:
@@ -129,9 +131,9 @@ def load_catalog_of(settings: IcebergSettings, root: str) -> Catalog:
 
 
 def _failed(table: str, what: str, error: Exception) -> LakeError:
-    told = " ".join(str(error).split())[:300]
+    reason = " ".join(str(error).split())[:300]
     return LakeError(
-        f"the Iceberg table {table} {what}: {type(error).__name__}: {told}",
+        f"the Iceberg table {table} {what}: {type(error).__name__}: {reason}",
         hint="See that the catalog and the warehouse can be written, then start again: nothing is lost",
     )
 

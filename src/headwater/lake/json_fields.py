@@ -55,7 +55,7 @@ class Form(IntEnum):
     OTHER_JSON = 1
     MALFORMED = 2
     ESCAPED_NAMES = 3
-    """The name of a field has escapes in it, so it can't be told by its bytes."""
+    """The name of a field has escapes in it, so it can't be compared by its bytes."""
 
 
 _MISSING, _NULL, _TRUE, _FALSE, _INTEGER, _REAL, _STRING, _ESCAPED, _OBJECT, _ARRAY = (int(kind) for kind in JsonKind)

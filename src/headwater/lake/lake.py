@@ -7,8 +7,8 @@ A batch goes this way:
     commit_batch(lake, batch, reports, run)                    # now `changes` has it
     merge(lake, run)                                           # now the documents have it
 
-The tables are the only memory. After a crash anywhere the next batch begins where they end: what a commit has not named
-was never there. The first two functions are in `batch_commit`, the last is in `merging`.
+These functions are in `commits`. The tables are the only memory: after a crash anywhere the next batch begins where
+they end, and what a commit has not named was never there. So a `Lake` must never know more than the logs say.
 """
 
 from __future__ import annotations
@@ -22,19 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as fs
 
 from headwater.client.offsets import Offsets
-from headwater.errors import (
-    ColumnsChanged,
-    InvalidInput,
-    LakeDamaged,
-    LakeOfOtherBucket,
-)
+from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket
 from headwater.lake.change_rows import MUTATION, WantedRows, read_changes
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import DataFile
@@ -53,9 +48,6 @@ from headwater.lake.layout import (
 from headwater.lake.typed_columns import TypedColumns, infer_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
-if TYPE_CHECKING:
-    pass
-
 BATCH_TRANSACTION = "headwater.batch"
 TRIMMED_TRANSACTION = "headwater.trimmed"
 EVERY_COLLECTION = "*"
@@ -65,14 +57,11 @@ _BOUNDARY_COMMITS = 64
 """How many commits of `changes` are looked through for boundaries: a failover takes back seconds, not hours."""
 BOUNDARIES_MAX = 16
 """Of each vbucket, how many of them are kept."""
-
-
-# The folder `_headwater`, which earlier versions kept beside the tables: what was asked for is still read from it.
-#
-# Today the log of `changes` says all of it, and no such folder is made.
-
 OWN_FOLDER = "_headwater"
+"""Earlier versions kept it beside the tables, with the selection in it. Today the log of `changes` has that."""
 _SELECTION = "selection.json"
+INFER_ROWS = 1000
+"""Of how many documents typed columns are inferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,8 +359,6 @@ def landed_selection(lake: Lake) -> Selection | None:
 
 
 # --- the table of a collection that has none: when it is seen first, or when it was lost ------------------------------
-
-INFER_ROWS = 1000
 
 
 def create_documents(lake: Lake, table: CollectionTables, files: Sequence[DataFile], *, merged: int) -> None:

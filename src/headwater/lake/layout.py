@@ -1,11 +1,12 @@
-"""Where the tables lie, and how vbuckets are put into groups.
+"""Where the tables lie, which columns they have, and how vbuckets are put into groups.
 
     DIR/changes                            every change of every collection, in one table
     DIR/documents/<scope>.<collection>     one row a live document
     DIR/history/<scope>.<collection>       one row a version, with the time that it was valid
     DIR/rejects/<scope>.<collection>       the live documents that do not fit the typed columns
 
-Neither a scope's name nor a collection's may have a dot, so the name of a table is read in one way only.
+Neither a scope's name nor a collection's may have a dot, so the name of a table is read in one way only. All modules of
+the lake use this. What is written here is a file format: tables of earlier versions must stay readable.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LakeFacts:
         assert 0 < self.groups <= self.vbuckets, "a group has at least one vbucket"
 
     def group_of(self, vbucket: Any) -> Any:
-        """The group of a vbucket, or of an array of them. Groups are ranges, so that files can tell theirs by the
+        """The group of a vbucket, or of an array of them. Groups are ranges, so that files can be assigned by the
         least and the highest vbucket in them."""
         return vbucket * self.groups // self.vbuckets
 
@@ -122,21 +123,21 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:
-    """The table of a collection. One that was dropped before anybody told its name goes by its id, under a name that no
+    """The table of a collection. One that was dropped before its name was known goes by its id, under a name that no
     scope can have."""
     if scope is None or collection is None:
         return f"_unnamed.{collection_id:x}"
     return f"{scope}.{collection}"
 
 
-# The columns of the tables, and how the columns of a batch of changes become those of `changes`.
+# --- the columns of the tables ----------------------------------------------------------------------------------------
 #
 # Delta has no unsigned integers. What may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
 # its 64 bits and is read as signed; what has 32 bits gets 64.
 #
-# Keys are UTF-8 by Couchbase's rules, but no server holds anybody to them. A key that is no UTF-8 has its bytes in
-# `key_bytes`, and `key` shows them with escapes such as `\xff`; `key_bytes` is null for all others. The tables tell
-# keys apart by their bytes, so two keys that look alike are still two documents.
+# Keys are UTF-8 by Couchbase's rules, but no server enforces them. A key that is no UTF-8 has its bytes in
+# `key_bytes`, and `key` shows them with escapes such as `\xff`; `key_bytes` is null for all others. The tables compare
+# keys by their bytes, so two keys that look alike are still two documents.
 
 TIME = pa.timestamp("us", tz="UTC")
 XATTRS = pa.field("xattrs", pa.map_(pa.string(), pa.binary()))
@@ -191,7 +192,7 @@ _DOCUMENT = [
 CHANGE_RANGES = ("vbucket", "seqno", "collection_id", "batch")
 DOCUMENT_RANGES = ("vbucket", "seqno")
 HISTORY_RANGES = ("vbucket", "seqno", "valid_to_seqno")
-"""The columns whose least and highest value a file tells, so that files can be passed over unread."""
+"""The columns whose least and highest value the log has for each file, so that files can be passed over unread."""
 NAME_COLUMNS = ("op", "scope", "collection")
 NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
 """Few different values: in memory they are numbers of a dictionary."""

@@ -28,8 +28,9 @@ from headwater.errors import InvalidColumns
 from headwater.lake.json_fields import Form, JsonFields, JsonKind, find_fields, integers, texts
 from headwater.lake.layout import GROUP, XATTRS, documents_schema
 
-# Columns as SQL writes them: `name STRING, age INT NOT NULL, tags ARRAY<STRING>, home STRUCT<city: STRING>`.
+# --- columns as SQL writes them ---------------------------------------------------------------------------------------
 #
+# `name STRING, age INT NOT NULL, tags ARRAY<STRING>, home STRUCT<city: STRING>`.
 # The types are Spark's, as far as JSON has a value for them.
 
 

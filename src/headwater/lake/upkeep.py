@@ -1,7 +1,10 @@
-"""Joining small files: every batch brings some, and a table of many small files is slow to read.
+"""Upkeep of the tables: joining small files, trimming `changes`, and deleting what no table needs any more.
 
-Files of one partition are joined when there are several of about one size. So every row is written again once for each
-size that its files go through, and no more: the cost is bounded by what has been written, whatever the table holds.
+Every batch brings some small files, and a table of many small files is slow to read. Files of one partition are joined
+when there are several of about one size. So every row is written again once for each size that its files go through,
+and no more: the cost is bounded by what has been written, whatever the table holds.
+
+The driver of a landing calls it between batches. It must never change what a reader sees of a table.
 """
 
 from __future__ import annotations
@@ -193,11 +196,12 @@ def _merged_tables(lake: Lake) -> Iterator[tuple[MergedTable, tuple[str, ...]]]:
                 yield table, ranges
 
 
-# Trimming `changes`: what is older than its retention is folded to what it left.
+# --- trimming `changes` -----------------------------------------------------------------------------------------------
 #
+# What is older than the retention is folded to what it left.
 # Of every document the version stays that it had at that point, so the tables of documents can still be built from
 # `changes`, and a rollback to any later point can be undone. Removals, superseded versions, void rows and events go.
-# One row more stays of each vbucket, the one with the highest seqno: it tells how far back a rollback may go.
+# One row more stays of each vbucket, the one with the highest seqno: it says how far back a rollback may go.
 #
 # It is done where most of the old rows would go, so that a row is not written again too often.
 
@@ -318,12 +322,13 @@ def _document_rows(lake: Lake) -> int:
     return sum(sum(table.rows_by_group().values()) for table in tables)
 
 
-# Deleting what no table needs any more: files that were removed or never committed, and old entries of the logs.
+# --- deleting ---------------------------------------------------------------------------------------------------------
 #
+# What no table needs any more: files that were removed or never committed, and old entries of the logs.
 # A file is deleted only if it is not live, no version within the retention time needs it, and it is older than that
 # time itself: what an executor has written and the driver has not committed yet looks just like what never will be.
 #
-# Who cleans a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
+# Cleaning a log takes the commit metadata of its old entries away. So it ends with an entry that says again what the
 # table holds, and that one stays.
 
 
@@ -333,7 +338,7 @@ VACUUM_HOURS_DEFAULT = 7 * 24
 
 
 def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
-    """Delete the files that nobody needs, in all tables. Returns how many."""
+    """Delete the files that no table needs. Returns how many."""
     if retention_hours < VACUUM_HOURS_MIN:
         raise InvalidInput(
             f"files of the last {retention_hours} hours can't be deleted safely",

@@ -2,7 +2,8 @@
 
 The tables are opened once, each at its newest version. Then the bucket is read, so all that was written since lies
 behind the offsets that the tables are at, and is counted and not judged. The work is one task a group of vbuckets
-(`lake.group_check`), which any process can do: this one, or the executors of Spark.
+(`verify_group`), which any process can do: this one, or the executors of Spark. `headwater verify` and
+`headwater.spark.verify` call `compare`. It writes nothing.
 
 A failover may come at any time. Whether a table's offset is still in the bucket's history is asked before the bucket is
 read and after it; where the answer has changed, the group is judged again.
@@ -14,19 +15,19 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from headwater.client.blocking_bucket import Surveyor, look_at_bucket
 from headwater.client.blocking_client import Client
-from headwater.client.bootstrap import look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
 from headwater.client.options import MIB
 from headwater.client.read_options import End, ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
-from headwater.client.survey import Surveyor, VBucketStatus
+from headwater.client.survey import VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
@@ -57,9 +58,6 @@ from headwater.phrases import counted
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-
-if TYPE_CHECKING:
-    pass
 
 ATTEMPTS_MAX = 5
 """How often a group is judged, where the bucket loses a part of its history or a collection meanwhile."""

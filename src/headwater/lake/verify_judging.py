@@ -29,9 +29,7 @@ from numpy.typing import NDArray
 from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, EXPIRATION, MUTATION, ROLLBACK, Barriers
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, Marks, hash_changes, hash_documents, hash_texts
-from headwater.lake.verify_scan import (
-    Locators,
-)
+from headwater.lake.verify_scan import Locators
 from headwater.protocol.kernels.memory import Column
 
 _FOREVER = np.iinfo(np.int64).max
@@ -39,14 +37,6 @@ NOT_THERE = -1
 SEQNO_BITS = 48
 """Seqnos have no more, so that a vbucket and a seqno are one number."""
 Numbers = NDArray[np.int64]
-
-
-# Is a history sound in itself, and does it have the versions that `changes` has?
-#
-# A version holds from its seqno up to the seqno that ended it. Of one document no two versions hold at once, and the
-# one that is current has no end. Every mutation in `changes` that is not void is a version, up to the batch that the
-# history is merged at; and every version is one of those, unless old changes have been folded.
-
 NO_END = -1
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,29 +29,10 @@ from headwater.lake.delta_log import DeltaLog
 from headwater.lake.layout import LakeLocation, TableKind, TableLocation, open_filesystem, split_keys
 from headwater.lake.verify_hashes import HashedRows
 
-if TYPE_CHECKING:
-    pass
-
-
-# What `headwater verify` finds: what is wrong, in which table, and with what, each in one plain sentence.
-#
-# Of each kind and table the first few are kept, with the number of all of them. So a report is small, however much of a
-# table is wrong, and can be carried from an executor to the driver.
-
 FINDINGS_MAX = 20
 """Of one kind in one table that are kept."""
 NOT_NAMED = "a document"
 """What a finding calls a document that only the bucket has, until its key has been looked up."""
-
-
-# Reading all of a table's live files to judge them: what can't be read is a finding, and the rest is read on.
-#
-# Every column of every row group is read, with the checksums of its pages, because a page that no query of ours needs
-# is read by others. A file that is missing, cut off or damaged costs the rows that can't be read, and no more.
-#
-# A row is named by its *locator*, one number for the file and the row in it. Keys are read again for those rows alone
-# that something is wrong with, so a scan keeps no keys.
-
 UNREADABLE_LOG = (LakeDamaged, DeltaError, OSError, ValueError)
 """What is raised where the files of a table's log are not what they were."""
 OWN_LIBRARY = "parquet-cpp-arrow"
@@ -234,7 +215,7 @@ class TableScan:
         parts = reader.batches(row_group, bytes_max=SCAN_BYTES)
         while True:
             try:
-                # Only what reads is tried: an error of those who take the rows is no fault of the file.
+                # Only what reads is tried: an error of the caller that takes the rows is no fault of the file.
                 rows = next(parts, None)
                 if rows is not None:
                     rows = _with_types(rows, self.schema)
@@ -262,7 +243,7 @@ class TableScan:
         if not any(one.what == file.path for one in known):
             self.findings.add(Finding(kind=kind, table=self.label, what=file.path, says=says))
 
-    # --- telling rows by name -----------------------------------------------------------------------------------------
+    # --- naming rows --------------------------------------------------------------------------------------------------
 
     def keys_of(self, locators: Locators) -> list[str | None]:
         """The keys of some rows, as `key` shows them. Events have none."""

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from headwater.client.bootstrap import BucketView, KvCluster, read_manifest
+from headwater.client.blocking_bucket import Surveyor
+from headwater.client.bootstrap import BucketView
 from headwater.client.cluster_map import ClusterMap
-from headwater.client.kv_connection import Backoff, KvConnection, is_final
+from headwater.client.kv_connection import Backoff, is_final
 from headwater.client.offsets import Offsets
-from headwater.client.survey import Surveyor, VBucketStatus
+from headwater.client.survey import VBucketStatus
 from headwater.errors import HeadwaterError
-from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.planning import Survey, VBucketRange, share_out
 from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
@@ -36,7 +36,6 @@ class BucketWatch:
         self.options = options
         self._sleep = sleep
         self._surveyor: Surveyor | None = None
-        self._manifests: KvConnection | None = None
         self._selection = SelectionWatch(options.read, options.seen)
 
     @property
@@ -94,25 +93,12 @@ class BucketWatch:
 
     def look(self) -> BucketView:
         """The bucket as it is now, with the map that is known."""
-        cluster_map = self.cluster_map
-        if self._manifests is None:
-            self._manifests = KvCluster(self.options.settings).connect()
-        try:
-            has_collections = self._manifests.outcome.negotiated.collections
-            manifest = read_manifest(self._manifests) if has_collections else Manifest()
-        except BaseException:
-            # An answer that is still on its way must not be taken for that to the next question.
-            connection, self._manifests = self._manifests, None
-            connection.close()
-            raise
-        return BucketView(cluster_map=cluster_map, manifest=manifest, has_collections=has_collections)
+        return self._connected().look()
 
     def close(self) -> None:
         surveyor, self._surveyor = self._surveyor, None
-        manifests, self._manifests = self._manifests, None
-        for connected in (surveyor, manifests):
-            if connected is not None:
-                connected.close()
+        if surveyor is not None:
+            surveyor.close()
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         options = self.options.read

@@ -1,4 +1,8 @@
-"""Runs the tasks of a lake on the executors of a session, as one Spark job."""
+"""What runs on the executors of a session: the tasks of a lake, as one Spark job, with the compiled kernels at hand.
+
+`SparkRunner` is the runner of landings and of `headwater verify`. A task that it runs must be picklable, and may be run
+twice.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -25,28 +29,6 @@ from pyspark.sql import SparkSession
 from headwater.lake.lake import Task
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
 from headwater.spark.session import is_remote
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-# What a Python worker of Spark has loaded is not looked through for garbage after each of its tasks.
-#
-# A worker that is used again collects its garbage when a task has ended. With Arrow, pandas and the compiled kernels
-# loaded that is a walk over a few hundred thousand objects which are all in use: it took a third of the processor time
-# of the workers, more than anything else that they do. Objects that are frozen are left out of the walk.
-
-
-@cache
-def keep_loaded(after: str) -> None:
-    """To be called at the end of a task. The first task of a kind is the one that loads things.
-
-    A process that is no worker of Spark, as where tests run tasks by themselves, is left alone.
-    """
-    if TaskContext.get() is not None:
-        gc.collect()
-        gc.freeze()
-
 
 _DESCRIPTION = "spark.job.description"
 RESULT_SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("result", pa.binary())])
@@ -112,6 +94,20 @@ class _RunOne:
             for number in batch.column(0).to_pylist():
                 yield result_batch(pickle.loads(self.pickled[number]).run(), number)
         keep_loaded("lake")
+
+
+@cache
+def keep_loaded(after: str) -> None:
+    """To be called at the end of a task. The first task of a kind is the one that loads things.
+
+    A Python worker that is used again collects its garbage when a task has ended. With Arrow, pandas and the compiled
+    kernels loaded that is a walk over a few hundred thousand objects which are all in use: it took a third of the
+    processor time of the workers, more than anything else that they do. Objects that are frozen are left out of the
+    walk. A process that is no worker of Spark, as where tests run tasks by themselves, is left alone.
+    """
+    if TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()
 
 
 def result_batch(result: Any, number: int = 0) -> pa.RecordBatch:

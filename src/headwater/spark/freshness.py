@@ -155,10 +155,10 @@ class LandingLag:
         return offset.vbuuid == newest.vbuuid and offset.seqno >= newest.seqno
 
 
-# How far a query is behind its bucket: what Spark knows of the offsets, as a number.
+# --- how far a query is behind its bucket -----------------------------------------------------------------------------
 #
-# A Python source has no way to report metrics of its own, but Spark tells listeners where a batch ended and where the
-# source was at that time. The difference, in seqnos, is the lag.
+# A Python source has no way to report metrics of its own, but Spark reports to listeners where a batch ended and where
+# the source was at that time. The difference, in seqnos, is the lag.
 
 
 OnLag = Callable[[str, int], None]
@@ -166,7 +166,7 @@ OnLag = Callable[[str, int], None]
 
 
 def lag_seqnos(latest: str | None, end: str | None) -> int | None:
-    """The lag between two offsets as Spark tells them; None where one of them is missing or no offset of ours."""
+    """The lag between two offsets as Spark reports them; None where one of them is missing or no offset of ours."""
     try:
         newest, reached = (Offsets.from_json(text) for text in (latest or "", end or ""))
     except InvalidOffsets:
@@ -179,8 +179,8 @@ def lag_seqnos(latest: str | None, end: str | None) -> int | None:
 
 def progress_lag(progress: Any) -> int | None:
     """The lag of a query's progress, with one `dcp` source. Takes Spark's object, or the same as a dictionary."""
-    told = progress if isinstance(progress, dict) else json.loads(progress.json)
-    source = (told.get("sources") or [{}])[0]
+    reported = progress if isinstance(progress, dict) else json.loads(progress.json)
+    source = (reported.get("sources") or [{}])[0]
     return lag_seqnos(_text(source.get("latestOffset")), _text(source.get("endOffset")))
 
 
@@ -189,7 +189,7 @@ def _text(offset: Any) -> str | None:
 
 
 class LagListener(StreamingQueryListener):
-    """Tells the lag of queries that read `dcp`, after each batch: `spark.streams.addListener(LagListener(print))`."""
+    """Reports the lag of queries that read `dcp`, after each batch: `spark.streams.addListener(LagListener(print))`."""
 
     def __init__(self, on_lag: OnLag) -> None:
         self._on_lag = on_lag
@@ -206,4 +206,4 @@ class LagListener(StreamingQueryListener):
         """Nothing new has come: the last lag still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """What was told last stays."""
+        """The last report stays."""

@@ -23,9 +23,8 @@ from typing import Any
 import pyarrow.fs as fs
 from pyspark.sql import SparkSession
 
-from headwater.client.bootstrap import bootstrap, look_at_bucket
+from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
-from headwater.client.survey import Surveyor
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.lake.delta_log import Selection
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of

@@ -1,4 +1,5 @@
-"""The loop of a landing: batch after batch from the bucket into the tables, until it is stopped or there is no more.
+"""The loop of a landing: batch after batch from the bucket into the tables, until it is stopped or everything is
+landed.
 
 A batch begins where the tables end, is what its tasks read to the ends of their snapshots, and is one commit of
 `changes` that holds the offset that was reached in every vbucket. A turn of the loop asks the bucket how far it is,
@@ -207,7 +208,7 @@ class LandingLoop:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Land until there is no more, or until it is stopped. Raises what ends it before."""
+        """Land until everything is landed, or until it is stopped. Raises what ends it before."""
         backoff = Backoff(delay_s_min=_RETRY_S_MIN, delay_s_max=_RETRY_S_MAX, random=lambda: 1.0)
         try:
             while not self._stopping.is_set():
@@ -294,7 +295,7 @@ class LandingLoop:
     # --- a batch ------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
-        """Land what there is, if there is anything. Returns whether there was."""
+        """Land what is new in the bucket. Returns whether anything was."""
         lake = self._lake
         lake.refresh()
         if self._iceberg is not None:

@@ -9,7 +9,8 @@ starts earlier, at the last offset that was whole.
 
 A plan never judges a rollback. A vbucket whose newest branch is another one than that of its offset is read whatever
 its seqnos are: the server judges the stream request, and the reader goes back to the best of the boundaries it is
-given."""
+given.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
     return replace(offset, snapshot_end=Seqno(furthest))
 
 
-# --- what there is to read --------------------------------------------------------------------------------------------
+# --- what is new ------------------------------------------------------------------------------------------------------
 
 
 def plan_ranges(
@@ -96,7 +97,7 @@ def plan_ranges(
     boundaries: Boundaries | None = None,
     target: Mapping[VBucketId, Seqno] | None = None,
 ) -> list[VBucketRange]:
-    """Of every vbucket that has something new, what there is. With `target`, nothing beyond it is asked for."""
+    """The range of every vbucket that has something new. With `target`, nothing beyond it is asked for."""
     ranges = []
     for vbucket, status in survey.items():
         offset = offsets.get(vbucket) or NOWHERE
@@ -204,7 +205,8 @@ class StreamPlans:
 
         A reported offset counts only if a repetition of the batch would find it, which knows the offsets alone: it lies
         on the branch that was planned, and not before the planned end. Else a failover came between a plan and its
-        read, and the next batch goes back to where that one began."""
+        read, and the next batch goes back to where that one began.
+        """
         known = {}
         for vbucket, at in self._reported.items():
             planned = began.get(vbucket)
@@ -240,7 +242,8 @@ def _planned_offset(it: VBucketRange) -> StreamOffset:
     """Where a range ends, as far as that is known before it is read; and, as the start, the last whole offset.
 
     It is never a whole offset itself: a snapshot may go beyond it. Where the branch is another one the range may have
-    to be rolled back first, to an offset that is not known yet."""
+    to be rolled back first, to an offset that is not known yet.
+    """
     start = it.start.snapshot_start if it.branch == it.start.vbuuid else Seqno(0)
     end = max(it.end_seqno, start + 1)
     return StreamOffset(vbuuid=it.branch, seqno=it.end_seqno, snapshot_start=start, snapshot_end=Seqno(end))

@@ -158,7 +158,7 @@ class _Attempt(socketserver.StreamRequestHandler):
         server = self.server
         assert isinstance(server, _ReportServer)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            # A stranger who says nothing is not waited for; a task may read for hours.
+            # A stranger that says nothing is not waited for; a task may read for hours.
             self.connection.settimeout(ANSWER_S_MAX)
             attempt = server.reached.on_begin(json.loads(self.rfile.readline(1024)))
             if attempt is None:

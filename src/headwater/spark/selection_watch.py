@@ -95,7 +95,7 @@ class SelectionWatch:
         return self._select(CollectionNames(view.manifest))[2]
 
     def _select(self, names: CollectionNames) -> tuple[tuple[str, ...], tuple[str | int, ...], set[int]]:
-        """What there is of the scopes and collections that are asked for, and the ids of all that they mean."""
+        """Those of the scopes and collections that are asked for which exist, and the ids of all that they mean."""
         scopes = tuple(scope for scope in self._scopes if self._is_there(names, scope=scope))
         collections = tuple(one for one in self._collections if self._is_there(names, collection=one))
         return scopes, collections, {*map(int, names.ids_in(names.select(scopes=scopes, collections=collections)))}
@@ -118,7 +118,7 @@ class SelectionWatch:
         )
 
     def _is_there(self, names: CollectionNames, *, scope: str | None = None, collection: str | int = "") -> bool:
-        """Whether it exists, or never did: then looking it up tells more."""
+        """Whether it exists, or never did: then looking it up raises."""
         try:
             names.find_collection(collection) if scope is None else names.find_scope(scope)
         except (UnknownCollection, UnknownScope):
@@ -138,7 +138,7 @@ class SelectionWatch:
 
 
 def _with_names(manifest: Manifest, paths: Mapping[int, str]) -> Manifest:
-    """A manifest that still names collections that are gone. A scope that is gone as well gets an id of nobody."""
+    """A manifest that still names collections that are gone. A scope that is gone as well gets an id that none has."""
     scopes = {scope.name: scope for scope in manifest.scopes}
     for id_, path in paths.items():
         name, _, collection_name = path.partition(".")

@@ -1,4 +1,5 @@
-"""A Spark session for those who bring none: on this machine, quiet, and with this Python."""
+"""A Spark session for a caller that has none: on this machine, quiet, and with this Python. And what all sessions need:
+hiding passwords, and finding our own error in one of Spark's."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def _check_java() -> None:
         raise InvalidInput("Spark needs Java, and none was found", hint="Install Java 17, or set JAVA_HOME")
 
 
-# Sessions of Spark Connect: the program is here, and Spark is a server elsewhere.
+# --- Spark Connect: the program is here, and Spark is a server elsewhere ----------------------------------------------
 #
 # The source and the pipeline work there as they do anywhere. One thing is different: what a server is asked to do, it
 # shows in its pages as it came, options included.
@@ -90,14 +91,16 @@ def hide_password(spark: SparkSession) -> None:
         spark.conf.set(_REDACTION, f"{pattern}|{_PASSWORD}" if pattern else _PASSWORD)
 
 
-# What an error of a query means: Spark wraps ours in several layers of its own, as text.
+# --- what an error of a query means -----------------------------------------------------------------------------------
+#
+# Spark wraps ours in several layers of its own, as text.
 
 
-_OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<told>[^\n]+)")
+_OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<message>[^\n]+)")
 
 
 def query_error(error: BaseException) -> HeadwaterError:
-    """Our own error inside one of Spark's, or one that tells the first line of it."""
+    """Our own error inside one of Spark's, or one with its first line."""
     if isinstance(error, HeadwaterError):
         return error
     match = _OURS.search(str(error))
@@ -109,5 +112,5 @@ def query_error(error: BaseException) -> HeadwaterError:
         kind = HeadwaterError
     found = kind.__new__(kind)
     # The sentence has the hint at its end already.
-    HeadwaterError.__init__(found, match["told"])
+    HeadwaterError.__init__(found, match["message"])
     return found

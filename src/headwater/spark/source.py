@@ -64,7 +64,7 @@ from headwater.spark.reached_offsets import ReachedOffsets, ReportTo
 from headwater.spark.selection_watch import PlannedBucket
 from headwater.spark.source_options import SourceOptions, ValueForm
 
-# The columns that Spark sees.
+# --- the columns that Spark sees --------------------------------------------------------------------------------------
 #
 # Spark has no unsigned integers: what may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
 # its 64 bits and is read as signed.
@@ -297,8 +297,8 @@ def _rows_max(limit: ReadLimit) -> int | None:
 
 def _to_spark(offsets: Offsets) -> dict[str, Any]:
     """Spark compares offsets as text: the same offset must always be the same text."""
-    told: dict[str, Any] = json.loads(offsets.to_json())
-    return told
+    members: dict[str, Any] = json.loads(offsets.to_json())
+    return members
 
 
 def _from_spark(offset: dict[str, Any]) -> Offsets:

@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from headwater.client.offsets import Offsets
-from headwater.client.options import (
-    OPTIONS,
-    SPARK_OPTIONS,
-    TO_READ,
-    Option,
-    check_keywords,
-    warn_of_old,
-)
+from headwater.client.options import OPTIONS, SPARK_OPTIONS, TO_READ, Option, check_keywords, warn_of_old
 from headwater.client.read_options import ReadOptions, Snapshots, Start
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import InvalidInput

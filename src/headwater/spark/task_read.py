@@ -24,9 +24,9 @@ from pyspark.sql.types import VariantVal
 from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
 from headwater.client.bootstrap import BucketView
+from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
-from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.layout import split_keys
@@ -117,7 +117,7 @@ class PlannedClient(blocking_client.Client):
         async def look(_: ClientSettings) -> BucketView:
             return view
 
-        self._client = asyncio_client.Client(settings, ClientSurroundings(look=look))
+        self._client = asyncio_client.Client(settings, ClientEnvironment(look=look))
 
 
 def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
@@ -164,7 +164,7 @@ class LandShare:
         return report
 
 
-# How the batches of the client become the columns that Spark sees (`source_schema`).
+# --- the batches of the client as the columns that Spark sees (`source.spark_schema`) ---------------------------------
 
 
 class SparkRows:

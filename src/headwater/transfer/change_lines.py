@@ -1,4 +1,13 @@
-"""Changes as lines of JSON: one object a line, with the members that `to_dict` of the typed changes gives."""
+"""Changes as lines of JSON: one object a line, with the members that `to_dict` of the typed changes gives.
+
+A kernel writes the changes of documents: no Python object per change, and no value is parsed to be printed. A line is
+made after a plan: a row of fields, each with the text that stands before it, what kind it is, and the number of its
+column among those of that kind. The text behind the last field ends the line. Of keys and values that text is only the
+beginning of their name, which goes on by what they are: `key` or `key_base64`. Events, rollbacks and documents with
+extended attributes are few, and go through the typed changes.
+
+`headwater tail` writes its lines with it; an export uses `judge_values`.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +38,10 @@ from headwater.protocol.kernels.memory import (
     u64,
 )
 
-# The kernel that writes changes as lines of JSON: no Python object per change, and no value is parsed to be printed.
-#
-# A line is made after a plan: a row of fields, each with the text that stands before it, what kind it is, and the
-# number of its column among those of that kind. The text behind the last field ends the line. Of keys and values that
-# text is only the beginning of their name, which goes on by what they are: `key` or `key_base64`.
-
-
 NUMBER, NAME, TIME, KEY, VALUE = range(5)
 """Kinds of fields. A name is one of few texts, given as JSON already; a time is in microseconds since 1970."""
-
 ABSENT, AS_JSON, AS_TEXT, AS_BASE64 = range(4)
 """How a key or a value is written: null, as it is, as a string, or as a string in base64."""
-
 NUMBER_BYTES_MAX = 20
 TIME_BYTES_MAX = 34
 KEY_SIGN_BYTES_MAX = 6
@@ -51,6 +51,165 @@ KEY_MORE_BYTES_MAX = 14
 NO_TIME = -(2**63)
 _UTC = np.frombuffer(b'+00:00"', dtype=np.uint8)
 _BASE64_NAME = np.frombuffer(b'_base64":', dtype=np.uint8)
+_KINDS = {
+    "op": NAME,
+    "vbucket": NUMBER,
+    "vbuuid": NUMBER,
+    "seqno": NUMBER,
+    "rev": NUMBER,
+    "scope": NAME,
+    "collection": NAME,
+    "collection_id": NUMBER,
+    "key": KEY,
+    "value": VALUE,
+    "flags": NUMBER,
+    "expiry": NUMBER,
+    "cas": NUMBER,
+    "changed_at": TIME,
+    "snapshot_start": NUMBER,
+    "snapshot_end": NUMBER,
+}
+"""The members of a change of a document, in their order."""
+_DOCUMENT_OPS = frozenset({Mutation.op, Deletion.op, Expiration.op})
+
+
+class ChangeLines:
+    """Makes lines of batches. Where values were not asked for, `value` is left out."""
+
+    def __init__(self, *, no_value: bool) -> None:
+        self._no_value = no_value
+        self._plan = _LinePlan([name for name in _KINDS if not (no_value and name == "value")])
+        self._room = np.empty(0, dtype=np.uint8)
+
+    def encode(self, batch: pa.RecordBatch) -> memoryview:
+        """The lines of a batch, good until the next call."""
+        others = self._other_rows(batch)
+        columns = _LineColumns(batch, self._plan)
+        other_lines = [self._line(batch.slice(row, 1)) for row in others]
+        self._make_room(columns.room_bytes + sum(map(len, other_lines)))
+        at = first = 0
+        for row, line in zip(others, other_lines, strict=True):
+            at = columns.write(first, row, self._room, at)
+            self._room[at : at + len(line)] = np.frombuffer(line, dtype=np.uint8)
+            at += len(line)
+            first = row + 1
+        at = columns.write(first, batch.num_rows, self._room, at)
+        return self._room.data[:at]
+
+    def end(self) -> bytes:
+        return b""
+
+    def _other_rows(self, batch: pa.RecordBatch) -> list[int]:
+        """Those that the kernel does not write: events, rollbacks, and documents with extended attributes."""
+        ops = batch.column("op")
+        are_other = np.array([op not in _DOCUMENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
+        if "xattrs" in batch.schema.names:
+            are_other |= batch.column("xattrs").is_valid().to_numpy(zero_copy_only=False)
+        rows: list[int] = np.flatnonzero(are_other).tolist()
+        return rows
+
+    def _line(self, row: pa.RecordBatch) -> bytes:
+        members = next(changes_of(row)).to_dict()
+        if self._no_value:
+            members.pop("value", None)
+            members.pop("value_base64", None)
+        return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+    def _make_room(self, room_bytes: int) -> None:
+        if len(self._room) < room_bytes:
+            self._room = np.empty(room_bytes, dtype=np.uint8)
+
+
+class _LinePlan:
+    """The form of a line, as the kernel wants it."""
+
+    def __init__(self, members: list[str]) -> None:
+        self.members = members
+        self.numbers = [name for name in members if _KINDS[name] == NUMBER]
+        self.names = [name for name in members if _KINDS[name] == NAME]
+        self.fields = np.array(
+            [(_KINDS[name], self._column(name)) for name in members],
+            dtype=np.int64,
+        )
+        self.texts, self.text_ends = _joined([*self._texts(), b"}\n"])
+
+    def _column(self, name: str) -> int:
+        same_kind = self.names if _KINDS[name] == NAME else self.numbers
+        return same_kind.index(name) if name in same_kind else 0
+
+    def _texts(self) -> Iterator[bytes]:
+        for name in self.members:
+            # The kernel goes on with the names of keys and values itself.
+            end = "" if _KINDS[name] in (KEY, VALUE) else '":'
+            yield f'{"{" if name == self.members[0] else ","}"{name}{end}'.encode()
+
+
+class _LineColumns:
+    """A batch as the kernel wants it."""
+
+    def __init__(self, batch: pa.RecordBatch, plan: _LinePlan) -> None:
+        self._plan = plan
+        rows = batch.num_rows
+        self._numbers = np.empty((len(plan.numbers), rows), dtype=np.uint64)
+        for number, name in enumerate(plan.numbers):
+            self._numbers[number] = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False)
+        self._times = batch.column("changed_at").cast(pa.int64()).fill_null(NO_TIME).to_numpy(zero_copy_only=False)
+        self._names, self._name_ends, self._name_rows = _names([batch.column(name) for name in plan.names])
+        self._keys, self._key_offsets = binary_column(batch.column("key"))
+        self._values, self._value_offsets = binary_column(batch.column("value"))
+        self._key_forms = _key_forms(batch.column("key"))
+        self._value_forms = np.empty(rows, dtype=np.uint8)
+        has_value = batch.column("value").is_valid().to_numpy(zero_copy_only=False)
+        value_bytes = judge_values(
+            self._values, self._value_offsets, has_value, batch.column("datatype").to_numpy(), self._value_forms
+        )
+        key_bytes = KEY_SIGN_BYTES_MAX * int(self._key_offsets[-1] - self._key_offsets[0])
+        line_bytes = len(plan.texts) + NUMBER_BYTES_MAX * len(plan.numbers) + TIME_BYTES_MAX + KEY_MORE_BYTES_MAX
+        names_bytes = len(plan.names) * int(np.diff(self._name_ends, prepend=0).max())
+        self.room_bytes = rows * (line_bytes + names_bytes) + key_bytes + value_bytes
+
+    def write(self, first: int, last: int, out: Bytes, at: int) -> int:
+        """Write rows to `out`; returns where they end."""
+        return write_lines(
+            first, last, self._plan.fields, self._plan.texts, self._plan.text_ends, self._numbers, self._times,
+            self._names, self._name_ends, self._name_rows, self._keys, self._key_offsets, self._key_forms,
+            self._values, self._value_offsets, self._value_forms, out, at,
+        )  # fmt: skip
+
+
+def _key_forms(keys: pa.Array) -> Bytes:
+    try:
+        keys.cast(pa.string())
+    except pa.ArrowInvalid:  # some are not UTF-8
+        forms = [AS_TEXT if key is None or _is_utf8(key) else AS_BASE64 for key in keys.to_pylist()]
+        return np.array(forms, dtype=np.uint8)
+    return np.full(len(keys), AS_TEXT, dtype=np.uint8)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _names(columns: list[pa.DictionaryArray]) -> tuple[Bytes, Column, Column]:
+    """All names as JSON, where each of them ends, and for each column and row which of them it is."""
+    names = [b"null"]
+    rows = np.empty((len(columns), len(columns[0])), dtype=np.int64)
+    for number, column in enumerate(columns):
+        codes = column.indices.fill_null(-len(names)).to_numpy(zero_copy_only=False)
+        np.add(codes, len(names), out=rows[number], casting="unsafe")
+        names += [json.dumps(name, ensure_ascii=False).encode() for name in column.dictionary.to_pylist()]
+    return (*_joined(names), rows)
+
+
+def _joined(parts: list[bytes]) -> tuple[Bytes, Column]:
+    return np.frombuffer(b"".join(parts), dtype=np.uint8), np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 @kernel
@@ -256,162 +415,3 @@ def _base64_sign(number: int) -> int:
     if number < 62:
         return u8(0x30 + number - 52)
     return u8(0x2B) if number == 62 else u8(0x2F)
-
-
-_KINDS = {
-    "op": NAME,
-    "vbucket": NUMBER,
-    "vbuuid": NUMBER,
-    "seqno": NUMBER,
-    "rev": NUMBER,
-    "scope": NAME,
-    "collection": NAME,
-    "collection_id": NUMBER,
-    "key": KEY,
-    "value": VALUE,
-    "flags": NUMBER,
-    "expiry": NUMBER,
-    "cas": NUMBER,
-    "changed_at": TIME,
-    "snapshot_start": NUMBER,
-    "snapshot_end": NUMBER,
-}
-"""The members of a change of a document, in their order."""
-
-_DOCUMENT_OPS = frozenset({Mutation.op, Deletion.op, Expiration.op})
-
-
-class JsonLines:
-    """Makes lines of batches. Where values were not asked for, `value` is left out."""
-
-    def __init__(self, *, no_value: bool) -> None:
-        self._no_value = no_value
-        self._plan = _Plan([name for name in _KINDS if not (no_value and name == "value")])
-        self._room = np.empty(0, dtype=np.uint8)
-
-    def encode(self, batch: pa.RecordBatch) -> memoryview:
-        """The lines of a batch, good until the next call."""
-        others = self._other_rows(batch)
-        columns = _Columns(batch, self._plan)
-        other_lines = [self._line(batch.slice(row, 1)) for row in others]
-        self._make_room(columns.room_bytes + sum(map(len, other_lines)))
-        at = first = 0
-        for row, line in zip(others, other_lines, strict=True):
-            at = columns.write(first, row, self._room, at)
-            self._room[at : at + len(line)] = np.frombuffer(line, dtype=np.uint8)
-            at += len(line)
-            first = row + 1
-        at = columns.write(first, batch.num_rows, self._room, at)
-        return self._room.data[:at]
-
-    def end(self) -> bytes:
-        return b""
-
-    def _other_rows(self, batch: pa.RecordBatch) -> list[int]:
-        """Those that the kernel does not write: events, rollbacks, and documents with extended attributes."""
-        ops = batch.column("op")
-        are_other = np.array([op not in _DOCUMENT_OPS for op in ops.dictionary.to_pylist()])[ops.indices.to_numpy()]
-        if "xattrs" in batch.schema.names:
-            are_other |= batch.column("xattrs").is_valid().to_numpy(zero_copy_only=False)
-        rows: list[int] = np.flatnonzero(are_other).tolist()
-        return rows
-
-    def _line(self, row: pa.RecordBatch) -> bytes:
-        members = next(changes_of(row)).to_dict()
-        if self._no_value:
-            members.pop("value", None)
-            members.pop("value_base64", None)
-        return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-
-    def _make_room(self, room_bytes: int) -> None:
-        if len(self._room) < room_bytes:
-            self._room = np.empty(room_bytes, dtype=np.uint8)
-
-
-class _Plan:
-    """The form of a line, as the kernel wants it."""
-
-    def __init__(self, members: list[str]) -> None:
-        self.members = members
-        self.numbers = [name for name in members if _KINDS[name] == NUMBER]
-        self.names = [name for name in members if _KINDS[name] == NAME]
-        self.fields = np.array(
-            [(_KINDS[name], self._column(name)) for name in members],
-            dtype=np.int64,
-        )
-        self.texts, self.text_ends = _joined([*self._texts(), b"}\n"])
-
-    def _column(self, name: str) -> int:
-        same_kind = self.names if _KINDS[name] == NAME else self.numbers
-        return same_kind.index(name) if name in same_kind else 0
-
-    def _texts(self) -> Iterator[bytes]:
-        for name in self.members:
-            # The kernel goes on with the names of keys and values itself.
-            end = "" if _KINDS[name] in (KEY, VALUE) else '":'
-            yield f'{"{" if name == self.members[0] else ","}"{name}{end}'.encode()
-
-
-class _Columns:
-    """A batch as the kernel wants it."""
-
-    def __init__(self, batch: pa.RecordBatch, plan: _Plan) -> None:
-        self._plan = plan
-        rows = batch.num_rows
-        self._numbers = np.empty((len(plan.numbers), rows), dtype=np.uint64)
-        for number, name in enumerate(plan.numbers):
-            self._numbers[number] = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False)
-        self._times = batch.column("changed_at").cast(pa.int64()).fill_null(NO_TIME).to_numpy(zero_copy_only=False)
-        self._names, self._name_ends, self._name_rows = _names([batch.column(name) for name in plan.names])
-        self._keys, self._key_offsets = binary_column(batch.column("key"))
-        self._values, self._value_offsets = binary_column(batch.column("value"))
-        self._key_forms = _key_forms(batch.column("key"))
-        self._value_forms = np.empty(rows, dtype=np.uint8)
-        has_value = batch.column("value").is_valid().to_numpy(zero_copy_only=False)
-        value_bytes = judge_values(
-            self._values, self._value_offsets, has_value, batch.column("datatype").to_numpy(), self._value_forms
-        )
-        key_bytes = KEY_SIGN_BYTES_MAX * int(self._key_offsets[-1] - self._key_offsets[0])
-        line_bytes = len(plan.texts) + NUMBER_BYTES_MAX * len(plan.numbers) + TIME_BYTES_MAX + KEY_MORE_BYTES_MAX
-        names_bytes = len(plan.names) * int(np.diff(self._name_ends, prepend=0).max())
-        self.room_bytes = rows * (line_bytes + names_bytes) + key_bytes + value_bytes
-
-    def write(self, first: int, last: int, out: Bytes, at: int) -> int:
-        """Write rows to `out`; returns where they end."""
-        return write_lines(
-            first, last, self._plan.fields, self._plan.texts, self._plan.text_ends, self._numbers, self._times,
-            self._names, self._name_ends, self._name_rows, self._keys, self._key_offsets, self._key_forms,
-            self._values, self._value_offsets, self._value_forms, out, at,
-        )  # fmt: skip
-
-
-def _key_forms(keys: pa.Array) -> Bytes:
-    try:
-        keys.cast(pa.string())
-    except pa.ArrowInvalid:  # some are not UTF-8
-        forms = [AS_TEXT if key is None or _is_utf8(key) else AS_BASE64 for key in keys.to_pylist()]
-        return np.array(forms, dtype=np.uint8)
-    return np.full(len(keys), AS_TEXT, dtype=np.uint8)
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _names(columns: list[pa.DictionaryArray]) -> tuple[Bytes, Column, Column]:
-    """All names as JSON, where each of them ends, and for each column and row which of them it is."""
-    names = [b"null"]
-    rows = np.empty((len(columns), len(columns[0])), dtype=np.int64)
-    for number, column in enumerate(columns):
-        codes = column.indices.fill_null(-len(names)).to_numpy(zero_copy_only=False)
-        np.add(codes, len(names), out=rows[number], casting="unsafe")
-        names += [json.dumps(name, ensure_ascii=False).encode() for name in column.dictionary.to_pylist()]
-    return (*_joined(names), rows)
-
-
-def _joined(parts: list[bytes]) -> tuple[Bytes, Column]:
-    return np.frombuffer(b"".join(parts), dtype=np.uint8), np.cumsum([len(part) for part in parts], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Documents to try things with: small JSON objects that look like somebody's data, the same for the same seed.
+"""Documents to try things with: small JSON objects that look like real data, the same for the same seed.
 
 A document is its number, a profile out of a thousand that the seed decides, and a note that fills it up to the
 size asked for. It depends on the seed and its number alone, not on the batch it is in.
@@ -15,11 +15,11 @@ import numpy as np
 
 from headwater.errors import InvalidKeyTemplate
 from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, UInt64, copy_bytes, i64, kernel, u64
-from headwater.transfer.key_template import Field, KeyTemplate, Number, write_number
+from headwater.transfer.key_template import KeyField, KeyTemplate, Number, write_number
 from headwater.transfer.set_frames import Documents
 
 VALUE_BYTES = 200
-"""The size of a document unless told."""
+"""The size of a document, by default."""
 
 VALUE_BYTES_MIN = 48
 """Room for the longest number, and a note of a few letters."""
@@ -61,7 +61,7 @@ class GeneratedDocuments:
             )
         # The id of a generated document is its number, so there is no need to look for it.
         self._template = KeyTemplate(
-            tuple(Number() if isinstance(piece, Field) else piece for piece in template.pieces)
+            tuple(Number() if isinstance(piece, KeyField) else piece for piece in template.pieces)
         )
         self._count = count
         self._value_bytes = max(value_bytes, VALUE_BYTES_MIN)

@@ -1,4 +1,8 @@
-"""What `headwater load` is given: a file, standard input, or a folder with a file for each collection."""
+"""What `headwater load` is given: a file, standard input, or a folder with a file for each collection.
+
+`open_source` gives the documents of a file, whatever its format is, in batches for the loader. A file that
+`headwater export` has written is known by its first bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import Any
-
-import click
 
 from headwater.errors import InvalidInput
 from headwater.transfer.json_lines import NUMBERED, ByteReader, ExportedDocuments, JsonLines, begins_an_export
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.tables import CsvRows, ParquetRows, TableDocuments
 
-# Where `headwater load` takes its documents from.
-
-
 KEY_TEMPLATE = "doc::{#}"
-"""Of files that are no exports, unless told."""
+"""Of files that are no exports, by default."""
 
 _PARQUET_MAGIC = b"PAR1"
 _TAB = "\t"
 _LOOK_BYTES = 256
-"""So much of a file tells whether it is an export, unless there is much white space in it."""
+"""So much of a file shows whether it is an export, unless there is much white space in it."""
 
 
 class FileFormat(StrEnum):
@@ -58,7 +56,7 @@ def open_source(
     texts: Sequence[str],
     expiry: int | None = None,
 ) -> FileSource:
-    """The documents of a file. Its format is told by the end of its name, or by its first bytes, unless it is given.
+    """The documents of a file. Its format is that of the end of its name, or of its first bytes, unless it is given.
 
     With no template for the keys, a file that `headwater export` has written is known by its first bytes, and its
     documents become what they were; `expiry` counts in place of theirs.
@@ -151,7 +149,7 @@ class LoadedFile:
         except InvalidInput as error:
             if self.path is None:
                 raise
-            raise error.retold(f"{self.path}: {error.reason}") from error
+            raise error.reworded(f"{self.path}: {error.reason}") from error
 
     @property
     def size_bytes(self) -> int | None:
@@ -163,22 +161,8 @@ class LoadedFile:
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-class FileOrFolder(click.File):
-    """An open file, or the path of a folder."""
-
-    name = "file"
-
-    def __init__(self) -> None:
-        super().__init__("rb")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and value != "-" and Path(value).is_dir():
-            return Path(value)
-        return super().convert(value, param, ctx)
-
-
 def files_in(folder: Path, format_: FileFormat | None) -> dict[str, Path]:
-    """The files that an export has put there by collection, of one format if told: `SCOPE.COLLECTION.jsonl`."""
+    """The files that an export has put there by collection, of one format if given: `SCOPE.COLLECTION.jsonl`."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         kind = BY_ENDING.get(path.suffix.lower())

@@ -1,7 +1,8 @@
 """Documents from JSON lines: one document a line, checked, and given as columns with no object per line.
 
 Blank lines are passed over but counted, so that a number is always that of the line in the file. A line that can't be
-used ends the reading, after the documents before it have been given.
+used ends the reading, after the documents before it have been given. `ExportedDocuments` takes documents out of lines,
+or rows of a table, that `headwater export` has written. `inputs.open_source` chooses between them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyByt
 from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.set_frames import JSON_FLAGS, Documents, SetFrames
+from headwater.transfer.table_json import text_bytes
 
 CHUNK_BYTES = 512 * 1024
 BATCH_DOCUMENTS_MAX = 4096
@@ -144,9 +146,10 @@ def _trim(text: Bytes, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-# The form in which documents are exported, read back: keys, flags and expiry in front, and the document behind.
+# --- exported documents -----------------------------------------------------------------------------------------------
 #
-# `headwater export` writes a document as a JSON object that begins with what is not in the document itself:
+# Their form is read back: keys, flags and expiry in front, and the document behind. `headwater export` writes a
+# document as a JSON object that begins with what is not in the document itself:
 #
 # | member | what it has |
 # |---|---|
@@ -171,7 +174,7 @@ MEMBERS = (
 )
 
 NUMBERED = KeyTemplate.parse("{#}")
-"""The template of a source whose documents are to be read as exported ones: errors tell the number."""
+"""The template of a source whose documents are to be read as exported ones: errors name the number."""
 
 _U32_MAX = 0xFFFFFFFF
 _BLANK = "[ \t]*"
@@ -203,8 +206,8 @@ class KeptDocuments(Documents):
     def stamp(self, frames: SetFrames) -> None:
         """Write both into the SETs that were made of the documents."""
         for at, numbers in ((24, self.flags), (28, self.expiries)):
-            places = frames.starts[:-1, np.newaxis] + np.arange(at, at + 4)
-            frames.data[places] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
+            at_bytes = frames.starts[:-1, np.newaxis] + np.arange(at, at + 4)
+            frames.data[at_bytes] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
 
 
 class DocumentSource(Protocol):
@@ -267,9 +270,9 @@ class ExportedDocuments:
 def _heads(lines: Documents) -> pa.StructArray:
     """What stands before the documents: a group of `_HEAD` in each field, empty where it is not there."""
     # A text goes on to where the next one begins: what is between them is white space, and far behind the head.
-    places = np.append(lines.value_starts, lines.value_ends[-1:]).astype(np.int64)
+    edges = np.append(lines.value_starts, lines.value_ends[-1:]).astype(np.int64)
     data = pa.py_buffer(np.ascontiguousarray(lines.values))
-    texts = pa.LargeStringArray.from_buffers(len(lines), pa.py_buffer(places), data)
+    texts = pa.LargeStringArray.from_buffers(len(lines), pa.py_buffer(edges), data)
     return pc.extract_regex(texts, pattern=_HEAD)
 
 
@@ -279,9 +282,8 @@ def _keys(heads: pa.StructArray) -> tuple[Bytes, Column, str]:
     plain = pc.and_(pc.equal(heads.field("key_form"), ""), pc.invert(pc.match_substring(keys, "\\")))
     small = pc.and_(pc.greater(pc.binary_length(keys), 0), pc.less_equal(pc.binary_length(keys), KEY_BYTES_MAX))
     if not heads.null_count and pc.all(pc.and_(plain, small)).as_py() and not _are_too_large(heads):
-        _, ends, data = keys.buffers()
-        places = np.frombuffer(ends, dtype=np.int64)[keys.offset : keys.offset + len(keys) + 1]
-        return np.frombuffer(data, dtype=np.uint8)[places[0] : places[-1]].copy(), places[1:] - places[0], ""
+        content, edges = text_bytes(keys)
+        return content[edges[0] : edges[-1]].copy(), edges[1:] - edges[0], ""
     found = bytearray()
     key_ends: list[int] = []
     flaw = ""

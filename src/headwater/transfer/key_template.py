@@ -50,13 +50,13 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class KeyField:
     """A field of the document."""
 
     name: str
 
 
-Piece = Literal | Number | Field
+Piece = Literal | Number | KeyField
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class KeyTemplate:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields it needs, each once."""
-        return tuple(dict.fromkeys(piece.name for piece in self.pieces if isinstance(piece, Field)))
+        return tuple(dict.fromkeys(piece.name for piece in self.pieces if isinstance(piece, KeyField)))
 
     @classmethod
     def parse(cls, text: str) -> KeyTemplate:
@@ -122,18 +122,18 @@ class KeyTemplate:
             if isinstance(piece, Literal):
                 arguments[index] = len(literals), len(literals) + len(piece.text)
                 literals += piece.text
-            elif isinstance(piece, Field):
+            elif isinstance(piece, KeyField):
                 arguments[index, 0] = self.fields.index(piece.name)
         return kinds, arguments, np.frombuffer(bytes(literals), dtype=np.uint8)
 
     def _bytes_max(self, count: int, found: _Found) -> int:
         fixed = sum(len(piece.text) if isinstance(piece, Literal) else _NUMBER_DIGITS_MAX for piece in self.pieces)
-        uses = [sum(piece == Field(name) for piece in self.pieces) for name in self.fields]
+        uses = [sum(piece == KeyField(name) for piece in self.pieces) for name in self.fields]
         lengths = (found.ends - found.starts)[:, :count].clip(0, KEY_BYTES_MAX + 1).sum(axis=1)
         return count * fixed + int(np.dot(uses, lengths)) if uses else count * fixed
 
 
-_KINDS: dict[type[Piece], int] = {Literal: 0, Number: 1, Field: 2}
+_KINDS: dict[type[Piece], int] = {Literal: 0, Number: 1, KeyField: 2}
 
 
 def _piece(match: re.Match[str], text: str) -> Piece:
@@ -141,7 +141,7 @@ def _piece(match: re.Match[str], text: str) -> Piece:
         return Literal(match[0].replace("{{", "{").replace("}}", "}").encode())
     if not match["name"]:
         raise InvalidKeyTemplate(f"the key template {text!r} has an empty {{}}", hint=_HINT)
-    return Number() if match["name"] == "#" else Field(match["name"])
+    return Number() if match["name"] == "#" else KeyField(match["name"])
 
 
 def _document_error(number: int, reason: str, *, hint: str) -> InvalidDocument:

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.errors import InvalidInput
+from headwater.protocol.kernels.memory import ReadOnlyBytes, ReadOnlyInt64s
 
 _NULL = "null"
 _TEXT = pa.large_string()
@@ -54,10 +55,10 @@ def objects(names: Sequence[str], texts: Sequence[pa.Array], rows: int, *, keyed
         start = f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:"
         text = column.cast(_TEXT)
         if keyed and number:
-            parts.append(pc.coalesce(_joined([start, text], rows), pa.scalar("", _TEXT)))
+            parts.append(pc.coalesce(joined([start, text], rows), pa.scalar("", _TEXT)))
         else:
             parts += [start, _nulls_written(text)]
-    return _joined([*parts, "}"], rows)
+    return joined([*parts, "}"], rows)
 
 
 def json_of(column: pa.Array, name: str) -> pa.Array:
@@ -70,7 +71,7 @@ def json_of(column: pa.Array, name: str) -> pa.Array:
     raise InvalidInput(f"column {name!r} is of type {column.type}, which JSON has no form for", hint=_HINT)
 
 
-# --- single values ------------------------------------------------------------------------------------------------
+# --- single values ----------------------------------------------------------------------------------------------------
 
 
 def _nulls(column: pa.Array, name: str) -> pa.Array:
@@ -95,7 +96,7 @@ def quoted(column: pa.Array, name: str = "") -> pa.Array:
         for sign, escape in _ESCAPES:
             text = pc.replace_substring(text, sign, escape)
         text = _without_controls(text)
-    return _joined(['"', text, '"'], len(text))
+    return joined(['"', text, '"'], len(text))
 
 
 def _without_controls(text: pa.Array) -> pa.Array:
@@ -123,7 +124,7 @@ def _timestamp(column: pa.Array, name: str) -> pa.Array:
     return quoted(pc.replace_substring(column.cast(_TEXT), " ", "T"))
 
 
-# --- values made of others ----------------------------------------------------------------------------------------
+# --- values made of others --------------------------------------------------------------------------------------------
 
 
 def _dictionary(column: pa.Array, name: str) -> pa.Array:
@@ -145,7 +146,7 @@ def _map(column: pa.Array, name: str) -> pa.Array:
         pa.list_(pa.struct([pa.field("k", column.type.key_type), pa.field("v", column.type.item_type)]))
     )
     entries = lists.flatten()
-    members = _joined([quoted(entries.field(0)), ":", _nulls_written(json_of(entries.field(1), name))], len(entries))
+    members = joined([quoted(entries.field(0)), ":", _nulls_written(json_of(entries.field(1), name))], len(entries))
     return _bracketed("{", members, "}", lengths=_lengths(lists), valid=column.is_valid())
 
 
@@ -156,8 +157,8 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 def _bracketed(before: str, items: pa.Array, behind: str, *, lengths: NDArray[np.int64], valid: pa.Array) -> pa.Array:
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, items.cast(pa.string())), ",")
-    texts = _joined([before, joined.cast(_TEXT), behind], len(lengths))
+    members = pc.binary_join(pa.ListArray.from_arrays(offsets, items.cast(pa.string())), ",")
+    texts = joined([before, members.cast(_TEXT), behind], len(lengths))
     return pc.if_else(valid, texts, pa.scalar(None, _TEXT))
 
 
@@ -171,7 +172,8 @@ def _nulls_written(texts: pa.Array) -> pa.Array:
     return pc.coalesce(texts, pa.scalar(_NULL, _TEXT))
 
 
-def _joined(parts: list[Any], rows: int) -> pa.Array:
+def joined(parts: Sequence[Any], rows: int) -> pa.Array:
+    """Texts by row, put together of columns of texts and of texts that are the same in all rows."""
     if all(isinstance(part, str) for part in parts):
         return pa.repeat(pa.scalar("".join(parts), _TEXT), rows)
     scalars = [pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts]
@@ -189,6 +191,13 @@ def _is_bytes(type_: pa.DataType) -> bool:
 
 def _is_list(type_: pa.DataType) -> bool:
     return any(is_one(type_) for is_one in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
+def text_bytes(texts: pa.Array) -> tuple[ReadOnlyBytes, ReadOnlyInt64s]:
+    """The bytes of large texts as they lie in memory, and where each of them begins; the last number is their end."""
+    _, offsets, data = texts.buffers()
+    edges = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(b"" if data is None else data, dtype=np.uint8), edges
 
 
 _FORMS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, str], pa.Array]], ...] = (

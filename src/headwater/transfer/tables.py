@@ -24,7 +24,7 @@ from headwater.protocol.numbers import VALUE_BYTES_MAX
 from headwater.transfer.json_lines import KEY_MEMBER, ByteReader
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.set_frames import Documents
-from headwater.transfer.table_json import objects, objects_of, quoted
+from headwater.transfer.table_json import objects, objects_of, quoted, text_bytes
 
 BATCH_ROWS_MAX = 4096
 BATCH_BYTES = 4 * 1024 * 1024
@@ -39,7 +39,7 @@ class Rows(Protocol):
 
     @property
     def bytes_read(self) -> int:
-        """Of the file, for who shows the progress."""
+        """Of the file, for a line with the progress."""
 
     def objects(self) -> Iterator[pa.Array]: ...
 
@@ -66,16 +66,14 @@ class TableDocuments:
                 raise problem
 
     def _documents(self, texts: pa.Array) -> tuple[Documents, InvalidDocument | None]:
-        _, offsets, data = texts.buffers()
-        ends = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        content = np.frombuffer(b"" if data is None else data, dtype=np.uint8)
-        starts, ends = ends[:-1], ends[1:]
+        content, edges = text_bytes(texts)
+        starts, ends = edges[:-1], edges[1:]
         fit = _fitting(starts, ends)
         numbers = np.arange(self._given + 1, self._given + 1 + fit, dtype=np.int64)
         self._given += len(texts)
         keys, key_ends, problem = self._template.build(content, starts[:fit], ends[:fit], numbers)
         if problem is not None:
-            problem = problem.retold(_LINE.sub("row ", problem.reason))
+            problem = problem.reworded(_LINE.sub("row ", problem.reason))
         elif fit < len(texts):
             problem = InvalidDocument(
                 f"row {self._given - len(texts) + fit + 1}: the document would be longer than {VALUE_BYTES_MAX} bytes",
@@ -146,7 +144,9 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(". ")
 
 
-# The rows of a CSV file with a header, in columns whose types the first rows decide.
+# --- a CSV file -------------------------------------------------------------------------------------------------------
+#
+# It has a header, and the first rows decide the types of the columns.
 #
 # A column is of numbers if all cells of it in the first block look like numbers of JSON, and of booleans if all are
 # `true` or `false`; else it is of texts. So `007`, `+1` and `1,5` stay texts, and a number is written as it stands in
@@ -182,7 +182,7 @@ class CsvRows:
     def __init__(
         self, file: ByteReader, *, delimiter: str = ",", texts: Sequence[str] = (), maybe_exported: bool = False
     ) -> None:
-        self._source = _Replayed(file)
+        self._source = _CsvFile(file)
         self._delimiter = delimiter
         self.names = self._read_header()
         check_columns(self.names)
@@ -256,7 +256,7 @@ class CsvRows:
     def _misfit(row: int, name: str, kind: CellKind, cell: str) -> InvalidDocument:
         return InvalidDocument(
             f"row {row}: {cell[:40]!r} in column {name!r} is not {kind.value}, as the first cells of it are",
-            hint=f"Mend the cell, or take the whole column as text with --text {name}",
+            hint=f"Fix the cell, or take the whole column as text with --text {name}",
         )
 
     def _unreadable(self, error: pa.ArrowInvalid) -> InvalidDocument | InvalidInput:
@@ -274,12 +274,12 @@ class CsvRows:
         if found is not None:
             return InvalidDocument(
                 f"{where}: {found['what'][:200].rstrip('. ').replace('Expected', 'expected')}",
-                hint="Mend the row; --delimiter names what stands between cells",
+                hint="Fix the row; --delimiter names what stands between cells",
             )
-        return InvalidDocument(f"behind row {self._given} the file can't be read: {text}", hint="Mend the file")
+        return InvalidDocument(f"behind row {self._given} the file can't be read: {text}", hint="Fix the file")
 
 
-# --- kinds of cells -----------------------------------------------------------------------------------------------
+# --- kinds of cells ---------------------------------------------------------------------------------------------------
 
 
 def _kind_of(column: pa.Array) -> CellKind:
@@ -299,10 +299,10 @@ def _first_misfit(column: pa.Array, kind: CellKind) -> int | None:
     return int(misfits[0]) if len(misfits) else None
 
 
-# --- the file -----------------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
-class _Replayed(io.RawIOBase):
+class _CsvFile(io.RawIOBase):
     """A file whose beginning is looked at before Arrow reads it; a pipe can't be read twice."""
 
     def __init__(self, file: ByteReader) -> None:

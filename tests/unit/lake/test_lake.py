@@ -11,13 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.errors import (
-    ColumnsChanged,
-    LakeDamaged,
-    LakeInUse,
-    LakeOfOtherBucket,
-    LakeOutOfStep,
-)
+from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOtherBucket, LakeOutOfStep
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
 from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from headwater.client.changes import changes_of
-from headwater.transfer.change_lines import JsonLines
+from headwater.transfer.change_lines import ChangeLines
 from support.change_batches import batch_of, document, event, rollback
 
 
 def lines_of(batch: pa.RecordBatch, **options: Any) -> list[dict[str, Any]]:
-    text = bytes(JsonLines(**{"no_value": False, **options}).encode(batch))
+    text = bytes(ChangeLines(**{"no_value": False, **options}).encode(batch))
     assert text.endswith(b"\n")
     return [json.loads(line) for line in text.decode().removesuffix("\n").split("\n")]
 
@@ -64,7 +64,7 @@ def test_json_values(value: str) -> None:
 
 
 def test_numbers_are_printed_as_they_were_written() -> None:
-    text = bytes(JsonLines(no_value=False).encode(batch_of(document(value=b'{"n":1.10,"big":123456789012345678901}'))))
+    text = bytes(ChangeLines(no_value=False).encode(batch_of(document(value=b'{"n":1.10,"big":123456789012345678901}'))))
     assert b'"value":{"n":1.10,"big":123456789012345678901}' in text
 
 
@@ -156,7 +156,7 @@ def test_parts_of_batches() -> None:
 
 
 def test_one_encoder_for_batches_of_any_size() -> None:
-    encoder = JsonLines(no_value=False)
+    encoder = ChangeLines(no_value=False)
     for count in (1, 1000, 3, 2000):
         batch = batch_of(*(document(seqno=seqno) for seqno in range(count)))
         lines = bytes(encoder.encode(batch)).decode().splitlines()

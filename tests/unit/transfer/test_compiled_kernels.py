@@ -16,7 +16,7 @@ from headwater.protocol.messages.dcp_changes import Deletion, Mutation
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
 from headwater.transfer import set_frames
-from headwater.transfer.change_lines import JsonLines as ChangeLines
+from headwater.transfer.change_lines import ChangeLines
 from headwater.transfer.export_files import are_json
 from headwater.transfer.generated_documents import GeneratedDocuments
 from headwater.transfer.json_lines import JsonLines

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
-from headwater.transfer.key_template import Field, KeyTemplate, Literal, Number
+from headwater.transfer.key_template import KeyField, KeyTemplate, Literal, Number
 
 
 def build(template: str, *documents: str, first: int = 1) -> tuple[list[str], InvalidDocument | None]:
@@ -24,12 +24,12 @@ def test_a_template_in_pieces() -> None:
     template = KeyTemplate.parse("ü::{a}-{#}-{b}{a}{{}}")
     assert template.pieces == (
         Literal("ü::".encode()),
-        Field("a"),
+        KeyField("a"),
         Literal(b"-"),
         Number(),
         Literal(b"-"),
-        Field("b"),
-        Field("a"),
+        KeyField("b"),
+        KeyField("a"),
         Literal(b"{"),
         Literal(b"}"),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.transfer.spool import Spool
+from headwater.transfer.spool import DocumentSpool
 from support.change_batches import batch_of, document, event, rollback
 
 COLLECTIONS = {8: "orders", 9: "users"}
@@ -25,7 +25,7 @@ def in_collection(collection_id: int) -> dict[str, Any]:
 
 
 def exported(folder: Path, batches: list[pa.RecordBatch]) -> dict[tuple[str, bytes], bytes]:
-    spool = Spool(folder)
+    spool = DocumentSpool(folder)
     for batch in batches:
         spool.add(batch)
     found = {}
@@ -108,7 +108,7 @@ def test_what_is_exported_is_what_the_history_adds_up_to(tmp_path: Path, seed: i
 
 def test_a_bucket_at_rest_keeps_no_keys_in_memory(tmp_path: Path) -> None:
     rows = [document(key=b"k%d" % n, **place(7, n, (0, 100)), **in_collection(8)) for n in range(1, 101)]
-    spool = Spool(tmp_path)
+    spool = DocumentSpool(tmp_path)
     spool.add(batch_of(*rows[:50]))
     spool.add(batch_of(*rows[50:]))
     assert spool._survivors._later == []
