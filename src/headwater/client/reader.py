@@ -65,18 +65,15 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 
-# When a read fails: at once for what can't get better by waiting, and for the rest when it has waited too long.
-
-
 REFUSALS_MAX = 3
-"""How often in a row a node may refuse to have us before we believe it."""
+"""How often in a row a node may refuse a connection before the read fails."""
 
 
 class GivingUp:
-    """The patience of one read."""
+    """When a read fails: at once for what can't get better by waiting, and for the rest after a while."""
 
     def __init__(self, after_s: float | None, *, pool: LinkPool, waits: VBucketWaits) -> None:
-        """None is for ever patient."""
+        """With None the read waits for ever."""
         self._after_s = after_s
         self._pool = pool
         self._waits = waits
@@ -123,7 +120,7 @@ DecodeMap = Callable[[bytes, Address], ClusterMap]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderEnvironment:
-    """What a reader takes from its surroundings, and from the client that it belongs to."""
+    """What a reader takes from the machine and from its client."""
 
     new_link: NewLink
     decode_map: DecodeMap
@@ -347,28 +344,25 @@ class Reader:
 
     def _on_high_seqnos(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
         streams = list(slot.surveyed.get(request.opaque, []))
-        self._take_high_seqnos(slot, streams, answer, now_s)
-        # Not before: what fails on the way is the end of the link, and then they all wait.
-        slot.surveyed.pop(request.opaque, None)
-
-    def _take_high_seqnos(self, slot: Slot, streams: list[VBucketStream], answer: Response, now_s: float) -> None:
-        if not isinstance(answer, GetAllVbSeqnosResponse):
+        if isinstance(answer, GetAllVbSeqnosResponse):
+            highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
+            self.metrics.set_high_seqnos({vbucket: high for vbucket, high in highs.items() if vbucket in self._streams})
+            self._opening.on_high_seqnos(slot, streams, highs, now_s)
+            if not streams and self._options.end is not None:
+                self._check_ends(slot, highs)
+        else:
             error = refusal(answer, "the high seqnos can't be read")
             for stream in streams:
                 self._on_refused(stream, error, now_s)
-            return
-        highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
-        self.metrics.set_high_seqnos({vbucket: high for vbucket, high in highs.items() if vbucket in self._streams})
-        self._opening.on_high_seqnos(slot, streams, highs, now_s)
-        if not streams and self._options.end is not None:
-            self._check_ends(slot, highs, now_s)
+        # Not before: an error on the way ends the link, and then all of them have to wait.
+        slot.surveyed.pop(request.opaque, None)
 
-    def _check_ends(self, slot: Slot, highs: dict[VBucketId, Seqno], now_s: float) -> None:
+    def _check_ends(self, slot: Slot, highs: dict[VBucketId, Seqno]) -> None:
         """A failover may have left open streams with an end that their new history does not have."""
         assert slot.link is not None
         for stream in list(slot.link.streams.values()):
             high = highs.get(stream.vbucket)
-            # One that is being asked for may have to roll back first, and the caller must know of that.
+            # One that is being asked for may have to roll back first, and the caller has to get that rollback.
             if high is not None and stream.is_accepted:
                 stream.end_seqno = min(stream.end_seqno, high)
                 if stream.has_reached_end:
