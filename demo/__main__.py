@@ -13,8 +13,8 @@ from pathlib import Path
 import rich_click as click
 
 from demo.commands import PASSWORD, USER, CommandFailed
+from demo.screen import Screen
 from demo.shop import SCOPE, SHARES
-from demo.telling import Teller
 from headwater import HeadwaterError
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -37,48 +37,48 @@ def main(documents: int, seed: int, remove: bool) -> None:
 
     The exit code is 0 only if they are equal.
     """
-    teller = Teller()
+    screen = Screen()
     folder = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
-    # Spark's Python side tells of an interruption at length.
+    # Spark's Python side reports an interruption at length.
     logging.basicConfig(filename=folder / "demo.log")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     code, keep = EXIT_FAILED, True
     try:
-        serve_again = _play(teller, folder, documents=documents, seed=seed)
+        serve_again = _play(screen, folder, documents=documents, seed=seed)
         if serve_again is not None:
             code, keep = 0, not remove
             if keep:
-                _tell_what_next(teller, folder, serve_again)
+                _print_what_next(screen, folder, serve_again)
     except KeyboardInterrupt:
         code, keep = EXIT_INTERRUPTED, False
-        teller.fail("interrupted; nothing is left running")
+        screen.fail("interrupted; nothing is left running")
     except (HeadwaterError, CommandFailed) as error:
-        teller.fail(str(error))
+        screen.fail(str(error))
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
     elif code:
-        teller.tell(f"What there is of logs and tables lies in {folder}")
+        screen.print(f"All logs and tables lie in {folder}")
     sys.exit(code)
 
 
-def _play(teller: Teller, folder: Path, **choices: int) -> str | None:
-    with teller.step("Importing libraries"):
-        # Here, because it takes a while, and whoever breaks it off sees no traceback.
+def _play(screen: Screen, folder: Path, **choices: int) -> str | None:
+    with screen.step("Importing libraries"):
+        # Here, because it takes a while, and an interruption shows no traceback.
         from demo.scenes import Demo
     with ExitStack() as running:
         try:
-            return Demo(teller, folder, **choices).play(running)
+            return Demo(screen, folder, **choices).play(running)
         finally:
             # Nothing may break off what puts everything away.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
 
 
-def _tell_what_next(teller: Teller, folder: Path, serve_again: str) -> None:
+def _print_what_next(screen: Screen, folder: Path, serve_again: str) -> None:
     lake = folder / "lake"
-    teller.tell(f"\nThe tables lie in [bold]{lake}[/]. Three things to try:\n")
-    teller.quote(
+    screen.print(f"\nThe tables lie in [bold]{lake}[/]. Three things to try:\n")
+    screen.quote(
         f"""\
 # the live documents of a collection
 .venv/bin/python -c "import polars; print(polars.read_delta('{lake}/documents/{SCOPE}.orders'))"
@@ -87,7 +87,7 @@ def _tell_what_next(teller: Teller, folder: Path, serve_again: str) -> None:
 # the bucket again, with its dashboard, until Ctrl-C
 .venv/bin/{serve_again} --user {USER} --password {PASSWORD}"""
     )
-    teller.tell(f"\nWhen you have seen enough: rm -r {folder}")
+    screen.print(f"\nWhen you have seen enough: rm -r {folder}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Of both, so that whoever connects finds the one that is left."""
+        """Of both, so that a client finds the one that is left."""
         return f"couchbase://{self.first.address},{self.second.address}/{BUCKET}"
 
     def form(self) -> None:

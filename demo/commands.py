@@ -36,10 +36,10 @@ def load(url: str, lines: Iterable[str], *, collection: str, key: str) -> dict[s
         # One that has ended early says why.
         with suppress(BrokenPipeError):
             process.stdin.writelines(lines)
-        told, error = process.communicate()
+        output, error = process.communicate()
         if process.returncode:
             raise _failed(arguments, error)
-    loaded: dict[str, Any] = json.loads(told)
+    loaded: dict[str, Any] = json.loads(output)
     return loaded
 
 
@@ -54,7 +54,7 @@ def verify(url: str, lake: Path) -> dict[str, Any]:
 
 @contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended, whatever happens. Ctrl-C on the terminal is not for it, but for whoever ends it."""
+    """A process that is ended, whatever happens. Ctrl-C on the terminal does not reach it: this process ends it."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True, **options
     )
@@ -80,8 +80,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     with started([*HEADWATER, *arguments], stderr=subprocess.PIPE) as process:
-        told, error = process.communicate()
-        return subprocess.CompletedProcess(arguments, process.returncode, told, error)
+        output, error = process.communicate()
+        return subprocess.CompletedProcess(arguments, process.returncode, output, error)
 
 
 def _failed(arguments: Iterable[str], said: str) -> CommandFailed:

@@ -79,7 +79,7 @@ class LiveLanding:
             raise CommandFailed("the landing has ended") if failure is None else query_error(failure)
 
     def catch_up(self) -> None:
-        """Land what there is, bring the documents up to it, and end."""
+        """Land what the bucket has, bring the documents up to it, and end."""
         self._query.processAllAvailable()
         self._query.stop()
 

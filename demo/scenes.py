@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from demo.cluster import Cluster, started_cluster
 from demo.commands import headwater, load, verify
 from demo.live_landing import LiveLanding, running_landing, start_spark
+from demo.screen import Screen, Step
 from demo.shop import SCOPE, counts, json_lines
-from demo.telling import Step, Teller
 from demo.undone import taken_back, void_changes
 from demo.writer_process import WriterProcess, running_writer
 from headwater.spark import query_error
@@ -25,7 +25,7 @@ LIVE_BATCHES = 2
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    teller: Teller
+    screen: Screen
     folder: Path
     documents: int
     seed: int
@@ -37,7 +37,7 @@ class Demo:
     def play(self, running: ExitStack) -> str | None:
         """Returns how to start the bucket again, or None where the tables are not the bucket in the end.
 
-        Whoever closes `running` ends all that goes on.
+        To close `running` ends all that goes on.
         """
         try:
             return self._play(running)
@@ -46,7 +46,7 @@ class Demo:
 
     def _play(self, running: ExitStack) -> str | None:
         cluster = running.enter_context(started_cluster(self.folder))
-        with self.teller.step("Starting Spark and two nodes") as step:
+        with self.screen.step("Starting Spark and two nodes") as step:
             spark = start_spark(running, self.folder)
             cluster.form()
             step.done = f"Spark {spark.version} is up, and two nodes with a replica of each other: {cluster.url}"
@@ -58,7 +58,7 @@ class Demo:
         return cluster.second_again() if self._compare(cluster, landing, converged_s) else None
 
     def _load(self, cluster: Cluster) -> None:
-        with self.teller.step("Loading documents") as step:
+        with self.screen.step("Loading documents") as step:
             headwater("collections", "create", cluster.url, SCOPE)
             began_s, loaded, total = time.monotonic(), 0, self.documents
             for name, count in counts(total).items():
@@ -70,32 +70,32 @@ class Demo:
             step.done = f"{loaded:,} documents made and loaded in {len(counts(total))} collections, {rate:,.0f}/s"
 
     def _write(self, running: ExitStack, cluster: Cluster) -> WriterProcess:
-        with self.teller.step("Starting an application") as step:
+        with self.screen.step("Starting an application") as step:
             writing = running_writer(cluster.url, documents=self.documents, seed=self.seed, folder=self.folder)
             step.done = "An application updates, adds and deletes documents from now on, with the Couchbase SDK"
             return running.enter_context(writing)
 
     def _land(self, running: ExitStack, spark: SparkSession, cluster: Cluster, writer: WriterProcess) -> LiveLanding:
-        with self.teller.step("Landing it in Delta tables") as step:
+        with self.screen.step("Landing it in Delta tables") as step:
             landing = running.enter_context(running_landing(spark, cluster.url, self.lake))
             landing.wait_until(lambda: bool(landing.batches), lambda: step.show(f"{writer.written:,} changes written"))
             first = landing.batches[0]
             step.done = f"The first batch is landed: {first.rows:,} changes, {first.rows / first.took_s:,.0f}/s"
-        with self.teller.step("Landing what is written meanwhile") as step:
+        with self.screen.step("Landing what is written meanwhile") as step:
             _wait_for_batches(LIVE_BATCHES, step, landing, writer)
             step.done = f"{landing.rows:,} changes landed in {len(landing.batches)} batches, while writes went on"
         return landing
 
     def _lose_a_node(self, cluster: Cluster, landing: LiveLanding, writer: WriterProcess) -> float:
         """Returns how long it took from the end of the node to tables without its lost changes."""
-        with self.teller.step("Holding the replicas") as step:
+        with self.screen.step("Holding the replicas") as step:
             held = cluster.hold_replicas()
             _wait_for_batches(LIVE_BATCHES, step, landing, writer)
             step.done = (
                 f"The second node takes in no changes for its {held} replicas any more: "
                 f"{cluster.behind():,} changes are on the first node alone, and are landed from there"
             )
-        with self.teller.step("Killing the first node") as step:
+        with self.screen.step("Killing the first node") as step:
             landed, died_s = landing.offsets, time.monotonic()
             cluster.kill_first()
             promoted = cluster.fail_over()
@@ -104,7 +104,7 @@ class Demo:
                 f"kill -9, and failover: {promoted} vbuckets, as the parts of a bucket are called, are active on the "
                 f"second node, and {lost.changes:,} changes in the tables are of a history that did not happen"
             )
-        with self.teller.step("Landing the rollback") as step:
+        with self.screen.step("Landing the rollback") as step:
 
             def show() -> None:
                 step.show("vbuckets", completed=len(landing.rolled_back & lost.vbuckets), total=len(lost.vbuckets))
@@ -115,24 +115,24 @@ class Demo:
                 f"The tables went back: {len(landing.rolled_back)} rollbacks undone, {void_changes(self.lake):,} "
                 "changes marked void, and what holds instead read again"
             )
-        with self.teller.step("Landing what is written after the failover") as step:
+        with self.screen.step("Landing what is written after the failover") as step:
             _wait_for_batches(LIVE_BATCHES, step, landing, writer)
             step.done = f"The application went on with the other node: {writer.written:,} changes written so far"
         return converged_s
 
     def _catch_up(self, landing: LiveLanding, writer: WriterProcess) -> None:
-        with self.teller.step("Stopping the application") as step:
+        with self.screen.step("Stopping the application") as step:
             step.done = f"The application has ended: {writer.stop()}"
-        with self.teller.step("Landing the rest") as step:
+        with self.screen.step("Landing the rest") as step:
             landing.catch_up()
             step.done = f"Caught up: {landing.rows:,} changes in {len(landing.batches)} batches"
 
     def _compare(self, cluster: Cluster, landing: LiveLanding, converged_s: float) -> bool:
-        with self.teller.step("Comparing the tables with the bucket") as step:
+        with self.screen.step("Comparing the tables with the bucket") as step:
             found = verify(cluster.url, self.lake)
             step.done = f"headwater verify, which reads both sides and compares every document. {found['sentence']}"
-        self.teller.tell()
-        self.teller.figures(
+        self.screen.print()
+        self.screen.figures(
             [
                 ("documents in the end", f"{found['landed']:,}"),
                 ("changes landed", f"{landing.rows:,}"),
@@ -140,7 +140,7 @@ class Demo:
                 ("rollbacks undone", f"{len(landing.rolled_back):,}"),
                 ("from kill -9 to right tables", f"{converged_s:.1f} s"),
                 ("tables and bucket are", "equal" if found["equal"] else "NOT EQUAL"),
-                ("time", f"{self.teller.elapsed_s:.0f} s"),
+                ("time", f"{self.screen.elapsed_s:.0f} s"),
             ]
         )
         return bool(found["equal"])

@@ -31,7 +31,7 @@ READY_TIMEOUT = timedelta(seconds=30)
 class Writer:
     """Writes to one collection after another. What it does depends on the seed alone.
 
-    Where a node is gone the SDK tries for a while, and then tells of each write that failed; those are not counted.
+    Where a node is gone the SDK tries for a while, and then reports each write that failed; those are not counted.
     """
 
     def __init__(self, collections: dict[str, Collection], highest: dict[str, int], seed: int) -> None:
@@ -55,7 +55,7 @@ class Writer:
         self._upsert(name, "added", list(range(first, first + WRITES_AT_ONCE)))
 
     def _deleted(self, name: str) -> None:
-        # Some may be gone already, and the SDK tells of those apart.
+        # Some may be gone already, and the SDK reports those apart.
         gone = self._collections[name].remove_multi([f"{name}::{number}" for number in self._some(name)])
         self.done["deleted"] += len(gone.results)
 

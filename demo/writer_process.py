@@ -32,7 +32,7 @@ class WriterProcess:
         return sum(self._done.values())
 
     def check(self) -> None:
-        """It goes on, or its error is told."""
+        """It goes on, or its error is raised."""
         if self._process.poll() is not None:
             raise CommandFailed(f"the writer has ended: {self._log.read_text().strip()[-1000:]}")
 

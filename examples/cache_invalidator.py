@@ -4,7 +4,7 @@
 
 A cache that forgets a document too often is slow; one that forgets too seldom is wrong. So this one follows the bucket
 from now on, without values, and forgets every key that changes. After a failover some changes have never happened, and
-nobody tells which keys they were: then it forgets the whole vbucket.
+the server does not say which keys they were: then it forgets the whole vbucket.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/search_index.py couchbase://127.0.0.1/default index.db --search 'graz OR lyon'
 
-The index and the place up to which it is made are written in one transaction, so whenever the program is killed it goes
-on without a gap and without a double. An index holds the newest version of each document only, so what a failover takes
+The index and its offsets are written in one transaction, so whenever the program is killed it goes on without a gap and
+without a double. An index holds the newest version of each document only, so what a failover takes
 back can't be undone from it: the vbucket is forgotten, and read again from its beginning.
 """
 
@@ -47,7 +47,11 @@ class SearchIndex:
             for batch in reading:
                 with self._database:
                     rolled_back |= set(self._apply(batch))
-                    known = {place: at for place, at in reading.offsets.offsets.items() if place not in rolled_back}
+                    known = {
+                        vbucket: offset
+                        for vbucket, offset in reading.offsets.offsets.items()
+                        if vbucket not in rolled_back
+                    }
                     start = replace(reading.offsets, offsets=known)
                     self._checkpoint.save_in(self._database, start)
                 changes += batch.num_rows

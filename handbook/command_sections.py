@@ -110,9 +110,9 @@ def _metavar(option: click.Option) -> str:
 
 
 def _default(option: click.Option) -> str:
-    told = re.search(r"\[default: (?P<what>[^\]]*)\]", option.help or "")
-    if told is not None:
-        return told["what"]
+    written = re.search(r"\[default: (?P<what>[^\]]*)\]", option.help or "")
+    if written is not None:
+        return written["what"]
     if option.required:
         return "needed"
     default = option.default

@@ -12,8 +12,8 @@ from handbook.markdown import code, sentence, table
 from headwater import errors
 
 SOURCE = Path(errors.__file__).parent
-_USERS_PLACES = ("cli", "client", "node", "store", "spark", "cluster", "sim")
-"""What a user of the commands or the client can meet; the codec's errors tell of bytes, and are in their own table."""
+_USERS_PLACES = ("cli", "client", "transfer", "node", "store", "lake", "spark", "cluster", "sim")
+"""What a user of the commands or the client can meet. The codec's errors are about bytes, and have their own table."""
 _INNER = ("StatusError",)
 
 
@@ -67,7 +67,7 @@ def message_table() -> str:
 def operators_messages() -> str:
     rows = []
     for beginning in _OPERATORS_FIRST:
-        found = sorted({told for told in _messages() if told[0].startswith(beginning)})
+        found = sorted({message for message in _messages() if message[0].startswith(beginning)})
         if not found:
             raise LookupError(f"no message begins with {beginning!r} any more")
         rows += found

@@ -78,7 +78,7 @@ def _failover_log() -> FailoverLog:
 
 
 def failover_drawing() -> str:
-    """The two branches as a graph, and the failover log that tells of them."""
+    """The two branches as a graph, and the failover log that lists them."""
     log = _failover_log()
     end_of_old = log.branch_end(_OLD, high_seqno=_NEW_HIGH)
     lines = ["```mermaid", "gitGraph", *(f'    commit id: "{seqno}"' for seqno in range(1, _REPLICATED + 1))]
@@ -87,8 +87,8 @@ def failover_drawing() -> str:
     lines += ["    checkout bb"]
     lines += [f'    commit id: "{seqno}\'" type: HIGHLIGHT' for seqno in range(_REPLICATED + 1, _NEW_HIGH + 1)]
     rows = [(code(f"{entry.vbuuid:x}"), str(entry.seqno)) for entry in log.entries]
-    told = f"`main` is branch aa; both branches share everything up to seqno {end_of_old}. The failover log says so:"
-    return "\n\n".join(["\n".join([*lines, "```"]), told, table(("vbuuid", "from seqno"), rows)])
+    caption = f"`main` is branch aa; both branches share everything up to seqno {end_of_old}. The failover log says so:"
+    return "\n\n".join(["\n".join([*lines, "```"]), caption, table(("vbuuid", "from seqno"), rows)])
 
 
 # --- rollback -----------------------------------------------------------------------------------------------------

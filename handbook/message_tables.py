@@ -20,7 +20,7 @@ def _sections() -> Iterator[str]:
         if request is None:
             continue
         yield f"## 0x{opcode:02x} {opcode.name}"
-        # Where nothing is written, a dataclass tells its signature.
+        # Where nothing is written, a dataclass has its signature.
         if not (request.__doc__ or "").startswith(f"{request.__name__}("):
             yield sentence(request.__doc__)
         yield _parts(request)

@@ -45,7 +45,7 @@ def landing_metrics_table() -> str:
 
 
 def _families(families: Iterable[Metric], common: Sequence[str] = ()) -> str:
-    """The labels of each but those that all of them have, which the page tells of at once."""
+    """The labels of each but those that all of them have, which the page names at once."""
     rows = []
     for one in families:
         name = f"{one.name}_total" if one.type == "counter" else one.name
@@ -61,9 +61,9 @@ def reader_numbers_table() -> str:
     source = textwrap.dedent(inspect.getsource(ReaderMetrics.__init__))
     [definition] = ast.parse(source).body
     assert isinstance(definition, ast.FunctionDef)
-    told = written_below(definition.body) | _SUMMED_UP
+    meanings = written_below(definition.body) | _SUMMED_UP
     names = ReaderMetrics("", "").snapshot(vbuckets=True)
-    return table(("number", "meaning"), [(code(name), told[name]) for name in names])
+    return table(("number", "meaning"), [(code(name), meanings[name]) for name in names])
 
 
 _SUMMED_UP = {

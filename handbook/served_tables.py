@@ -28,9 +28,9 @@ _RIGHTS = {
 def commands_table() -> str:
     """Every message of a key-value connection, by opcode within its right."""
     rows = []
-    for right, told in _RIGHTS.items():
+    for right, words in _RIGHTS.items():
         served = sorted(int(message.opcode) for message in HANDLERS if _needed(message) is right)
-        rows.append((told, ", ".join(f"{_name(opcode)} {code(f'0x{opcode:02x}')}" for opcode in served)))
+        rows.append((words, ", ".join(f"{_name(opcode)} {code(f'0x{opcode:02x}')}" for opcode in served)))
     return table(("right", "messages"), rows)
 
 
@@ -45,8 +45,8 @@ def _name(opcode: int) -> str:
 def controls_table() -> str:
     [definition] = ast.parse(inspect.getsource(Controls)).body
     assert isinstance(definition, ast.ClassDef)
-    told = written_below(definition.body)
-    return table(("control", "meaning"), [(code(key), told[field]) for key, (field, _) in CONTROLS.items()])
+    meanings = written_below(definition.body)
+    return table(("control", "meaning"), [(code(key), meanings[field]) for key, (field, _) in CONTROLS.items()])
 
 
 def features_list() -> str:

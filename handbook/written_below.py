@@ -1,4 +1,4 @@
-"""What is written below a name where it gets its value: the house's way to tell of fields."""
+"""What is written below a name where it gets its value: the house's way to describe fields."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import pairwise
 
 def written_below(body: Sequence[ast.stmt]) -> dict[str, str]:
     """By name, of fields of a class and of attributes that `self` gets."""
-    told = {}
+    found = {}
     for statement, below in pairwise(body):
         name = _assigned(statement)
         if name is not None and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            told[name] = str(below.value.value)
-    return told
+            found[name] = str(below.value.value)
+    return found
 
 
 def _assigned(statement: ast.stmt) -> str | None:

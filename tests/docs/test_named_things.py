@@ -12,6 +12,7 @@ import pytest
 from handbook.command_sections import all_commands
 
 from headwater import errors
+from headwater.client.options import OPTIONS
 from support.doc_blocks import PAGES, ROOT
 
 SOURCE = ROOT / "src" / "headwater"
@@ -53,7 +54,7 @@ def options() -> set[str]:
         for parameter in command.params
         if isinstance(parameter, click.Option)
         for name in (*parameter.opts, *parameter.secondary_opts)
-    } | _ELSEWHERE
+    } | {*_ELSEWHERE, *(old for option in OPTIONS.values() for old in option.cli_old or ())}
 
 
 @cache

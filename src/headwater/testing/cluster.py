@@ -1,4 +1,7 @@
-"""A cluster for one test, and what can be done to it."""
+"""A cluster for one test: nodes with replicas of each other, and what can go wrong with them.
+
+The plug-in's fixture makes it. Its methods block, and may be called where the test has an event loop of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import blocking_client
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
+from headwater.client.settings import ConnectKeywords
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.nodes import ClusterStatus
 from headwater.errors import InvalidInput
@@ -53,9 +57,9 @@ class HeadwaterCluster:
         self._stack = ExitStack()
         self.nodes: list[HeadwaterNode] = []
         for number in range(nodes):
-            place = folder / f"node-{number}"
-            place.mkdir()
-            self.nodes.append(HeadwaterNode(nursery, place, vbuckets=vbuckets, options=("--bare", *options)))
+            own = folder / f"node-{number}"
+            own.mkdir()
+            self.nodes.append(HeadwaterNode(nursery, own, vbuckets=vbuckets, options=("--bare", *options)))
 
     def __enter__(self) -> Self:
         try:
@@ -77,9 +81,11 @@ class HeadwaterCluster:
         """The connection string: all nodes that run, with the bucket."""
         return f"couchbase://{','.join(str(node.address) for node in self._running())}/default"
 
-    def connect(self, **settings: Any) -> blocking_client.Client:
-        """A client of the bucket, for `with`."""
-        return blocking_client.connect(self.url, user=self.user, password=self.password, **settings)
+    def connect(self, **settings: Unpack[ConnectKeywords]) -> blocking_client.Client:
+        """A client of the bucket, for `with`. It logs in as the nodes' user by default."""
+        settings.setdefault("user", self.user)
+        settings.setdefault("password", self.password)
+        return blocking_client.connect(self.url, **settings)
 
     def status(self) -> ClusterStatus:
         return self._coordinate(lambda coordinator: coordinator.status())

@@ -1,4 +1,8 @@
-"""A node for one test, and what can be done to it."""
+"""A node for one test: its process over starts and ends, its documents, and what can go wrong with it.
+
+The plug-in's fixtures and the tests of Headwater itself make `HeadwaterNode`s. A node listens on loopback only, and
+ends with the test.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from headwater.cli.management import Management
 from headwater.client import blocking_client
@@ -20,32 +24,30 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.client.settings import ConnectKeywords
 from headwater.errors import InvalidInput
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import GetCollectionId
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.testing.nursery import READY_S_MAX, STOP_S_MAX, NodeFailed, Nursery
 
-# A node's process, over its starts and ends: the data and the ports stay, the process changes.
-
-
 _LOOK_EVERY_S = 0.002
 
 
 class ServingProcess:
-    """`headwater serve` on one data folder."""
+    """`headwater serve` on one data folder. The data and the ports stay over starts and ends, the process changes."""
 
     def __init__(self, nursery: Nursery, folder: Path, options: list[str]) -> None:
         self._nursery = nursery
         self._folder = folder
         self._options = options
         self._process: int | None = None
-        """A file that stands for the process: a number alone may be another's by now."""
+        """A file descriptor of the process: its number alone may be that of another one by now."""
         self._starts = 0
         self.ports = ("0", "0")
         """Key-value and HTTP: free ones, until a start has found some."""
         self.ready: dict[str, Any] = {}
-        """What the node has said when it was ready."""
+        """The line that the node has printed when it was ready."""
         self.ready_s = 0.0
         """How long the last start took."""
 
@@ -198,11 +200,11 @@ class HeadwaterNode:
         """What the node has written to its log, over all starts."""
         return self.process.log()
 
-    def connect(self, bucket: str | None = None, **settings: Any) -> blocking_client.Client:
-        """A client of the bucket, for `with`."""
-        return blocking_client.connect(
-            self.url_of(bucket or self.bucket), user=self.user, password=self.password, **settings
-        )
+    def connect(self, bucket: str | None = None, **settings: Unpack[ConnectKeywords]) -> blocking_client.Client:
+        """A client of the bucket, for `with`. It logs in as the node's user by default."""
+        settings.setdefault("user", self.user)
+        settings.setdefault("password", self.password)
+        return blocking_client.connect(self.url_of(bucket or self.bucket), **settings)
 
     # --- documents ------------------------------------------------------------------------------------------------
 
@@ -245,14 +247,16 @@ class HeadwaterNode:
 
     # --- collections ----------------------------------------------------------------------------------------------
 
-    def create_collection(self, name: str, **settings: Any) -> None:
-        """Create `scope.collection`, and the scope where it is not there. `settings` are `maxTTL` and `history`."""
+    def create_collection(self, name: str, *, maxTTL: int | None = None, history: bool | None = None) -> None:  # noqa: N803
+        """Create `scope.collection`, and the scope if it is missing. The settings have their names in Couchbase."""
         scope, _, collection = name.partition(".")
         scopes = self._manage("GET", "scopes")["scopes"]
         if scope not in [known["name"] for known in scopes]:
             self._manage("POST", "scopes", form={"name": scope})
         if collection:
-            form = {"name": collection} | {setting: json.dumps(value) for setting, value in settings.items()}
+            settings = {"maxTTL": maxTTL, "history": history}
+            given = {setting: json.dumps(value) for setting, value in settings.items() if value is not None}
+            form = {"name": collection, **given}
             self._manage("POST", "scopes", scope, "collections", form=form)
 
     def drop_collection(self, name: str) -> None:

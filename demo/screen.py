@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Step:
-    """What is being done. `done` is what is told of it in the end."""
+    """What is being done. `done` is the line that is printed of it in the end."""
 
     def __init__(self, title: str, progress: Progress, task: TaskID) -> None:
         self.done = title
@@ -37,14 +37,14 @@ class Step:
             yield thing
 
 
-class Teller:
+class Screen:
     def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._began_s = time.monotonic()
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """A step that is told as done, with the time it took, unless it fails."""
+        """A step that is shown as done, with the time it took, unless it fails."""
         began_s = time.monotonic()
         with self._bar() as progress:
             step = Step(title, progress, progress.add_task(title, total=None, text=""))
@@ -64,7 +64,7 @@ class Teller:
             disable=not self._console.is_terminal,
         )
 
-    def tell(self, text: str = "") -> None:
+    def print(self, text: str = "") -> None:
         self._console.print(text, soft_wrap=True)
 
     def quote(self, text: str) -> None:
