@@ -15,8 +15,8 @@ from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.http.app import http_app
 from headwater.node.node_folder import NodeFolder
-from headwater.node.node_state import BucketUsage, Changes, NodeState
-from headwater.protocol.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.node.node_state import BucketUsage, ChangeSignal, NodeState
+from headwater.protocol.cluster_config import BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Vbuuid
 from headwater.store.bucket import Bucket, StoreEnvironment
@@ -54,9 +54,9 @@ class Node:
     server_version: str = "7.6.0-0-headwater"
     is_ready: bool = True
     why_not_ready: str = "it opens bucket 'beer', 1 of 1"
-    config_changes: Changes = field(default_factory=Changes)
-    manifest_changes: Changes = field(default_factory=Changes)
-    cluster: Cluster = Cluster(
+    config_changes: ChangeSignal = field(default_factory=ChangeSignal)
+    manifest_changes: ChangeSignal = field(default_factory=ChangeSignal)
+    cluster: ClusterNodes = ClusterNodes(
         nodes=(NodeAddress(host="127.0.0.1", kv_port=11210, http_port=8091),), revision=1, uuid=UUID, name="the lake"
     )
     now: float = 1000.0

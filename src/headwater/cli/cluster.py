@@ -30,7 +30,7 @@ from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.nodes import ClusterStatus
 from headwater.cluster.planning import REPLICAS_MAX
-from headwater.cluster.rebalance import Progress, Rebalanced, Report
+from headwater.cluster.rebalance import OnProgress, Rebalanced, RebalanceProgress
 from headwater.errors import InvalidInput
 from headwater.node.membership import PEER_FEATURES
 from headwater.phrases import counted
@@ -57,7 +57,7 @@ class _Cluster:
         with _progress(is_shown=not self.as_json) as report:
             return asyncio.run(self._run(work, seeds or self.seeds, report))
 
-    async def _run(self, work: Work[T], seeds: list[Address], report: Report) -> T:
+    async def _run(self, work: Work[T], seeds: list[Address], report: OnProgress) -> T:
         coordinator = Coordinator(seeds, self._login, report=report)
         try:
             return await work(coordinator)
@@ -69,7 +69,7 @@ class _Cluster:
 
 
 @contextmanager
-def _progress(*, is_shown: bool) -> Iterator[Report]:
+def _progress(*, is_shown: bool) -> Iterator[OnProgress]:
     """A bar on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:
@@ -79,7 +79,7 @@ def _progress(*, is_shown: bool) -> Iterator[Report]:
     with ProgressBar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("looking at the nodes", total=None)
 
-        def report(progress: Progress) -> None:
+        def report(progress: RebalanceProgress) -> None:
             bar.update(task, description=progress.phase, completed=progress.done, total=progress.total)
 
         yield report

@@ -16,10 +16,10 @@ from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.failover import FailedOver, fail_nodes_over
-from headwater.cluster.nodes import ClusterStatus, NodeFacts, NodePort, NodeStatus, status_of, take_inventory
+from headwater.cluster.nodes import ClusterStatus, NodeFacts, NodePort, status_of, take_inventory
 from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
 from headwater.cluster.publisher import Publisher, new_nodes_login, with_nodes, with_rows
-from headwater.cluster.rebalance import Progress, Rebalance, Rebalanced, Report, resolve
+from headwater.cluster.rebalance import OnProgress, Rebalance, Rebalanced, resolve
 from headwater.errors import HeadwaterError, InvalidInput, Overtaken
 from headwater.node.service import NO_CONFIG
 from headwater.phrases import counted
@@ -32,7 +32,7 @@ _NAME_BYTES = 8
 class Coordinator:
     """One bucket of one cluster. `seeds` are nodes to ask first; one that answers is enough."""
 
-    def __init__(self, seeds: Sequence[Address], login: Login, *, report: Report = lambda progress: None) -> None:
+    def __init__(self, seeds: Sequence[Address], login: Login, *, report: OnProgress = lambda progress: None) -> None:
         self._seeds = tuple(seeds)
         self._login = login
         self._report = report
@@ -365,6 +365,3 @@ def _not_one_cluster(config: PublishedConfig, other: PublishedConfig) -> Invalid
         hint="Give the URL of the one to keep. `headwater cluster add` with it takes the other node back, without what "
         "that one has alone",
     )
-
-
-__all__ = ["ClusterStatus", "Coordinator", "FailedOver", "NodeStatus", "Progress", "Rebalanced"]

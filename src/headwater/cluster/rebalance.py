@@ -44,7 +44,7 @@ TAKEOVER_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RebalanceProgress:
     """How far an operation has come."""
 
     phase: str
@@ -52,7 +52,7 @@ class Progress:
     total: int
 
 
-Report = Callable[[Progress], None]
+OnProgress = Callable[[RebalanceProgress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Rebalanced:
 class Rebalance:
     """One rebalance of one bucket."""
 
-    def __init__(self, publisher: Publisher, port_of: Callable[[str], NodePort], report: Report) -> None:
+    def __init__(self, publisher: Publisher, port_of: Callable[[str], NodePort], report: OnProgress) -> None:
         self._publisher = publisher
         self._port_of = port_of
         self._report = report
@@ -78,7 +78,7 @@ class Rebalance:
         before = rows_of(config)
         after = plan(before, nodes, replicas=config.replicas)
         todo = moves(before, after)
-        self._report(Progress(phase="moving vbuckets", done=0, total=len(todo)))
+        self._report(RebalanceProgress(phase="moving vbuckets", done=0, total=len(todo)))
         takeovers = Takeovers(self._publisher, self._port_of)
         try:
             for batch in _batches(todo, BATCH):
@@ -88,7 +88,7 @@ class Rebalance:
                     await takeovers.run(handed_over)
                 await self._put_in_force(batch)
                 self._done += len(batch)
-                self._report(Progress(phase="moving vbuckets", done=self._done, total=len(todo)))
+                self._report(RebalanceProgress(phase="moving vbuckets", done=self._done, total=len(todo)))
         finally:
             takeovers.close()
         await self._settle(nodes)

@@ -1,8 +1,8 @@
 """A bucket's membership in a cluster: the config it was published, kept with the bucket, and what follows from it.
 
-The node has one `Membership` for each bucket. A newer config is durable before the coordinator gets its answer. It
-changes the states of vbuckets, then what is replicated from where. A node that starts again asks the other nodes of the
-config it has for theirs before it serves: it may have been failed over meanwhile, and must not take writes that no
+The node has one `ClusterMembership` for each bucket. A newer config is durable before the coordinator gets its answer.
+It changes the states of vbuckets, then what is replicated from where. A node that starts again asks the other nodes of
+the config it has for theirs before it serves: it may have been failed over meanwhile, and must not take writes that no
 client will ever see.
 """
 
@@ -59,7 +59,7 @@ def is_member(engine: Engine) -> bool:
         return view.get(Table.BUCKET, CLUSTER_CONFIG) is not None
 
 
-class Membership:
+class ClusterMembership:
     """One for every bucket, whether it is in a cluster or not."""
 
     def __init__(self, service: BucketService, loop: CommitLoop, settings: MemberSettings) -> None:
@@ -291,12 +291,12 @@ class Memberships:
 
     def __init__(self, settings: MemberSettings) -> None:
         self._settings = settings
-        self._by_bucket: dict[str, Membership] = {}
+        self._by_bucket: dict[str, ClusterMembership] = {}
 
     def open(self, service: BucketService, loop: CommitLoop) -> None:
-        self._by_bucket[service.name] = Membership(service, loop, self._settings)
+        self._by_bucket[service.name] = ClusterMembership(service, loop, self._settings)
 
-    def of(self, bucket: str) -> Membership:
+    def of(self, bucket: str) -> ClusterMembership:
         return self._by_bucket[bucket]
 
     async def start(self, address: NodeAddress) -> None:

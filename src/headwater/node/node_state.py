@@ -22,12 +22,12 @@ from headwater.node.commit_loop import CommitLoop
 from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.failover_drill import RolledBack, roll_back_vbucket
 from headwater.node.kv_listener import KvListener
-from headwater.node.membership import MemberSettings, Membership, Memberships, peer_login
+from headwater.node.membership import ClusterMembership, MemberSettings, Memberships, peer_login
 from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.service import BucketService, ConfigVersion, Traffic
-from headwater.protocol.cluster_config import NO_NODE, BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.protocol.cluster_config import NO_NODE, BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -39,7 +39,7 @@ SERVER_VERSION = f"7.6.0-0000-headwater-{__version__}"
 """Clients decide by the first three numbers what they may use."""
 
 
-class Changes:
+class ChangeSignal:
     """A signal to any number of waiters that something has changed, of which none can miss a change.
 
     Note `count`, look at the thing, then wait for a change `after` that count. For one event loop: `notify` is called
@@ -82,7 +82,7 @@ class NodeState:
         """Whether every bucket is open and served. Until then, and while the node stops, little is asked here."""
         self.why_not_ready = "it has not been started"
         """What the node does instead, such as `it opens bucket 'travel', 1 of 2`."""
-        self.config_changes = Changes()
+        self.config_changes = ChangeSignal()
         """Notified when a cluster config has changed."""
         self.throttle = LoginThrottle()
         """One for the key-value side and for HTTP: guesses count wherever they are made."""
@@ -92,7 +92,7 @@ class NodeState:
         self._store_environment = StoreEnvironment(now_ns=environment.now_ns, new_vbuuid=environment.new_vbuuid)
         self._services: dict[str, BucketService] = {}
         self._loops: dict[str, CommitLoop] = {}
-        self._durable = Changes()
+        self._durable = ChangeSignal()
         self._listener: KvListener
         self._address: NodeAddress
         # Clients take a config only if its revision is higher, and they may know one of before the last start.
@@ -161,7 +161,7 @@ class NodeState:
     def bucket_service(self, bucket: str) -> BucketService:
         return self._services[bucket]
 
-    def membership(self, bucket: str) -> Membership:
+    def membership(self, bucket: str) -> ClusterMembership:
         return self._members.of(bucket)
 
     def usage(self, bucket: str) -> BucketUsage:
@@ -256,7 +256,7 @@ class NodeState:
             return self._given_configs[bucket][1]
         self._notice_state_changes()
         uuid = next((service.bucket.facts.uuid for service in self._services.values()), "0" * 32)
-        cluster = Cluster(nodes=(self._address,), revision=self._revision, uuid=uuid)
+        cluster = ClusterNodes(nodes=(self._address,), revision=self._revision, uuid=uuid)
         service = self._services.get(bucket) if bucket else None
         if service is None:
             return node_config(cluster)

@@ -117,7 +117,7 @@ class NodeAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterNodes:
     """The nodes, and the revision of all that a config says."""
 
     nodes: tuple[NodeAddress, ...]
@@ -147,12 +147,12 @@ class BucketMap:
     capabilities: tuple[str, ...] = BUCKET_CAPABILITIES
 
 
-def bucket_config(cluster: Cluster, bucket: BucketMap) -> bytes:
+def bucket_config(cluster: ClusterNodes, bucket: BucketMap) -> bytes:
     """The config for a connection that has selected the bucket."""
     return _encode(_bucket_members(cluster, bucket))
 
 
-def node_config(cluster: Cluster) -> bytes:
+def node_config(cluster: ClusterNodes) -> bytes:
     """The config for a connection that has selected no bucket."""
     return _encode({"rev": cluster.revision, "revEpoch": cluster.revision_epoch, **_cluster_members(cluster)})
 
@@ -166,7 +166,7 @@ def join_host_port(host: str, port: int | None) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bucket_members(cluster: Cluster, bucket: BucketMap) -> dict[str, Any]:
+def _bucket_members(cluster: ClusterNodes, bucket: BucketMap) -> dict[str, Any]:
     _check_map(cluster, bucket)
     return {
         "rev": cluster.revision,
@@ -195,7 +195,7 @@ def _bucket_members(cluster: Cluster, bucket: BucketMap) -> dict[str, Any]:
     }
 
 
-def _cluster_members(cluster: Cluster) -> dict[str, Any]:
+def _cluster_members(cluster: ClusterNodes) -> dict[str, Any]:
     return {
         "nodesExt": [
             {
@@ -212,7 +212,7 @@ def _cluster_members(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _check_map(cluster: Cluster, bucket: BucketMap) -> None:
+def _check_map(cluster: ClusterNodes, bucket: BucketMap) -> None:
     copies = bucket.replicas + 1
     for vbucket, row in enumerate(bucket.vbucket_map):
         if len(row) != copies or min(row) < NO_NODE or max(row) >= len(cluster.nodes):
@@ -327,8 +327,8 @@ class PublishedConfig:
         """The config of the node alone, for a connection with no bucket."""
         return node_config(self._cluster(this_node))
 
-    def _cluster(self, this_node: int | None) -> Cluster:
-        return Cluster(
+    def _cluster(self, this_node: int | None) -> ClusterNodes:
+        return ClusterNodes(
             nodes=self.nodes,
             this_node=this_node,
             revision=self.revision,

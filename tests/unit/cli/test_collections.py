@@ -24,8 +24,8 @@ from headwater.errors import InvalidConnectionString
 from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.http.server import HttpServer
-from headwater.node.node_state import BucketUsage, Changes
-from headwater.protocol.cluster_config import BucketMap, Cluster, NodeAddress, bucket_config, node_config
+from headwater.node.node_state import BucketUsage, ChangeSignal
+from headwater.protocol.cluster_config import BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import FrameBuffer
 from headwater.protocol.manifest import Manifest
@@ -66,9 +66,9 @@ class Node:
     server_version: str = "7.6.0-0-headwater"
     is_ready: bool = True
     why_not_ready: str = "it opens bucket 'beer', 1 of 1"
-    config_changes: Changes = field(default_factory=Changes)
+    config_changes: ChangeSignal = field(default_factory=ChangeSignal)
     waited_for: list[int] = field(default_factory=list)
-    cluster: Cluster = Cluster(nodes=(NodeAddress(host="127.0.0.1", kv_port=11210),), revision=1, uuid="c")
+    cluster: ClusterNodes = ClusterNodes(nodes=(NodeAddress(host="127.0.0.1", kv_port=11210),), revision=1, uuid="c")
 
     def now_s(self) -> float:
         return 0.0
@@ -436,7 +436,7 @@ class KeyValueServer(threading.Thread):
 
 def config_with(port: int | None) -> bytes:
     node = NodeAddress(host="127.0.0.1", kv_port=11210, http_port=port)
-    return node_config(Cluster(nodes=(node,), revision=1, uuid="c"))
+    return node_config(ClusterNodes(nodes=(node,), revision=1, uuid="c"))
 
 
 def test_the_key_value_port_is_asked_for_the_management_port(served: _Served) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.client.kv_connection import Login
 from headwater.node.commit_loop import CommitLoop
-from headwater.node.membership import MemberSettings, Membership
+from headwater.node.membership import ClusterMembership, MemberSettings
 from headwater.node.replication.peers import Peers
 from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
@@ -21,7 +21,7 @@ NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1, 2, 3))
 CONFIG = PublishedConfig(revision=5, bucket="default", uuid="0" * 32, nodes=NODES[:1], rows=((0,),) * 4, settled=True)
 
 
-def membership() -> tuple[Membership, BucketService]:
+def membership() -> tuple[ClusterMembership, BucketService]:
     service = BucketService(bucket=new_bucket())
     loop = CommitLoop(
         service.bucket, retention=Retention(), expiry_every_s=60, compact_every_s=60, on_durable=lambda: None,
@@ -31,7 +31,7 @@ def membership() -> tuple[Membership, BucketService]:
         login=lambda bucket, credentials: Login(credentials=credentials, bucket=bucket), random_bytes=bytes,
         now_s=lambda: 0.0, on_config=lambda: None, on_login=lambda bucket, login: None,
     )  # fmt: skip
-    return Membership(service, loop, settings), service
+    return ClusterMembership(service, loop, settings), service
 
 
 def test_a_config_that_comes_before_the_node_knows_its_address_is_refused_for_now() -> None:

@@ -14,7 +14,7 @@ from headwater.errors import LocalProtocolError
 from headwater.protocol.cluster_config import (
     BUCKET_CAPABILITIES,
     BucketMap,
-    Cluster,
+    ClusterNodes,
     NodeAddress,
     bucket_config,
     node_config,
@@ -22,11 +22,11 @@ from headwater.protocol.cluster_config import (
 
 NODE = NodeAddress(host="127.0.0.1", kv_port=11210, http_port=8091)
 OTHER = NodeAddress(host="db.example.com", kv_port=11310, kv_tls_port=11307, http_port=9091, http_tls_port=19091)
-CLUSTER = Cluster(nodes=(NODE, OTHER), this_node=1, revision=7, uuid="c0ffee", name="the lake")
+CLUSTER = ClusterNodes(nodes=(NODE, OTHER), this_node=1, revision=7, uuid="c0ffee", name="the lake")
 BUCKET = BucketMap(name="beer", uuid="ab12", replicas=1, vbucket_map=[[0, 1], [1, 0], [1, -1], [-1, -1]])
 
 
-def of_bucket(cluster: Cluster = CLUSTER, bucket: BucketMap = BUCKET) -> dict[str, Any]:
+def of_bucket(cluster: ClusterNodes = CLUSTER, bucket: BucketMap = BUCKET) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(bucket_config(cluster, bucket))
     return config
 

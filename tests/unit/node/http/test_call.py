@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headwater.node.http import call, limits
-from headwater.node.node_state import Changes
+from headwater.node.node_state import ChangeSignal
 from support.http_node import SCOPES, Client
 
 
@@ -62,7 +62,7 @@ def test_slow_bodies_are_refused(ask: Client, monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_change_is_missed() -> None:
     async def scenario() -> None:
-        changes = Changes()
+        changes = ChangeSignal()
         seen = changes.count
         changes.notify()
         await asyncio.wait_for(changes.after(seen), 1)

@@ -18,7 +18,7 @@ import pytest
 from headwater.node.auth.accounts import FREE_FAILURES
 from headwater.node.http import call, server
 from headwater.node.http.server import HttpServer
-from headwater.protocol.cluster_config import Cluster, NodeAddress
+from headwater.protocol.cluster_config import ClusterNodes, NodeAddress
 from support.http_node import ADMIN, UUID, Node
 
 
@@ -57,7 +57,7 @@ async def config_of(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 def change_config(node: Node) -> None:
     nodes = (*node.cluster.nodes, NodeAddress(host="127.0.0.1", kv_port=11310, http_port=9091))
-    node.cluster = Cluster(nodes=nodes, revision=node.cluster.revision + 1, uuid=UUID)
+    node.cluster = ClusterNodes(nodes=nodes, revision=node.cluster.revision + 1, uuid=UUID)
     node.config_changes.notify()
 
 

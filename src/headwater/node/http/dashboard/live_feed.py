@@ -21,7 +21,7 @@ from headwater.node.http.dashboard.cluster_numbers import PeerNode, Rows
 from headwater.node.http.dashboard.landing import Landings
 from headwater.node.http.dashboard.samples import BucketSampler, Point
 from headwater.node.http.limits import CONNECTIONS_SHOWN_MAX, TICK_S, VIEWERS_MAX
-from headwater.node.node_state import Changes, NodeState
+from headwater.node.node_state import ChangeSignal, NodeState
 from headwater.node.producer.statistics import ConnectionStatistics
 from headwater.protocol.cluster_config import HOST_PLACEHOLDER, ClusterConfig, ConfigNode
 
@@ -30,7 +30,7 @@ class LiveFeed:
     """All viewers of a node."""
 
     def __init__(self, node: NodeState, landings: Landings) -> None:
-        self.ticks = Changes()
+        self.ticks = ChangeSignal()
         """Notified when new numbers are there."""
         self.viewers = 0
         self._is_closed = False
@@ -51,7 +51,7 @@ class LiveFeed:
         if self.viewers >= VIEWERS_MAX:
             return
         self.viewers += 1
-        view = _View(self._node, self._landings, sampler)
+        view = _Viewer(self._node, self._landings, sampler)
         try:
             yield b"retry: %d\n\n" % int(2000 * TICK_S) + _message("hello", view.all())
             while not self._is_closed:
@@ -68,7 +68,7 @@ def _message(event: str, content: dict[str, Any]) -> bytes:
     return f"event: {event}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
 
 
-class _View:
+class _Viewer:
     """What one viewer has been sent."""
 
     def __init__(self, node: NodeState, landings: Landings, sampler: BucketSampler) -> None:
