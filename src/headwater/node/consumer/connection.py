@@ -139,15 +139,6 @@ def take_back(service: BucketService, vbucket: VBucketId, to_seqno: Seqno) -> Se
 # --- the connection -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
-    """A stream is over, for a driver that has to ask for it again."""
-
-    vbucket: VBucketId
-    reason: StreamEnd | Status
-    """What the producer has sent, or the status with which one of its messages was refused here."""
-
-
 class ConsumerConnection:
     """See the module. Any error that a method raises is the end of the connection."""
 
@@ -169,10 +160,6 @@ class ConsumerConnection:
         self.opened_s = now_s
         self.received_bytes = 0
         self.streams: dict[VBucketId, ReplicaStream] = {}
-        self.answers: list[Response] = []
-        """To add-streams, where no proxy waits for them on the connection."""
-        self.ended: list[StreamEnded] = []
-        """Streams that have ended since the driver cleared this, where no proxy looks after them."""
         self.is_void = False
         """What was received could not be stored. The connection is of no further use."""
         self.on_other: Callable[[Frame], None] = _refuse_other
@@ -324,7 +311,7 @@ class ConsumerConnection:
                 raise RequestRefused(Status.NOT_SUPPORTED)
             if isinstance(message, StreamEnd):
                 stream.move(StreamEnd)
-                self._drop(stream, message)
+                self._drop(stream)
             elif isinstance(message, DcpFlush):
                 self._flush(stream, message)
             else:
@@ -336,7 +323,7 @@ class ConsumerConnection:
         self._dcp.send_refusal(opcode, opaque, status)
         if stream is not None and stream.state is not ConsumerStream.REQUESTED:
             stream.move(ConnectionLost)
-            self._drop(stream, status)
+            self._drop(stream)
 
     def _receive_answer(self, answer: Response, stream: ReplicaStream | None) -> None:
         """The producer answers a stream request. One that was given up meanwhile does not matter any more."""
@@ -361,7 +348,7 @@ class ConsumerConnection:
         try:
             check_addable(self._service, request)
         except RequestRefused as refused:
-            self._send_answer(_error(request, refused.status))
+            self._answer_proxy(_error(request, refused.status))
             return
         stream = ReplicaStream(self._service, self._outbox, request, opaque=self._dcp.take_opaque())
         self.streams[stream.vbucket] = stream
@@ -371,18 +358,17 @@ class ConsumerConnection:
     def _answer(self, stream: ReplicaStream, answer: Response) -> None:
         if not stream.is_answered:
             stream.is_answered = True
-            self._send_answer(answer)
+            self._answer_proxy(answer)
 
-    def _send_answer(self, answer: Response) -> None:
+    def _answer_proxy(self, answer: Response) -> None:
+        """Answer an add-stream. A replicator looks at `streams` instead, and asks again for what is not there."""
         if self.is_proxied:
             self._dcp.send(answer)
-        else:
-            self.answers.append(answer)
 
     def _give_up(self, stream: ReplicaStream, status: Status) -> None:
         """A stream that was asked for does not come to be."""
         stream.move(StreamRefused if stream.state is ConsumerStream.REQUESTED else ConnectionLost)
-        self._drop(stream, status)
+        self._drop(stream)
         self._answer(stream, _error(stream.asked, status))
 
     def _close_for_proxy(self, request: CloseStream) -> None:
@@ -392,7 +378,7 @@ class ConsumerConnection:
             return
         stream.move(CloseStream)
         stream.move(CloseAnswered)
-        self._drop(stream, Status.SUCCESS)
+        self._drop(stream)
         self._answer(stream, _error(stream.asked, Status.KEY_ENOENT))
         self._dcp.send_success(request.opcode, request.opaque)
 
@@ -401,18 +387,16 @@ class ConsumerConnection:
         stream = self.streams.get(vbucket)
         if stream is not None:
             stream.move(ConnectionLost)
-            self._drop(stream, Status.SUCCESS)
+            self._drop(stream)
             self._dcp.send(CloseStream(vbucket=vbucket, opaque=stream.opaque))
 
-    def _drop(self, stream: ReplicaStream, reason: StreamEnd | Status) -> None:
+    def _drop(self, stream: ReplicaStream) -> None:
         """The stream is over: others may receive its vbucket."""
         del self._dcp.streams[stream.opaque]
         self._outbox.acknowledging.pop(stream.opaque, None)
         self._ended_changes += stream.received_changes
         del self.streams[stream.vbucket]
         del self._service.receivers[stream.vbucket]
-        if not self.is_proxied:
-            self.ended.append(StreamEnded(stream.vbucket, reason))
 
     def _send_failover_log(self, request: GetFailoverLog) -> None:
         numbers = self._bucket.vbuckets
@@ -503,7 +487,7 @@ class ConsumerConnection:
         """The connection is closed: others may receive what it has received."""
         for stream in list(self.streams.values()):
             stream.move(ConnectionLost)
-            self._drop(stream, Status.ETMPFAIL)
+            self._drop(stream)
         self._service.consumers.pop(self, None)
 
 

@@ -230,8 +230,6 @@ class Replicator:
         """Send what is to be sent, and read no more than can be stored."""
         if self._consumer is None or self._connection is None:
             return
-        self._consumer.answers.clear()
-        self._consumer.ended.clear()
         self._connection.write(self._consumer.data_to_send())
         if self._consumer.is_full:
             self._connection.pause_reading()
