@@ -1,7 +1,8 @@
 """The commit loop: makes what a bucket has pending durable, one commit after the other, and keeps house in between.
 
-All writing to a bucket's engine happens in one thread of its own, so commits and house-keeping never meet, and the
-event loop never waits for a disk.
+The node starts one for each bucket and passes its methods to the bucket's service. House-keeping is settling, expiry
+and compaction. All writing to a bucket's engine happens in one thread of its own, so commits and house-keeping never
+meet, and the event loop never waits for a disk.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class CommitLoop:
             while await self._in_disk_thread(lambda: self._write_next(steps)):
                 written += 1
                 # Writers go in between, the more seldom the further they are ahead: what is young is held in memory.
-                if written % self._settlings_behind() == 0:
+                if written % max(1, self._bucket.young.total_bytes // YOUNG_BYTES_MAX) == 0:
                     await self._commit_next()
         except StoreError as error:
             logger.error(
@@ -200,9 +201,6 @@ class CommitLoop:
             )
             return
         settling.finish()
-
-    def _settlings_behind(self) -> int:
-        return max(1, self._bucket.young.total_bytes // YOUNG_BYTES_MAX)
 
     def _write_next(self, steps: Iterator[list[Change]]) -> bool:
         changes = next(steps, None)

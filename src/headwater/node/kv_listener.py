@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
-from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.kv.context import CloseSession
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
 from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing
@@ -330,7 +329,10 @@ class ServedConnection(asyncio.Protocol):
         if self.session.dcp is not None:
             self._keep_alive(self.session.dcp, now_s)
         if self.session.consumer is not None:
-            self._watch_producer(self.session.consumer, now_s)
+            try:
+                self.session.consumer.tick(now_s)
+            except ConnectionFailed as error:
+                self._drop(error.reason)
         if self.session.user is None and now_s - self._started_s > limits.auth_s:
             self._drop("it did not log in")
         elif now_s - self._heard_s > limits.idle_s:
@@ -347,12 +349,6 @@ class ServedConnection(asyncio.Protocol):
         if noop and self._transport is not None:
             self._transport.write(noop)
         self.send_ready()
-
-    def _watch_producer(self, consumer: ConsumerConnection, now_s: float) -> None:
-        try:
-            consumer.tick(now_s)
-        except ConnectionFailed as error:
-            self._drop(error.reason)
 
     def _drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason, extra=self._dropped(reason))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from headwater.errors import DataDamaged, DataTooNew, HeadwaterError
@@ -122,9 +122,6 @@ class VBucketFacts:
     deleted_rev_floor: int = 0
     """The highest revision of a deleted document, which purged ones no longer show."""
     topology: tuple[Any, ...] | None = field(default=None)
-
-    def with_state(self, state: VBucketState) -> VBucketFacts:
-        return replace(self, state=state)
 
     def encode(self) -> bytes:
         return json.dumps(

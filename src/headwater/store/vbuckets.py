@@ -19,7 +19,7 @@ from headwater.protocol.manifest import Collection, Manifest, Scope
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Cas, ManifestUid, ScopeId, Seqno
+from headwater.protocol.numbers import Cas, ManifestUid, Seqno
 from headwater.protocol.system_events import (
     CollectionCreated,
     CollectionDropped,
@@ -168,7 +168,9 @@ def _after_event(manifest: Manifest, event: Event) -> Manifest:
         scopes[event.scope_id] = replace(scope, collections=_collections_after(scope, event))
         ids_used = max(ids_used, event.collection_id)
     return Manifest(
-        uid=ManifestUid(max(manifest.uid, event.manifest_uid)), scopes=_by_id(scopes), ids_used=ids_used
+        uid=ManifestUid(max(manifest.uid, event.manifest_uid)),
+        scopes=tuple(scopes[number] for number in sorted(scopes)),
+        ids_used=ids_used,
     )  # fmt: skip
 
 
@@ -181,10 +183,6 @@ def _collections_after(scope: Scope, event: CollectionCreated | CollectionDroppe
             id=event.collection_id, name=event.name, max_ttl_s=event.max_ttl_s, history=event.history
         )
     return tuple(collections[number] for number in sorted(collections))
-
-
-def _by_id(scopes: dict[ScopeId, Scope]) -> tuple[Scope, ...]:
-    return tuple(scopes[number] for number in sorted(scopes))
 
 
 @kernel

@@ -108,7 +108,8 @@ def newest(context: Context, target: Target) -> Entry | None:
     """The newest version of a document, or its tombstone. One that has expired becomes an expiration first."""
     bucket = target.bucket
     entry = target.find()
-    if entry is not None and is_expired(entry, bucket.environment.now_s()) and _is_active(target):
+    has_expired = entry is not None and is_expired(entry, bucket.environment.now_s())
+    if entry is not None and has_expired and bucket.vbuckets.state(target.vbucket) == VBucketState.ACTIVE:
         if bucket.prepares.find(target.vbucket, target.collection.id, target.key) is not None:
             # A durable write is about to give it another version. Until then no client sees the old one.
             return None
@@ -134,10 +135,6 @@ def live_or_refuse(context: Context, target: Target) -> Entry:
     if entry is None:
         raise RequestRefused(Status.KEY_ENOENT)
     return entry
-
-
-def _is_active(target: Target) -> bool:
-    return target.bucket.vbuckets.state(target.vbucket) == VBucketState.ACTIVE
 
 
 # --- expiry -------------------------------------------------------------------------------------------------------
@@ -339,17 +336,13 @@ def _prepare(
         target.vbucket, collection_id=target.collection.id, key=target.key, value=value, datatype=datatype,
         level=asked.level, flags=flags, expiry=expiry, is_removal=is_removal,
     )  # fmt: skip
-    _unlock(target)
+    entry = target.find()
+    if entry is not None and entry.is_locked:
+        # The lock's holder has written. The version that was locked is still the newest.
+        release(target, entry)
     target.service.on_change()
     context.sync_write = sync_writes.begin(prepare, deadline_s=context.service.now_s() + asked.timeout_s)
     return Written(seqno=prepare.seqno, cas=prepare.cas, commit=prepare.commit)
-
-
-def _unlock(target: Target) -> None:
-    """The lock's holder has written. The version that was locked is still the newest."""
-    entry = target.find()
-    if entry is not None and entry.is_locked:
-        release(target, entry)
 
 
 # --- values -------------------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ class ProducerConnection:
         if not self.has_right():
             self._end_all(output)
             return
-        self._wake_idle_streams()
+        self._ready.extend(self._idle.take_woken(self.bucket))
         until = output.used + bytes_max
         while self._ready and output.used < until and self.window.is_open:
             key = self._ready.popleft()
@@ -295,7 +295,9 @@ class ProducerConnection:
             if stream is None:
                 continue
             start, prepares = output.used, stream.prepares_sent
-            stream.produce(output, self._room(until - start))
+            room_bytes = self.window.room_bytes
+            left_bytes = min(until - start, CHUNK_BYTES)
+            stream.produce(output, left_bytes if room_bytes is None else min(left_bytes, room_bytes))
             surcharge = (stream.prepares_sent - prepares) * PREPARE_SURCHARGE_BYTES
             self._count_bytes(output.used - start, surcharge=surcharge)
             self._put_back(key, stream)
@@ -321,14 +323,6 @@ class ProducerConnection:
             self._ready.appendleft(key)
         else:
             self._ready.append(key)
-
-    def _wake_idle_streams(self) -> None:
-        for key in self._idle.take_woken(self.bucket):
-            self._ready.append(key)
-
-    def _room(self, left_bytes: int) -> int:
-        room = self.window.room_bytes
-        return min(left_bytes, CHUNK_BYTES) if room is None else min(left_bytes, room, CHUNK_BYTES)
 
     def _count_bytes(self, size: int, *, surcharge: int = 0) -> None:
         self.sent_bytes += size

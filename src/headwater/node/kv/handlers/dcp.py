@@ -162,7 +162,9 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
         _refuse(context, admission)
     else:
         connection.open_stream(request, admission)
-        _begin_sync_writes(context, connection, request)
+        if connection.controls.sync_writes:
+            sync_writes = context.bucket_service.sync_writes
+            sync_writes.begin_stream(request.vbucket, connection.controls.consumer_name, request.start_seqno)
     facts = connection.bucket.vbuckets.facts[request.vbucket]
     assert facts is not None, "a stream is admitted on a vbucket that is here"
     return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
@@ -183,13 +185,6 @@ def _log_rollback(context: Context, request: StreamRequest, rollback: RollbackRe
             ),
         },
     )
-
-
-def _begin_sync_writes(context: Context, connection: ProducerConnection, request: StreamRequest) -> None:
-    controls = connection.controls
-    if controls.sync_writes:
-        sync_writes = context.bucket_service.sync_writes
-        sync_writes.begin_stream(request.vbucket, controls.consumer_name, request.start_seqno)
 
 
 def _refuse(context: Context, refused: StreamRefusal) -> None:

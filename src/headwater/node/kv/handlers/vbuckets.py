@@ -170,11 +170,7 @@ def seqno_persistence(context: Context, request: SeqnoPersistence) -> PlainRespo
     if request.seqno > bucket.vbuckets.high_seqnos[request.vbucket]:
         raise RequestRefused(Status.ETMPFAIL, "no change has this seqno yet")
     if request.seqno > bucket.vbuckets.durable_seqnos[request.vbucket]:
-        context.wait_for(_commit_of_seqno(bucket, request.vbucket, request.seqno))
+        is_pending = bucket.pending.find(request.vbucket, request.seqno) is not None
+        commit = bucket.pending if is_pending or bucket.in_flight is None else bucket.in_flight
+        context.wait_for(commit.number)
     return context.ok()
-
-
-def _commit_of_seqno(bucket: Bucket, vbucket: VBucketId, seqno: Seqno) -> int:
-    if bucket.pending.find(vbucket, seqno) is None and bucket.in_flight is not None:
-        return bucket.in_flight.number
-    return bucket.pending.number
