@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headwater import blocking, errors
     from headwater.client.asyncio_client import Client, connect
     from headwater.client.batches import CHANGE_SCHEMA, change_schema
+    from headwater.client.blocking_bucket import Surveyor
     from headwater.client.changes import (
         Change,
         CollectionCreated,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from headwater.client.read_options import End, ReadKeywords, Snapshots, Start
     from headwater.client.reading import Batches, Changes
     from headwater.client.settings import ClientSettings, ConnectKeywords, TlsSettings
-    from headwater.client.survey import Surveyor
     from headwater.errors import HeadwaterError
     from headwater.protocol.sasl import Mechanism
     from headwater.protocol.snapshots import StreamOffset
@@ -77,7 +77,7 @@ _HOMES = {
     "headwater.client.read_options": ("End", "ReadKeywords", "Snapshots", "Start"),
     "headwater.client.reading": ("Batches", "Changes"),
     "headwater.client.settings": ("ClientSettings", "ConnectKeywords", "TlsSettings"),
-    "headwater.client.survey": ("Surveyor",),
+    "headwater.client.blocking_bucket": ("Surveyor",),
     "headwater.errors": ("HeadwaterError",),
     "headwater.protocol.sasl": ("Mechanism",),
     "headwater.protocol.snapshots": ("StreamOffset",),

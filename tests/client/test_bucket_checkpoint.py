@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from headwater.client.bucket_kv import BucketKv
 from headwater.client.checkpoints.file import CheckpointStore
-from headwater.client.checkpoints.threaded_kv import ThreadedKv
 from headwater.client.checkpoints.xattrs import (
     ATTEMPTS_MAX,
     GROUP_BYTES_MAX,
@@ -49,10 +49,10 @@ class Checkpoints:
     def __init__(self, node: NodeProcess, group: str) -> None:
         self.node = node
         self.group = group
-        self.uuid = run(ThreadedKv(settings_for(node)).cluster_map()).uuid
+        self.uuid = run(BucketKv(settings_for(node)).cluster_map()).uuid
 
     def new(self, **options: Any) -> XattrCheckpoint:
-        return XattrCheckpoint(ThreadedKv(settings_for(self.node)), group=self.group, **options)
+        return XattrCheckpoint(BucketKv(settings_for(self.node)), group=self.group, **options)
 
     def at(self, seqno: int, vbuckets: Iterable[int] = range(VBUCKETS)) -> Offsets:
         return Offsets(self.uuid, {VBucketId(vbucket): offset_at(seqno) for vbucket in vbuckets})
@@ -182,7 +182,7 @@ def test_offsets_of_another_bucket_are_not_saved(checkpoints: Checkpoints) -> No
 # --- what is written, and what is not -----------------------------------------------------------------------------
 
 
-class CountingKv(ThreadedKv):
+class CountingKv(BucketKv):
     """Counts the writes, and loses the answers to some of them after the node has carried them out."""
 
     def __init__(self, settings: ClientSettings, *, lost: int = 0) -> None:
@@ -512,7 +512,7 @@ def test_no_such_collection(checkpoints: Checkpoints) -> None:
 
 def test_a_port_that_knows_no_collections(checkpoints: Checkpoints) -> None:
     old = tuple(feature for feature in FEATURES if feature is not Feature.COLLECTIONS)
-    kv = ThreadedKv(settings_for(checkpoints.node, features=old))
+    kv = BucketKv(settings_for(checkpoints.node, features=old))
     store = XattrCheckpoint(kv, group=checkpoints.group)
     together(store, lambda store: store.save(checkpoints.at(5)))
     assert checkpoints.saved() == checkpoints.at(5)
@@ -521,7 +521,7 @@ def test_a_port_that_knows_no_collections(checkpoints: Checkpoints) -> None:
 
 
 def test_the_default_collection_has_its_id(checkpoints: Checkpoints) -> None:
-    kv = ThreadedKv(settings_for(checkpoints.node))
+    kv = BucketKv(settings_for(checkpoints.node))
 
     async def ask() -> tuple[CollectionId | None, CollectionId | None, ClusterMap]:
         return await kv.collection_id(None), await kv.collection_id("_default._default"), await kv.cluster_map()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.client.checkpoints.threaded_kv import ThreadedKv
+from headwater.client.bucket_kv import BucketKv
 from headwater.errors import (
     BucketReplaced,
     ConnectionFailed,
@@ -39,7 +39,7 @@ def put(key: bytes, vbucket: int = 0, kind: type[Set] = Set) -> Set:
     return kind(vbucket=VBucketId(vbucket), collection_id=DEFAULT_COLLECTION, key=key, value=b"1")
 
 
-def ask(kv: ThreadedKv, *requests: Request) -> list[Response | StatusError]:
+def ask(kv: BucketKv, *requests: Request) -> list[Response | StatusError]:
     return run(kv.request(requests))
 
 
@@ -49,8 +49,8 @@ def set_state(node: NodeProcess, vbucket: int, state: VBucketState) -> None:
 
 
 @pytest.fixture
-def kv(checkpoint_node: NodeProcess) -> Iterator[ThreadedKv]:
-    kv = ThreadedKv(settings_for(checkpoint_node), retry_s_max=30)
+def kv(checkpoint_node: NodeProcess) -> Iterator[BucketKv]:
+    kv = BucketKv(settings_for(checkpoint_node), retry_s_max=30)
     yield kv
     run(kv.close())
 
@@ -61,23 +61,23 @@ def in_a_while(function: Callable[[], object]) -> threading.Timer:
     return timer
 
 
-def test_answers_come_in_the_order_of_the_requests(kv: ThreadedKv) -> None:
+def test_answers_come_in_the_order_of_the_requests(kv: BucketKv) -> None:
     answers = ask(kv, put(b"order"), get(b"order"), get(b"nothing"), put(b"order", kind=Add), get(b"order"))
     assert [type(answer) for answer in answers[1:]] == [GetResponse, KeyNotFound, KeyExists, GetResponse]
     assert ask(kv) == []
 
 
-def test_the_connection_is_used_again(kv: ThreadedKv) -> None:
+def test_the_connection_is_used_again(kv: BucketKv) -> None:
     ask(kv, get(b"nothing"))
     (before,) = kv._connections.values()
     ask(kv, get(b"nothing"))
     assert [*kv._connections.values()] == [before]
     run(kv.close())
-    assert before.sock.fileno() == -1
+    assert before.is_closed
     assert ask(kv, put(b"again"))
 
 
-def test_a_vbucket_that_moves_is_waited_for(kv: ThreadedKv, checkpoint_node: NodeProcess) -> None:
+def test_a_vbucket_that_moves_is_waited_for(kv: BucketKv, checkpoint_node: NodeProcess) -> None:
     set_state(checkpoint_node, 5, VBucketState.DEAD)
     timer = in_a_while(lambda: set_state(checkpoint_node, 5, VBucketState.ACTIVE))
     (answer,) = ask(kv, put(b"moved", vbucket=5))
@@ -86,7 +86,7 @@ def test_a_vbucket_that_moves_is_waited_for(kv: ThreadedKv, checkpoint_node: Nod
 
 
 def test_a_vbucket_that_never_comes_is_a_refusal_in_the_end(checkpoint_node: NodeProcess) -> None:
-    kv = ThreadedKv(settings_for(checkpoint_node), retry_s_max=0)
+    kv = BucketKv(settings_for(checkpoint_node), retry_s_max=0)
     set_state(checkpoint_node, 6, VBucketState.DEAD)
     answers = ask(kv, put(b"lost", vbucket=6), put(b"found", vbucket=7))
     set_state(checkpoint_node, 6, VBucketState.ACTIVE)
@@ -96,7 +96,7 @@ def test_a_vbucket_that_never_comes_is_a_refusal_in_the_end(checkpoint_node: Nod
 
 
 def test_closing_ends_the_waiting(checkpoint_node: NodeProcess) -> None:
-    kv = ThreadedKv(settings_for(checkpoint_node), retry_s_max=2 * FAR_TOO_LONG_S)
+    kv = BucketKv(settings_for(checkpoint_node), retry_s_max=2 * FAR_TOO_LONG_S)
 
     async def close_early() -> list[Response | StatusError]:
         async with asyncio.timeout(FAR_TOO_LONG_S):
@@ -117,7 +117,7 @@ def test_closing_ends_the_waiting(checkpoint_node: NodeProcess) -> None:
     assert isinstance(answer, Response)
 
 
-def test_more_requests_than_are_under_way_at_once(kv: ThreadedKv) -> None:
+def test_more_requests_than_are_under_way_at_once(kv: BucketKv) -> None:
     answers = ask(kv, *(put(b"many %d" % number, vbucket=number % VBUCKETS) for number in range(1000)), get(b"nothing"))
     assert len(answers) == 1001
     assert all(isinstance(answer, StoreResponse) for answer in answers[:-1])
@@ -134,7 +134,7 @@ def on_port(node: NodeProcess) -> tuple[str, ...]:
 
 def test_a_node_that_was_killed_is_waited_for(start_node: StartNode) -> None:
     node = start_node("--vbuckets", str(VBUCKETS))
-    kv = ThreadedKv(settings_for(node))
+    kv = BucketKv(settings_for(node))
     ask(kv, put(b"lasting"))
     node.options = on_port(node)
     node.kill()
@@ -147,7 +147,7 @@ def test_a_node_that_was_killed_is_waited_for(start_node: StartNode) -> None:
 
 def test_a_node_that_does_not_come_back_is_an_error_in_the_end(start_node: StartNode) -> None:
     node = start_node("--vbuckets", str(VBUCKETS))
-    kv = ThreadedKv(settings_for(node), retry_s_max=SHORT_S)
+    kv = BucketKv(settings_for(node), retry_s_max=SHORT_S)
     ask(kv, put(b"lasting"))
     node.kill()
     with pytest.raises(ConnectionFailed) as raised:
@@ -155,13 +155,13 @@ def test_a_node_that_does_not_come_back_is_an_error_in_the_end(start_node: Start
     assert raised.value.hint
     # Who only begins has most likely got the address wrong, and does not wait.
     with pytest.raises(HostUnreachable):
-        run(ThreadedKv(settings_for(node)).cluster_map())
+        run(BucketKv(settings_for(node)).cluster_map())
 
 
 def test_another_bucket_of_the_same_name(start_node: StartNode) -> None:
     """That is told at once: waiting does not bring the old one back."""
     node = start_node("--vbuckets", str(VBUCKETS))
-    kv = ThreadedKv(settings_for(node), retry_s_max=2 * FAR_TOO_LONG_S)
+    kv = BucketKv(settings_for(node), retry_s_max=2 * FAR_TOO_LONG_S)
     ask(kv, put(b"lasting"))
     options = on_port(node)
     node.kill()
@@ -176,7 +176,7 @@ def test_another_bucket_of_the_same_name(start_node: StartNode) -> None:
     run(kv.close())
 
 
-def test_a_node_that_lost_the_vbucket(kv: ThreadedKv, checkpoint_node: NodeProcess, start_node: StartNode) -> None:
+def test_a_node_that_lost_the_vbucket(kv: BucketKv, checkpoint_node: NodeProcess, start_node: StartNode) -> None:
     """It says so, and the newest map tells where the vbucket is now."""
     former = start_node("--vbuckets", str(VBUCKETS))
     set_state(former, 3, VBucketState.DEAD)

@@ -10,7 +10,7 @@ import asyncio
 
 import pytest
 
-from headwater.client.checkpoints.threaded_kv import ThreadedKv
+from headwater.client.bucket_kv import BucketKv
 from headwater.client.checkpoints.xattrs import XattrCheckpoint
 from headwater.client.kv_connection import Timeouts
 from headwater.client.offsets import Offsets
@@ -35,14 +35,14 @@ class ProxiedCheckpoint:
         node.proxy.use(no_faults)
         self.uuid = asyncio.run(self._kv().cluster_map()).uuid
 
-    def _kv(self, *, retry_s_max: float = 60.0) -> ThreadedKv:
+    def _kv(self, *, retry_s_max: float = 60.0) -> BucketKv:
         settings = ClientSettings.make(
             f"couchbase://127.0.0.1:{self.node.proxy.port}/{BUCKET}",
             user=USER,
             password=PASSWORD,
             timeouts=Timeouts(connect_s=5.0, answer_s=1.0),
         )
-        return ThreadedKv(settings, retry_s_max=retry_s_max)
+        return BucketKv(settings, retry_s_max=retry_s_max)
 
     def new(self, *, retry_s_max: float = 60.0) -> XattrCheckpoint:
         return XattrCheckpoint(self._kv(retry_s_max=retry_s_max), group=self.group)

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from headwater.client.asyncio_client import Client
+from headwater.client.bucket_kv import BucketKv
 from headwater.client.changes import Mutation
 from headwater.client.checkpoints import XattrCheckpoint
-from headwater.client.checkpoints.threaded_kv import ThreadedKv
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.groups import LeaseGroup, Membership, StaticMember
 from headwater.client.kv_connection import KvConnection
@@ -45,7 +45,7 @@ class Reader:
 
     async def _read(self) -> None:
         async with Client(self._settings) as client:
-            checkpoint = XattrCheckpoint(ThreadedKv(self._settings), group=self._test)
+            checkpoint = XattrCheckpoint(BucketKv(self._settings), group=self._test)
             async for change in client.changes(group=self._group, checkpoint=checkpoint):
                 if isinstance(change, Mutation) and change.key.startswith(f"{OUR_KEYS}{self._test}-"):
                     self.seen[change.key] += 1
@@ -115,7 +115,7 @@ def test_a_member_that_leaves_is_followed_by_another_without_a_gap(group_node: N
 def test_a_member_needs_a_checkpoint_and_no_choice_of_its_own(group_node: NodeProcess) -> None:
     async def run() -> None:
         settings = settings_of(f"{group_node.url}/default")
-        checkpoint = XattrCheckpoint(ThreadedKv(settings), group="choice")
+        checkpoint = XattrCheckpoint(BucketKv(settings), group="choice")
         async with Client(settings) as client:
             with pytest.raises(InvalidInput, match="needs a checkpoint"):
                 client.changes(group=StaticMember(1, of=2))

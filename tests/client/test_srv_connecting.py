@@ -13,11 +13,10 @@ from click.testing import CliRunner
 
 import headwater
 from headwater.cli import main
-from headwater.client.bootstrap import bootstrap
+from headwater.client.blocking_bucket import Surveyor, bootstrap
 from headwater.client.changes import Mutation
 from headwater.client.connection_string import Address
 from headwater.client.settings import ClientSettings, TlsSettings
-from headwater.client.survey import Surveyor
 from headwater.errors import HostUnreachable, TlsFailed
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId

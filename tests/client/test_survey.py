@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 
+from headwater.client.blocking_bucket import Surveyor
 from headwater.client.settings import ClientSettings
-from headwater.client.survey import Surveyor
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
@@ -53,6 +55,9 @@ def test_after_a_failure_no_old_answer_is_taken_for_a_new_one(
 def test_a_node_that_comes_back_is_found_again(node: NodeProcess) -> None:
     with surveyor_of(node) as surveyor:
         expected = surveyor.survey()
-        for connection in surveyor._connections.values():
-            connection.sock.shutdown(2)
+        for connection in surveyor._surveyor._connections.values():
+            assert connection._transport is not None
+            number = os.dup(connection._transport.get_extra_info("socket").fileno())
+            with socket.socket(fileno=number) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
         assert surveyor.survey() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -20,8 +21,13 @@ VBUCKETS = 16
 T = TypeVar("T")
 
 
+_RUNNER = asyncio.Runner()
+atexit.register(_RUNNER.close)
+
+
 def run(call: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(call)
+    """In one loop for all calls, since connections are kept from one to the next."""
+    return _RUNNER.run(call)
 
 
 def settings_for(node: NodeProcess, **more: Any) -> ClientSettings:

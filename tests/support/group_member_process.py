@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterable
 
-from headwater.client.bootstrap import bootstrap
+from headwater.client.blocking_bucket import bootstrap
 from headwater.client.groups import Assignment, GroupBucket, LeaseGroup, Membership, group_bucket, joined
 from headwater.client.settings import ClientSettings
 from support.node_process import PASSWORD, USER

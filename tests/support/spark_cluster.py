@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 import httpx
 
-from headwater.client.bootstrap import KvCluster
+from headwater.client.blocking_bucket import KvCluster
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials

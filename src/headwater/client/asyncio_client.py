@@ -1,4 +1,9 @@
-"""The client under asyncio: `async with headwater.connect("couchbase://host/bucket", …) as client`."""
+"""The client under asyncio: `async with headwater.connect("couchbase://host/bucket", …) as client`.
+
+It looks at the bucket, and makes from options and offsets what a read needs: a sans-IO `Reader`, the connections that
+it asks for, and the edge that runs both. `blocking_client` runs the same client in a thread. It must not block the
+caller's event loop.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,15 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Self, Unpack
 
 from headwater.client.asyncio_edge import AsyncioEdge
-from headwater.client.bootstrap import BucketView
+from headwater.client.bootstrap import BucketView, hosts_of
 from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.collection_names import CollectionFilter, CollectionNames
-from headwater.client.connection_string import Address, Seeds, find_hosts
+from headwater.client.connection_string import Address, Seeds
+from headwater.client.environment import ClientEnvironment
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.groups.membership import Assignment, GroupBucket, Membership
 from headwater.client.kv_connection import Backoff, is_final
@@ -25,7 +30,6 @@ from headwater.client.read_options import ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.client.reading import Batches, Changes, ReadStart
 from headwater.client.settings import ClientSettings, ConnectKeywords
-from headwater.client.surroundings import ClientSurroundings, in_daemon_thread
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
 from headwater.protocol.consumer import DcpControl
 from headwater.protocol.features import Feature
@@ -33,100 +37,6 @@ from headwater.protocol.messages.dcp_streams import OpenFlags, StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.stream_requests import StreamRequestValue
-
-# The read of one member of a group: it reads the vbuckets that are its own, for as long as they are.
-#
-# Assignments change between two batches, when the caller has finished with everything it was given: so what is handed
-# over to another member is saved up to the last change that anybody has seen.
-
-
-BeginAt = Callable[[dict[VBucketId, StreamOffset]], Awaitable[ReadStart]]
-"""Starts a read of these vbuckets from these offsets."""
-
-
-class GroupBatches(Batches):
-    """Batches of the vbuckets that a membership assigns."""
-
-    def __init__(
-        self, begin_at: BeginAt, checkpoint: CheckpointStore, *, membership: Membership, bucket: GroupBucket
-    ) -> None:
-        super().__init__(self._begin_with_assignment, checkpoint)
-        self._begin_at = begin_at
-        self._store = checkpoint
-        self._membership = membership
-        self._bucket = bucket
-        self._assignment = Assignment(number=0)
-        self._has_joined = False
-
-    async def _begin_with_assignment(self) -> ReadStart:
-        if not self._has_joined:
-            await self._membership.start(self._bucket)
-            self._has_joined = True
-        self._assignment = self._membership.current()
-        return await self._begin_at(await self._saved_offsets(self._assignment.vbuckets))
-
-    async def _saved_offsets(self, vbuckets: frozenset[VBucketId]) -> dict[VBucketId, StreamOffset]:
-        saved: Offsets | None = await self._store.load()
-        return {vbucket: (saved and saved.get(vbucket)) or StreamOffset() for vbucket in sorted(vbuckets)}
-
-    async def _take_next(self) -> None:
-        while (started := await self._start_once()) is not None and not self._is_closed:
-            await self._keep_to_assignment(started)
-            await self._save_if_due()
-            if self._assignment.is_last:
-                await self.aclose()
-                return
-            # From here to the hand-out nothing is waited for, so the assignment is still the one that was looked at.
-            if self._membership.current().number == self._assignment.number and (pieces := started.edge.take_now()):
-                self._taken = pieces
-                return
-            await self._wait_for_news(started)
-
-    async def _keep_to_assignment(self, started: ReadStart) -> None:
-        """Do what the newest assignment says. The caller has finished with all that it was given."""
-        reader = started.edge.reader
-        newest = self._membership.current()
-        change = newest.since(self._assignment)
-        # First of all: what may be another member's by now must not be saved.
-        reader.close_vbuckets(change.drop)
-        self._finished = reader.offsets
-        if newest.number == self._assignment.number:
-            return
-        reader.close_vbuckets(change.hand_over, keep_offsets=True)
-        await self.save()
-        await self._membership.release(change.hand_over)
-        reader.close_vbuckets(change.hand_over)
-        offsets = await self._saved_offsets(change.begin)
-        started.edge.follow(offsets)
-        # Only now: a caller that gives up while something is waited for comes back to all of this.
-        self._assignment = newest
-
-    async def _wait_for_news(self, started: ReadStart) -> None:
-        """Until there is something to take, or another assignment. Nothing is taken here, so nothing can get lost."""
-        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._membership.assignment_changed(self._assignment))}
-        if not started.edge.reader.is_finished:
-            waits.add(asyncio.create_task(started.edge.wait()))
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    async def aclose(self) -> None:
-        if self._is_closed:
-            return
-        if self._started is not None:
-            own = self._membership.current()
-            lost = own.since(self._assignment).drop
-            self._finished = {vbucket: offset for vbucket, offset in self._finished.items() if vbucket not in lost}
-        try:
-            await super().aclose()
-        finally:
-            await self._membership.stop()
-
 
 _NAME_RANDOM_BYTES = 6
 
@@ -150,9 +60,9 @@ def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
 class Client:
     """Reads one bucket."""
 
-    def __init__(self, settings: ClientSettings, surroundings: ClientSurroundings | None = None) -> None:
+    def __init__(self, settings: ClientSettings, environment: ClientEnvironment | None = None) -> None:
         self.settings = settings
-        self._surroundings = surroundings or ClientSurroundings()
+        self._environment = environment or ClientEnvironment()
         self._bucket: BucketView | None = None
         self._readings: list[Batches] = []
         self._is_closed = False
@@ -189,14 +99,14 @@ class Client:
         return self._bucket
 
     async def _look(self) -> BucketView:
-        return await self._surroundings.look(self.settings)
+        return await self._environment.look_at(self.settings)
 
     async def _look_patiently(self, options: ReadOptions) -> BucketView:
         """A read is as patient with its first connection as with any other."""
         backoff = Backoff(
             delay_s_min=options.reconnect_delay_s_min,
             delay_s_max=options.reconnect_delay_s_max,
-            random=self._surroundings.random,
+            random=self._environment.random,
         )
         loop = asyncio.get_running_loop()
         give_up_s = math.inf if options.give_up_after_s is None else loop.time() + options.give_up_after_s
@@ -312,15 +222,15 @@ class Client:
             return None
 
         async def renew() -> None:
-            seeds.replace(await in_daemon_thread(partial(find_hosts, where)))
+            seeds.replace(await hosts_of(where))
 
         return renew
 
     def _reader_environment(self, options: ReadOptions, network: Network) -> ReaderEnvironment:
-        surroundings = self._surroundings
-        reader_id = surroundings.random_bytes(_NAME_RANDOM_BYTES).hex()
+        environment = self._environment
+        reader_id = environment.random_bytes(_NAME_RANDOM_BYTES).hex()
         features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
-        login = replace(replace(self.settings, features=features).login(), random_bytes=surroundings.random_bytes)
+        login = replace(replace(self.settings, features=features).login(), random_bytes=environment.random_bytes)
 
         def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
             name = f"{options.name}:{reader_id}:{slot.id}"
@@ -334,8 +244,8 @@ class Client:
         return ReaderEnvironment(
             new_link=new_link,
             decode_map=decode_map,
-            open_spool=surroundings.open_spool,
-            random=surroundings.random,
+            open_spool=environment.open_spool,
+            random=environment.random,
         )
 
 
@@ -417,3 +327,98 @@ def _starting_offsets(
             hint="Check the vbuckets, and that the offsets are of this bucket",
         )
     return {vbucket: given.get(vbucket, StreamOffset()) for vbucket in sorted(wanted)}
+
+
+# --- the read of one member of a group ----------------------------------------------------------------------------
+
+
+BeginAt = Callable[[dict[VBucketId, StreamOffset]], Awaitable[ReadStart]]
+"""Starts a read of these vbuckets from these offsets."""
+
+
+class GroupBatches(Batches):
+    """Batches of the vbuckets that a membership assigns to this member, for as long as they are assigned.
+
+    Assignments change between two batches, when the caller has finished with everything it was given: so what is handed
+    over to another member is saved up to the last change that a caller has seen.
+    """
+
+    def __init__(
+        self, begin_at: BeginAt, checkpoint: CheckpointStore, *, membership: Membership, bucket: GroupBucket
+    ) -> None:
+        super().__init__(self._begin_with_assignment, checkpoint)
+        self._begin_at = begin_at
+        self._store = checkpoint
+        self._membership = membership
+        self._bucket = bucket
+        self._assignment = Assignment(number=0)
+        self._has_joined = False
+
+    async def _begin_with_assignment(self) -> ReadStart:
+        if not self._has_joined:
+            await self._membership.start(self._bucket)
+            self._has_joined = True
+        self._assignment = self._membership.current()
+        return await self._begin_at(await self._saved_offsets(self._assignment.vbuckets))
+
+    async def _saved_offsets(self, vbuckets: frozenset[VBucketId]) -> dict[VBucketId, StreamOffset]:
+        saved: Offsets | None = await self._store.load()
+        return {vbucket: (saved and saved.get(vbucket)) or StreamOffset() for vbucket in sorted(vbuckets)}
+
+    async def _take_next(self) -> None:
+        while (started := await self._start_once()) is not None and not self._is_closed:
+            await self._keep_to_assignment(started)
+            await self._save_if_due()
+            if self._assignment.is_last:
+                await self.aclose()
+                return
+            # From here to the hand-out nothing is waited for, so the assignment is still the one that was looked at.
+            if self._membership.current().number == self._assignment.number and (pieces := started.edge.take_now()):
+                self._taken = pieces
+                return
+            await self._wait_for_news(started)
+
+    async def _keep_to_assignment(self, started: ReadStart) -> None:
+        """Do what the newest assignment says. The caller has finished with all that it was given."""
+        reader = started.edge.reader
+        newest = self._membership.current()
+        change = newest.since(self._assignment)
+        # First of all: what may be another member's by now must not be saved.
+        reader.close_vbuckets(change.drop)
+        self._finished = reader.offsets
+        if newest.number == self._assignment.number:
+            return
+        reader.close_vbuckets(change.hand_over, keep_offsets=True)
+        await self.save()
+        await self._membership.release(change.hand_over)
+        reader.close_vbuckets(change.hand_over)
+        offsets = await self._saved_offsets(change.begin)
+        started.edge.follow(offsets)
+        # Only now: a caller that gives up while something is waited for comes back to all of this.
+        self._assignment = newest
+
+    async def _wait_for_news(self, started: ReadStart) -> None:
+        """Until there is something to take, or another assignment. Nothing is taken here, so nothing can get lost."""
+        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._membership.assignment_changed(self._assignment))}
+        if not started.edge.reader.is_finished:
+            waits.add(asyncio.create_task(started.edge.wait()))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        if self._is_closed:
+            return
+        if self._started is not None:
+            own = self._membership.current()
+            lost = own.since(self._assignment).drop
+            self._finished = {vbucket: offset for vbucket, offset in self._finished.items() if vbucket not in lost}
+        try:
+            await super().aclose()
+        finally:
+            await self._membership.stop()

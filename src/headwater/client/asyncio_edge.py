@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import cast
 
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import Timeouts, broken, is_loopback, tls_failed, unreachable
+from headwater.client.kv_asyncio import open_transport
+from headwater.client.kv_connection import Timeouts, broken, is_loopback
 from headwater.client.links import CloseConnection, Command, OpenConnection
 from headwater.client.pieces import Piece
 from headwater.client.reader import Reader
@@ -195,19 +196,11 @@ class AsyncioEdge:
                     self._connecting[link].cancel()
 
     async def _connect(self, link: int, address: Address) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._timeouts.connect_s):
-                await loop.create_connection(
-                    lambda: _LinkProtocol(self, link),
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=address.host if self._tls else None,
-                )
-        except (OSError, ValueError) as error:
+            await open_transport(lambda: _LinkProtocol(self, link), address, self._tls, self._timeouts)
+        except ConnectionFailed as error:
             with self.failing_the_read():
-                self._fail(link, _connect_error(address, error))
+                self._fail(link, error)
 
     def on_connected(self, link: int, transport: asyncio.Transport) -> None:
         self._sockets.add(link)
@@ -255,7 +248,3 @@ class AsyncioEdge:
             await renew_seeds()
         self._cut_off_s = self.now_s()
         self._renewing = None
-
-
-def _connect_error(address: Address, error: OSError | ValueError) -> ConnectionFailed:
-    return tls_failed(address, error) if isinstance(error, ssl.SSLError) else unreachable(address, error)

@@ -1,33 +1,31 @@
-"""The cluster map of a bucket, for those who want no more than that: a planner that deals out vbuckets, for example.
+"""Finding a bucket: the first host that answers, the cluster map that it gives, and the bucket's collections.
 
-This is an edge: it blocks.
+The asyncio client, the planners of Spark and the loader begin here; `blocking_bucket` has the same for callers without
+an event loop. A map is read over the key-value protocol, or over HTTP where only the cluster manager's port is known.
+It must use nothing but the running event loop, which may be simulated, and a thread for DNS alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import io
+import os
 import socket
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar, cast
 from urllib.parse import quote
 
 from headwater.client.cluster_map import ClusterMap
-from headwater.client.connection_string import Address, BootstrapBy, find_hosts
+from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts
 from headwater.client.handshake import Credentials
-from headwater.client.kv_connection import (
-    KvConnection,
-    broken,
-    first_that_works,
-    is_loopback,
-    open_socket,
-    raise_if_tls,
-    send_all,
-)
+from headwater.client.kv_asyncio import AsyncKvConnection, open_transport, raise_if_tls
+from headwater.client.kv_connection import HostFailures, Login, broken, is_loopback
 from headwater.client.settings import ClientSettings
+from headwater.client.threads import in_daemon_thread
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -39,7 +37,6 @@ from headwater.errors import (
     StatusError,
     TemporaryFailure,
     TlsFailed,
-    UnexpectedMessage,
     UnknownBucket,
     UnknownCollection,
     UnknownScope,
@@ -54,64 +51,305 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.protocol.sasl import Mechanism
 from headwater.protocol.status import Status
 
-# The cluster map over HTTP, from the cluster manager: for where only its port is known, or reachable at first.
+T = TypeVar("T")
+
+RandomBytes = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrap:
+    """The cluster map, as the first host that answers has given it."""
+
+    cluster_map: ClusterMap
+    asked: Address
+    """The host that has given it."""
+    by: BootstrapBy
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Another one under the same name is another bucket."""
+        return self.cluster_map.uuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketView:
+    """One look at a bucket before it is read."""
+
+    cluster_map: ClusterMap
+    manifest: Manifest
+    has_collections: bool
+
+
+# --- hosts --------------------------------------------------------------------------------------------------------
+
+
+async def hosts_of(where: ConnectionString) -> tuple[Address, ...]:
+    """The hosts of the connection string, or those that DNS lists for it, in their order."""
+    if where.srv_name is None:
+        return where.addresses
+    return await in_daemon_thread(partial(find_hosts, where))
+
+
+async def first_that_works(addresses: Iterable[Address], attempt: Callable[[Address], Awaitable[T]]) -> T:
+    """What the attempt returns for the first host that it works with. What is raised if none does: `HostFailures`."""
+    failures = HostFailures()
+    for address in addresses:
+        try:
+            return await attempt(address)
+        except HeadwaterError as error:
+            failures.add(address, error)
+    raise failures.verdict()
+
+
+async def bootstrap(settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> Bootstrap:
+    """Ask one host after the other until one gives a cluster map that can be used."""
+    login = replace(settings.login(), random_bytes=random_bytes)
+
+    async def ask(address: Address) -> Bootstrap:
+        by = settings.where.bootstrap_by(address)
+        if by is BootstrapBy.HTTP:
+            cluster_map = await fetch_map_over_http(address, settings)
+        else:
+            connection = await _open_first(address, login)
+            connection.abort()
+            cluster_map = settings.decode_map(connection.outcome.cluster_config, asked=address)
+        return Bootstrap(cluster_map=cluster_map, asked=address, by=by)
+
+    return await first_that_works(await hosts_of(settings.where), ask)
+
+
+async def connect_any(settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> AsyncKvConnection:
+    """A connection to the first host that can be used, or to a node that it names over HTTP."""
+    login = replace(settings.login(), random_bytes=random_bytes)
+
+    async def connect(address: Address) -> AsyncKvConnection:
+        if settings.where.bootstrap_by(address) is BootstrapBy.KV:
+            return await _open_first(address, login)
+        nodes = (await fetch_map_over_http(address, settings)).nodes
+        return await first_that_works(nodes, lambda node: AsyncKvConnection.open(node, login))
+
+    return await first_that_works(await hosts_of(settings.where), connect)
+
+
+async def _open_first(address: Address, login: Login) -> AsyncKvConnection:
+    """A connection to a host that a user has named, perhaps with the wrong port."""
+    try:
+        return await AsyncKvConnection.open(address, login)
+    except ConnectionClosed as error:
+        if login.tls is None:
+            await raise_if_tls(address, login.timeouts, error)
+        raise
+
+
+def map_of(connection: AsyncKvConnection, settings: ClientSettings) -> ClusterMap:
+    """The cluster map that a connection was given when it was opened."""
+    return settings.decode_map(connection.outcome.cluster_config, asked=connection.address)
+
+
+# --- scopes and collections ---------------------------------------------------------------------------------------
+
+
+async def look_at_bucket(settings: ClientSettings, *, random_bytes: RandomBytes = os.urandom) -> BucketView:
+    """The bucket's map, scopes and collections, over a connection of its own to any host."""
+    connection = await connect_any(settings, random_bytes=random_bytes)
+    try:
+        return await view_over(connection, map_of(connection, settings))
+    finally:
+        connection.close()
+
+
+async def view_over(connection: AsyncKvConnection, cluster_map: ClusterMap) -> BucketView:
+    """The bucket as it is now, with a map that is known."""
+    has_collections = connection.outcome.negotiated.collections
+    manifest = await read_manifest(connection) if has_collections else Manifest()
+    return BucketView(cluster_map=cluster_map, manifest=manifest, has_collections=has_collections)
+
+
+async def read_manifest(connection: AsyncKvConnection) -> Manifest:
+    """The scopes and collections of a connection's bucket. Nodes read those of other nodes by it, too."""
+    try:
+        answer = await connection.request(GetCollectionsManifest())
+    except StatusError as error:
+        raise error.reworded(f"the collections can't be read: {error.reason}") from error
+    assert isinstance(answer, PlainResponse)
+    return Manifest.decode(answer.value)
+
+
+async def find_collection(connection: AsyncKvConnection, name: str | None) -> CollectionId | None:
+    """The id of a collection, given as `scope.collection`; of the default one where none is named.
+
+    None on a connection without collections, where none may be named.
+    """
+    if not connection.outcome.negotiated.collections:
+        if name is None:
+            return None
+        raise NotSupported(
+            Status.NOT_SUPPORTED,
+            f"{connection.address} has no collections",
+            hint="Leave the collection out, or use a server of version 7 or newer",
+        )
+    if name is None:
+        return DEFAULT_COLLECTION
+    if len(name.split(".")) != 2 or not all(name.split(".")):
+        raise InvalidInput(
+            f"{name!r} is not a scope and a collection", hint="Write scope.collection, such as _default.users"
+        )
+    try:
+        answer = await connection.request(GetCollectionId(value=name.encode()))
+    except (UnknownCollection, UnknownScope) as error:
+        what = "scope of collection" if isinstance(error, UnknownScope) else "collection"
+        raise type(error)(
+            error.status, f"there is no {what} {name!r}", hint="Create it first, or check the name"
+        ) from error
+    except StatusError as error:
+        # Older servers have no status of their own for it.
+        raise status_error(error.status, f"collection {name!r} can't be found: {Status(error.status).name}") from error
+    assert isinstance(answer, GetCollectionIdResponse)
+    return CollectionId(answer.id)
+
+
+# --- the map over HTTP --------------------------------------------------------------------------------------------
 #
 # The terse config (`/pools/default/b/BUCKET`) is the same JSON as that of the key-value protocol. Servers that do not
 # have it have a stream of configs (`/pools/default/bs/BUCKET`) that begins with it, each ended by four newlines.
 #
-# HTTP's basic authentication shows the password to whoever listens, just as SASL PLAIN does, so the same rule is kept:
-# it is sent over TLS, or to this machine, or where the caller names PLAIN. A client certificate takes its place.
+# HTTP's basic authentication shows the password to any listener, just as SASL PLAIN does, so the same rule is kept: it
+# is sent over TLS, or to this machine, or where the caller names PLAIN. A client certificate takes its place.
 #
-# One exchange has one deadline and a limit to its size, whatever the server does. This is an edge: it blocks.
-
+# One exchange has one deadline and a limit to its size, whatever the server does.
 
 _END_OF_CONFIG = b"\n\n\n\n"
 _READ_BYTES = 64 * 1024
+_LINE_BYTES_MAX = 65536
+"""Of a status line or a header: `http.client` refuses longer ones."""
 _PORT_HINT = "Check that the port is the cluster manager's (8091, or 18091 with TLS)"
 
 
-def fetch_map_over_http(address: Address, settings: ClientSettings) -> ClusterMap:
-    """The newest cluster map, as the cluster manager at `address` tells it; or an error that says why not."""
-    return settings.decode_map(fetch_config(address, settings), asked=address)
-
-
-def fetch_config(address: Address, settings: ClientSettings) -> bytes:
-    """The config as JSON."""
+async def fetch_map_over_http(address: Address, settings: ClientSettings) -> ClusterMap:
+    """The newest cluster map, as the cluster manager at `address` gives it; or an error that says why not."""
     bucket = quote(settings.bucket, safe="")
-    answer = _ask_over_http(address, settings, f"/pools/default/b/{bucket}")
-    if answer.status == http.HTTPStatus.NOT_FOUND:
-        answer = _ask_over_http(address, settings, f"/pools/default/bs/{bucket}")
-    if answer.status != http.HTTPStatus.OK:
-        raise _refused(address, settings, answer.status)
-    return answer.config
+    status, config = await _ask_over_http(address, settings, f"/pools/default/b/{bucket}")
+    if status == http.HTTPStatus.NOT_FOUND:
+        status, config = await _ask_over_http(address, settings, f"/pools/default/bs/{bucket}")
+    if status != http.HTTPStatus.OK:
+        raise _refused_over_http(address, settings, status)
+    return settings.decode_map(config, asked=address)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    config: bytes
+HttpAnswer = tuple[int, bytes]
+"""The status, and the config where that is a success."""
 
 
-def _ask_over_http(address: Address, settings: ClientSettings, path: str) -> _Answer:
-    sock = open_socket(address, settings.tls_context(), settings.timeouts)
-    wire = _Wire(sock, settings.timeouts.answer_s)
+async def _ask_over_http(address: Address, settings: ClientSettings, path: str) -> HttpAnswer:
+    timeouts = settings.timeouts
+    call = await open_transport(lambda: _HttpCall(address, settings, path), address, settings.tls_context(), timeouts)
     try:
-        wire.send(_request(address, settings, path, is_loopback=is_loopback(sock)))
-        # All that it wants of a socket is a file to read from.
-        response = http.client.HTTPResponse(cast(socket.socket, wire), method="GET")
-        response.begin()
-        config = _read_config(response, address) if response.status == http.HTTPStatus.OK else b""
-        return _Answer(response.status, config)
+        async with asyncio.timeout(timeouts.answer_s):
+            return await call.answer
     except (http.client.HTTPException, OSError) as error:
-        failure = _failure(address, settings, error)
+        failure = _http_failure(address, settings, error)
         if settings.tls is None and isinstance(failure, ConnectionClosed):
-            raise_if_tls(address, settings.timeouts, failure)
+            await raise_if_tls(address, timeouts, failure)
         raise failure from error
     finally:
-        sock.close()
+        call.transport.abort()
 
 
-def _request(address: Address, settings: ClientSettings, path: str, *, is_loopback: bool) -> bytes:
+class _HttpCall(asyncio.Protocol):
+    """One request, and what has come of its answer."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, address: Address, settings: ClientSettings, path: str) -> None:
+        self.answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+        self._address = address
+        self._settings = settings
+        self._path = path
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        is_local = is_loopback(transport.get_extra_info("socket"))
+        try:
+            self.transport.write(_http_request(self._address, self._settings, self._path, is_loopback=is_local))
+        except HeadwaterError as error:
+            self._fail(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._look(is_end=False)
+
+    def eof_received(self) -> None:
+        self._look(is_end=True)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            self._fail(error)
+        else:
+            self._look(is_end=True)
+
+    def _look(self, *, is_end: bool) -> None:
+        if self.answer.done():
+            return
+        try:
+            answer = read_http_answer(bytes(self._received), self._address, is_end=is_end)
+        except (http.client.HTTPException, OSError, HeadwaterError) as error:
+            self._fail(error)
+        else:
+            if answer is not None:
+                self.answer.set_result(answer)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            # The caller may have been cancelled; asyncio does not log an exception that was looked at.
+            self.answer.exception()
+
+
+class _Readable:
+    """All that `HTTPResponse` asks of a socket: a file to read from."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(io.BytesIO(self._data))
+
+
+def read_http_answer(data: bytes, address: Address, *, is_end: bool) -> HttpAnswer | None:
+    """The answer in what has come by now; None where there is more to come. Raises what `http.client` raises."""
+    if not is_end and b"\n" not in data and len(data) <= _LINE_BYTES_MAX:
+        return None
+    response = http.client.HTTPResponse(cast(socket.socket, _Readable(data)), method="GET")
+    response.begin()
+    if not is_end and b"\r\n\r\n" not in data and b"\n\n" not in data:
+        return None
+    if response.status != http.HTTPStatus.OK:
+        return response.status, b""
+    body = bytearray()
+    try:
+        while part := response.read1(_READ_BYTES):
+            body += part
+            # A stream of configs has no end, and only the first of them matters.
+            if (end := body.find(_END_OF_CONFIG)) >= 0:
+                return response.status, bytes(body[:end])
+            if len(body) > ANSWER_BYTES_MAX:
+                raise RemoteProtocolError(
+                    f"the answer of {address} has more than {ANSWER_BYTES_MAX} bytes",
+                    offset=ANSWER_BYTES_MAX,
+                    hint=_PORT_HINT,
+                )
+        if response.length:
+            raise http.client.IncompleteRead(bytes(body), response.length)
+    except http.client.IncompleteRead:
+        if is_end:
+            raise
+        return None
+    ends_with_connection = response.length is None and not response.chunked
+    return (response.status, bytes(body)) if is_end or not ends_with_connection else None
+
+
+def _http_request(address: Address, settings: ClientSettings, path: str, *, is_loopback: bool) -> bytes:
     lines = [
         f"GET {path} HTTP/1.1",
         f"Host: {address}",
@@ -139,58 +377,7 @@ def _basic(credentials: Credentials, *, is_safe: bool) -> str:
     return base64.b64encode(f"{credentials.user}:{credentials.password}".encode()).decode()
 
 
-def _read_config(response: http.client.HTTPResponse, address: Address) -> bytes:
-    """The answer up to its end, or to the end of the first config of a stream."""
-    body = bytearray()
-    while data := response.read1(_READ_BYTES):
-        searched = max(0, len(body) - len(_END_OF_CONFIG))
-        body += data
-        end = body.find(_END_OF_CONFIG, searched)
-        if end >= 0:
-            return bytes(body[:end])
-        if len(body) > ANSWER_BYTES_MAX:
-            raise RemoteProtocolError(
-                f"the answer of {address} has more than {ANSWER_BYTES_MAX} bytes",
-                offset=ANSWER_BYTES_MAX,
-                hint=_PORT_HINT,
-            )
-    if response.length:
-        raise http.client.IncompleteRead(bytes(body), response.length)
-    return bytes(body)
-
-
-class _Wire(io.RawIOBase):
-    """A socket to be read as a file, up to a deadline: a byte now and then does not put it off."""
-
-    def __init__(self, sock: socket.socket, within_s: float) -> None:
-        self._sock = sock
-        self._deadline_s = time.monotonic() + within_s
-
-    def send(self, data: bytes) -> None:
-        self._sock.settimeout(self._left_s())
-        send_all(self._sock, data)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._sock.settimeout(self._left_s())
-        return self._sock.recv_into(buffer)
-
-    def _left_s(self) -> float:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        return left_s
-
-
-# --- what is wrong ------------------------------------------------------------------------------------------------
-
-
-def _refused(address: Address, settings: ClientSettings, status: int) -> HeadwaterError:
+def _refused_over_http(address: Address, settings: ClientSettings, status: int) -> HeadwaterError:
     if status == http.HTTPStatus.UNAUTHORIZED:
         if settings.credentials is None:
             return AuthenticationFailed(
@@ -217,7 +404,9 @@ def _refused(address: Address, settings: ClientSettings, status: int) -> Headwat
     )
 
 
-def _failure(address: Address, settings: ClientSettings, error: http.client.HTTPException | OSError) -> HeadwaterError:
+def _http_failure(
+    address: Address, settings: ClientSettings, error: http.client.HTTPException | OSError
+) -> HeadwaterError:
     # The first is an OSError, too.
     if isinstance(error, http.client.RemoteDisconnected | http.client.IncompleteRead):
         return ConnectionClosed(f"{address} closed the connection before it had answered", hint=_PORT_HINT)
@@ -229,139 +418,3 @@ def _failure(address: Address, settings: ClientSettings, error: http.client.HTTP
     if isinstance(error, OSError):
         return broken(address, error, waited_s=settings.timeouts.answer_s)
     return WrongProtocol(f"{address} does not speak HTTP", hint=_PORT_HINT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bootstrap:
-    """What the first host that answers has told."""
-
-    cluster_map: ClusterMap
-    asked: Address
-    """The host that has told it."""
-    by: BootstrapBy
-
-    @property
-    def bucket_uuid(self) -> str:
-        """Another one under the same name is another bucket."""
-        return self.cluster_map.uuid
-
-
-def bootstrap(settings: ClientSettings) -> Bootstrap:
-    """Ask the hosts of the connection string, or those that DNS lists for it, in their order, until one tells the map.
-
-    What is raised if none does is that of the host which tells most: see `host_failures`.
-    """
-    return first_that_works(find_hosts(settings.where), lambda address: _ask(address, settings))
-
-
-def _ask(address: Address, settings: ClientSettings) -> Bootstrap:
-    by = settings.where.bootstrap_by(address)
-    if by is BootstrapBy.HTTP:
-        cluster_map = fetch_map_over_http(address, settings)
-    else:
-        with KvConnection.open(address, settings.login()) as connection:
-            cluster_map = settings.decode_map(connection.outcome.cluster_config, asked=address)
-    return Bootstrap(cluster_map=cluster_map, asked=address, by=by)
-
-
-# A cluster as one client sees it: connect to any host of the connection string, read its map, reach every node.
-
-
-class KvCluster:
-    """The nodes of one bucket."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
-        self._login = settings.login()
-
-    def connect(self) -> KvConnection:
-        """A connection to the first host that can be used, or to a node that it tells of over HTTP."""
-        return first_that_works(find_hosts(self._settings.where), self._connect)
-
-    def _connect(self, address: Address) -> KvConnection:
-        if self._settings.where.bootstrap_by(address) is BootstrapBy.KV:
-            return KvConnection.open(address, self._login)
-        nodes = fetch_map_over_http(address, self._settings).nodes
-        return first_that_works(nodes, lambda node: KvConnection.open(node, self._login))
-
-    def open(self, address: Address) -> socket.socket:
-        """A socket to one node that is logged in and has its bucket."""
-        connection = KvConnection.open(address, self._login)
-        if connection.buffered_bytes:
-            connection.close()
-            raise UnexpectedMessage(f"{address} has sent more than the answers")
-        return connection.sock
-
-    def read_map(self) -> ClusterMap:
-        """The newest cluster map."""
-        with self.connect() as connection:
-            return self.map_of(connection)
-
-    def map_of(self, connection: KvConnection) -> ClusterMap:
-        """The cluster map that a connection was given when it was opened."""
-        return self._settings.decode_map(connection.outcome.cluster_config, asked=connection.address)
-
-    def collection_ids(self, connection: KvConnection, names: Sequence[str]) -> tuple[CollectionId, ...]:
-        """The ids of collections, given as `scope.collection`; the default collection where none is named.
-
-        With no collections on the connection there are no ids, and none may be named.
-        """
-        if not connection.outcome.negotiated.collections:
-            if names:
-                raise NotSupported(
-                    Status.NOT_SUPPORTED,
-                    f"{connection.address} has no collections",
-                    hint="Leave --collection out, or use a server of version 7 or newer",
-                )
-            return ()
-        return tuple(_collection_id(connection, name) for name in names) or (DEFAULT_COLLECTION,)
-
-
-def _collection_id(connection: KvConnection, name: str) -> CollectionId:
-    if len(name.split(".")) != 2 or not all(name.split(".")):
-        raise InvalidInput(
-            f"{name!r} is not a scope and a collection", hint="Write scope.collection, such as _default.users"
-        )
-    try:
-        answer = connection.request(GetCollectionId(value=name.encode()))
-    except (UnknownCollection, UnknownScope) as error:
-        what = "scope of collection" if isinstance(error, UnknownScope) else "collection"
-        raise type(error)(
-            error.status, f"there is no {what} {name!r}", hint="Create it first, or check the name"
-        ) from error
-    except StatusError as error:
-        # Older servers have no word of their own for it.
-        raise status_error(error.status, f"collection {name!r} can't be found: {Status(error.status).name}") from error
-    assert isinstance(answer, GetCollectionIdResponse)
-    return CollectionId(answer.id)
-
-
-# One look at a bucket before it is read: its map, and its scopes and collections.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketView:
-    cluster_map: ClusterMap
-    manifest: Manifest
-    has_collections: bool
-
-
-def look_at_bucket(settings: ClientSettings) -> BucketView:
-    """Connect to any host, blocking. Raises what is in the way of it."""
-    cluster = KvCluster(settings)
-    with cluster.connect() as connection:
-        has_collections = connection.outcome.negotiated.collections
-        return BucketView(
-            cluster_map=cluster.map_of(connection),
-            manifest=read_manifest(connection) if has_collections else Manifest(),
-            has_collections=has_collections,
-        )
-
-
-def read_manifest(connection: KvConnection) -> Manifest:
-    try:
-        answer = connection.request(GetCollectionsManifest())
-    except StatusError as error:
-        raise error.retold(f"the collections can't be read: {error.reason}") from error
-    assert isinstance(answer, PlainResponse)
-    return Manifest.decode(answer.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from headwater.client.connection_string import Address
@@ -26,7 +26,7 @@ from headwater.client.kv_connection import (
     unreachable,
     without_verification,
 )
-from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError, StatusError
+from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError
 from headwater.protocol.exchange import Answered
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.messages.session import Stat
@@ -94,10 +94,8 @@ class AsyncKvConnection(asyncio.Protocol):
         except TimeoutError as error:
             connection.abort()
             raise broken(address, error, waited_s=timeouts.answer_s) from error
-        except BaseException as error:
+        except BaseException:
             connection.abort()
-            if isinstance(error, ConnectionClosed) and login.tls is None:
-                await _raise_if_tls(address, timeouts, error)
             raise
         return connection
 
@@ -109,25 +107,25 @@ class AsyncKvConnection(asyncio.Protocol):
 
     async def request(self, message: Request) -> Response:
         """Send a request and wait for its answer. A status other than success is raised as its error."""
-        return accepted((await self._answers_to([message]))[0][-1].result())
+        (answer,) = self.send([message])
+        return accepted((await answer)[-1].result())
 
     async def request_all(self, messages: Sequence[Request]) -> list[Response]:
         """Send requests together and wait for all answers. The first refusal is raised."""
-        return [accepted(answer) for answer in await self.results(messages)]
-
-    async def results(self, messages: Sequence[Request]) -> list[Response | StatusError]:
-        """As `request_all`; a refusal is an answer, too."""
-        return [frames[-1].result() for frames in await self._answers_to(messages)]
+        answers = [(await answer)[-1].result() for answer in self.send(messages)]
+        return [accepted(answer) for answer in answers]
 
     async def statistics(self, group: str = "") -> dict[str, str]:
-        (frames,) = await self._answers_to([Stat(key=group.encode())])
+        (answer,) = self.send([Stat(key=group.encode())])
+        frames = await answer
         accepted(frames[-1].result())
         return {
             part.frame.key.decode(errors="replace"): bytes(part.frame.value).decode(errors="replace")
             for part in frames[:-1]
         }
 
-    async def _answers_to(self, messages: Sequence[Request]) -> list[list[Answered]]:
+    def send(self, messages: Iterable[Request]) -> list[asyncio.Future[list[Answered]]]:
+        """Send requests together. Each future is done when all frames of the answer are there, in their order."""
         if self.is_closed:
             raise closed(self.address)
         self._exchange.tick(self._loop.time())
@@ -136,7 +134,7 @@ class AsyncKvConnection(asyncio.Protocol):
             waiting.append(self._loop.create_future())
             self._answers[self._exchange.send(message)] = ([], waiting[-1])
         self._send()
-        return [await answer for answer in waiting]
+        return waiting
 
     def _send(self) -> None:
         """Send what the exchange has, and look again when the oldest request should have been answered."""
@@ -266,8 +264,8 @@ class AsyncKvConnection(asyncio.Protocol):
                 waiter.exception()
 
 
-async def _raise_if_tls(address: Address, timeouts: Timeouts, error: ConnectionClosed) -> None:
-    """Say so if the port speaks TLS, as `kv_connection.raise_if_tls` does."""
+async def raise_if_tls(address: Address, timeouts: Timeouts, error: ConnectionClosed) -> None:
+    """Say so if the port speaks TLS, after a connection without it was closed with no answer: most servers do that."""
     try:
         probe = await open_transport(_Probe, address, without_verification(), timeouts)
     except ConnectionFailed:

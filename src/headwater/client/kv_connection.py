@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, Credentials, HandshakeOutcome
@@ -350,8 +350,11 @@ def _alerted(address: Address, error: OSError) -> TlsFailed:
 
 
 def _words(error: OSError | ValueError) -> str:
-    if isinstance(error, TimeoutError) and not error.strerror:
+    if isinstance(error, TimeoutError) and not error.errno:
         return "timed out"
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | socket.gaierror) and error.errno:
+        # Event loops put other words in its place, and the address again.
+        return os.strerror(error.errno)
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
 
 
@@ -363,24 +366,11 @@ def _words(error: OSError | ValueError) -> str:
 # no such bucket, and not that some other host is down.
 
 
-T = TypeVar("T")
-
 _SAME_EVERYWHERE = (AuthenticationFailed, InvalidInput, LocalProtocolError)
 
 
-def first_that_works(addresses: Iterable[Address], attempt: Callable[[Address], T]) -> T:
-    """What the attempt gives for the first host that it works with, in their order."""
-    failures = HostFailures()
-    for address in addresses:
-        try:
-            return attempt(address)
-        except HeadwaterError as error:
-            failures.add(address, error)
-    raise failures.verdict()
-
-
 class HostFailures:
-    """The failures of an attempt to use any of several hosts, in turn: see `first_that_works`."""
+    """The failures of an attempt to use any of several hosts, in turn: see `bootstrap.first_that_works`."""
 
     def __init__(self) -> None:
         self._failures: list[tuple[Address, HeadwaterError]] = []
@@ -389,14 +379,14 @@ class HostFailures:
         """Remember why a host can't be used, or raise the error again where no other host would make a difference."""
         self._failures.append((address, error))
         if isinstance(error, _SAME_EVERYWHERE):
-            raise error.retold(_told(address, error)) from error
+            raise error.reworded(_told(address, error)) from error
 
     def verdict(self) -> HeadwaterError:
         """The error for all of them: of the class that tells most, and with what each of them has said."""
         if not self._failures:
             raise LocalProtocolError("no host has failed, and none was named", hint="Name at least one")
         worst = min((error for _, error in self._failures), key=_rank)
-        verdict = worst.retold(self._reason())
+        verdict = worst.reworded(self._reason())
         verdict.__cause__ = worst
         return verdict
 

@@ -35,7 +35,7 @@ class TlsSettings:
     ca_file: Path | str | None = None
     """Certificates to trust instead of the system's."""
     skip_verify: bool = False
-    """Trust anybody: the bytes are encrypted, but who reads them is unknown."""
+    """Accept any certificate: the bytes are encrypted, but which server gets them is unknown."""
     certificate_file: Path | str | None = None
     """A client certificate, in PEM, and those that vouch for it. The server takes the user from it: see `handshake`."""
     key_file: Path | str | None = None
@@ -111,7 +111,7 @@ class ClientSettings:
     tls: TlsSettings | None = None
     """None for a connection without TLS."""
     mechanism: Mechanism | None = None
-    """How to log in; None for the best that the server offers and that shows nobody the password."""
+    """How to log in; None for the strongest that the server offers and that does not reveal the password."""
     network: Network = Network.AUTO
     """By which of their addresses nodes are reached."""
     features: tuple[Feature, ...] = FEATURES
@@ -181,7 +181,7 @@ class ClientSettings:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The hosts of the connection string, in its order. How each is asked, `where.bootstrap_by` tells.
+        """The hosts of the connection string, in its order. `where.bootstrap_by` says how each is asked.
 
         DNS may list others in place of a single name: see `srv_lookup`.
         """
@@ -266,7 +266,7 @@ def _mechanism(name: str | None, credentials: Credentials | None) -> Mechanism |
     if name not in tuple(Mechanism):
         raise InvalidInput(f"there is no mechanism {name!r}", hint=f"Use one of {', '.join(Mechanism)}")
     if credentials is None:
-        raise InvalidInput(f"there is nobody to log in by {name}", hint="Give a user and a password")
+        raise InvalidInput(f"there is no user to log in by {name}", hint="Give a user and a password")
     return Mechanism(name)
 
 

@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from headwater.client.asyncio_client import Client
+from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Snapshots
 from headwater.client.reading import Batches
-from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -167,7 +167,7 @@ class Consumer(AnyConsumer):
 
     async def _consume(self, process: Process) -> None:
         random = process.random
-        surroundings = ClientSurroundings(
+        surroundings = ClientEnvironment(
             look=lambda settings: look_at_bucket(settings, random),
             random=random.random,
             random_bytes=random.randbytes,

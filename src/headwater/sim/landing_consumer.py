@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.client.asyncio_client import Client
 from headwater.client.bootstrap import BucketView
+from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
-from headwater.client.surroundings import ClientSurroundings
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -224,7 +224,7 @@ class LandingConsumer(AnyConsumer):
         async def look(_: ClientSettings) -> BucketView:
             return view
 
-        surroundings = ClientSurroundings(
+        surroundings = ClientEnvironment(
             look=look,
             random=process.random.random,
             random_bytes=process.random.randbytes,

@@ -2,8 +2,9 @@
 
 Between the plan and the read anything may happen, and none of it fails the task:
 
-* The server has written on. Its snapshot goes beyond the planned end, and all of it is read: DCP sends a key once a
-  snapshot, in its newest version, so what lies behind the plan may be the only version of a live document.
+* The server has written on. Its snapshot goes beyond the planned end, and all of it is sent (the seed "Protocol Flow",
+  "Reading the Stream") and read: DCP sends a key once a snapshot, in its newest version, so what lies behind the plan
+  may be the only version of a live document.
 * A failover has taken something back. The reader goes back to a boundary, gives the rollback as a row, and goes on with
   the new branch. (A read that is no stream can't use such a row, and fails.)
 * A node is lost or vbuckets move. The reader follows them.

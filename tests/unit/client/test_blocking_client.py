@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.client.blocking_client import LoopThread
+from headwater.client.threads import LoopThread
 from headwater.errors import LocalProtocolError
 
 

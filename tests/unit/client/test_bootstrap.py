@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import socket
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from headwater.client.bootstrap import Bootstrap, KvCluster, bootstrap
+from headwater.client.blocking_bucket import KvCluster, bootstrap
+from headwater.client.bootstrap import Bootstrap, connect_any, map_of
 from headwater.client.cluster_map import Network
 from headwater.client.connection_string import Address, BootstrapBy
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
 from headwater.errors import (
@@ -31,6 +34,7 @@ from headwater.errors import (
     WrongProtocol,
 )
 from headwater.protocol.messages.session import GetClusterConfig, Noop, SelectBucket
+from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status
 from support.handshake_peer import PASSWORD, USER, Peer, refused
 from support.node_process import PASSWORD as NODE_PASSWORD
@@ -280,6 +284,17 @@ def cluster_settings(where: str, **options: Any) -> ClientSettings:
     return ClientSettings.make(f"couchbase://{where}", **{"user": USER, "password": PASSWORD, **options})
 
 
+def any_node(settings: ClientSettings) -> AsyncKvConnection:
+    """A connection to it that has been closed."""
+
+    async def connect() -> AsyncKvConnection:
+        connection = await connect_any(settings)
+        connection.abort()
+        return connection
+
+    return asyncio.run(connect())
+
+
 def cluster_config(*ports: int) -> bytes:
     nodes = [{"services": {"kv": port}, "hostname": "127.0.0.1"} for port in ports]
     servers = [f"127.0.0.1:{port}" for port in ports]
@@ -293,10 +308,12 @@ def test_a_cluster_of_one_real_node_by_both_ways(start_node: StartNode) -> None:
     login = {"user": NODE_USER, "password": NODE_PASSWORD}
     http_host = node.http_url.partition("://")[2]
     for where in (f"{node.address}/travel", f"{http_host}/travel?bootstrap=http"):
-        cluster = KvCluster(cluster_settings(where, **login))
-        with cluster.connect() as connection:
-            assert connection.address == node.address
-            assert cluster.map_of(connection) == cluster.read_map()
+        settings = cluster_settings(where, **login)
+        connection = any_node(settings)
+        assert connection.address == node.address
+        cluster = KvCluster(settings)
+        assert map_of(connection, settings) == cluster.read_map()
+        assert cluster.find(()) == (cluster.read_map(), (DEFAULT_COLLECTION,))
         cluster.open(node.address).close()
 
 
@@ -304,18 +321,14 @@ def test_over_http_any_node_of_the_map_will_do() -> None:
     with serving(answering(Peer)) as node:
         answer = http_answer(cluster_config(down().port, node.port))
         with serving(answering_http({TERSE: answer}, [])) as manager:
-            cluster = KvCluster(cluster_settings(f"{down()},{manager}/travel?bootstrap=http"))
-            with cluster.connect() as connection:
-                assert connection.address == node
+            assert any_node(cluster_settings(f"{down()},{manager}/travel?bootstrap=http")).address == node
 
 
 def test_over_http_all_nodes_of_the_map_may_be_down() -> None:
     nodes = (down(), down())
     answer = http_answer(cluster_config(*(node.port for node in nodes)))
-    with serving(answering_http({TERSE: answer}, [])) as manager:
-        cluster = KvCluster(cluster_settings(f"{manager}/travel?bootstrap=http"))
-        with pytest.raises(HostUnreachable) as raised:
-            cluster.connect()
+    with serving(answering_http({TERSE: answer}, [])) as manager, pytest.raises(HostUnreachable) as raised:
+        any_node(cluster_settings(f"{manager}/travel?bootstrap=http"))
     assert all(str(address) in raised.value.reason for address in (manager, *nodes))
 
 

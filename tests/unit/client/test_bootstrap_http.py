@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -70,7 +71,7 @@ def settings(
 
 
 def fetch(address: Address, bucket: str = "travel", **options: Any) -> ClusterMap:
-    return fetch_map_over_http(address, settings(address, bucket, **options))
+    return asyncio.run(fetch_map_over_http(address, settings(address, bucket, **options)))
 
 
 def failure(address: Address, bucket: str = "travel", **options: Any) -> HeadwaterError:
@@ -199,8 +200,8 @@ def test_the_network_is_told_by_the_port_of_the_manager(
 ) -> None:
     """The names lead nowhere, so whoever asks them is led to a server here."""
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
-        real = bootstrap.open_socket
-        monkeypatch.setattr(bootstrap, "open_socket", lambda _, *rest: real(address, *rest))
+        real = bootstrap.open_transport
+        monkeypatch.setattr(bootstrap, "open_transport", lambda new, _, *rest: real(new, address, *rest))
         assert fetch(asked, query=query).nodes[0] == first
 
 

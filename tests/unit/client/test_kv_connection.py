@@ -215,9 +215,12 @@ def test_an_answer_that_does_not_come() -> None:
         replying(lambda request: b"")(sock)
         silent(sock)
 
-    with serving(talk) as address, connect(address, timeouts=QUICK) as connection:
-        with pytest.raises(NoAnswer, match=r"0\.2 seconds"):
-            connection.request(Noop())
+    with (
+        serving(talk) as address,
+        connect(address, timeouts=QUICK) as connection,
+        pytest.raises(NoAnswer, match=r"0\.2 seconds"),
+    ):
+        connection.request(Noop())
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from headwater.client.surroundings import in_daemon_thread
+from headwater.client.threads import in_daemon_thread
 
 ENDS_AT_ONCE = """
 import asyncio, time
-from headwater.client.surroundings import in_daemon_thread
+from headwater.client.threads import in_daemon_thread
 
 async def main():
     await asyncio.wait_for(in_daemon_thread(lambda: time.sleep(600)), 0.01)

@@ -29,8 +29,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
+from headwater.client.bucket_kv import KvPort
 from headwater.client.checkpoints.file import damaged, read_offsets
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.offsets import Offsets
@@ -104,33 +104,6 @@ def _ending(number: int) -> bytes:
 
 def _hash(checksum: int) -> int:
     return checksum >> 16 & 0x7FFF
-
-
-# What a checkpoint that lives in a bucket needs of a client: key-value requests, and no more of it.
-
-
-class KvPort(Protocol):
-    """Key-value requests to one bucket, each of which goes to the node that has its vbucket."""
-
-    async def cluster_map(self) -> ClusterMap:
-        """The newest map that is known."""
-
-    async def collection_id(self, name: str | None) -> CollectionId | None:
-        """The id of a collection, given as `scope.collection`; of the default one where none is named.
-
-        None where the server knows no collections.
-        """
-
-    async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
-        """The answers, in the order of the requests; a refusal is an answer, too.
-
-        What may succeed later is tried again here, with a newer map where that is needed, and for a limited time. So a
-        request may have been carried out although its answer is a refusal: the answer to the attempt before was lost.
-        Raises `ConnectionFailed` where a node can't be reached in that time.
-        """
-
-    async def close(self) -> None:
-        """Let go of the connections."""
 
 
 XATTR = b"headwater"

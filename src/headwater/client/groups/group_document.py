@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwater.client.checkpoints.threaded_kv import ThreadedKv
-from headwater.client.checkpoints.xattrs import KvPort
+from headwater.client.bucket_kv import BucketKv, KvPort
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.groups.membership import GroupBucket, StoredDocument
 from headwater.client.kv_connection import Timeouts
@@ -245,7 +244,7 @@ def group_bucket(settings: ClientSettings, *, vbuckets: int) -> GroupBucket:
 
     def open_document(key: bytes, collection: str | None) -> KvDocument:
         # A group tries again by itself, and looks at the document anew each time.
-        return KvDocument(ThreadedKv(replace(settings, timeouts=short), retry_s_max=0), key, collection)
+        return KvDocument(BucketKv(replace(settings, timeouts=short), retry_s_max=0), key, collection)
 
     return GroupBucket(vbuckets=vbuckets, open_document=open_document)
 
@@ -297,7 +296,7 @@ class KvDocument:
             try:
                 collection_id = await self._kv.collection_id(self._collection)
             except (UnknownCollection, UnknownScope) as error:
-                raise error.retold(f"there is no collection {self._collection!r} for the group's document") from error
+                raise error.reworded(f"there is no collection {self._collection!r} for the group's document") from error
             self._fields = {
                 "key": self._key,
                 "vbucket": vbucket_of(self._key, vbuckets),

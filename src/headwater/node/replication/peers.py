@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from headwater.client.bootstrap import read_manifest
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
@@ -21,7 +22,7 @@ from headwater.log_fields import LogEvent, fields
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.vbuckets import GetCollectionsManifest, SetCollectionsManifest
+from headwater.protocol.messages.vbuckets import SetCollectionsManifest
 from headwater.protocol.status import Status
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class Peers:
     # --- collections ----------------------------------------------------------------------------------------------
 
     async def _exchange_manifests(self, connection: AsyncKvConnection) -> None:
-        theirs = await _manifest_of(connection)
+        theirs = await read_manifest(connection)
         ours = self._service.bucket.manifest
         if theirs.uid > ours.uid:
             self._service.set_manifest(replace(theirs, ids_used=max(ours.ids_used, theirs.ids_used)))
@@ -183,7 +184,7 @@ class Peers:
 
     async def _change_there(self, connection: AsyncKvConnection, change: Callable[[Manifest], Manifest]) -> Manifest:
         for _ in range(CHANGE_TRIES_MAX):
-            theirs = await _manifest_of(connection)
+            theirs = await read_manifest(connection)
             known = self._service.bucket.manifest
             changed = change(replace(theirs, ids_used=max(theirs.ids_used, known.ids_used)))
             try:
@@ -204,11 +205,6 @@ class Peers:
                 await self.exchange()
         except TimeoutError:
             self.notify()
-
-
-async def _manifest_of(connection: AsyncKvConnection) -> Manifest:
-    answer = await connection.request(GetCollectionsManifest())
-    return Manifest.decode(bytes(getattr(answer, "value", b"")))
 
 
 # Statistics of the other nodes of a bucket's cluster, for those who show the cluster to people.

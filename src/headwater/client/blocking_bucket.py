@@ -1,0 +1,126 @@
+"""The blocking twins of `bootstrap` and `survey`, for callers without an event loop: Spark's planners and the loader.
+
+The work is done by the asyncio functions, on a loop in a thread. The one exception is the loader's sockets: it selects
+among them itself, so they are opened and logged in here, and then are the loader's.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+from headwater.client import bootstrap as asyncio_bootstrap
+from headwater.client.bootstrap import Bootstrap, BucketView, connect_any, find_collection, map_of
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import KvConnection
+from headwater.client.settings import ClientSettings
+from headwater.client.survey import AsyncSurveyor, VBucketStatus
+from headwater.client.threads import LoopThread, run_blocking
+from headwater.errors import UnexpectedMessage
+from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
+
+T = TypeVar("T")
+
+
+def bootstrap(settings: ClientSettings) -> Bootstrap:
+    """Ask the hosts for the cluster map, one after the other."""
+    return run_blocking(asyncio_bootstrap.bootstrap(settings))
+
+
+def look_at_bucket(settings: ClientSettings) -> BucketView:
+    """The bucket's map, scopes and collections."""
+    return run_blocking(asyncio_bootstrap.look_at_bucket(settings))
+
+
+class Surveyor:
+    """Asks the nodes of a bucket. Use it in `with`, or `close` it; used after that, it connects again."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._thread: LoopThread | None = None
+        self._surveyor: AsyncSurveyor = self._run(AsyncSurveyor.open(settings))
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        return self._surveyor.cluster_map
+
+    def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
+        """The state of these vbuckets, or of all. Waits for those that are on their way from node to node."""
+        return self._run(self._surveyor.survey(vbuckets))
+
+    def high_seqnos(self) -> dict[VBucketId, Seqno]:
+        """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
+        return self._run(self._surveyor.high_seqnos())
+
+    def refresh_map(self) -> None:
+        """Read the cluster map again, over new connections."""
+        self._run(self._surveyor.refresh_map())
+
+    def look(self) -> BucketView:
+        """The bucket's collections as they are now, with the map that is known."""
+        return self._run(self._surveyor.look())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            self._thread = LoopThread("headwater-survey")
+        try:
+            return self._thread.run(work)
+        except BaseException:
+            # A caller may give up after any failure, and must not leave a thread behind.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                if hasattr(self, "_surveyor"):
+                    thread.run(_close(self._surveyor))
+            finally:
+                thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _close(surveyor: AsyncSurveyor) -> None:
+    surveyor.close()
+
+
+class KvCluster:
+    """The nodes of one bucket, for those that write to all of them."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._login = settings.login()
+
+    def read_map(self) -> ClusterMap:
+        """The newest cluster map."""
+        return bootstrap(self._settings).cluster_map
+
+    def open(self, address: Address) -> socket.socket:
+        """A socket to one node that is logged in and has its bucket."""
+        connection = KvConnection.open(address, self._login)
+        if connection.buffered_bytes:
+            connection.close()
+            raise UnexpectedMessage(f"{address} has sent more than the answers")
+        return connection.sock
+
+    def find(self, collections: Sequence[str]) -> tuple[ClusterMap, tuple[CollectionId, ...]]:
+        """The newest map, and the ids of collections; the default collection where none is named.
+
+        With no collections on the server there are no ids, and none may be named.
+        """
+        return run_blocking(self._find(collections))
+
+    async def _find(self, collections: Sequence[str]) -> tuple[ClusterMap, tuple[CollectionId, ...]]:
+        connection = await connect_any(self._settings)
+        try:
+            found = [await find_collection(connection, name) for name in collections or (None,)]
+            return map_of(connection, self._settings), tuple(each for each in found if each is not None)
+        finally:
+            connection.abort()

@@ -1,0 +1,190 @@
+"""Key-value requests to one bucket, each sent to the node that has its vbucket, and tried again while that may help.
+
+Checkpoints in the bucket and group documents are read and written through it. It has one connection to each node, made
+when it is first needed. It never decides what a refusal means: that is left to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from headwater.client.bootstrap import bootstrap, find_collection
+from headwater.client.cluster_map import ClusterMap
+from headwater.client.connection_string import Address
+from headwater.client.kv_asyncio import AsyncKvConnection
+from headwater.client.kv_connection import Backoff
+from headwater.client.settings import ClientSettings
+from headwater.errors import BucketReplaced, HeadwaterError, NotMyVBucket, StatusError
+from headwater.protocol.features import Feature
+from headwater.protocol.messages import Request, Response
+from headwater.protocol.numbers import CollectionId
+
+RETRY_S_MAX = 60.0
+"""How long the requests of one call are tried again, unless the caller says otherwise."""
+RETRY_DELAY_S_MIN = 0.01
+RETRY_DELAY_S_MAX = 1.0
+
+
+class KvPort(Protocol):
+    """What a checkpoint or a group needs of a client, and no more of it."""
+
+    async def cluster_map(self) -> ClusterMap:
+        """The newest map that is known."""
+
+    async def collection_id(self, name: str | None) -> CollectionId | None:
+        """The id of a collection, given as `scope.collection`; of the default one where none is named.
+
+        None where the server knows no collections.
+        """
+
+    async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
+        """The answers, in the order of the requests; a refusal is an answer, too.
+
+        What may succeed later is tried again here, with a newer map where that is needed, and for a limited time. So a
+        request may have been carried out although its answer is a refusal: the answer to the attempt before was lost.
+        Raises `ConnectionFailed` where a node can't be reached in that time.
+        """
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+class BucketKv:
+    """A `KvPort` over the network. Calls of one loop are made one after the other."""
+
+    def __init__(self, settings: ClientSettings, *, retry_s_max: float = RETRY_S_MAX) -> None:
+        needed = (Feature.XATTR, Feature.MUTATION_SEQNO)
+        self._settings = replace(settings, features=(*dict.fromkeys((*settings.features, *needed)),))
+        self._retry_s_max = retry_s_max
+        self._backoff = Backoff(delay_s_min=RETRY_DELAY_S_MIN, delay_s_max=RETRY_DELAY_S_MAX, random=random.random)
+        self._turn = asyncio.Lock()
+        self._closing = asyncio.Event()
+        self._map: ClusterMap | None = None
+        self._map_is_stale = False
+        self._connections: dict[Address, AsyncKvConnection] = {}
+
+    async def cluster_map(self) -> ClusterMap:
+        async with self._turn:
+            return await self._newest_map()
+
+    async def collection_id(self, name: str | None) -> CollectionId | None:
+        async with self._turn:
+            return await find_collection(await self._connection_to((await self._newest_map()).nodes[0]), name)
+
+    async def close(self) -> None:
+        """Close the connections. A request that is still being tried is given up."""
+        self._closing.set()
+        async with self._turn:
+            for address in list(self._connections):
+                self._drop(address)
+            self._closing.clear()
+
+    async def request(self, requests: Sequence[Request]) -> list[Response | StatusError]:
+        async with self._turn:
+            clock = asyncio.get_running_loop().time
+            call = _RoutedCall(requests)
+            give_up_s = clock() + self._retry_s_max
+            attempts = 0
+            while call.due:
+                failure = await self._attempt(call)
+                attempts += 1
+                delay_s = self._backoff.delay_s(attempts)
+                if call.due and (clock() + delay_s > give_up_s or await self._is_closed_within(delay_s)):
+                    if failure is not None:
+                        raise failure
+                    break
+            return call.answers()
+
+    async def _is_closed_within(self, delay_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._closing.wait()
+        return self._closing.is_set()
+
+    async def _attempt(self, call: _RoutedCall) -> HeadwaterError | None:
+        """Send what is due, each to its node. Returns what was in the way, where some have no answer."""
+        try:
+            by_node = self._sorted_by_node(call, await self._newest_map())
+        except HeadwaterError as error:
+            return _retriable(error)
+        failure: HeadwaterError | None = None
+        for address, numbers in by_node.items():
+            try:
+                connection = await self._connection_to(address)
+                waiting = connection.send([call.requests[number] for number in numbers])
+                for number, answer in zip(numbers, waiting, strict=True):
+                    call.answered[number] = (await answer)[-1].result()
+            except HeadwaterError as error:
+                # The vbuckets may be another node's by now.
+                self._drop(address)
+                self._map_is_stale = True
+                failure = _retriable(error)
+        self._map_is_stale |= call.has_misplaced
+        return failure
+
+    def _sorted_by_node(self, call: _RoutedCall, cluster_map: ClusterMap) -> dict[Address, list[int]]:
+        by_node: dict[Address, list[int]] = {}
+        for number in call.due:
+            try:
+                address = cluster_map.address_of(call.requests[number].vbucket)
+            except NotMyVBucket as error:
+                call.answered[number] = error
+                self._map_is_stale = True
+            else:
+                by_node.setdefault(address, []).append(number)
+        return by_node
+
+    async def _newest_map(self) -> ClusterMap:
+        if self._map is None or self._map_is_stale:
+            newest = (await bootstrap(self._settings)).cluster_map
+            known = self._map or newest
+            if (newest.uuid, newest.vbuckets) != (known.uuid, known.vbuckets):
+                raise BucketReplaced(self._settings.bucket)
+            self._map = max(known, newest, key=lambda cluster_map: cluster_map.version)
+            self._map_is_stale = False
+        return self._map
+
+    async def _connection_to(self, address: Address) -> AsyncKvConnection:
+        if address not in self._connections:
+            self._connections[address] = await AsyncKvConnection.open(address, self._settings.login())
+        return self._connections[address]
+
+    def _drop(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.abort()
+
+
+class _RoutedCall:
+    """Requests by their numbers, and the answers to them so far."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.answered: dict[int, Response | StatusError] = {}
+
+    @property
+    def due(self) -> list[int]:
+        """Those that have no answer yet, or one that may be another the next time."""
+        return [number for number in range(len(self.requests)) if _is_due(self.answered.get(number))]
+
+    @property
+    def has_misplaced(self) -> bool:
+        return any(isinstance(answer, StatusError) and answer.stale_topology for answer in self.answered.values())
+
+    def answers(self) -> list[Response | StatusError]:
+        return [self.answered[number] for number in range(len(self.requests))]
+
+
+def _is_due(answer: Response | StatusError | None) -> bool:
+    return answer is None or (isinstance(answer, StatusError) and answer.retriable)
+
+
+def _retriable(error: HeadwaterError) -> HeadwaterError:
+    if not error.retriable:
+        raise error
+    return error

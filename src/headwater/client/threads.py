@@ -1,0 +1,144 @@
+"""Threads beside event loops: a loop for callers that have none, and a thread for the little that blocks.
+
+`LoopThread` is behind the blocking client and `blocking_bucket`. A loop in it goes on while the caller is busy: noops
+are answered and bytes received, up to the flow-control window, however long the caller takes with a batch. Nothing here
+may keep the program from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from headwater.errors import LocalProtocolError
+
+T = TypeVar("T")
+
+INTERRUPT_S_MAX = 0.5
+"""A signal that comes just before a thread begins to wait does not wake it: so long may an interrupt go unnoticed."""
+CANCEL_S_MAX = 10.0
+"""How long an interrupted call may take to come to its end."""
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine for a caller that may be in any thread, and wait for it."""
+    thread = LoopThread("headwater")
+    try:
+        return thread.run(work)
+    finally:
+        thread.close()
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_loop()
+        # A program that forgets to close the client must still be able to end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for."""
+        if self.is_closed:
+            work.close()
+            raise LocalProtocolError("the client is closed", hint="Read inside of `with`, or make a new client")
+        call = _Call(self._loop, work)
+        try:
+            # In here, too: the interrupt may come as soon as the loop knows of the call.
+            self._loop.call_soon_threadsafe(call.start)
+            while not call.ended.wait(INTERRUPT_S_MAX):
+                pass
+        except BaseException:
+            self._loop.call_soon_threadsafe(call.cancel)
+            call.ended.wait(CANCEL_S_MAX)
+            raise
+        return call.result()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def close(self) -> None:
+        """End the thread. Whatever still runs in it is cancelled."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _Call(Generic[T]):
+    """A coroutine that one thread has given to the loop of another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self.ended = threading.Event()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(lambda _: self.ended.set())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()  # interrupted before the loop has started it
+            self.ended.set()
+
+    def result(self) -> T:
+        assert self._task is not None, "started first"
+        return self._task.result()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """What blocking work returns or raises. Cancelled, the thread is left to itself, and its result is dropped.
+
+    The threads of `asyncio.to_thread` are waited for when the program ends. One that asks a silent DNS server would
+    hold the end up for as long as it may ask. So what only asks, and writes nothing, is done here.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            report = partial(_succeed, outcome, work())
+        except BaseException as error:
+            report = partial(_fail, outcome, error)
+        with suppress(RuntimeError):  # the loop is closed, and the result is not wanted
+            loop.call_soon_threadsafe(report)
+
+    threading.Thread(target=run, name="headwater-asking", daemon=True).start()
+    return await outcome
+
+
+def _succeed(outcome: asyncio.Future[T], result: T) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
+
+
+def _fail(outcome: asyncio.Future[T], error: BaseException) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
