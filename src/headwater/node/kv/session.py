@@ -308,6 +308,7 @@ class KvSession(SessionState):
     def open_dcp(self, connection: ProducerConnection | ConsumerConnection) -> None:
         """Make this a DCP connection. An older one of the same name has to go."""
         assert self.bucket is not None
+        # Names are unique (kv_engine, DCP docs, "Open Connection"); the recorded servers close the older one, too.
         older = self.bucket.dcp_sessions.pop(connection.name, None)
         if older is not None:
             older.end_dcp()

@@ -289,6 +289,8 @@ class ProducerConnection:
             return
         self._ready.extend(self._idle.take_woken(self.bucket))
         until = output.used + bytes_max
+        # A producer sends while any room is left, so it may overdraw the window by one frame (kv_engine, DCP docs,
+        # "Flow Control"; the recorded servers do so).
         while self._ready and output.used < until and self.window.is_open:
             key = self._ready.popleft()
             stream = self.streams.get(key)

@@ -1,7 +1,7 @@
 """What a consumer may set with control messages, and the shape in which it gets changes because of that.
 
-A key that is not in `CONTROLS` gets EINVAL, and so does a bad value. To add a control, add a setting to `Controls` and
-a line to `CONTROLS`.
+A key that is not in `CONTROLS` gets EINVAL, and so does a bad value: by that clients find out what a server can do
+(kv_engine, DCP docs, "Control"). To add a control, add a setting to `Controls` and a line to `CONTROLS`.
 """
 
 from __future__ import annotations

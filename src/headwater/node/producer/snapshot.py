@@ -96,6 +96,8 @@ def snapshot_marker(
     snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, controls: Controls, *, first_start_seqno: int | None
 ) -> SnapshotMarker:
     """The marker that announces a snapshot. The first of a stream starts where the consumer's own snapshot did."""
+    # As recorded from a 7.0.5 server: the first marker of a stream from 0 starts at 0, later ones at the last seqno
+    # and 1. Markers from disk have the flags 0x06, those from memory 0x01 or 0x05.
     start = snapshot.after_seqno + 1 if first_start_seqno is None else first_start_seqno
     from_memory = SnapshotFlags.MEMORY if first_start_seqno is None else _FIRST_FROM_MEMORY
     flags = from_memory if snapshot.in_memory else _FROM_DISK

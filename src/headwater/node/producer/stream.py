@@ -200,6 +200,7 @@ class Stream:
     def _begin_snapshot(self) -> bytes:
         """Begin the next snapshot, or end the stream, or find nothing to do. Returns the message for it."""
         if self.passed_seqno >= self.end_seqno:
+            # Also where start and end are the same: the recorded 7.0.5 server ends such a stream without a marker.
             return self._end(EndReached)
         if int(self._bucket.vbuckets.durable_seqnos[self.vbucket]) <= self.passed_seqno:
             return self._hand_over()
@@ -226,12 +227,14 @@ class Stream:
         )
 
     def _takes_oso(self, first_start_seqno: int | None) -> bool:
-        """Out of order snapshots serve the first backfill of a filtered stream."""
+        """Out of order snapshots serve the first backfill of a filtered stream (kv_engine, DCP docs, OSO snapshots)."""
         return self._filter.collections is not None and first_start_seqno == 0 == self.passed_seqno
 
     def _finish_snapshot(self, output: Output, snapshot: Snapshot) -> None:
         self.passed_seqno = max(self.passed_seqno, snapshot.end_seqno)
         hides_its_end = snapshot.last_sent_seqno < snapshot.end_seqno
+        # A stream with a filter learns by a seqno-advanced that the snapshot's last change is not for it (kv_engine,
+        # DCP docs, "Seqno Advanced"). Inside an OSO snapshot only if the control has asked for that.
         if hides_its_end and (not snapshot.is_oso or self._controls.oso is OsoMode.ON_WITH_SEQNO_ADVANCED):
             output.append(self._encode(SeqnoAdvanced(seqno=Seqno(snapshot.end_seqno))))
         if snapshot.is_oso:

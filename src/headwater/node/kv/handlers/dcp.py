@@ -69,6 +69,7 @@ def _connection(context: Context) -> ProducerConnection:
 def _open(context: Context, request: Open) -> PlainResponse:
     if not is_name(request.key):
         raise RequestRefused(Status.EINVAL, "a connection's name has 1 to 200 bytes")
+    # Notifiers are in the flags of "Open Connection" (kv_engine, DCP docs); servers of today have none.
     if OpenFlags.NOTIFIER in request.flags:
         raise RequestRefused(Status.EINVAL, "a connection is a producer or a consumer, and no notifier")
     consumer_name = _consumer_name(request.value)
@@ -204,7 +205,8 @@ def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
     closing = connection.close_stream(request.vbucket, request.stream_id)
     if closing is None:
         raise RequestRefused(Status.KEY_ENOENT)
-    # The answer comes first, the stream-end after it.
+    # The answer comes first, the stream-end after it, and only where the control has asked for one: as recorded from
+    # servers of 7.0.5.
     context.then_send(closing)
     return context.ok()
 
