@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headwater.sim.event_loop import SimulatedLoop
-from headwater.sim.network import Network
-from headwater.sim.processes import Process, Trace
+from headwater.sim.machines import Process, Trace
+from headwater.sim.network import SimulatedNetwork
 
 
 class SmallWorld:
@@ -18,7 +18,7 @@ class SmallWorld:
 
     def __init__(self) -> None:
         self.trace = Trace()
-        self.network = Network(Random(1), self.trace)
+        self.network = SimulatedNetwork(Random(1), self.trace)
         self.loop = SimulatedLoop(self.network, steps_max=100_000)
         self.trace.now_s = self.loop.time
 

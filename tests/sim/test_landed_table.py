@@ -37,7 +37,7 @@ def test_a_batch_adds_its_rows_and_its_place() -> None:
     table = LandedTable()
     land(table, change(1, snapshot_start=0), change(3, snapshot_start=0), reached=4)
     assert alive(table) == [(0, 1), (0, 3)]
-    assert table.places[VBUCKET] == whole_offset(Vbuuid(1), Seqno(4))
+    assert table.offsets[VBUCKET] == whole_offset(Vbuuid(1), Seqno(4))
     assert table.boundaries[VBUCKET] == [4]
 
 
@@ -62,7 +62,7 @@ def test_a_rollback_into_a_snapshot_has_the_vbucket_read_again() -> None:
     land(table, change(1, snapshot_start=0), change(5, snapshot_start=0), reached=5)
     land(table, change(3, snapshot_start=3, op="rollback"), change(4, snapshot_start=3), reached=4)
     assert alive(table) == []
-    assert VBUCKET not in table.places
+    assert VBUCKET not in table.offsets
     assert table.boundaries[VBUCKET] == []
 
 

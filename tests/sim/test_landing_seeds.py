@@ -14,7 +14,7 @@ import pytest
 
 from headwater.sim.landing_consumer import LandingMutant
 from headwater.sim.plan import RunPlan
-from headwater.sim.run import Report, run_seed
+from headwater.sim.run import SeedReport, run_seed
 from headwater.store.compaction import Retention
 
 SEEDS = (1, 2, 7, 10, 15, 16)
@@ -25,7 +25,7 @@ MUTANT_SEEDS = range(15, 115)
 HOUR_S = 3600.0
 
 
-def run_landing(seed: int, mutant: LandingMutant | None = None) -> Report:
+def run_landing(seed: int, mutant: LandingMutant | None = None) -> SeedReport:
     return run_seed(seed, plan=RunPlan.landing(seed), mutant=mutant)
 
 

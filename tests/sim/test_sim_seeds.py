@@ -10,17 +10,17 @@ from itertools import count
 import pytest
 
 from headwater.sim.consumers import Mutant
-from headwater.sim.run import Report, run_seed
+from headwater.sim.run import SeedReport, run_seed
 
 BUDGET_S = float(os.environ.get("HEADWATER_SIM_S", "15"))
 MUTANT_SEEDS = 100
 
 
-def reports_within(budget_s: float, jobs: int) -> list[Report]:
+def reports_within(budget_s: float, jobs: int) -> list[SeedReport]:
     seeds, reports = count(), []
     deadline_s = time.monotonic() + budget_s
     with ProcessPoolExecutor(jobs) as pool:
-        running: set[Future[Report]] = set()
+        running: set[Future[SeedReport]] = set()
         while running or time.monotonic() < deadline_s:
             while len(running) < 2 * jobs and time.monotonic() < deadline_s:
                 running.add(pool.submit(run_seed, next(seeds)))
@@ -58,5 +58,5 @@ def test_a_consumer_that_does_it_wrong_is_found_out(mutant):
     pytest.fail(f"{MUTANT_SEEDS} seeds have not found out that a consumer {mutant}")
 
 
-def _run_mutant(mutant: Mutant, seed: int) -> Report:
+def _run_mutant(mutant: Mutant, seed: int) -> SeedReport:
     return run_seed(seed, mutant=mutant)

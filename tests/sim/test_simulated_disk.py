@@ -8,7 +8,7 @@ import pytest
 
 from headwater.errors import StoreFull
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
-from headwater.sim.node_host import SimulatedDisk, SimulatedFolder
+from headwater.sim.machines import SimulatedDisk, SimulatedFolder
 from headwater.store.engine import DeleteRow, PutRow, Table
 
 

@@ -136,7 +136,7 @@ def test_a_cut_link_holds_back_one_direction_until_it_is_mended(small_world):
         server.transport.write(b"back")
         await asyncio.sleep(5)
         assert (server.data, client.data) == (b"", b"back")
-        small_world.network.mend()
+        small_world.network.restore()
         await asyncio.sleep(1)
         assert server.data == b"there"
 
@@ -150,7 +150,7 @@ def test_nobody_connects_over_a_cut_link(small_world):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
                 await asyncio.get_running_loop().create_connection(Recorder, *PLACE)
-        small_world.network.mend()
+        small_world.network.restore()
         await asyncio.get_running_loop().create_connection(Recorder, *PLACE)
 
     small_world.run(main())
@@ -197,7 +197,7 @@ def test_word_of_a_death_waits_for_a_cut_link(small_world):
         server_process.kill()
         await asyncio.sleep(5)
         assert client.lost is None
-        small_world.network.mend()
+        small_world.network.restore()
         await asyncio.sleep(1)
         assert isinstance(client.lost, ConnectionResetError)
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headwater.phrases import counted
 from headwater.sim.consumers import Mutant
 from headwater.sim.landing_consumer import LandingMutant
-from headwater.sim.run import Report, run_seed
+from headwater.sim.run import SeedReport, run_seed
 
 _SHOWN_COMPLAINTS = 10
 
@@ -57,7 +57,7 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
         raise click.UsageError("--trace is for one seed: leave --seeds out")
     chosen = None if mutant is None else _MUTANTS[mutant]
     numbers = range(seed, seed + seeds)
-    failed: list[Report] = []
+    failed: list[SeedReport] = []
     for report in _shown(_reports(numbers, chosen, jobs, trace), total=seeds, is_shown=seeds > 1 and not as_json):
         if as_json:
             click.echo(json.dumps(_members(report)))
@@ -72,7 +72,9 @@ def sim(seed: int, seeds: int, trace: bool, mutant: str | None, jobs: int | None
     sys.exit(1 if failed else 0)
 
 
-def _reports(numbers: range, mutant: Mutant | LandingMutant | None, jobs: int | None, trace: bool) -> Iterator[Report]:
+def _reports(
+    numbers: range, mutant: Mutant | LandingMutant | None, jobs: int | None, trace: bool
+) -> Iterator[SeedReport]:
     if len(numbers) == 1 or jobs == 1:
         for number in numbers:
             yield run_seed(number, mutant=mutant, keeps_trace=trace)
@@ -90,7 +92,7 @@ def _reports(numbers: range, mutant: Mutant | LandingMutant | None, jobs: int | 
         pool.shutdown(cancel_futures=True)
 
 
-def _shown(reports: Iterator[Report], *, total: int, is_shown: bool) -> Iterator[Report]:
+def _shown(reports: Iterator[SeedReport], *, total: int, is_shown: bool) -> Iterator[SeedReport]:
     """The same, with a bar on standard error while they come."""
     console = Console(stderr=True)
     if not is_shown or not console.is_terminal:
@@ -104,7 +106,7 @@ def _shown(reports: Iterator[Report], *, total: int, is_shown: bool) -> Iterator
             yield report
 
 
-def _print(report: Report) -> None:
+def _print(report: SeedReport) -> None:
     for line in report.lines:
         click.echo(line)
     for what, count in sorted(report.counts.items()):
@@ -116,7 +118,7 @@ def _print(report: Report) -> None:
         _print_failure(report)
 
 
-def _print_failure(report: Report) -> None:
+def _print_failure(report: SeedReport) -> None:
     click.echo(f"seed {report.seed} fails:")
     for complaint in report.complaints[:_SHOWN_COMPLAINTS]:
         click.echo(f"  {complaint}")
@@ -124,7 +126,7 @@ def _print_failure(report: Report) -> None:
         click.echo(f"  and {len(report.complaints) - _SHOWN_COMPLAINTS} more")
 
 
-def _sum_up(failed: list[Report], seeds: int) -> None:
+def _sum_up(failed: list[SeedReport], seeds: int) -> None:
     if not failed:
         click.echo(f"all {counted(seeds, 'seed')} are good")
         return
@@ -132,7 +134,7 @@ def _sum_up(failed: list[Report], seeds: int) -> None:
     click.echo(f"replay one with: headwater sim --seed {failed[0].seed} --trace")
 
 
-def _members(report: Report) -> dict[str, Any]:
+def _members(report: SeedReport) -> dict[str, Any]:
     return {
         "seed": report.seed,
         "good": report.is_good,

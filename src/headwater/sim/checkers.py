@@ -1,32 +1,44 @@
-"""The judges of a run. They know the store's frames and the writers' log, and none of the code that is judged."""
+"""The checkers of a run: what consumers hold, the rules of their rows and of streams, and what must be stored.
+
+Actors and the run call them. They know the store's frames and the writers' log, share nothing with the code that they
+judge but the typed codec, and know neither the world nor the actors in it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.client.offsets import Offsets
-from headwater.protocol.features import WITH_COLLECTIONS
-from headwater.protocol.frames import decode_frames
+from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
+from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
+from headwater.protocol.messages.dcp_changes import (
+    Abort,
+    Deletion,
+    Expiration,
+    Mutation,
+    Prepare,
+    SnapshotMarker,
+    SystemEvent,
+)
+from headwater.protocol.messages.dcp_streams import StreamRequest
+from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionDropped, decode_event
+from headwater.sim.network import Tap
 from headwater.store.bucket import Bucket
 
-if TYPE_CHECKING:
-    from headwater.sim.node_host import NodeHost
-    from headwater.sim.world import World
-
-# What a simulated consumer holds: the changes it has seen, vbucket by vbucket, from which its documents follow.
+# --- what a consumer holds: the changes it has seen, vbucket by vbucket, from which its documents follow --------------
 #
-# It does as the rows tell it and knows nothing of the client. A rollback takes back what lies above its seqno.
+# It does what the rows say and knows nothing of the client. A rollback takes back what lies above its seqno.
 
 
 Row = Mapping[str, Any]
 Key = tuple[int, bytes]
+"""Collection and key."""
 Document = tuple[int, int, bytes]
 """Seqno, CAS and value."""
 Kept = tuple[int, Key | None, Document | int | None]
@@ -62,7 +74,7 @@ class ConsumerState:
             elif op == "collection_dropped":
                 kept.append((seqno, None, row["collection_id"]))
             else:
-                assert op in _OTHER_EVENTS, f"nobody knows what {op!r} is"
+                assert op in _OTHER_EVENTS, f"{op!r} is not known"
 
     def documents(self, vbucket: int) -> dict[Key, Document]:
         return documents_of(self.kept.get(vbucket, ()))
@@ -88,11 +100,11 @@ def apply_changes(documents: dict[Key, Document], changes: Iterable[Kept]) -> No
             documents[key] = what
 
 
-# The rules that the rows of one consumer keep, over all its lives. They share no code with the client.
+# --- the rules that the rows of one consumer keep, over all its lives -------------------------------------------------
 #
 # * Seqnos of a vbucket rise, unless a rollback takes it back; and that one takes something back.
 # * A change lies in its snapshot, and a snapshot has a key once, unless all versions were asked for.
-# * Nothing is read on a branch that another one has taken the place of.
+# * Nothing is read on a branch that another one has replaced.
 
 
 @dataclass(slots=True)
@@ -141,9 +153,9 @@ def _check_change(vbucket: _VBucket, row: Row, *, all_versions: bool) -> None:
 
 
 def _check_rollback(vbucket: _VBucket, row: Row) -> None:
-    told = json.loads(row["value"])
-    assert row["seqno"] < told["from_seqno"], f"a rollback that takes nothing back: {row}"
-    assert told["from_seqno"] >= vbucket.seqno, f"a rollback from before {vbucket.seqno}: {row}"
+    said = json.loads(row["value"])
+    assert row["seqno"] < said["from_seqno"], f"a rollback that takes nothing back: {row}"
+    assert said["from_seqno"] >= vbucket.seqno, f"a rollback from before {vbucket.seqno}: {row}"
     _check_branch(vbucket, row)
     vbucket.seqno = row["seqno"]
     vbucket.snapshot, vbucket.keys = (row["seqno"], row["seqno"]), frozenset()
@@ -158,13 +170,10 @@ def _check_branch(vbucket: _VBucket, row: Row) -> None:
         vbucket.vbuuid = vbuuid
 
 
-# What was written, by whom, and what was answered: all that a judge needs to say what must be there in the end.
+# --- what was written and what was answered: all that it takes to say what must be there in the end -------------------
 
 
-"""Collection and key."""
-
-
-class Outcome(Enum):
+class WriteOutcome(Enum):
     UNDER_WAY = auto()
     ACKNOWLEDGED = auto()
     REFUSED = auto()
@@ -175,7 +184,7 @@ class Outcome(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Write:
-    """One write. Values are never written twice, so that a value tells its write."""
+    """One write. Values are never written twice, so that a value names its write."""
 
     value: bytes | None
     """None where the document was to be deleted."""
@@ -186,7 +195,7 @@ class Write:
     """When it was made: it has happened later than this, if at all."""
     ended_s: float | None = None
     """When its outcome was known: if it was acknowledged, it has happened before this."""
-    outcome: Outcome = Outcome.UNDER_WAY
+    outcome: WriteOutcome = WriteOutcome.UNDER_WAY
 
 
 @dataclass(slots=True)
@@ -198,7 +207,7 @@ class WriteLog:
         self.by_key.setdefault(key, []).append(write)
         return write
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: WriteOutcome) -> int:
         return sum(write.outcome is outcome for writes in self.by_key.values() for write in writes)
 
 
@@ -244,7 +253,7 @@ def stored_documents(bucket: Bucket, vbucket: int) -> dict[Key, Document]:
 
 
 def differences(whose: str, held: dict[Key, Document], stored: dict[Key, Document]) -> list[str]:
-    """What somebody has wrong, a line a key."""
+    """What a consumer or a copy has wrong, a line a key."""
     keys = sorted(key for key in held.keys() | stored.keys() if held.get(key) != stored.get(key))
     return [f"{whose} has {held.get(key)} for {key}, and stored is {stored.get(key)}" for key in keys]
 
@@ -275,26 +284,26 @@ def lost_writes(log: WriteLog, stored: dict[Key, Document], needs: Mapping[Key, 
     for key, writes in log.by_key.items():
         found = stored[key][2] if key in stored else None
         if not _is_allowed(writes, found, needs[key]):
-            told = ", ".join(_told(write) for write in writes[-6:])
-            wrong.append(f"an acknowledged write of {key} is lost: {found!r} is there after {told}")
+            said = ", ".join(_shown(write) for write in writes[-6:])
+            wrong.append(f"an acknowledged write of {key} is lost: {found!r} is there after {said}")
     return wrong
 
 
-def _told(write: Write) -> str:
+def _shown(write: Write) -> str:
     return f"{write.value!r} {'durable ' if write.is_durable else ''}{write.outcome.name}"
 
 
 def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
     """Whether a value can be what is left after these writes."""
     # A write of unknown outcome may come to pass late, after others that were made later.
-    may_be: set[bytes | None] = {write.value for write in writes if write.outcome is Outcome.UNKNOWN}
+    may_be: set[bytes | None] = {write.value for write in writes if write.outcome is WriteOutcome.UNKNOWN}
     for write in reversed(writes):
-        if write.outcome is Outcome.REFUSED:
+        if write.outcome is WriteOutcome.REFUSED:
             continue
         may_be.add(write.value)
         if write.may_expire:
             may_be.add(None)
-        if write.outcome is Outcome.ACKNOWLEDGED and _is_kept(write, needs):
+        if write.outcome is WriteOutcome.ACKNOWLEDGED and _is_kept(write, needs):
             return found in may_be
     return found is None or found in may_be
 
@@ -303,34 +312,141 @@ def _is_kept(write: Write, needs: Needs) -> bool:
     return needs is Needs.ACKNOWLEDGEMENT or (needs is Needs.MAJORITY and write.is_durable)
 
 
-# What is checked while a run goes on: a consumer between two snapshots holds what the server held at that seqno.
+# --- while a run goes on: a consumer between two snapshots holds what the server held at that seqno -------------------
 #
 # At the end of a run much that went wrong has been written over. The server's history window has all versions, so what
 # a consumer should hold at any time can be made from it.
 
 
-def check_against_history(
-    world: World, name: str, documents: Callable[[int], dict[Key, Document]], offsets: Offsets
-) -> None:
-    """Complain where a consumer holds anything else than the server did, as far as that is known."""
+def history_differences(
+    name: str,
+    documents: Callable[[int], dict[Key, Document]],
+    offsets: Offsets,
+    active_bucket: Callable[[int], Bucket | None],
+) -> Iterator[str]:
+    """Where a consumer holds anything else than the server did at its offset, as far as that is known."""
     for vbucket, offset in offsets.offsets.items():
-        host = world.active_host(vbucket)
-        if host is None or not offset.is_complete or not _is_in_history(host, vbucket, offset.vbuuid, offset.seqno):
+        bucket = active_bucket(vbucket)
+        if bucket is None or not offset.is_complete or not _is_in_history(bucket, vbucket, offset.vbuuid, offset.seqno):
             continue
-        then = documents_of(change for change in stored_changes(host.bucket, vbucket) if change[0] <= offset.seqno)
+        then = documents_of(change for change in stored_changes(bucket, vbucket) if change[0] <= offset.seqno)
         held = documents(vbucket)
-        for wrong in differences(name, _of_live_collections(host, held), _of_live_collections(host, then)):
-            world.complain(f"vbucket {vbucket} at seqno {offset.seqno}: {wrong}")
+        for wrong in differences(name, _of_live_collections(bucket, held), _of_live_collections(bucket, then)):
+            yield f"vbucket {vbucket} at seqno {offset.seqno}: {wrong}"
 
 
-def _is_in_history(host: NodeHost, vbucket: int, vbuuid: int, seqno: int) -> bool:
-    facts = host.bucket.vbuckets.facts[vbucket]
+def _is_in_history(bucket: Bucket, vbucket: int, vbuuid: int, seqno: int) -> bool:
+    facts = bucket.vbuckets.facts[vbucket]
     if facts is None or facts.failover_log.newest.vbuuid != vbuuid:
         return False
-    return facts.history_start_seqno <= seqno <= int(host.bucket.vbuckets.durable_seqnos[vbucket])
+    return facts.history_start_seqno <= seqno <= int(bucket.vbuckets.durable_seqnos[vbucket])
 
 
-def _of_live_collections(host: NodeHost, documents: dict[Key, Document]) -> dict[Key, Document]:
+def _of_live_collections(bucket: Bucket, documents: dict[Key, Document]) -> dict[Key, Document]:
     """What a dropped collection held may go at any time."""
-    live = {int(collection.id) for _, collection in host.bucket.manifest.collections()}
+    live = {int(collection.id) for _, collection in bucket.manifest.collections()}
     return {key: document for key, document in documents.items() if key[0] in live}
+
+
+# --- every DCP stream on the simulated network, frame by frame, with the typed codec ----------------------------------
+#
+# * A change lies inside the snapshot that was announced last, and seqnos rise from one change to the next.
+# * A snapshot begins where the stream has come to, and does not end before it begins.
+
+
+_CHANGES = frozenset(
+    {
+        Opcode.DCP_MUTATION,
+        Opcode.DCP_DELETION,
+        Opcode.DCP_EXPIRATION,
+        Opcode.DCP_SYSTEM_EVENT,
+        Opcode.DCP_PREPARE,
+        Opcode.DCP_COMMIT,
+        Opcode.DCP_ABORT,
+        Opcode.DCP_SEQNO_ADVANCED,
+    }
+)
+_STREAM = _CHANGES | {Opcode.DCP_SNAPSHOT_MARKER}
+
+
+@dataclass(slots=True)
+class _TappedStream:
+    seqno: int
+    snapshot: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _TappedConnection:
+    name: str
+    from_server: FrameBuffer = field(default_factory=FrameBuffer)
+    from_client: FrameBuffer = field(default_factory=FrameBuffer)
+    asked: dict[int, StreamRequest] = field(default_factory=dict)
+    streams: dict[int, _TappedStream] = field(default_factory=dict)
+    is_dcp: bool = False
+    is_lost: bool = False
+
+
+class StreamTap(Tap):
+    """Complaints go to `complain`."""
+
+    def __init__(self, complain: Callable[[str], None]) -> None:
+        self.changes = 0
+        self._complain = complain
+        self._connections: dict[int, _TappedConnection] = {}
+
+    def connected(self, connection: int, *, client: str, server: str) -> None:
+        self._connections[connection] = _TappedConnection(f"{server} to {client}")
+
+    def closed(self, connection: int) -> None:
+        self._connections.pop(connection, None)
+
+    def written(self, connection: int, data: bytes, *, by_server: bool) -> None:
+        known = self._connections.get(connection)
+        if known is None or known.is_lost:
+            return
+        buffer = known.from_server if by_server else known.from_client
+        buffer.receive_data(data)
+        try:
+            for frame in buffer.frames():
+                self._look(known, frame, by_server=by_server)
+        except AssertionError as error:
+            known.is_lost = True
+            self._complain(f"{known.name}: {error}")
+
+    def _look(self, connection: _TappedConnection, frame: Frame, *, by_server: bool) -> None:
+        opcode = frame.opcode
+        if frame.magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
+            return
+        if opcode == Opcode.DCP_STREAM_REQUEST:
+            self._look_at_request(connection, frame)
+        elif frame.magic.is_request and by_server and opcode in _STREAM:
+            self._look_at_change(connection, frame)
+        elif frame.magic.is_request and by_server and opcode == Opcode.DCP_STREAM_END:
+            connection.streams.pop(frame.opaque, None)
+
+    def _look_at_request(self, connection: _TappedConnection, frame: Frame) -> None:
+        if frame.magic.is_request:
+            request = decode_message(frame, WITH_COLLECTIONS)
+            assert isinstance(request, StreamRequest)
+            connection.asked[frame.opaque] = request
+        elif frame.specific == Status.SUCCESS and frame.opaque in connection.asked:
+            connection.streams[frame.opaque] = _TappedStream(int(connection.asked[frame.opaque].start_seqno))
+
+    def _look_at_change(self, connection: _TappedConnection, frame: Frame) -> None:
+        stream = connection.streams.get(frame.opaque)
+        if stream is None:
+            return
+        message = decode_message(frame, WITH_COLLECTIONS)
+        if isinstance(message, SnapshotMarker):
+            start, end = int(message.start_seqno), int(message.end_seqno)
+            assert max(start, stream.seqno) <= end, f"the snapshot {start} to {end} at seqno {stream.seqno}"
+            stream.snapshot = (start, end)
+            return
+        self.changes += 1
+        seqno = int(getattr(message, "seqno", 0) or getattr(message, "commit_seqno", 0) or message.abort_seqno)  # type: ignore[attr-defined]
+        name = type(message).__name__
+        assert seqno > stream.seqno, f"{name} {seqno} comes after {stream.seqno} in vbucket {frame.specific}"
+        assert stream.snapshot is not None, f"{name} {seqno} comes before any snapshot"
+        start, end = stream.snapshot
+        assert start <= seqno <= end, f"{name} {seqno} is outside its snapshot, {start} to {end}"
+        stream.seqno = seqno

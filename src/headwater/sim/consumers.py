@@ -14,7 +14,7 @@ import io
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.client.asyncio_client import Client
 from headwater.client.environment import ClientEnvironment
@@ -24,12 +24,9 @@ from headwater.client.reading import Batches
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.sim.checkers import ConsumerState, Document, Key, Row, RowRules, check_against_history
-from headwater.sim.processes import Process
-from headwater.sim.writers import look_at_bucket
-
-if TYPE_CHECKING:
-    from headwater.sim.world import World
+from headwater.sim.checkers import ConsumerState, Document, Key, Row, RowRules, history_differences
+from headwater.sim.machines import Process
+from headwater.sim.world import World
 
 RETRY_S = 0.2
 SAVE_S = 0.2
@@ -57,7 +54,7 @@ class _Saved:
 
 
 @dataclass(slots=True)
-class _Held:
+class _InMemory:
     """What a life of a consumer has in memory."""
 
     state: ConsumerState
@@ -167,18 +164,17 @@ class Consumer(AnyConsumer):
 
     async def _consume(self, process: Process) -> None:
         random = process.random
-        surroundings = ClientEnvironment(
-            look=lambda settings: look_at_bucket(settings, random),
+        environment = ClientEnvironment(
             random=random.random,
             random_bytes=random.randbytes,
             open_spool=io.BytesIO,
         )
-        async with await self._connected(Client(self._world.client_settings(), surroundings)) as client:
+        async with await self._connected(Client(self._world.client_settings(), environment)) as client:
             saved = self._saved
             start: dict[str, Any] = {}
             if saved.offsets is not None:
                 start["start"] = self._begin_from(saved.offsets)
-            held = _Held(saved.state.copy(), saved.rules.copy())
+            held = _InMemory(saved.state.copy(), saved.rules.copy())
             reading = client.batches(name=self.name, **self._options, **start)
             saving = asyncio.create_task(self._save_when_quiet(reading, held))
             async for batch in reading:
@@ -188,7 +184,7 @@ class Consumer(AnyConsumer):
                 await self._rest()
             saving.cancel()
 
-    def _take(self, process: Process, rows: list[Row], held: _Held) -> None:
+    def _take(self, process: Process, rows: list[Row], held: _InMemory) -> None:
         self._world.count_rows(len(rows))
         try:
             held.rules.check(rows, all_versions=self._options["history"])
@@ -197,16 +193,18 @@ class Consumer(AnyConsumer):
         held.state.apply(rows, ignores_rollbacks=self._mutant is Mutant.DROPS_ROLLBACKS)
         held.unsaved += 1
 
-    def _save(self, reading: Batches, held: _Held) -> None:
+    def _save(self, reading: Batches, held: _InMemory) -> None:
         """One durable step: what is held, and where that ends."""
         self._saved = _Saved(held.state.copy(), reading.offsets, held.rules.copy())
         held.unsaved = 0
         held.saves += 1
         if held.saves <= CHECKED_SAVES or held.saves % CHECK_EVERY == 0:
-            check_against_history(self._world, self.name, held.state.documents, reading.offsets)
+            world = self._world
+            for wrong in history_differences(self.name, held.state.documents, reading.offsets, world.active_bucket):
+                world.complain(wrong)
 
-    async def _save_when_quiet(self, reading: Batches, held: _Held) -> None:
-        """When nothing comes any more, nobody comes by to save the last of it."""
+    async def _save_when_quiet(self, reading: Batches, held: _InMemory) -> None:
+        """When nothing comes any more, no batch comes that saves the last of it."""
         while True:
             await asyncio.sleep(SAVE_S)
             if held.unsaved and self._world.is_quiet:

@@ -1,7 +1,7 @@
-"""An event loop with a clock of its own: nobody waits for real, and the same run is the same run every time.
+"""An event loop with a clock of its own: no one waits for real, and the same run is the same run every time.
 
 What is ready runs in the order in which it became ready, as asyncio promises. When nothing is ready the clock jumps to
-the next timer. Every callback takes a little of the simulated time, so that one who waits actively gets somewhere.
+the next timer. Every callback takes a little of the simulated time, so that an active wait ends.
 Threads are simulated as well: what is given to an executor happens at once, at a moment that the disk decides.
 
 What the production code does not use is not here, and raises `NotImplementedError` as asyncio has it.
@@ -19,8 +19,8 @@ from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from headwater.errors import HeadwaterError
-from headwater.sim.network import Network, SimulatedServer
-from headwater.sim.processes import CURRENT, Process
+from headwater.sim.machines import CURRENT, Process
+from headwater.sim.network import SimulatedNetwork, SimulatedServer
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class _Timer(asyncio.TimerHandle):
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. The network's part of a loop is done by `network`."""
 
-    def __init__(self, network: Network, *, steps_max: int) -> None:
+    def __init__(self, network: SimulatedNetwork, *, steps_max: int) -> None:
         """`steps_max` is how much may happen: a run that goes on for ever is found by that."""
         self.network = network
         self.steps = 0
@@ -192,9 +192,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def failed_tasks(self) -> list[str]:
-        """Tasks of processes that live which have failed by a fault of ours, with nobody to hear of it.
+        """Tasks of processes that live which have failed by a fault of ours, and whose error no one has looked at.
 
-        What the network does to them may not have been looked at yet: whoever gathers results does so in the end.
+        What the network does to them may not have been looked at yet: the code that gathers results does so in the end.
         """
         return [
             f"{process} {task.get_coro().__qualname__}: {task._exception!r}"  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """One after the other in an executor, each at a moment of its own.
 
-        It takes effect somewhat before the caller hears of it, so a crash in between leaves what nobody knows of.
+        It takes effect somewhat before the caller hears of it, so a crash in between leaves a write that is not known.
         """
         process = CURRENT.get()
         future: asyncio.Future[T] = self.create_future()
@@ -226,7 +226,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         starts_s = max(self._now_s, self._disks.get(executor, 0.0))
         self._disks[executor] = starts_s + before_s + after_s
 
-        def tell(error: Exception | None, result: T | None) -> None:
+        def report(error: Exception | None, result: T | None) -> None:
             if future.cancelled():
                 return
             if error is not None:
@@ -239,7 +239,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 result, error = func(*args), None
             except Exception as failure:
                 result, error = None, failure
-            self.call_later(after_s, tell, error, result)
+            self.call_later(after_s, report, error, result)
 
         self.call_at(starts_s + before_s, take_effect)
         return future
@@ -252,19 +252,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     async def create_server(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any
     ) -> SimulatedServer:
-        _refuse_tls(options)
+        assert options.get("ssl") is None, "TLS is not simulated"
         return self.network.listen(protocol_factory, host, port)
 
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        _refuse_tls(options)
+        if options.get("ssl") is not None:
+            # A node that does not speak TLS closes on the first byte of a handshake, which is no magic.
+            raise ConnectionResetError(104, "Connection reset by peer")
         return await self.network.connect(protocol_factory, host, port)
-
-
-def _refuse_tls(options: dict[str, Any]) -> None:
-    if options.get("ssl") is not None:
-        raise NotImplementedError("TLS is not simulated")
 
 
 def _close(task: asyncio.Task[Any]) -> None:

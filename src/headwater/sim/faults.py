@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.errors import HeadwaterError
 from headwater.protocol.manifest import DEFAULT_NAME, Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from headwater.sim.node_host import BUCKET, NodeHost, random_name
-
-if TYPE_CHECKING:
-    from headwater.sim.consumers import AnyConsumer
-    from headwater.sim.world import World
+from headwater.sim.consumers import AnyConsumer
+from headwater.sim.world import BUCKET, NodeHost, World
 
 CALL_S_MAX = 10.0
 COLLECTIONS_MAX = 3
@@ -26,8 +23,9 @@ INSIDE_LOOKS_MAX, INSIDE_LOOK_S = 40, 0.02
 class Faults:
     """Draws faults until it is stopped; `end` takes back what can be taken back."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, consumers: Sequence[AnyConsumer]) -> None:
         self._world = world
+        self._consumers = consumers
         self._random: Random = world.random_of("faults")
         self._is_stopped = False
         self._later: list[asyncio.Task[None]] = []
@@ -68,13 +66,13 @@ class Faults:
             task.cancel()
         await asyncio.gather(*self._later, return_exceptions=True)
         world = self._world
-        world.network.mend()
+        world.network.restore()
         for host in world.hosts:
             host.disk.is_full = False
             host.disk.delay_s_max = world.plan.disk_delay_s_max
             host.start()
             self._release_replicas(host)
-        for consumer in world.consumers:
+        for consumer in self._consumers:
             consumer.start()
 
     def note(self, what: str) -> None:
@@ -153,9 +151,9 @@ class Faults:
             host.process.context.run(service.when_at_rest, lambda: None)
 
     async def _roll_back(self) -> None:
-        """A drill. Many go to where it hurts: near the place that a consumer has come to."""
+        """A drill. Many go to where it hurts: near the offset of a consumer."""
         world, random = self._world, self._random
-        vbucket, to_seqno, consumer = await self._place_to_go_back_to()
+        vbucket, to_seqno, consumer = await self._seqno_to_go_back_to()
         host = world.active_host(vbucket)
         if host is None:
             return
@@ -169,34 +167,34 @@ class Faults:
         self.note(f"vbucket {vbucket} is rolled back from {high} to {to_seqno}")
         await self.call(host, host.node.roll_back(BUCKET, VBucketId(vbucket), Seqno(to_seqno)))
 
-    async def _place_to_go_back_to(self) -> tuple[int, int | None, AnyConsumer | None]:
+    async def _seqno_to_go_back_to(self) -> tuple[int, int | None, AnyConsumer | None]:
         """A vbucket, and where a consumer is in it: best of all in the middle of a snapshot, if one gets there soon."""
         random, vbuckets = self._random, self._world.plan.vbuckets
         if random.random() < 0.3:
             return random.randrange(vbuckets), None, None
         if random.random() < 0.8:
             for _ in range(INSIDE_LOOKS_MAX):
-                inside = [place for place in self._consumers_places() if not place[1].is_complete]
+                inside = [known for known in self._consumers_offsets() if not known[1].is_complete]
                 if inside:
                     vbucket, offset, consumer = random.choice(inside)
                     return vbucket, random.randrange(int(offset.seqno), int(offset.snapshot_end)), consumer
                 await asyncio.sleep(INSIDE_LOOK_S)
-        places = self._consumers_places()
-        if places:
-            vbucket, offset, consumer = random.choice(places)
+        known = self._consumers_offsets()
+        if known:
+            vbucket, offset, consumer = random.choice(known)
             return vbucket, int(offset.seqno) + random.randint(-3, 2), consumer
         return random.randrange(vbuckets), None, None
 
-    def _consumers_places(self) -> list[tuple[int, StreamOffset, AnyConsumer]]:
+    def _consumers_offsets(self) -> list[tuple[int, StreamOffset, AnyConsumer]]:
         return [
             (vbucket, offset, consumer)
-            for consumer in self._world.consumers
+            for consumer in self._consumers
             if consumer.offsets is not None
             for vbucket, offset in consumer.offsets.offsets.items()
         ]
 
     async def _kill_consumer(self) -> None:
-        consumer = self._random.choice(self._world.consumers)
+        consumer = self._random.choice(self._consumers)
         consumer.kill()
         self.after(self._random.uniform(0.0, 1.5), consumer.start)
 
@@ -206,7 +204,7 @@ class Faults:
         world = self._world
         node = self._random.choice(world.hosts).host
         others = [host.host for host in world.hosts if host.host != node] * 3
-        others += [consumer.host for consumer in world.consumers]
+        others += [consumer.host for consumer in self._consumers]
         return node, self._random.choice(others)
 
     async def _cut(self) -> None:
@@ -214,13 +212,13 @@ class Faults:
         self.note(f"{one} and {other} are cut off from each other")
         self._world.network.cut(one, other)
         self._world.network.cut(other, one)
-        self.after(self._random.uniform(0.1, 2.0), self._world.network.mend)
+        self.after(self._random.uniform(0.1, 2.0), self._world.network.restore)
 
     async def _cut_one_way(self) -> None:
         one, other = self._random.sample(self._two_hosts(), 2)
         self.note(f"nothing gets from {one} to {other}")
         self._world.network.cut(one, other)
-        self.after(self._random.uniform(0.1, 2.0), self._world.network.mend)
+        self.after(self._random.uniform(0.1, 2.0), self._world.network.restore)
 
     async def _reset(self) -> None:
         broken = self._world.network.reset_some(self._random.choice([0.2, 1.0]))
@@ -240,7 +238,7 @@ class Faults:
         host, collections = self.ready_host(), self._world.collections
         if host is None or len(collections.ids) >= COLLECTIONS_MAX:
             return
-        name = random_name(self._random)
+        name = f"c{self._random.getrandbits(32):08x}"
         manifest = await self._change_manifest(host, lambda known: known.with_collection(DEFAULT_NAME, name))
         created = None if manifest is None else manifest.find(DEFAULT_NAME, name)
         if created is not None:

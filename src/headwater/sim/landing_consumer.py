@@ -18,10 +18,10 @@ import asyncio
 import io
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.client.asyncio_client import Client
-from headwater.client.bootstrap import BucketView
+from headwater.client.bootstrap import BucketView, look_at_bucket
 from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots
@@ -31,9 +31,10 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import Document, Key, Row, RowRules
 from headwater.sim.consumers import RETRY_S, AnyConsumer
-from headwater.sim.landing_judge import ROLLBACK, LandedTable, LandingJudge, Look, ReadBatch
-from headwater.sim.processes import Process
-from headwater.sim.writers import PatientSurveyor, look_at_bucket
+from headwater.sim.landing_judge import ROLLBACK, BucketTruth, LandedTable, LandingJudge, Look, ReadBatch
+from headwater.sim.machines import Process
+from headwater.sim.world import World
+from headwater.sim.writers import PatientSurveyor
 from headwater.spark.planning import (
     Survey,
     VBucketRange,
@@ -42,9 +43,6 @@ from headwater.spark.planning import (
     share_out,
     whole_offset,
 )
-
-if TYPE_CHECKING:
-    from headwater.sim.world import World
 
 COMMIT_S_MAX = 0.02
 """Until a commit takes effect, and then again until its writer hears of it."""
@@ -61,11 +59,11 @@ class LandingMutant(StrEnum):
     REPEATS_ROWS_BEHIND_PLAN = "repeats-rows-behind-plan"
     """It keeps the rows behind the planned end, and goes on from there all the same."""
     GOES_BACK_TO_PLAN = "goes-back-to-plan"
-    """It takes planned ends for places that a rollback can go back to, whether a snapshot ended there or not."""
+    """It takes planned ends for seqnos that a rollback can go back to, whether a snapshot ended there or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _BatchPlan:
     """What is known when a batch is about to be read."""
 
     look: Look
@@ -77,7 +75,7 @@ class _Plan:
 class LandingConsumer(AnyConsumer):
     """One landing over all its lives."""
 
-    def __init__(self, world: World, number: int, mutant: LandingMutant | None) -> None:
+    def __init__(self, world: World, number: int, mutant: LandingMutant | None, truth: BucketTruth) -> None:
         super().__init__(world, f"landing-{number}", f"10.0.5.{number}")
         random = self._random
         self.batches = 0
@@ -86,7 +84,7 @@ class LandingConsumer(AnyConsumer):
         self._every_s = random.choice(world.plan.landing_every_s)
         self._rows_max: int | None = random.choice([None, None, 1, 20])
         self._to_target = random.random() < 0.3
-        """It lands what there is and ends, and is started again, as `land` without `--every`."""
+        """It lands the bucket as it is now and ends, and is started again, as `land` without `--every`."""
         self._start_task_s = random.choice([0.001, 0.02, 0.1])
         """What it takes to start a task, on average."""
         self._tasks_min = random.choice([1, 2, 4])
@@ -103,11 +101,12 @@ class LandingConsumer(AnyConsumer):
         self._table = LandedTable()
         self._bucket_uuid = ""
         self._rules = RowRules()
-        self._judge = LandingJudge(world, self.name, self._table, world.truth, is_limited=self._rows_max is not None)
+        self._truth = truth
+        self._judge = LandingJudge(world, self.name, self._table, truth, is_limited=self._rows_max is not None)
 
     @property
     def offsets(self) -> Offsets | None:
-        return Offsets(self._bucket_uuid, self._table.places) if self._table.places else None
+        return Offsets(self._bucket_uuid, self._table.offsets) if self._table.offsets else None
 
     @property
     def rollbacks(self) -> int:
@@ -130,15 +129,15 @@ class LandingConsumer(AnyConsumer):
         target: dict[VBucketId, Seqno] | None = None
         while True:
             if look is None or target is None:
-                look = self._world.truth.look()
+                look = self._truth.look()
             survey = await self._survey(surveyor)
             if self._to_target and target is None:
                 target = {vbucket: status.high_seqno for vbucket, status in survey.items()}
-            ranges = plan_ranges(self._places, survey, boundaries=self._table.boundaries, target=target)
+            ranges = plan_ranges(self._landed, survey, boundaries=self._table.boundaries, target=target)
             if ranges:
                 chosen = limit_ranges(ranges, self._rows_max, last_read=last_read)
                 postponed = frozenset(it.vbucket for it in ranges) - {it.vbucket for it in chosen}
-                await self._land(process, surveyor, _Plan(look=look, chosen=chosen, postponed=postponed))
+                await self._land(process, surveyor, _BatchPlan(look=look, chosen=chosen, postponed=postponed))
                 last_read |= dict.fromkeys((it.vbucket for it in chosen), self._table.batch)
             else:
                 self._judge.on_nothing_new(look)
@@ -147,31 +146,31 @@ class LandingConsumer(AnyConsumer):
                 await asyncio.sleep(max(PAUSE_S_MIN, self._every_s))
 
     @property
-    def _places(self) -> Offsets:
-        return Offsets(self._bucket_uuid, self._table.places)
+    def _landed(self) -> Offsets:
+        return Offsets(self._bucket_uuid, self._table.offsets)
 
     async def _survey(self, surveyor: PatientSurveyor) -> Survey:
         """As the driver of a landing asks: a failover in the middle looks like a server that has lost its newest
-        changes, so what contradicts the places is asked for a second time."""
+        changes, so what contradicts the offsets is asked for a second time."""
         survey = await surveyor.survey()
         self._bucket_uuid = surveyor.cluster_map.uuid
         odd = [
             vbucket
             for vbucket, status in survey.items()
-            if (place := self._table.places.get(vbucket)) is not None
-            and place.vbuuid == status.failover_log.newest.vbuuid
-            and place.seqno > status.high_seqno
+            if (offset := self._table.offsets.get(vbucket)) is not None
+            and offset.vbuuid == status.failover_log.newest.vbuuid
+            and offset.seqno > status.high_seqno
         ]
         return {**survey, **await surveyor.survey(odd)} if odd else survey
 
-    async def _land(self, process: Process, surveyor: PatientSurveyor, plan: _Plan) -> None:
+    async def _land(self, process: Process, surveyor: PatientSurveyor, plan: _BatchPlan) -> None:
         view = replace(await self._look_patiently(process), cluster_map=surveyor.cluster_map)
         cluster_map = view.cluster_map
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
         shares = share_out(plan.chosen, node_of=node_of, tasks_min=self._tasks_min)
         results = await asyncio.gather(*(self._run_task(process, view, share) for share in shares))
         rows = [row for task_rows, _ in results for row in task_rows]
-        reached = {vbucket: place for _, places in results for vbucket, place in places.items()}
+        reached = {vbucket: offset for _, offsets in results for vbucket, offset in offsets.items()}
         rules = self._rules.copy()
         if self._mutant is None:
             try:
@@ -192,7 +191,7 @@ class LandingConsumer(AnyConsumer):
     async def _look_patiently(self, process: Process) -> BucketView:
         while True:
             try:
-                return await look_at_bucket(self._world.client_settings(), process.random)
+                return await look_at_bucket(self._world.client_settings(), random_bytes=process.random.randbytes)
             except HeadwaterError:
                 await asyncio.sleep(RETRY_S)
 
@@ -224,14 +223,14 @@ class LandingConsumer(AnyConsumer):
         async def look(_: ClientSettings) -> BucketView:
             return view
 
-        surroundings = ClientEnvironment(
+        environment = ClientEnvironment(
             look=look,
             random=process.random.random,
             random_bytes=process.random.randbytes,
             open_spool=io.BytesIO,
         )
         rows: list[Row] = []
-        async with Client(self._world.client_settings(), surroundings) as client:
+        async with Client(self._world.client_settings(), environment) as client:
             reading = client.read(options)
             batches = 0
             async for batch in reading:
@@ -240,9 +239,9 @@ class LandingConsumer(AnyConsumer):
                 if batches_max is not None and batches >= batches_max:
                     return None
             reached = dict(reading.offsets.offsets)
-        for vbucket, place in reached.items():
-            assert place.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {place}"
-            reached[vbucket] = whole_offset(place.vbuuid, place.seqno)
+        for vbucket, offset in reached.items():
+            assert offset.is_complete, f"the read of vbucket {vbucket} has ended inside a snapshot: {offset}"
+            reached[vbucket] = whole_offset(offset.vbuuid, offset.seqno)
         return rows, reached
 
     # --- what is made of it ---------------------------------------------------------------------------------------
@@ -252,11 +251,11 @@ class LandingConsumer(AnyConsumer):
     ) -> ReadBatch:
         """The batch to commit, which a mutant gets wrong."""
         planned = {it.vbucket: Seqno(min(it.end_seqno, reached[it.vbucket].seqno)) for it in ranges}
-        boundaries = {vbucket: place.seqno for vbucket, place in reached.items()}
+        boundaries = {vbucket: offset.seqno for vbucket, offset in reached.items()}
         if self._mutant is LandingMutant.DROPS_ROWS_BEHIND_PLAN:
             rows = [row for row in rows if row["op"] == ROLLBACK or row["seqno"] <= planned[row["vbucket"]]]
         if self._mutant in (LandingMutant.DROPS_ROWS_BEHIND_PLAN, LandingMutant.REPEATS_ROWS_BEHIND_PLAN):
-            reached = {vbucket: whole_offset(place.vbuuid, planned[vbucket]) for vbucket, place in reached.items()}
+            reached = {vbucket: whole_offset(offset.vbuuid, planned[vbucket]) for vbucket, offset in reached.items()}
         if self._mutant is not None:
             boundaries = planned
         return ReadBatch(rows=rows, reached=reached, boundaries=boundaries)

@@ -21,7 +21,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.offsets import Offsets
@@ -31,28 +30,26 @@ from headwater.sim.checkers import (
     Document,
     Kept,
     Key,
-    Outcome,
     Row,
     Write,
+    WriteOutcome,
     apply_changes,
-    check_against_history,
     documents_of,
+    history_differences,
     stored_changes,
 )
+from headwater.sim.world import World
 
-if TYPE_CHECKING:
-    from headwater.sim.world import World
-
-# The table that a simulated landing lands into: what `changes` of a lake is, and what its commits say, in memory.
+# --- the table that a simulated landing lands into: `changes` of a lake, and what its commits say, in memory ----------
 #
 # It keeps the rules of the lake (`headwater.lake`) without its files:
 #
-# * A batch is one commit: its rows, the place that was reached in every vbucket, and which rollbacks it had. Nothing of
-#   it is there before, and nothing else is remembered.
+# * A batch is one commit: its rows, the offset that was reached in every vbucket, and which rollbacks it had. Nothing
+#   of it is there before, and nothing else is remembered.
 # * A rollback voids what lies above its seqno, in the batch itself as far as that came before, and in all earlier ones.
 #   The rows stay.
-# * The places of the last commits are *boundaries*, which a later rollback can go back to. What a rollback has given up
-#   is none any more.
+# * The offsets of the last commits are *boundaries*, which a later rollback can go back to. What a rollback has given
+#   up is none any more.
 # * A rollback into the middle of a snapshot can't be undone, since versions up to its seqno may be missing for newer
 #   ones that are void now. Then all of the vbucket is void, and it is read again from 0.
 
@@ -100,7 +97,7 @@ class ReadBatch:
     rows: list[Row]
     """Of a vbucket in the order of its stream."""
     reached: Mapping[VBucketId, StreamOffset]
-    """The place that was reached in every vbucket that was read."""
+    """The offset that was reached in every vbucket that was read."""
     boundaries: Mapping[VBucketId, Seqno]
     """What a later rollback can go back to: the same as `reached`, but for a mutant."""
 
@@ -122,7 +119,7 @@ class LandedTable:
     batch: int = -1
     changes: dict[int, list[ChangeRow]] = field(default_factory=dict)
     """By vbucket, in the order in which they were landed."""
-    places: dict[VBucketId, StreamOffset] = field(default_factory=dict)
+    offsets: dict[VBucketId, StreamOffset] = field(default_factory=dict)
     boundaries: dict[VBucketId, list[Seqno]] = field(default_factory=dict)
     rollbacks: int = 0
 
@@ -141,19 +138,19 @@ class LandedTable:
             before.append(change)
         for vbucket, kept in rollbacks.items():
             torn |= _void(self.changes.get(vbucket, ()), kept)
-        places = {**self.places, **read.reached}
+        offsets = {**self.offsets, **read.reached}
         if reads_torn_again:
             for vbucket in torn:
                 _void(self.changes.get(vbucket, ()), 0)
                 _void(added[vbucket], 0)
                 rollbacks[vbucket] = 0
-                places.pop(VBucketId(vbucket), None)
+                offsets.pop(VBucketId(vbucket), None)
         self.batch = number
         self.rollbacks += len(rollbacks)
-        self.places = places
+        self.offsets = offsets
         for vbucket, rows in added.items():
             self.changes.setdefault(vbucket, []).extend(rows)
-        self._note_boundaries(rollbacks, {it: at for it, at in read.boundaries.items() if it in places})
+        self._note_boundaries(rollbacks, {it: at for it, at in read.boundaries.items() if it in offsets})
         return Committed(batch=number, added=added, rollbacks=rollbacks)
 
     def _note_boundaries(self, rollbacks: Mapping[int, int], reached: Mapping[VBucketId, Seqno]) -> None:
@@ -173,6 +170,8 @@ def _void(rows: Iterable[ChangeRow], kept: int) -> set[int]:
         row.void = True
     return {row.vbucket for row in dead if row.snapshot_start < kept}
 
+
+# --- the judge --------------------------------------------------------------------------------------------------------
 
 CHECKED_COMMITS = 5
 """So many commits are compared with the server's history, which takes long, and then every so many."""
@@ -301,7 +300,9 @@ class LandingJudge:
         if len(self._looks) == self._looks.maxlen:
             self._check_age(self._looks[0], now)
         if committed.rollbacks or committed.batch < CHECKED_COMMITS or committed.batch % CHECK_EVERY == 0:
-            check_against_history(self._world, self._name, self.documents, Offsets("", self._table.places))
+            offsets = Offsets("", self._table.offsets)
+            for wrong in history_differences(self._name, self.documents, offsets, self._world.active_bucket):
+                self._world.complain(wrong)
 
     def on_nothing_new(self, look: Look) -> None:
         """A survey has found nothing to read."""
@@ -338,7 +339,7 @@ class LandingJudge:
             if vbucket in postponed or after is None or after.branch != stored.branch:
                 continue
             if not self._is_on(stored.branch, vbucket):
-                self._complain(f"vbucket {vbucket} is at {self._place(vbucket)}, and its branch is {stored.branch}")
+                self._complain(f"vbucket {vbucket} is at {self._offset(vbucket)}, and its branch is {stored.branch}")
                 continue
             live = stored.collections & after.collections
             newest = self._newest.get(vbucket, {})
@@ -349,21 +350,21 @@ class LandingJudge:
                 if key[0] not in live or newer > stored.seqno or _document(row) == stored.documents.get(key):
                     continue
                 self._complain(
-                    f"vbucket {vbucket} at seqno {self._place_seqno(vbucket)} has {_document(row)} for {key}, and "
+                    f"vbucket {vbucket} at seqno {self._offset_seqno(vbucket)} has {_document(row)} for {key}, and "
                     f"stored was {stored.documents.get(key)} before the survey, at seqno {stored.seqno}"
                 )
 
     def _is_on(self, branch: int, vbucket: int) -> bool:
         """Whether what the table has of a vbucket is of this branch. At 0 there is nothing, on any branch."""
-        place = self._place(vbucket)
-        return place is None or not place.seqno or int(place.vbuuid) == branch
+        offset = self._offset(vbucket)
+        return offset is None or not offset.seqno or int(offset.vbuuid) == branch
 
-    def _place(self, vbucket: int) -> StreamOffset | None:
-        return self._table.places.get(VBucketId(vbucket))
+    def _offset(self, vbucket: int) -> StreamOffset | None:
+        return self._table.offsets.get(VBucketId(vbucket))
 
-    def _place_seqno(self, vbucket: int) -> int:
-        place = self._place(vbucket)
-        return 0 if place is None else int(place.seqno)
+    def _offset_seqno(self, vbucket: int) -> int:
+        offset = self._offset(vbucket)
+        return 0 if offset is None else int(offset.seqno)
 
     # --- against the writers --------------------------------------------------------------------------------------
 
@@ -415,7 +416,7 @@ def _last_acknowledged(writes: list[Write], *, since_s: float, before_s: float) 
     """The number of the last write that was acknowledged before a time, if it was begun after another."""
     for number in reversed(range(len(writes))):
         write = writes[number]
-        if write.outcome is Outcome.ACKNOWLEDGED and write.ended_s is not None and write.ended_s < before_s:
+        if write.outcome is WriteOutcome.ACKNOWLEDGED and write.ended_s is not None and write.ended_s < before_s:
             return number if write.began_s > since_s else None
     return None
 
@@ -425,7 +426,7 @@ def _may_be_held(writes: list[Write], due: int, held: bytes | None) -> bool:
     for number in reversed(range(len(writes))):
         write = writes[number]
         # A write of unknown outcome may come to pass late, after others that were made later.
-        counts = write.outcome is not Outcome.REFUSED if number >= due else write.outcome is Outcome.UNKNOWN
+        counts = write.outcome is not WriteOutcome.REFUSED if number >= due else write.outcome is WriteOutcome.UNKNOWN
         if counts and (write.value == held or (held is None and write.may_expire)):
             return True
     return False

@@ -1,9 +1,10 @@
-"""A network of hosts: links that are fast or slow, that split what is sent at any place, and that can be cut.
+"""A network of hosts: links that are fast or slow, that split what is sent at any byte, and that can be cut.
 
 A connection is two pipes. What is written waits at its sender until the window of the pipe has room, travels for as
 long as the link says, and waits at its receiver until that reads: so there is back pressure, and slow readers slow
 writers down. A link that is cut delivers nothing, in the direction that is cut; what was sent is delivered when it is
-mended, as TCP would send it again. A connection whose other end has died is reset, as soon as word of it gets through.
+restored, as TCP would send it again. A connection whose other end has died is reset, as soon as word of it gets
+through.
 """
 
 from __future__ import annotations
@@ -15,26 +16,23 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headwater.sim.processes import CURRENT, Process, Trace
+from headwater.sim.machines import CURRENT, Process, Trace
 
-if TYPE_CHECKING:
-    from headwater.sim.event_loop import SimulatedLoop
-
-# One end of a simulated connection, as an asyncio transport: buffers, back pressure, and all the ways to end.
+# --- one end of a connection, as an asyncio transport: buffers, back pressure, and all the ways to end ----------------
 
 
 HIGH_WATER_BYTES = 64 * 1024
 LOW_WATER_BYTES = 16 * 1024
 RESET_CHANCE = 0.5
-"""That one who aborts is heard of as a reset, and not as an end."""
-_NOBODY = Context()
+"""That an abort reaches the peer as a reset, and not as an end."""
+_NO_PROCESS = Context()
 """What is on the way belongs to no process."""
 
 
 class SimulatedSocket:
-    """What little of a socket anybody asks of a transport."""
+    """The few methods of a socket that are called on a transport's."""
 
     def __init__(self, here: tuple[str, int], there: tuple[str, int]) -> None:
         self._here, self._there = here, there
@@ -54,7 +52,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def __init__(
         self,
-        network: Network,
+        network: SimulatedNetwork,
         process: Process,
         connection: int,
         *,
@@ -150,7 +148,7 @@ class SimulatedTransport(asyncio.Transport):
         self._arrives_s = max(self._arrives_s, self._loop.time() + taken_s)
         self._travelling.append(what)
         # The network carries it on whatever becomes of the sender.
-        self._loop.call_at(self._arrives_s, self._arrive, context=_NOBODY)
+        self._loop.call_at(self._arrives_s, self._arrive, context=_NO_PROCESS)
 
     def _arrive(self) -> None:
         if self._link.is_cut:
@@ -256,7 +254,7 @@ class SimulatedTransport(asyncio.Transport):
         self._lose(None)
 
     def die(self, *, silently: bool) -> None:
-        """The process is no more. The kernel of its host tells the peer, unless that is gone as well."""
+        """The process was killed. The kernel of its host notifies the peer, unless that is gone as well."""
         self._unsent.clear()
         if not self._is_lost:
             if not silently:
@@ -322,25 +320,30 @@ class SimulatedServer:
     """What listens at a port, as `asyncio.Server` looks."""
 
     def __init__(
-        self, network: Network, factory: Callable[[], asyncio.BaseProtocol], process: Process, host: str, port: int
+        self,
+        network: SimulatedNetwork,
+        factory: Callable[[], asyncio.BaseProtocol],
+        process: Process,
+        host: str,
+        port: int,
     ) -> None:
         self.factory = factory
         self.process = process
         self.sockets = (SimulatedSocket((host, port), (host, port)),)
         self._network = network
-        self._place = (host, port)
+        self._address = (host, port)
 
     def close(self) -> None:
-        self._network.stop_listening(self._place, self)
+        self._network.stop_listening(self._address, self)
 
     async def wait_closed(self) -> None:
         pass
 
     def is_serving(self) -> bool:
-        return self._network.listeners.get(self._place) is self
+        return self._network.listeners.get(self._address) is self
 
 
-class Network:
+class SimulatedNetwork:
     """All hosts and what is between them. `attach`ed to the loop that runs it."""
 
     def __init__(self, random: Random, trace: Trace) -> None:
@@ -349,14 +352,14 @@ class Network:
         self.taps: list[Tap] = []
         self.listeners: dict[tuple[str, int], SimulatedServer] = {}
         self.new_link: Callable[[], Link] = Link
-        self.loop: SimulatedLoop
+        self.loop: asyncio.AbstractEventLoop
         self._links: dict[tuple[str, str], Link] = {}
         self._open: dict[SimulatedTransport, None] = {}
-        self._mended: list[asyncio.Future[None]] = []
+        self._restored: list[asyncio.Future[None]] = []
         self._next_port = FIRST_FREE_PORT
         self._connections = 0
 
-    def attach(self, loop: SimulatedLoop) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
 
     # --- links ----------------------------------------------------------------------------------------------------
@@ -370,11 +373,11 @@ class Network:
         """Nothing gets from source to target from now on."""
         self.link(source, target).is_cut = True
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """All that is cut is whole again."""
         for link in self._links.values():
             link.is_cut = False
-        waiting, self._mended = self._mended, []
+        waiting, self._restored = self._restored, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -393,10 +396,10 @@ class Network:
         return len(broken)
 
     def close_of(self, process: Process, *, silently: bool = False) -> None:
-        """A process has died: nobody listens any more, and its peers will be told, unless the host has died, too."""
-        for place, server in list(self.listeners.items()):
+        """A process has died: its ports are free, and its peers get a reset, unless the host has died, too."""
+        for address, server in list(self.listeners.items()):
             if server.process is process:
-                del self.listeners[place]
+                del self.listeners[address]
         for transport in list(self._open):
             if transport.process is process:
                 transport.die(silently=silently)
@@ -420,9 +423,9 @@ class Network:
         self.listeners[host, port] = server
         return server
 
-    def stop_listening(self, place: tuple[str, int], server: SimulatedServer) -> None:
-        if self.listeners.get(place) is server:
-            del self.listeners[place]
+    def stop_listening(self, address: tuple[str, int], server: SimulatedServer) -> None:
+        if self.listeners.get(address) is server:
+            del self.listeners[address]
 
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
@@ -432,7 +435,7 @@ class Network:
         await asyncio.sleep(self.latency_s(there))
         while there.is_cut or back.is_cut:
             waiter = self.loop.create_future()
-            self._mended.append(waiter)
+            self._restored.append(waiter)
             await waiter
         server = self.listeners.get((host, port))
         if server is None or not server.process.is_alive:

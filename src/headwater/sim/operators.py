@@ -1,4 +1,4 @@
-"""Those who operate a simulated cluster: they make it, fail nodes over, take them back and rebalance, with the
+"""The operators of a simulated cluster: they make it, fail nodes over, take them back and rebalance, with the
 production coordinator. An operator may die in the middle of its work, and another one does it again. Two may be at work
 at the same time, and know nothing of each other.
 """
@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.client.connection_string import Address
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError
 from headwater.protocol.cluster_config import PublishedConfig
-from headwater.sim.node_host import BUCKET, PORT, NodeHost
-from headwater.sim.processes import Process
+from headwater.sim.faults import Faults
+from headwater.sim.machines import Process
+from headwater.sim.world import BUCKET, PORT, NodeHost, World
 from headwater.sim.writers import login_of
-
-if TYPE_CHECKING:
-    from headwater.sim.faults import Faults
-    from headwater.sim.world import World
 
 OPERATION_S_MAX = 40.0
 RECOVERIES_MAX = 25
@@ -40,7 +37,7 @@ class Operators:
         self._random = world.random_of("operators")
         self._operations = 0
         self._is_whole = True
-        """Nobody was failed over since the last rebalance, so all copies are where they should be."""
+        """No node was failed over since the last rebalance, so all copies are where they should be."""
         faults.add("fail over", self._fail_over)
         faults.add("rebalance", self._rebalance)
         faults.add("two operators", self._two_at_a_time)
@@ -99,7 +96,7 @@ class Operators:
             if other is not host:
                 self._world.network.cut(host.host, other.host)
         await asyncio.sleep(self._random.uniform(0.1, 2.0))
-        self._faults.after(self._random.uniform(0.0, 1.0), self._world.network.mend)
+        self._faults.after(self._random.uniform(0.0, 1.0), self._world.network.restore)
 
     async def _rebalance(self) -> None:
         if await self._operate("rebalance", self._take_back_and_rebalance, may_die=True) is not None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.client.cluster_map import vbucket_of
@@ -17,21 +18,22 @@ from headwater.sim.checkers import (
     Document,
     Key,
     Needs,
-    Outcome,
+    WriteOutcome,
     differences,
     index_differences,
     lost_writes,
     stored_documents,
     visible_seqno,
 )
-from headwater.sim.consumers import AnyConsumer, Mutant
+from headwater.sim.consumers import AnyConsumer, Consumer, Mutant
 from headwater.sim.event_loop import SimulationFault
 from headwater.sim.faults import Faults
-from headwater.sim.landing_consumer import LandingMutant
-from headwater.sim.node_host import NodeHost
+from headwater.sim.landing_consumer import LandingConsumer, LandingMutant
+from headwater.sim.landing_judge import BucketTruth
 from headwater.sim.operators import Operators, config_of
 from headwater.sim.plan import RunPlan
-from headwater.sim.world import World
+from headwater.sim.world import NodeHost, World
+from headwater.sim.writers import Writer
 
 READY_S_MAX = 60.0
 QUIET_S_MAX = 90.0
@@ -39,7 +41,7 @@ LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SeedReport:
     """What came of a seed."""
 
     seed: int
@@ -55,35 +57,53 @@ class Report:
         return not self.complaints
 
 
+class Cast:
+    """The actors of a run but for the nodes, which are the world's."""
+
+    def __init__(self, world: World, mutant: Mutant | LandingMutant | None) -> None:
+        plan = world.plan
+        self.writers = [Writer(world, number) for number in range(1, plan.writers + 1)]
+        self.writers += [Writer(world, 1, is_hot=True)] if plan.hot_keys else []
+        following = mutant if isinstance(mutant, Mutant) else None
+        landing = mutant if isinstance(mutant, LandingMutant) else None
+        truth = BucketTruth(world)
+        self.landings = [LandingConsumer(world, number, landing, truth) for number in range(1, plan.landings + 1)]
+        self.consumers: list[AnyConsumer] = [
+            *(Consumer(world, number, following) for number in range(1, plan.consumers + 1)),
+            *self.landings,
+        ]
+
+
 def run_seed(
     seed: int,
     *,
     mutant: Mutant | LandingMutant | None = None,
     keeps_trace: bool = False,
     plan: RunPlan | None = None,
-) -> Report:
+) -> SeedReport:
     """Run a seed to its end. The same seed gives the same report."""
     compile_kernels(*KERNEL_PACKAGES)
-    world = World(plan or RunPlan.draw(seed), mutant=mutant, keeps_trace=keeps_trace)
+    world = World(plan or RunPlan.draw(seed), keeps_trace=keeps_trace)
+    cast = Cast(world, mutant)
     began_s = world.loop.time()
-    faults = Faults(world)
-    # What nodes log about faults that were made on purpose is for nobody.
+    faults = Faults(world, cast.consumers)
+    # What nodes log about faults that were made on purpose is of no use.
     logging.disable(logging.CRITICAL)
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
-        world.loop.run_until_complete(world.director.run(world.loop, _direct(world, faults)))
+        world.loop.run_until_complete(world.director.run(world.loop, _direct(world, cast, faults)))
     except SimulationFault as fault:
         world.complain(f"the simulation can't go on: {fault}")
     finally:
         # Before the end, at which everything that still waits is broken off.
-        report = Report(
+        report = SeedReport(
             seed=seed,
             digest=world.trace.digest,
             complaints=tuple(world.complaints),
             simulated_s=world.loop.time() - began_s,
             steps=world.loop.steps,
-            counts=_counts(world, faults),
+            counts=_counts(world, cast, faults),
             lines=tuple(world.trace.lines),
         )
         world.loop.close()
@@ -93,29 +113,29 @@ def run_seed(
     return report
 
 
-def _counts(world: World, faults: Faults) -> dict[str, int]:
+def _counts(world: World, cast: Cast, faults: Faults) -> dict[str, int]:
     counts = Counter(faults.counts)
-    counts["writes acknowledged"] = world.writes.count(Outcome.ACKNOWLEDGED)
-    counts["writes unknown"] = world.writes.count(Outcome.UNKNOWN)
+    counts["writes acknowledged"] = world.writes.count(WriteOutcome.ACKNOWLEDGED)
+    counts["writes unknown"] = world.writes.count(WriteOutcome.UNKNOWN)
     counts["rows consumed"] = world.rows
-    counts["rollbacks consumed"] = sum(consumer.rollbacks for consumer in world.consumers)
+    counts["rollbacks consumed"] = sum(consumer.rollbacks for consumer in cast.consumers)
     counts["changes streamed"] = world.tap.changes
-    if world.landings:
-        counts["batches landed"] = sum(landing.batches for landing in world.landings)
-        counts["rows behind the plan"] = sum(landing.rows_behind_plan for landing in world.landings)
+    if cast.landings:
+        counts["batches landed"] = sum(landing.batches for landing in cast.landings)
+        counts["rows behind the plan"] = sum(landing.rows_behind_plan for landing in cast.landings)
     return dict(counts)
 
 
-async def _direct(world: World, faults: Faults) -> None:
+async def _direct(world: World, cast: Cast, faults: Faults) -> None:
     for host in world.hosts:
         host.start()
     await _until(lambda: all(host.is_ready for host in world.hosts), READY_S_MAX)
     operators = Operators(world, faults) if world.plan.nodes > 1 else None
     if operators is not None:
         await operators.make_cluster()
-    for writer in world.writers:
+    for writer in cast.writers:
         writer.start()
-    for consumer in world.consumers:
+    for consumer in cast.consumers:
         consumer.start()
     await faults.run(world.loop.time() + world.plan.busy_s)
     world.trace.note("director", "no more faults")
@@ -123,22 +143,22 @@ async def _direct(world: World, faults: Faults) -> None:
     if operators is not None:
         await _until(lambda: all(host.is_ready for host in world.hosts), READY_S_MAX)
         await operators.recover()
-    await asyncio.gather(*(writer.stop() for writer in world.writers))
+    await asyncio.gather(*(writer.stop() for writer in cast.writers))
     world.is_quiet = True
     world.trace.note("director", "no more writes")
-    if not await _until(lambda: _is_settled(world), QUIET_S_MAX):
+    if not await _until(lambda: _is_settled(world, cast), QUIET_S_MAX):
         world.complain("it does not become quiet")
     try:
-        _judge(world)
+        _judge(world, cast)
     except AssertionError as error:
         world.complain(f"what is stored is wrong: {error}")
 
 
-async def _until(is_so: object, within_s: float) -> bool:
+async def _until(is_so: Callable[[], bool], within_s: float) -> bool:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + within_s
     while loop.time() < deadline_s:
-        if is_so():  # type: ignore[operator]
+        if is_so():
             return True
         await asyncio.sleep(LOOK_EVERY_S)
     return False
@@ -147,8 +167,8 @@ async def _until(is_so: object, within_s: float) -> bool:
 # --- judging ------------------------------------------------------------------------------------------------------
 
 
-def _is_settled(world: World) -> bool:
-    """Whether everybody has all that there is. Whether it is right is another question."""
+def _is_settled(world: World, cast: Cast) -> bool:
+    """Whether all consumers and copies have reached the end. Whether they are right is another question."""
     if not _is_agreed(world):
         return False
     for vbucket in range(world.plan.vbuckets):
@@ -158,7 +178,7 @@ def _is_settled(world: World) -> bool:
         numbers = host.bucket.vbuckets
         if numbers.high_seqnos[vbucket] != numbers.durable_seqnos[vbucket]:
             return False
-        if not all(_has_reached(consumer, vbucket, host) for consumer in world.consumers):
+        if not all(_has_reached(consumer, vbucket, host) for consumer in cast.consumers):
             return False
         if not all(_has_copied(copy, host, vbucket) for copy in copies_of(host, world, vbucket)):
             return False
@@ -206,25 +226,25 @@ def _has_reached(consumer: AnyConsumer, vbucket: int, active: NodeHost) -> bool:
 
 
 def _is_on_a_branch(active: NodeHost, vbucket: int, offset: StreamOffset) -> bool:
-    """Whether a place is in the history that the server has now, and not only at a seqno that it has as well."""
+    """Whether an offset is in the history that the server has now, and not only at a seqno that it has as well."""
     facts = active.bucket.vbuckets.facts[vbucket]
     assert facts is not None
     shared = facts.failover_log.branch_end(offset.vbuuid, high_seqno=SEQNO_MAX)
     return offset.seqno <= (shared or 0)
 
 
-def _judge(world: World) -> None:
+def _judge(world: World, cast: Cast) -> None:
     stored: dict[Key, Document] = {}
     for vbucket in range(world.plan.vbuckets):
         host = world.active_host(vbucket)
         if host is None:
-            world.complain(f"vbucket {vbucket} is with nobody, or with more than one")
+            world.complain(f"vbucket {vbucket} is active on no node, or on more than one")
             continue
         documents = stored_documents(host.bucket, vbucket)
         stored |= documents
         for wrong in index_differences(host.bucket, vbucket):
             world.complain(f"{host.name}: {wrong}")
-        for consumer in world.consumers:
+        for consumer in cast.consumers:
             for wrong in differences(consumer.name, consumer.documents(vbucket), documents):
                 world.complain(f"vbucket {vbucket}: {wrong}")
         for copy in copies_of(host, world, vbucket):

@@ -1,137 +1,37 @@
-"""Everything that is in one run: hosts with nodes, writers, consumers, the network, and what was found wrong."""
+"""The world of one run: hosts with nodes, the network between them, what was written, and what was found wrong.
+
+The actors (writers, consumers, faults, operators) are given the world; `run` makes them, and the world knows none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import asyncio
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from random import Random
 
 from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings
+from headwater.errors import StoreFull
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
-from headwater.protocol.features import WITH_COLLECTIONS, Magic, Opcode
-from headwater.protocol.frames import Frame, FrameBuffer
-from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.dcp_changes import SnapshotMarker
-from headwater.protocol.messages.dcp_streams import StreamRequest, VBucketState
+from headwater.node.node import Node
+from headwater.node.node_folder import NodeEnvironment
+from headwater.node.options import NodeOptions
+from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN, Mechanism
-from headwater.protocol.status import Status
-from headwater.sim.checkers import WriteLog
-from headwater.sim.consumers import AnyConsumer, Consumer, Mutant
+from headwater.sim.checkers import StreamTap, WriteLog
 from headwater.sim.event_loop import SimulatedLoop
-from headwater.sim.landing_consumer import LandingConsumer, LandingMutant
-from headwater.sim.landing_judge import BucketTruth
-from headwater.sim.network import Link, Network, Tap
-from headwater.sim.node_host import BUCKET, PORT, NodeHost, node_options
+from headwater.sim.machines import Process, SimulatedDisk, SimulatedFolder, Trace
+from headwater.sim.network import Link, SimulatedNetwork
 from headwater.sim.plan import RunPlan
-from headwater.sim.processes import Process, Trace
-from headwater.sim.writers import Writer
+from headwater.store.bucket import Bucket
 
-# Looks at every DCP stream on the simulated network, frame by frame, with the typed codec.
-#
-# * A change lies inside the snapshot that was announced last, and seqnos rise from one change to the next.
-# * A snapshot begins where the stream has come to, and does not end before it begins.
-
-
-_CHANGES = frozenset(
-    {
-        Opcode.DCP_MUTATION,
-        Opcode.DCP_DELETION,
-        Opcode.DCP_EXPIRATION,
-        Opcode.DCP_SYSTEM_EVENT,
-        Opcode.DCP_PREPARE,
-        Opcode.DCP_COMMIT,
-        Opcode.DCP_ABORT,
-        Opcode.DCP_SEQNO_ADVANCED,
-    }
-)
-_STREAM = _CHANGES | {Opcode.DCP_SNAPSHOT_MARKER}
-
-
-@dataclass(slots=True)
-class _Stream:
-    seqno: int
-    snapshot: tuple[int, int] | None = None
-
-
-@dataclass(slots=True)
-class _Connection:
-    name: str
-    from_server: FrameBuffer = field(default_factory=FrameBuffer)
-    from_client: FrameBuffer = field(default_factory=FrameBuffer)
-    asked: dict[int, StreamRequest] = field(default_factory=dict)
-    streams: dict[int, _Stream] = field(default_factory=dict)
-    is_dcp: bool = False
-    is_lost: bool = False
-
-
-class StreamTap(Tap):
-    """See the module. Complaints go to `complain`."""
-
-    def __init__(self, complain: Callable[[str], None]) -> None:
-        self.changes = 0
-        self._complain = complain
-        self._connections: dict[int, _Connection] = {}
-
-    def connected(self, connection: int, *, client: str, server: str) -> None:
-        self._connections[connection] = _Connection(f"{server} to {client}")
-
-    def closed(self, connection: int) -> None:
-        self._connections.pop(connection, None)
-
-    def written(self, connection: int, data: bytes, *, by_server: bool) -> None:
-        known = self._connections.get(connection)
-        if known is None or known.is_lost:
-            return
-        buffer = known.from_server if by_server else known.from_client
-        buffer.receive_data(data)
-        try:
-            for frame in buffer.frames():
-                self._look(known, frame, by_server=by_server)
-        except AssertionError as error:
-            known.is_lost = True
-            self._complain(f"{known.name}: {error}")
-
-    def _look(self, connection: _Connection, frame: Frame, *, by_server: bool) -> None:
-        opcode = frame.opcode
-        if frame.magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
-            return
-        if opcode == Opcode.DCP_STREAM_REQUEST:
-            self._look_at_request(connection, frame)
-        elif frame.magic.is_request and by_server and opcode in _STREAM:
-            self._look_at_change(connection, frame)
-        elif frame.magic.is_request and by_server and opcode == Opcode.DCP_STREAM_END:
-            connection.streams.pop(frame.opaque, None)
-
-    def _look_at_request(self, connection: _Connection, frame: Frame) -> None:
-        if frame.magic.is_request:
-            request = decode_message(frame, WITH_COLLECTIONS)
-            assert isinstance(request, StreamRequest)
-            connection.asked[frame.opaque] = request
-        elif frame.specific == Status.SUCCESS and frame.opaque in connection.asked:
-            connection.streams[frame.opaque] = _Stream(int(connection.asked[frame.opaque].start_seqno))
-
-    def _look_at_change(self, connection: _Connection, frame: Frame) -> None:
-        stream = connection.streams.get(frame.opaque)
-        if stream is None:
-            return
-        message = decode_message(frame, WITH_COLLECTIONS)
-        if isinstance(message, SnapshotMarker):
-            start, end = int(message.start_seqno), int(message.end_seqno)
-            assert max(start, stream.seqno) <= end, f"the snapshot {start} to {end} at seqno {stream.seqno}"
-            stream.snapshot = (start, end)
-            return
-        self.changes += 1
-        seqno = int(getattr(message, "seqno", 0) or getattr(message, "commit_seqno", 0) or message.abort_seqno)  # type: ignore[attr-defined]
-        name = type(message).__name__
-        assert seqno > stream.seqno, f"{name} {seqno} comes after {stream.seqno} in vbucket {frame.specific}"
-        assert stream.snapshot is not None, f"{name} {seqno} comes before any snapshot"
-        start, end = stream.snapshot
-        assert start <= seqno <= end, f"{name} {seqno} is outside its snapshot, {start} to {end}"
-        stream.seqno = seqno
-
-
+PORT = 11210
+BUCKET = "default"
+_EPOCH_NS = 1_700_000_000_000_000_000
+STOP_S_MAX = 60.0
+RESTART_S = 0.3
 USER, PASSWORD = "sim", "simulated"
 COMPLAINTS_MAX = 50
 OTHER_COLLECTION_CHANCE = 0.3
@@ -144,7 +44,7 @@ def _users() -> Users:
 
 
 class Collections:
-    """The collections there are, as those know them who change them."""
+    """The collections that exist, as the faults know them that change them."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -157,11 +57,9 @@ class Collections:
 
 
 class World:
-    """See the module."""
+    """What actors act on and in. It knows none of them but its hosts."""
 
-    def __init__(
-        self, plan: RunPlan, *, mutant: Mutant | LandingMutant | None = None, keeps_trace: bool = False
-    ) -> None:
+    def __init__(self, plan: RunPlan, *, keeps_trace: bool = False) -> None:
         self.plan = plan
         self.users = _users()
         self.trace = Trace(keeps_lines=keeps_trace)
@@ -175,7 +73,7 @@ class World:
         """Vbuckets of which a failover may have taken what no majority had."""
         self.drilled: set[int] = set()
         """Vbuckets of which a drill may have taken anything."""
-        self.network = Network(self.random_of("network"), self.trace)
+        self.network = SimulatedNetwork(self.random_of("network"), self.trace)
         self.network.new_link = self._new_link
         self.loop = SimulatedLoop(self.network, steps_max=plan.steps_max)  # type: ignore[abstract]
         self.trace.now_s = self.loop.time
@@ -185,19 +83,9 @@ class World:
         self.hosts = [
             NodeHost(self, number, node_options(f"10.0.0.{number}", world=self)) for number in range(1, plan.nodes + 1)
         ]
-        self.writers = [Writer(self, number) for number in range(1, plan.writers + 1)]
-        self.writers += [Writer(self, 1, is_hot=True)] if plan.hot_keys else []
-        following = mutant if isinstance(mutant, Mutant) else None
-        landing = mutant if isinstance(mutant, LandingMutant) else None
-        self.truth = BucketTruth(self)
-        self.landings = [LandingConsumer(self, number, landing) for number in range(1, plan.landings + 1)]
-        self.consumers: list[AnyConsumer] = [
-            *(Consumer(self, number, following) for number in range(1, plan.consumers + 1)),
-            *self.landings,
-        ]
 
     def random_of(self, name: str) -> Random:
-        """Everyone's own dice, so that one who throws once more changes nobody else's luck."""
+        """Each actor's own dice, so that one more throw of one actor changes no other's luck."""
         return Random(f"{self.plan.seed}/{name}")
 
     def _new_link(self) -> Link:
@@ -234,3 +122,123 @@ class World:
             host for host in self.hosts if host.is_ready and host.bucket.vbuckets.states[vbucket] == VBucketState.ACTIVE
         ]
         return found[0] if len(found) == 1 else None
+
+    def active_bucket(self, vbucket: int) -> Bucket | None:
+        host = self.active_host(vbucket)
+        return None if host is None else host.bucket
+
+
+# --- a host -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Running:
+    process: Process
+    node: Node
+
+
+class NodeHost:
+    """A host with a node on it: started, stopped in order, killed, and started again from the same disk."""
+
+    def __init__(self, world: World, number: int, options: NodeOptions) -> None:
+        self.name = f"node-{number}"
+        self.host = options.host
+        self.disk = SimulatedDisk(world.random_of(f"{self.name}/disk"), world.users)
+        self.disk.delay_s_max = world.plan.disk_delay_s_max
+        self.incarnations = 0
+        self._world = world
+        self._options = options
+        self._clock_ns = _EPOCH_NS + world.random_of(f"{self.name}/clock").randrange(10**9)
+        """Clocks of hosts differ."""
+        self._running: _Running | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{PORT}"
+
+    @property
+    def is_up(self) -> bool:
+        return self._running is not None and self._running.process.is_alive
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_up and self.node.is_ready
+
+    @property
+    def node(self) -> Node:
+        assert self._running is not None
+        return self._running.node
+
+    @property
+    def process(self) -> Process:
+        assert self._running is not None
+        return self._running.process
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.node.bucket_service(BUCKET).bucket
+
+    def start(self) -> None:
+        """Begin to start: `is_ready` says when that is done."""
+        if self.is_up:
+            return
+        self.incarnations += 1
+        world, name = self._world, f"{self.name}.{self.incarnations}"
+        random = world.random_of(name)
+        process = Process(name, self.host, random=random, disk=self.disk.delay_s)
+        process.on_killed.append(lambda: world.network.close_of(process))
+        environment = NodeEnvironment(
+            now_ns=lambda: self._clock_ns + int(world.loop.time() * 1e9),
+            now_s=world.loop.time,
+            random_bytes=random.randbytes,
+            open_folder=SimulatedFolder(self.disk),
+            end_process=lambda: world.complain(f"{name} ended itself"),
+            serves_http=False,
+        )
+        node = process.context.run(Node, self._options, environment)
+        self._running = _Running(process, node)
+        world.trace.note(name, "starts")
+        process.run(world.loop, self._start(process, node), name="start")
+
+    async def _start(self, process: Process, node: Node) -> None:
+        try:
+            await node.start()
+        except StoreFull as error:
+            self._world.trace.note(process.name, f"can't start: {error.reason}")
+            # Its supervisor tries again.
+            self._world.loop.call_later(RESTART_S, self.start, context=self._world.director.context)
+            process.kill()
+            return
+        self._world.trace.note(process.name, "is ready")
+
+    def kill(self) -> None:
+        if self.is_up:
+            self._world.trace.note(self.process.name, "is killed")
+            self.process.kill()
+
+    async def stop(self) -> None:
+        """In order. Another process calls it."""
+        if not self.is_ready:
+            self.kill()
+            return
+        process = self.process
+        self._world.trace.note(process.name, "stops")
+        stopping = process.run(self._world.loop, self.node.stop(), name="stop")
+        # The caller must not wait for ever if the node is killed meanwhile.
+        await asyncio.wait([stopping], timeout=STOP_S_MAX)
+        process.kill()
+
+
+def node_options(host: str, *, world: World) -> NodeOptions:
+    plan = world.plan
+    return NodeOptions(
+        data=Path("/simulated"),
+        host=host,
+        port=PORT,
+        insecure=True,
+        buckets=(BUCKET,),
+        vbuckets=plan.vbuckets,
+        retention=plan.retention,
+        expiry_every_s=plan.expiry_every_s,
+        compact_every_s=plan.compact_every_s,
+    )

@@ -11,81 +11,36 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING
 
-from headwater.client.bootstrap import BucketView
+from headwater.client.bootstrap import connect_any
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.client.kv_connection import HostFailures, Login
+from headwater.client.kv_connection import Login
 from headwater.client.settings import ClientSettings
-from headwater.client.survey import SURVEY_NAME, VBucketStatus
+from headwater.client.survey import AsyncSurveyor, VBucketStatus
 from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,
     KeyNotFound,
-    NotMyVBucket,
     StatusError,
     SyncWriteAmbiguous,
 )
-from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import DurabilityLevel, FrameInfo, durability
-from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import PlainResponse
 from headwater.protocol.messages.base import Request
-from headwater.protocol.messages.dcp_streams import (
-    GetFailoverLog,
-    GetFailoverLogResponse,
-    Open,
-    OpenFlags,
-    VBucketState,
-)
 from headwater.protocol.messages.documents import Delete, Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
-from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, GetCollectionsManifest
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
-from headwater.sim.checkers import Outcome, Write
-from headwater.sim.processes import Process
-
-if TYPE_CHECKING:
-    from headwater.sim.world import World
-
-# What simulated clients do before they read or write: find the bucket, and ask how far it is, without a thread and
-# without a real socket. The client's own means for it block, so these do the same under asyncio.
-
+from headwater.sim.checkers import Write, WriteOutcome
+from headwater.sim.machines import Process
+from headwater.sim.world import World
 
 SURVEY_RETRY_S = 0.1
-_NAME_RANDOM_BYTES = 6
 
 
 def login_of(settings: ClientSettings, random: Random) -> Login:
     return replace(settings.login(), random_bytes=random.randbytes)
-
-
-async def connect_any(settings: ClientSettings, random: Random) -> AsyncKvConnection:
-    """A connection to the first host of the connection string that answers."""
-    failures = HostFailures()
-    for address in settings.addresses:
-        try:
-            return await AsyncKvConnection.open(address, login_of(settings, random))
-        except HeadwaterError as error:
-            failures.add(address, error)
-    raise failures.verdict()
-
-
-async def look_at_bucket(settings: ClientSettings, random: Random) -> BucketView:
-    """As the client's own, which blocks."""
-    connection = await connect_any(settings, random)
-    try:
-        answer = await connection.request(GetCollectionsManifest())
-        assert isinstance(answer, PlainResponse)
-        return BucketView(
-            cluster_map=settings.decode_map(connection.outcome.cluster_config, asked=connection.address),
-            manifest=Manifest.decode(answer.value),
-            has_collections=True,
-        )
-    finally:
-        connection.close()
 
 
 def seed_addresses(hosts: list[str], port: int) -> tuple[Address, ...]:
@@ -93,92 +48,37 @@ def seed_addresses(hosts: list[str], port: int) -> tuple[Address, ...]:
 
 
 class PatientSurveyor:
-    """Asks the nodes for high seqnos and failover logs, as the client's `Surveyor` does, until all have answered.
-
-    Connections are kept from one survey to the next. What goes wrong is tried again without an end: in a simulation
-    every fault ends.
-    """
+    """The client's surveyor, which tries again without an end: in a simulation every fault ends."""
 
     def __init__(self, settings: ClientSettings, random: Random) -> None:
         self._settings = settings
         self._random = random
-        self._map: ClusterMap | None = None
-        self._connections: dict[Address, AsyncKvConnection] = {}
+        self._surveyor: AsyncSurveyor | None = None
 
     @property
     def cluster_map(self) -> ClusterMap:
         """As it was when the last survey was made: it may be out of date by now."""
-        assert self._map is not None, "a survey reads the map"
-        return self._map
+        assert self._surveyor is not None, "a survey reads the map"
+        return self._surveyor.cluster_map
 
     async def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
         """The state of these vbuckets, or of all. Waits for those that have no active node at the moment."""
         found: dict[VBucketId, VBucketStatus] = {}
         while True:
             try:
-                if self._map is None:
-                    self._map = (await look_at_bucket(self._settings, self._random)).cluster_map
-                every = map(VBucketId, range(self._map.vbuckets))
-                missing = sorted(set(every if vbuckets is None else vbuckets) - found.keys())
-                if not missing:
-                    return found
-                found |= await self._ask_nodes(self._map, missing)
-                if not set(missing) - found.keys():
-                    return found
+                if self._surveyor is None:
+                    self._surveyor = await AsyncSurveyor.open(self._settings, random_bytes=self._random.randbytes)
+                every = map(VBucketId, range(self._surveyor.cluster_map.vbuckets))
+                missing = set(every if vbuckets is None else vbuckets) - found.keys()
+                found |= await self._surveyor.ask_once(missing)
+                if not missing - found.keys():
+                    return {vbucket: found[vbucket] for vbucket in sorted(found)}
             except HeadwaterError:
-                self.close()
-            self._map = None
+                pass
+            if self._surveyor is not None:
+                self._surveyor.close()
+                self._surveyor = None
             await asyncio.sleep(SURVEY_RETRY_S)
-
-    async def _ask_nodes(
-        self, cluster_map: ClusterMap, vbuckets: Iterable[VBucketId]
-    ) -> dict[VBucketId, VBucketStatus]:
-        by_node: dict[Address, list[VBucketId]] = {}
-        for vbucket in vbuckets:
-            node = cluster_map.active_node(vbucket)
-            if node >= 0:
-                by_node.setdefault(cluster_map.nodes[node], []).append(vbucket)
-        found: dict[VBucketId, VBucketStatus] = {}
-        for address, asked in by_node.items():
-            connection = await self._connection(address)
-            # In this order: a seqno is never of an older branch than the log that it is taken with.
-            logs = await _failover_logs(connection, asked)
-            answer = await connection.request(GetAllVbSeqnos(state=VBucketState.ACTIVE))
-            assert isinstance(answer, GetAllVbSeqnosResponse)
-            highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
-            for vbucket in logs.keys() & highs.keys():
-                found[vbucket] = VBucketStatus(high_seqno=highs[vbucket], failover_log=logs[vbucket])
-        return {vbucket: found[vbucket] for vbucket in sorted(found)}
-
-    async def _connection(self, address: Address) -> AsyncKvConnection:
-        known = self._connections.get(address)
-        if known is None or known.is_closed:
-            known = await AsyncKvConnection.open(address, login_of(self._settings, self._random))
-            self._connections[address] = known
-            # Servers give failover logs on DCP connections only.
-            name = f"{SURVEY_NAME}:{self._random.randbytes(_NAME_RANDOM_BYTES).hex()}"
-            await known.request(Open(key=name.encode(), flags=OpenFlags.PRODUCER))
-        return known
-
-    def close(self) -> None:
-        for connection in self._connections.values():
-            connection.abort()
-        self._connections.clear()
-
-
-async def _failover_logs(connection: AsyncKvConnection, vbuckets: list[VBucketId]) -> dict[VBucketId, FailoverLog]:
-    """The logs of those that the node has."""
-    answers = await asyncio.gather(
-        *(connection.request(GetFailoverLog(vbucket=vbucket)) for vbucket in vbuckets), return_exceptions=True
-    )
-    logs: dict[VBucketId, FailoverLog] = {}
-    for vbucket, answer in zip(vbuckets, answers, strict=True):
-        if isinstance(answer, GetFailoverLogResponse):
-            logs[vbucket] = FailoverLog.of(answer.failover_log)
-        elif not isinstance(answer, NotMyVBucket):
-            assert isinstance(answer, BaseException), f"{answer} is no failover log"
-            raise answer
-    return logs
 
 
 RETRY_S = 0.1
@@ -234,13 +134,13 @@ class Writer:
             await self._write(random.choice(keys), collection, _choose(random, self._weights))
 
     async def _write(self, key: bytes, collection: int, kind: str) -> None:
-        place = {
+        target = {
             "collection_id": CollectionId(collection),
             "key": key,
             "vbucket": vbucket_of(key, self._world.plan.vbuckets),
         }
         if kind == "get":
-            await self._ask(Get(**place), None)  # type: ignore[arg-type]
+            await self._ask(Get(**target), None)  # type: ignore[arg-type]
             return
         value = None if kind == "delete" else b'{"by":"%s","n":%d}' % (self.name.encode(), next(self._values))
         infos: tuple[FrameInfo, ...] = ()
@@ -252,15 +152,15 @@ class Writer:
         if collection == DEFAULT_COLLECTION:
             self._world.writes.begin((collection, key), write)
         if value is None:
-            request: Request = Delete(frame_infos=infos, **place)  # type: ignore[arg-type]
+            request: Request = Delete(frame_infos=infos, **target)  # type: ignore[arg-type]
         else:
             expiry = EXPIRY_S if expires else 0
-            request = Set(value=value, expiry=expiry, frame_infos=infos, **place)  # type: ignore[arg-type]
+            request = Set(value=value, expiry=expiry, frame_infos=infos, **target)  # type: ignore[arg-type]
         await self._ask(request, write)
 
     async def _ask(self, request: Request, write: Write | None) -> None:
         """Ask until there is an outcome: refusals that are not about the write are tried again, a few times."""
-        outcome = Outcome.REFUSED
+        outcome = WriteOutcome.REFUSED
         for _ in range(REFUSALS_MAX):
             try:
                 connection = await self._connection(request.vbucket)
@@ -272,12 +172,12 @@ class Writer:
                 continue
             try:
                 await connection.request(request)
-                outcome = Outcome.ACKNOWLEDGED
+                outcome = WriteOutcome.ACKNOWLEDGED
                 break
             except (ConnectionFailed, SyncWriteAmbiguous) as error:
                 if isinstance(error, ConnectionFailed):
                     self._drop(connection)
-                outcome = Outcome.UNKNOWN
+                outcome = WriteOutcome.UNKNOWN
                 break
             except StatusError as error:
                 if isinstance(error, KeyNotFound) or not error.retriable:
@@ -302,7 +202,7 @@ class Writer:
         return known
 
     async def _read_map(self) -> ClusterMap:
-        connection = await connect_any(self._settings, self._random)
+        connection = await connect_any(self._settings, random_bytes=self._random.randbytes)
         try:
             answer = await connection.request(GetClusterConfig())
             assert isinstance(answer, PlainResponse)
