@@ -12,8 +12,8 @@ export class ApiError extends Error {
 async function failure(response: Response): Promise<ApiError> {
   let message = `The node answered with ${response.status}`;
   try {
-    const told = await response.json();
-    if (typeof told.message === "string") message = told.message;
+    const answer = await response.json();
+    if (typeof answer.message === "string") message = answer.message;
   } catch {
     // An answer that is not JSON has nothing to add.
   }
@@ -47,7 +47,7 @@ export function ofBucket(bucket: string, path: string, query: Record<string, str
 }
 
 export interface Session {
-  /** Null where nobody is logged in. */
+  /** Null where no user is logged in. */
   user: string | null;
   buckets: string[];
   version: string;

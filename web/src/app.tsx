@@ -39,8 +39,8 @@ export function App() {
 
   const load = useCallback(async () => {
     try {
-      const told = await getJson<Session>("session");
-      setSession(told.user === null ? null : told);
+      const session = await getJson<Session>("session");
+      setSession(session.user === null ? null : session);
       setProblem(null);
     } catch {
       setProblem("The node does not answer. Is it running?");

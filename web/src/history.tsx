@@ -55,7 +55,7 @@ export function History(props: { bucket: string }) {
           <Empty title="No history has branched">
             <p>
               A vbucket gets a second entry when another copy becomes active, or after a crash. A consumer that has more
-              than the new branch has is told to roll back to where it began.
+              than the new branch has gets the answer to roll back to where it began.
             </p>
           </Empty>
         )}

@@ -16,7 +16,7 @@ export function Landing(props: { bucket: string }) {
       <Section id="landing-title" title="Landing into tables">
         {live.landings.length === 0 && (
           <Empty title="No landing is being watched">
-            <p>Let the landing show its numbers, and tell the node where:</p>
+            <p>Let the landing show its numbers, and give the node the address:</p>
             <pre class="value">
               {`headwater land … --metrics-port 9100\nheadwater serve … --landing-metrics http://127.0.0.1:9100/metrics`}
             </pre>
@@ -53,7 +53,7 @@ function One(props: { landing: LandingTold; lags: { time_ms: number[]; lag: numb
     return (
       <Empty title="The landing does not answer">
         <p>
-          <code>{url}</code>: {error ?? "it has not told anything yet"}
+          <code>{url}</code>: {error ?? "it has not answered yet"}
         </p>
       </Empty>
     );

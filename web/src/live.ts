@@ -1,4 +1,4 @@
-/** What the live feed has told: one event source, one state, and those who are told when it changes. */
+/** What the live feed has sent: one event source, one state, and listeners for its changes. */
 
 import { useEffect, useState } from "preact/hooks";
 import { getJson, ofBucket, type Session } from "./api";
@@ -84,8 +84,8 @@ export interface Landing {
   numbers?: Record<string, number>;
 }
 
-type RowTold = [vbucket: number, state: number, documents: number, seqno: number, lag: number];
-type PeerTold = Omit<Peer, "vbuckets"> & { vbuckets: RowTold[] };
+type RowSent = [vbucket: number, state: number, documents: number, seqno: number, lag: number];
+type PeerSent = Omit<Peer, "vbuckets"> & { vbuckets: RowSent[] };
 
 type Series = Record<"time_ms" | "changes" | "requests" | "messages" | "sent_bytes" | "backlog", number[]>;
 
@@ -100,9 +100,9 @@ interface Message {
   documents: number;
   disk_bytes: number;
   pending: number;
-  vbuckets: RowTold[];
+  vbuckets: RowSent[];
   is_held: boolean;
-  peers: PeerTold[];
+  peers: PeerSent[];
   connection_count: number;
   connections: Connection[];
   consumers: Consumer[];
@@ -180,15 +180,15 @@ function take(message: Message, isFirst: boolean): void {
   changed();
 }
 
-function takeRows(rows: VBucketRow[], told: RowTold[]): void {
-  for (const [vbucket, state, documents, seqno, lag] of told) rows[vbucket] = { state, documents, seqno, lag };
+function takeRows(rows: VBucketRow[], sent: RowSent[]): void {
+  for (const [vbucket, state, documents, seqno, lag] of sent) rows[vbucket] = { state, documents, seqno, lag };
 }
 
-/** Of a node that was there before, only what has changed is told. */
-function takePeers(state: LiveState, told: PeerTold[]): void {
+/** Of a node that was there before, only what has changed is sent. */
+function takePeers(state: LiveState, sent: PeerSent[]): void {
   const known = state.peers;
   state.peers = new Map();
-  for (const peer of told) {
+  for (const peer of sent) {
     const vbuckets = known.get(peer.name)?.vbuckets ?? [];
     takeRows(vbuckets, peer.vbuckets);
     state.peers.set(peer.name, { ...peer, vbuckets });
@@ -206,7 +206,7 @@ function noteLandings(state: LiveState, timeMs: number): void {
   }
 }
 
-/** Follow a bucket. `onLoggedOut` is called where the node says that nobody is logged in any more. */
+/** Follow a bucket. `onLoggedOut` is called where the node says that the session has ended. */
 export function follow(bucket: string, onLoggedOut: () => void): () => void {
   live.state = emptyState();
   changed();

@@ -1,4 +1,4 @@
-/** What each node of the cluster has: of this one what it knows, of the others what they have told it. */
+/** What each node of the cluster has: of this one what it knows, of the others what they have answered. */
 
 import { type ClusterNode, type LiveState, stateName, type VBucketRow } from "./live";
 
@@ -6,7 +6,7 @@ export interface NodeMap {
   node: ClusterNode;
   rows: VBucketRow[];
   isThis: boolean;
-  /** Whether the numbers were ever told. Where not, the rows have the states that the config says. */
+  /** Whether the node ever gave its numbers. Where not, the rows have the states that the config says. */
   knowsNumbers: boolean;
   /** Since when the node is not heard, or null where it answers. */
   unheardSinceMs: number | null;

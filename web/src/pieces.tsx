@@ -61,7 +61,7 @@ const EVENT_NAMES: Record<NodeEvent["kind"], string> = {
   state: "state",
   branch: "branch",
   rollback: "rollback",
-  "answered-rollback": "rollback told",
+  "answered-rollback": "rollback answered",
   node: "node",
 };
 
@@ -108,7 +108,7 @@ export function Events(props: { events: NodeEvent[]; max: number }) {
 
 /** What a path answers, asked again when the path or `again` changes; the last answer stays while that is under way. */
 export function useAnswer<T>(path: string | null, again: unknown = 0): { answer: T | null; error: string | null } {
-  const [told, setTold] = useState<{ answer: T | null; error: string | null; path: string | null }>({
+  const [loaded, setLoaded] = useState<{ answer: T | null; error: string | null; path: string | null }>({
     answer: null,
     error: null,
     path: null,
@@ -117,13 +117,13 @@ export function useAnswer<T>(path: string | null, again: unknown = 0): { answer:
     if (path === null) return;
     const abort = new AbortController();
     getJson<T>(path, abort.signal).then(
-      (answer) => setTold({ answer, error: null, path }),
+      (answer) => setLoaded({ answer, error: null, path }),
       (error: unknown) => {
         if (abort.signal.aborted) return;
-        setTold({ answer: null, error: error instanceof ApiError ? error.message : "The node does not answer", path });
+        setLoaded({ answer: null, error: error instanceof ApiError ? error.message : "The node does not answer", path });
       },
     );
     return () => abort.abort();
   }, [path, again]);
-  return path === null ? { answer: null, error: null } : told;
+  return path === null ? { answer: null, error: null } : loaded;
 }

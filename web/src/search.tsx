@@ -9,7 +9,7 @@ import { useLive } from "./live";
 const TYPING_MS = 250;
 const KEY_CHARS_MAX = 250;
 
-/** A value as it is when nobody has changed it for a moment. */
+/** A value once it has not changed for a moment. */
 export function useSettled(value: string): string {
   const [settled, setSettled] = useState(value);
   useEffect(() => {

@@ -26,7 +26,7 @@ function Sent(props: { bucket: string }) {
       aside={<span class="muted">{whole(live.connection_count)} open, those furthest behind first</span>}
     >
       {live.connections.length === 0 ? (
-        <Empty title="Nobody gets changes of this bucket now">
+        <Empty title="No client gets changes of this bucket now">
           <p>
             Start a consumer and it shows up here within a second, for example <code>headwater tail</code> or{" "}
             <code>headwater land</code>.
@@ -71,7 +71,7 @@ function Received() {
       aside={<span class="muted">{many(copies, "copy", "copies")} on this node, of vbuckets that are active elsewhere</span>}
     >
       {live.consumers.length === 0 ? (
-        <Empty title={copies > 0 ? "The copies here come from nobody now" : "This node keeps no copies"}>
+        <Empty title={copies > 0 ? "The copies here come from no node now" : "This node keeps no copies"}>
           <p>
             {copies > 0
               ? "The nodes that have them active do not answer. They are asked again and again."

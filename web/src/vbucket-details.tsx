@@ -108,7 +108,7 @@ function Copies(props: { maps: NodeMap[]; vbucket: number }) {
   );
 }
 
-/** Asked for where somebody has chosen a vbucket, and again when that vbucket has moved on. */
+/** Asked for where a vbucket is chosen, and again when that vbucket has moved on. */
 function FailoverLog(props: { bucket: string; vbucket: number; row: VBucketRow }) {
   const { vbucket, row } = props;
   const { answer, error } = useAnswer<Details>(ofBucket(props.bucket, `vbuckets/${vbucket}`), `${row.seqno}/${row.state}`);

@@ -23,7 +23,7 @@ export interface Range {
   most: number;
 }
 
-/** A copy has no lag that one could tell where its active one is not heard of. */
+/** The lag of a copy is not known where its active one does not answer. */
 export const isUnknown = (row: VBucketRow, shade: Shade): boolean => shade === "lag" && row.state !== 0 && row.lag < 0;
 
 export function rangeOf(rows: VBucketRow[], shade: Shade): Range {
@@ -33,7 +33,7 @@ export function rangeOf(rows: VBucketRow[], shade: Shade): Range {
     .map((row) => row[shade])
     .sort((one, other) => one - other);
   if (shade === "lag") return { least: 0, most: values.at(-1) ?? 0 };
-  // The others differ little between vbuckets, and it is the difference that tells something; a few that are far off
+  // The others differ little between vbuckets, and it is the difference that counts; a few that are far off
   // must not hide it.
   const aside = Math.floor(values.length / 50);
   return { least: values[aside] ?? 0, most: values[values.length - 1 - aside] ?? 0 };
@@ -130,8 +130,8 @@ export function VBucketMap(props: Props) {
   };
 
   const at = (event: Event): number | null => {
-    const told = (event.target as HTMLElement).dataset.vbucket;
-    return told === undefined ? null : Number(told);
+    const vbucket = (event.target as HTMLElement).dataset.vbucket;
+    return vbucket === undefined ? null : Number(vbucket);
   };
 
   return (
