@@ -93,7 +93,7 @@ def split_before(run: Bytes, size_bytes: int) -> int:
 
 
 @kernel
-def last_seqno(run: Bytes) -> int:
+def last_seqno(run: AnyBytes) -> int:
     """The highest seqno of a run, 0 for an empty one."""
     at = i64(0)
     seqno = u64(0)

@@ -111,7 +111,7 @@ def show_bytes(data: bytes, bytes_max: int) -> str:
     return (line if line.startswith(("{", "[")) else f'"{line}"') + left_out
 
 
-# --- structures ---------------------------------------------------------------------------------------------------
+# --- attributes of messages ---------------------------------------------------------------------------------------
 
 
 def as_json(value: Any, bytes_max: int) -> Any:
@@ -143,6 +143,8 @@ def in_words(value: Any, bytes_max: int) -> str:
         return " ".join(f"{field.name}={in_words(getattr(value, field.name), bytes_max)}" for field in fields(value))
     return str(value)
 
+
+# --- parts and views --------------------------------------------------------------------------------------------------
 
 ITEMS_SHOWN_MAX = 32
 """Entries of a list in a value, such as a failover log, that the annotated print shows."""

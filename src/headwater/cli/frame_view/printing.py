@@ -70,6 +70,8 @@ _TEXT_CELLS = tuple(_text_cell(byte) for byte in range(256))
 """In key and value, where bytes are often characters."""
 
 
+# --- the annotated print ----------------------------------------------------------------------------------------------
+
 Line = tuple[str, str]
 """A line of text and the style it has on a terminal."""
 
@@ -79,7 +81,7 @@ FIELD_STYLE = ""
 ERROR_STYLE = "bold red"
 
 _MARGIN = " " * 4
-_PLACE_CHARS_MIN = 7
+_OFFSET_CHARS_MIN = 7
 
 
 def annotate(view: FrameView, *, grid: bool, value_bytes_max: int) -> Iterator[Line]:
@@ -115,14 +117,14 @@ def _table(view: FrameView, value_bytes_max: int) -> Iterator[str]:
     rows += _key_rows(view)
     rows += _value_rows(view, value_bytes_max)
     name_chars = max(len(name) for name, _ in rows)
-    place_chars = max(_PLACE_CHARS_MIN, *(len(_place(part)) for _, part in rows))
+    offset_chars = max(_OFFSET_CHARS_MIN, *(len(_offset(part)) for _, part in rows))
     yield f"{_MARGIN}{'Field':<{name_chars}} (offset) (value)"
     for name, part in rows:
         meaning = f" ({part.meaning})" if part.meaning else ""
-        yield f"{_MARGIN}{name:<{name_chars}} {_place(part):<{place_chars}}: {_content(part)}{meaning}".rstrip()
+        yield f"{_MARGIN}{name:<{name_chars}} {_offset(part):<{offset_chars}}: {_content(part)}{meaning}".rstrip()
 
 
-def _place(part: Part) -> str:
+def _offset(part: Part) -> str:
     """The offset as the specification writes it: (4), (2,3), (8-11)."""
     if part.offset is None or not part.width_bytes:
         return ""
@@ -161,12 +163,12 @@ def _value_rows(view: FrameView, bytes_max: int) -> list[tuple[str, Part]]:
         return [(f"  {part.name.replace('_', ' ')}", part) for part in value.parts]
     meaning = "" if value.inflated_bytes is None else f"snappy, {value.inflated_bytes} bytes inflated"
     text = f"hidden, {len(frame.value)} bytes" if value.is_secret else show_bytes(value.document, bytes_max)
-    place = Part(name="Value", offset=value_offset(frame), width_bytes=len(frame.value), text=text, meaning=meaning)
+    whole = Part(name="Value", offset=value_offset(frame), width_bytes=len(frame.value), text=text, meaning=meaning)
     xattrs = [
         (f"  xattr {printable(name)}", Part(name=name, text=show_bytes(json_text.encode(), bytes_max)))
         for name, json_text in value.xattrs.items()
     ]
-    return [*xattrs, ("Value", place)]
+    return [*xattrs, ("Value", whole)]
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def _value_rows(view: FrameView, bytes_max: int) -> list[tuple[str, Part]]:
 def json_line(view: FrameView, *, value_bytes_max: int) -> str:
     frame = view.captured.frame
     members: dict[str, Any] = {
-        **_json_place(view.captured),
+        **_json_location(view.captured),
         "magic": frame.magic.name,
         "magic_number": int(frame.magic),
         "opcode": view.opcode,
@@ -199,7 +201,7 @@ def json_line(view: FrameView, *, value_bytes_max: int) -> str:
     return json.dumps(members)
 
 
-def _json_place(captured: CapturedFrame) -> dict[str, Any]:
+def _json_location(captured: CapturedFrame) -> dict[str, Any]:
     members: dict[str, Any] = {"frame": captured.number, "offset": captured.offset}
     if captured.where:
         members["where"] = captured.where
