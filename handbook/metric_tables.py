@@ -17,7 +17,7 @@ from headwater.cli.land import LandingMetrics
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.prometheus import READER_LABELS, ReaderCollector
 from headwater.node.http.dashboard.metrics import NodeCollector
-from headwater.spark.landing import LandingStatus
+from headwater.spark.landing_loop import LandingStatus
 
 
 class _NoNode:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.lake.documents_merge import MergeRules
-from headwater.lake.lake import LakeSettings, with_columns
+from headwater.lake.lake import LakeSettings
 from headwater.lake.verify import compare
 from headwater.spark import task_read
 from headwater.spark.freshness import Freshness
@@ -19,6 +19,7 @@ from headwater.spark.landing import Landing, LandingQuery
 from headwater.spark.landing_loop import LandedBatch
 from support.lake_checks import check_no_duplicates, table_rows
 from support.landed_bucket import ALWAYS_FRESH, GROUPS, check_delivery
+from support.small_lake import with_columns
 from support.spark_node import SourceBucket
 
 Step = Callable[[str], None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,18 @@ from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
+from headwater.lake.typed_columns import TypedColumns
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from support.bucket_model import BUCKET_UUID, ModelBucket, batches
 from support.lake_checks import Row, table_rows
 
 HOTEL = 8
+
+
+def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSettings:
+    """The same with typed columns, by table or for `*`, as SQL writes them."""
+    return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
 
 
 class SmallLake:

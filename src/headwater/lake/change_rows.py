@@ -49,7 +49,7 @@ Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedRows:
+class WantedChanges:
     """Which rows of `changes` a merge looks at."""
 
     vbuckets: tuple[int, ...]
@@ -133,7 +133,7 @@ class ChangeRows:
 def read_changes(
     location: TableLocation,
     files: Iterable[DataFile],
-    wanted: WantedRows,
+    wanted: WantedChanges,
     *,
     columns: Sequence[str] | None = None,
 ) -> list[ChangeRows]:
@@ -154,7 +154,7 @@ def read_changes(
 
 
 def _row_groups(
-    location: TableLocation, files: Iterable[DataFile], wanted: WantedRows
+    location: TableLocation, files: Iterable[DataFile], wanted: WantedChanges
 ) -> Iterator[tuple[str, FileReader, int]]:
     for file in files:
         with FileReader(location, file.path) as reader:
@@ -191,7 +191,8 @@ class Barriers:
     """By vbucket and collection, the newest event that ended the collection: what is older is gone.
 
     The event is the end of the collection, or that it was created: one that is created again, at a higher seqno, has
-    been flushed. It counts in its own vbucket only; each vbucket has its own, at a seqno of its own.
+    been flushed (kv_engine, docs/dcp/documentation/commands/system_event.md). It counts in its own vbucket only; each
+    vbucket has its own, at a seqno of its own.
     """
 
     def __init__(self, ids: Iterable[int], vbuckets: range) -> None:
@@ -280,10 +281,6 @@ class Fold:
         self._live[found[is_newer]] = False
         stays: Marks = (~has_change | is_newer) & ~is_rolled
         return stays & ~self._barriers.before(vbuckets=vbuckets, ids=ids, seqnos=seqnos)
-
-    @property
-    def live_rows(self) -> int:
-        return int(self._live.sum())
 
     def live(self) -> Iterator[pa.Table]:
         """The changes that are documents now, with all their columns. To be asked after `survivors`."""

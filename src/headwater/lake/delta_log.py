@@ -391,9 +391,3 @@ def _to_data_file(row: Mapping[str, Any]) -> DataFile:
 
 def _partition_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def held_offsets(location: TableLocation) -> Offsets | None:
-    """The offsets that a table holds; None where there is no table."""
-    log = DeltaLog.open(location)
-    return None if log is None else log.state().offsets

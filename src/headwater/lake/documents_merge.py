@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
-from headwater.lake.change_rows import ChangeRows, Fold, Marks, WantedRows, read_changes, rolled_back
+from headwater.lake.change_rows import ChangeRows, Fold, Marks, WantedChanges, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
@@ -102,7 +102,7 @@ class MergeTask:
 
     def read_pending(self) -> list[ChangeRows]:
         targets: list[DocumentsTarget | HistoryTarget] = [*self.documents, *self.history]
-        wanted = WantedRows(
+        wanted = WantedChanges(
             vbuckets=tuple(self.facts.vbuckets_of(self.group)),
             after_batch=min(target.after_batch for target in targets),
             upto_batch=self.upto_batch,
@@ -113,7 +113,7 @@ class MergeTask:
     def fold(self, target: DocumentsTarget, pending: Sequence[ChangeRows]) -> Fold:
         rolled = sorted(rolled_back(pending, after_batch=target.after_batch))
         assert self.whole is not None or not rolled, "a rollback was not known when the merge was planned"
-        wanted = WantedRows(vbuckets=tuple(rolled), after_batch=-1, upto_batch=self.upto_batch, ids=target.ids)
+        wanted = WantedChanges(vbuckets=tuple(rolled), after_batch=-1, upto_batch=self.upto_batch, ids=target.ids)
         return Fold(
             ids=target.ids,
             vbuckets=self.facts.vbuckets_of(self.group),

@@ -30,7 +30,7 @@ import pyarrow.fs as fs
 
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket
-from headwater.lake.change_rows import MUTATION, WantedRows, read_changes
+from headwater.lake.change_rows import MUTATION, WantedChanges, read_changes
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, LandedTotals, Selection, TableCommit, TableState
@@ -336,11 +336,6 @@ class Lake:
         self._know_collections()
 
 
-def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSettings:
-    """The same with typed columns, by table or for `*`, as SQL writes them."""
-    return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
-
-
 def landed_selection(lake: Lake) -> Selection | None:
     """What of the bucket is landed in a lake; None where that is not known."""
     if lake.state.selection is not None:
@@ -371,7 +366,7 @@ def create_documents(lake: Lake, table: CollectionTables, files: Sequence[DataFi
 
 
 def _inferred_columns(lake: Lake, table: CollectionTables, files: Sequence[DataFile]) -> TypedColumns | None:
-    wanted = WantedRows(
+    wanted = WantedChanges(
         vbuckets=tuple(range(lake.facts.vbuckets)),
         after_batch=NOT_MERGED,
         upto_batch=lake.last_batch,

@@ -164,7 +164,8 @@ def _newly_dead(reader: FileReader, row_group: int, limits: NDArray[np.int64], t
 def torn_vbuckets(vbuckets: Column, snapshot_starts: Column, kept: Column) -> set[int]:
     """The vbuckets of dead rows whose snapshot began before the seqno that is kept, given by vbucket.
 
-    In a snapshot each key is there once, in its newest version. Of one that goes on beyond the seqno, versions up to it
+    In a snapshot each key is there once, in its newest version (the seed "UPR Transport Specification", "Streams":
+    unique keys). Of one that goes on beyond the seqno, versions up to it
     may be missing in favour of newer ones that are dead now, so the state of the vbucket at that seqno is not known. A
     careful reader never asks for such a rollback.
     """

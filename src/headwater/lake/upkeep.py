@@ -31,7 +31,7 @@ from headwater.lake.change_rows import (
     ChangeRows,
     KeyIndex,
     Marks,
-    WantedRows,
+    WantedChanges,
     key_spaces,
     read_changes,
 )
@@ -225,7 +225,7 @@ class TrimTask:
     def run(self) -> list[DataFile]:
         schema = changes_schema(xattrs=self.facts.xattrs)
         vbuckets = self.facts.vbuckets_of(self.group)
-        wanted = WantedRows(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
+        wanted = WantedChanges(vbuckets=tuple(vbuckets), after_batch=NOT_MERGED, upto_batch=self.last_batch, ids=None)
         parts = read_changes(self.location, self.files, wanted, columns=schema.names)
         if not parts:
             return []

@@ -77,8 +77,10 @@ def high_offsets(bucket_uuid: str, survey: Survey) -> Offsets:
 def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
     """What to ask the server with, so that it judges an offset by all that may have been read.
 
-    No snapshot that was read of the newest branch can have gone further than that branch goes now. On any other
-    branch it is not known how far it went: then the server demands a rollback, and the reader goes back to a boundary.
+    The server compares the end of the snapshot with where the histories part (kv_engine,
+    docs/dcp/documentation/rollback.md; `protocol.failover_log.decide_rollback`). No snapshot that was read of the
+    newest branch can have gone further than that branch goes now. On any other branch it is not known how far it went:
+    then the server demands a rollback, and the reader goes back to a boundary.
     """
     if not offset.seqno or offset.is_whole:
         return offset

@@ -13,7 +13,7 @@ from deltalake import CommitProperties, DeltaTable
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake.data_files import DataFile, FileWriter
-from headwater.lake.delta_log import DeltaLog, TableCommit, TableState, held_offsets
+from headwater.lake.delta_log import DeltaLog, TableCommit, TableState
 from headwater.lake.layout import TableLocation
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
@@ -80,12 +80,10 @@ def test_transactions_and_offsets_come_back(tmp_path: Path) -> None:
     assert again is not None
     assert [again.transaction(name) for name in ("query", "headwater.batch", "other")] == [4, 7, None]
     assert again.state() == state(9, id8="inventory.hotel")
-    assert held_offsets(log.location) == state(9).offsets
 
 
 def test_where_there_is_no_table_there_is_none(tmp_path: Path) -> None:
     assert DeltaLog.open(TableLocation(str(tmp_path / "nothing"))) is None
-    assert held_offsets(TableLocation(str(tmp_path / "nothing"))) is None
 
 
 def test_creating_a_table_that_is_there_leaves_it_alone(tmp_path: Path) -> None:

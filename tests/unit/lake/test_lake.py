@@ -15,13 +15,13 @@ from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOther
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
 from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
-from headwater.lake.lake import Lake, LakeSettings, run_here, with_columns
+from headwater.lake.lake import Lake, LakeSettings, run_here
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.executors import result_batch, results_of
 from headwater.spark.planning import whole_offset
 from support.bucket_model import BUCKET_UUID, ModelBucket, batches
 from support.lake_checks import check_documents, check_no_duplicates, table_rows
-from support.small_lake import HOTEL, SmallLake, merging
+from support.small_lake import HOTEL, SmallLake, merging, with_columns
 
 DEFAULT = "_default._default"
 
