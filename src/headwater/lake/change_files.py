@@ -133,7 +133,12 @@ class _Run:
             seqnos=columns["seqno"].to_numpy(),
             void=np.zeros(batch.num_rows, dtype=np.bool_),
         )
-        self._check_vbuckets(held)
+        for vbucket in (int(held.vbuckets.min()), int(held.vbuckets.max())):
+            if not 0 <= vbucket < len(self._floors):
+                raise LakeOutOfStep(
+                    f"a change is in vbucket {vbucket}, and the tables were made for {len(self._floors)} of them",
+                    hint="Give another directory: a bucket never changes its number of vbuckets",
+                )
         size_bytes = sum(column.nbytes for column in columns.values())
         if self._held_bytes + size_bytes > self._writer.buffer_bytes:
             self._flush()
@@ -152,14 +157,6 @@ class _Run:
         return self._report
 
     # --- what must be looked at in the order of the stream ------------------------------------------------------------
-
-    def _check_vbuckets(self, held: _HeldBatch) -> None:
-        for vbucket in (int(held.vbuckets.min()), int(held.vbuckets.max())):
-            if not 0 <= vbucket < len(self._floors):
-                raise LakeOutOfStep(
-                    f"a change is in vbucket {vbucket}, and the tables were made for {len(self._floors)} of them",
-                    hint="Give another directory: a bucket never changes its number of vbuckets",
-                )
 
     def _check_and_roll_back(self, held: _HeldBatch) -> None:
         """Walk from rollback to rollback: what lies between them must be new, what lies before is void."""
@@ -215,10 +212,10 @@ class _Run:
             report.document_rows[id_, group] += count
         gone = _counts(ids, groups, _is_one_of(ops, set(COLLECTION_GONE_OPS)))
         report.collections_gone |= {(id_, group) for id_, group, _ in gone}
-        names = rows.select(["collection_id", "scope", "collection"])
-        for named, scope, collection in _distinct(names):
-            if named is not None and None in report.names.get(named, (None,)):
-                report.names[named] = scope, collection
+        names = ["collection_id", "scope", "collection"]
+        for row in rows.group_by(names, use_threads=False).aggregate([]).to_pylist():
+            if (named := row["collection_id"]) is not None and None in report.names.get(named, (None,)):
+                report.names[named] = row["scope"], row["collection"]
 
     def _to_table(self) -> pa.Table:
         batches = []
@@ -247,11 +244,6 @@ def _counts(ids: Column, groups: Column, marks: NDArray[np.bool_]) -> Iterator[t
     pairs = pa.array((ids << 16 | groups)[marks]).value_counts()
     for pair in pairs.to_pylist():
         yield pair["values"] >> 16, pair["values"] & 0xFFFF, pair["counts"]
-
-
-def _distinct(rows: pa.Table) -> Iterator[tuple[int | None, str | None, str | None]]:
-    for row in rows.group_by(rows.schema.names, use_threads=False).aggregate([]).to_pylist():
-        yield row["collection_id"], row["scope"], row["collection"]
 
 
 # --- a file in its order ----------------------------------------------------------------------------------------------

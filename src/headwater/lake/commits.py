@@ -94,12 +94,15 @@ def commit_batch(
         )
         for name in sorted({*state.collections.values()} - {*known.values()}):
             create_documents(lake, lake.tables[name], added, merged=batch.number - 1)
+        rows_by_table: Counter[str] = Counter()
         for report in reports:
+            for (id_, _), count in report.document_rows.items():
+                rows_by_table[state.collections[id_]] += count
             pending.add(report, state.collections, lake.facts, since_s=before_s)
     return CommittedBatch(
         number=batch.number,
         rows=sum(report.rows for report in reports),
-        rows_by_table=_rows_by_table(reports, state),
+        rows_by_table=rows_by_table,
         rollbacks=rollbacks,
         read_again=wiped,
     )
@@ -150,14 +153,6 @@ def _state_after(
         rollbacks=rollbacks,
         totals=totals,
     )
-
-
-def _rows_by_table(reports: Sequence[ChangeReport], state: TableState) -> Counter[str]:
-    by_table: Counter[str] = Counter()
-    for report in reports:
-        for (id_, _), count in report.document_rows.items():
-            by_table[state.collections[id_]] += count
-    return by_table
 
 
 # --- pending changes into the tables of documents ---------------------------------------------------------------------

@@ -334,10 +334,11 @@ class FileReader:
         return str(self._file.metadata.created_by or "")
 
     def read(self, row_group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """A row group, with these columns in this order, or with all as the file has them."""
         # Spark gives a task one core, so no threads.
-        rows = self._file.read_row_group(
-            row_group, columns=None if columns is None else list(columns), use_threads=False
-        )
+        wanted = None if columns is None else list(columns)
+        rows = self._file.read_row_group(row_group, columns=wanted, use_threads=False)
+        rows = rows if wanted is None else rows.select(wanted)
         return rows if self._is_plain else _plain(rows)
 
     def batches(self, row_group: int, *, bytes_max: int = ROW_GROUP_BYTES) -> Iterator[pa.Table]:
@@ -441,12 +442,12 @@ def filtered(rows: pa.Table, keep: Column) -> pa.Table:
 
 def read_files(
     location: TableLocation, files: Iterable[DataFile], columns: Sequence[str] | None = None
-) -> Iterator[tuple[DataFile, pa.Table]]:
+) -> Iterator[pa.Table]:
     """The row groups of files, one after another."""
     for file in files:
         with FileReader(location, file.path) as reader:
             for row_group in reader.row_groups:
-                yield file, reader.read(row_group, columns)
+                yield reader.read(row_group, columns)
 
 
 def numbers(rows: pa.Table, column: str, *, null: int = -1) -> Column:

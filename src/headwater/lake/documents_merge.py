@@ -166,7 +166,7 @@ def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
         if file.path in touched:
             yield from (rows.select(schema.names) for rows in _kept_rows(target.location, [touched[file.path]]))
         else:
-            yield from _all_rows(target.location, file, schema)
+            yield from read_files(target.location, [file], schema.names)
     for changes in fold.live():
         yield _document_rows(changes, schema, target.columns)[0]
 
@@ -201,12 +201,6 @@ def _kept_rows(location: TableLocation, touched: Sequence[tuple[DataFile, Marks]
                 rows = reader.read(row_group)
                 yield filtered(rows, marks[start : start + rows.num_rows])
                 start += rows.num_rows
-
-
-def _all_rows(location: TableLocation, file: DataFile, schema: pa.Schema) -> Iterator[pa.Table]:
-    with FileReader(location, file.path) as reader:
-        for row_group in reader.row_groups:
-            yield reader.read(row_group, schema.names).select(schema.names)
 
 
 def _document_rows(changes: pa.Table, schema: pa.Schema, typed: TypedColumns | None) -> tuple[pa.Table, pa.Table]:
@@ -282,7 +276,7 @@ def count_pending(
     pending = Pending()
     least = min((merged_at(name, group) for name in set(names.values()) for group in range(facts.groups)), default=-1)
     waiting = [file for file in files if file.may_hold("batch", low=least + 1)]
-    for _, rows in read_files(location, waiting, _COLUMNS):
+    for rows in read_files(location, waiting, _COLUMNS):
         for id_, group, op, batch, count in _counts(rows, facts):
             tables = set(names.values()) if id_ == _EVERY_TABLE else {names[id_]} if id_ in names else set()
             for name in tables:

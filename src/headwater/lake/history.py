@@ -11,7 +11,7 @@ that were ended by a change above it. For that nothing but the table itself is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ from headwater.lake.change_rows import (
     key_spaces,
     rolled_back,
 )
-from headwater.lake.data_files import DataFile, FileReader, RollingWriter, filtered, numbers
+from headwater.lake.data_files import DataFile, RollingWriter, filtered, numbers, read_files
 from headwater.lake.layout import (
     GROUP,
     HISTORY_RANGES,
@@ -212,23 +212,25 @@ class _Merge:
     # --- versions that the table has ----------------------------------------------------------------------------------
 
     def current_file(self, file: DataFile) -> None:
-        fates = [self._fate(rows) for rows in _read(self._location, file, _NARROW)]
+        fates = [self._fate(rows) for rows in read_files(self._location, [file], _NARROW)]
         if all(stays.all() for stays, _ in fates):
             return
         self._removed.append(file)
-        for rows, (stays, ends) in zip(_read(self._location, file, self._schema.names), fates, strict=True):
+        for rows, (stays, ends) in zip(read_files(self._location, [file], self._schema.names), fates, strict=True):
             self._write_current(rows, stays, ends)
 
     def ended_file(self, file: DataFile) -> None:
         marks = []
-        for rows in _read(self._location, file, ["vbucket", "seqno", "valid_to_seqno"]):
+        for rows in read_files(self._location, [file], ["vbucket", "seqno", "valid_to_seqno"]):
             kept = self._kept[numbers(rows, "vbucket")]
             is_dead = numbers(rows, "seqno") > kept
             marks.append((is_dead, ~is_dead & (numbers(rows, "valid_to_seqno") > kept)))
         if not any(is_dead.any() or is_opened.any() for is_dead, is_opened in marks):
             return
         self._removed.append(file)
-        for rows, (is_dead, is_opened) in zip(_read(self._location, file, self._schema.names), marks, strict=True):
+        for rows, (is_dead, is_opened) in zip(
+            read_files(self._location, [file], self._schema.names), marks, strict=True
+        ):
             self._writers[False].write(filtered(rows, ~is_dead & ~is_opened))
             opened = filtered(rows, is_opened)
             if opened.num_rows:
@@ -296,9 +298,3 @@ class _Merge:
 
 def _joined(columns: Sequence[NDArray[np.generic]]) -> _Numbers:
     return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
-
-
-def _read(location: TableLocation, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    with FileReader(location, file.path) as reader:
-        for row_group in reader.row_groups:
-            yield reader.read(row_group, columns).select(columns)

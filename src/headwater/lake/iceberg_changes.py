@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -94,9 +94,9 @@ class IcebergChanges:
                     of_dead_branch = f"vbucket = {vbucket} and seqno > {kept} and void = false"
                     dead = self._table.scan(row_filter=of_dead_branch).to_arrow()
                     if dead.num_rows:
-                        transaction.overwrite(
-                            _as_void(dead).cast(schema), of_dead_branch, snapshot_properties=properties
-                        )
+                        index = dead.schema.get_field_index("void")
+                        void = dead.set_column(index, dead.schema.field(index), pa.repeat(True, dead.num_rows))
+                        transaction.overwrite(void.cast(schema), of_dead_branch, snapshot_properties=properties)
                 rows = pa.Table.from_batches(_rows(lake, number, schema), schema)
                 transaction.append(rows, snapshot_properties=properties)
                 transaction.set_properties(properties)
@@ -146,7 +146,7 @@ def _iceberg_schema(schema: pa.Schema) -> pa.Schema:
 def _rows(lake: Lake, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a batch, as the Delta table has them."""
     files = [file for file in lake.changes.files() if file.may_hold("batch", low=number, high=number)]
-    for _, rows in read_files(lake.changes.location, files, schema.names):
+    for rows in read_files(lake.changes.location, files, schema.names):
         yield from rows.filter(pc.equal(rows.column("batch"), number)).cast(schema).to_batches()
 
 
@@ -158,8 +158,3 @@ def _rollbacks(lake: Lake, number: int) -> Rollbacks:
         for row in batch.filter(pc.equal(batch.column("op"), "rollback")).to_pylist():
             add_rollback(kept, row["vbucket"], row["seqno"])
     return kept
-
-
-def _as_void(rows: pa.Table) -> Any:
-    index = rows.schema.get_field_index("void")
-    return rows.set_column(index, rows.schema.field(index), pa.repeat(True, rows.num_rows))

@@ -101,7 +101,7 @@ def out_of_reach(
         and any(file.may_hold("vbucket", low=vbucket, high=vbucket) for vbucket in rollbacks)
     ]
     reach: dict[int, int] = {}
-    for _, rows in read_files(location, trimmed, ["vbucket", "seqno", "batch", "void"]):
+    for rows in read_files(location, trimmed, ["vbucket", "seqno", "batch", "void"]):
         vbuckets, seqnos = numbers(rows, "vbucket"), numbers(rows, "seqno")
         marks = np.isin(vbuckets, wanted) & (numbers(rows, "batch") <= trimmed_batch)
         marks &= ~np.asarray(rows.column("void").to_numpy())

@@ -85,7 +85,7 @@ class JoinTask:
         writer = RollingWriter(
             self.location, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes
         )
-        for _, rows in read_files(self.location, self.files, schema.names):
+        for rows in read_files(self.location, self.files, schema.names):
             writer.write(rows)
         return writer.close()
 
@@ -123,7 +123,7 @@ def _rows_of_vbuckets(
             for row_group in reader.row_groups:
                 low, high, _ = reader.range_of(row_group, "vbucket")
                 if low < vbuckets.stop and vbuckets.start <= high:
-                    rows = reader.read(row_group, columns).select(columns)
+                    rows = reader.read(row_group, columns)
                     here = numbers(rows, "vbucket")
                     kept = filtered(rows, (here >= vbuckets.start) & (here < vbuckets.stop))
                     if kept.num_rows:
@@ -301,7 +301,7 @@ def _last_batch_before(lake: Lake, before: datetime) -> int:
     """The last batch such that it, and every one before it, was landed before a time."""
     landed: dict[int, datetime] = {}
 
-    for _, rows in read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
+    for rows in read_files(lake.changes.location, lake.changes.files(), ["batch", "landed_at"]):
         for row in rows.group_by("batch", use_threads=False).aggregate([("landed_at", "max")]).to_pylist():
             batch, at = row["batch"], row["landed_at_max"]
             landed[batch] = max(at, landed.get(batch, at))
