@@ -90,6 +90,12 @@ class Layout:
             unpacked[name] = convert(unpacked[name])
         return unpacked
 
+    def unpack_whole(self, data: bytes, what: str) -> dict[str, int]:
+        """The fields of a value that must be this layout and nothing else."""
+        if len(data) != self.size_bytes:
+            raise MalformedMessage(f"{what} of {len(data)} bytes, not {self.size_bytes}", offset=HEADER_BYTES)
+        return self.unpack(data)
+
     def repeat(self, data: bytes) -> Iterator[tuple[int, ...]]:
         """The layout over and over, as plain numbers; the caller has checked that the length is a multiple."""
         return self._struct.iter_unpack(data)

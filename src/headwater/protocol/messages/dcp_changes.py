@@ -1,4 +1,7 @@
-"""DCP messages that are changes: mutation, deletion, expiration, flush, and the life of a durable write."""
+"""DCP messages that are changes, and those that frame them: snapshots, seqno-advanced, cache transfer, system events.
+
+What decides their layouts are the pages of the same names in kv_engine's docs/dcp/documentation/commands.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,7 @@ class Deletion(Request):
     """The extended attributes that outlive the document, where there are any."""
 
     def layout(self) -> Layout:
+        # Deletion: version 2 is sent where the open had the delete-times flag, or HELLO collections.
         return self.layouts[0 if self.delete_time is None else 1]
 
 
@@ -162,7 +166,7 @@ class Abort(Request):
     key: bytes
 
 
-# DCP messages that frame the changes of a stream: snapshot marker, OSO snapshot, seqno-advanced, cache transfer.
+# --- what frames the changes of a stream: snapshot marker, OSO snapshot, seqno-advanced, cache transfer ---------------
 
 
 class SnapshotFlags(OpenIntFlag):
@@ -232,6 +236,7 @@ class SnapshotMarker(Request):
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        # Snapshot Marker: version 1.0 must not have a value; from 2.0 on the value holds what the version byte names.
         if "version" not in known:
             return super(SnapshotMarker, cls).decode_value(value, known)
         version = known.pop("version")
@@ -362,7 +367,7 @@ class CacheTransferEnd(Request):
     opcode = Opcode.DCP_CACHE_TRANSFER_END
 
 
-# The system-event message. What its key and value mean is `headwater.protocol.system_events`' business.
+# --- the system-event message; what its key and value mean is in `headwater.protocol.system_events` -------------------
 
 
 class SystemEventId(OpenIntEnum):

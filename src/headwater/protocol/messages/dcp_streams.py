@@ -1,4 +1,8 @@
-"""DCP messages about the connection: open, control, noop, buffer-ack."""
+"""DCP messages about a connection and its streams: open, control, noop, buffer-ack, and what opens and ends a stream.
+
+What decides their layouts are the seeds "Add Stream" and "Stream Request", and for the others the pages of the same
+names in kv_engine's docs/dcp/documentation/commands.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,9 @@ from headwater.errors import LocalProtocolError, MalformedMessage
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import Layout, PlainResponse, Request, Response, message, u8, u32, u64
+from headwater.protocol.messages.base import Layout, Request, Response, message, u8, u32, u64
 from headwater.protocol.numbers import SEQNO_MAX, OpenIntEnum, OpenIntFlag, Seqno, Vbuuid
 from headwater.protocol.status import Status
-
-__all__ = ["BufferAck", "Control", "DcpNoop", "Open", "OpenFlags", "PlainResponse"]
 
 
 class OpenFlags(OpenIntFlag):
@@ -71,11 +73,11 @@ class BufferAck(Request):
     acked_bytes: int
 
 
-# DCP messages that open, close and describe streams.
+# --- streams ----------------------------------------------------------------------------------------------------------
 
 
 class StreamFlags(OpenIntFlag):
-    """The flags of add-stream and of stream-request."""
+    """The flags of add-stream and of stream-request (Add Stream; those from 0x40 on are in kv_engine's page only)."""
 
     TAKEOVER = 0x01
     DISK_ONLY = 0x02
@@ -158,7 +160,7 @@ class StreamRequest(Request):
     snapshot_start_seqno: Seqno = Seqno(0)
     snapshot_end_seqno: Seqno = Seqno(0)
     value: bytes = b""
-    """JSON, see `stream_request_value`."""
+    """JSON, see `stream_requests.StreamRequestValue`."""
 
 
 FAILOVER_ENTRY = Layout(u64("vbuuid"), u64("seqno"))
@@ -197,11 +199,10 @@ class StreamRequestResponse(Response):
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        # Stream Request: an OK response includes the failover log, a rollback response the seqno to roll back to.
         if known["status"] != Status.ROLLBACK:
             return {"failover_log": decode_failover_log(value)}
-        if len(value) != ROLLBACK_VALUE.size_bytes:
-            raise MalformedMessage(f"a rollback seqno of {len(value)} bytes, not 8", offset=HEADER_BYTES)
-        return dict(ROLLBACK_VALUE.unpack(value))
+        return dict(ROLLBACK_VALUE.unpack_whole(value, "a rollback seqno"))
 
 
 @message

@@ -1,16 +1,14 @@
 """Key-value messages about one document: get, store, delete, counters, append, touch, lock, metadata.
 
 A quiet request is the same message under another opcode: the server answers it only where it has something to say
-(a miss for stores, a hit for gets).
+(a miss for stores, a hit for gets). The layouts are those of kv_engine's docs/BinaryProtocol.md.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from headwater.errors import MalformedMessage
 from headwater.protocol.features import Opcode
-from headwater.protocol.frames import HEADER_BYTES
 from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u32, u64
 from headwater.protocol.numbers import CollectionId, Seqno, Vbuuid
 
@@ -290,9 +288,7 @@ class CounterResponse(Response):
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != _COUNT.size_bytes:
-            raise MalformedMessage(f"a counter of {len(value)} bytes, not 8", offset=HEADER_BYTES)
-        return dict(_COUNT.unpack(value))
+        return dict(_COUNT.unpack_whole(value, "a counter"))
 
 
 _META = (u32("deleted"), u32("flags"), u32("expiry"), u64("rev_seqno"))

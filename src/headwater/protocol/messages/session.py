@@ -1,4 +1,7 @@
-"""Messages that set a connection up: HELLO, SASL, bucket, error map, cluster config; and the small change."""
+"""Messages that set a connection up: HELLO, SASL, bucket, error map, cluster config; and the small change.
+
+The layouts are those of kv_engine's docs/BinaryProtocol.md.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from headwater.errors import MalformedMessage
 from headwater.protocol.features import Feature, Magic, Opcode, ServerOpcode
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u32, u64
+from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u16, u32, u64
 
 _U16 = Struct(">H")
 
@@ -83,6 +86,9 @@ class SelectBucket(Request):
     """An empty name lets go of the bucket."""
 
 
+_ERROR_MAP_VERSION = Layout(u16("version"))
+
+
 @message
 class GetErrorMap(Request):
     opcode = Opcode.GET_ERROR_MAP
@@ -90,13 +96,11 @@ class GetErrorMap(Request):
     version: int
 
     def encode_value(self) -> bytes:
-        return _U16.pack(self.version)
+        return _ERROR_MAP_VERSION.pack(self)
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != _U16.size:
-            raise MalformedMessage(f"an error map version of {len(value)} bytes, not 2", offset=HEADER_BYTES)
-        return {"version": _U16.unpack(value)[0]}
+        return dict(_ERROR_MAP_VERSION.unpack_whole(value, "an error map version"))
 
 
 _CONFIG_VERSION = Layout(u64("epoch"), u64("revision"))

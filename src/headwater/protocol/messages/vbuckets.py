@@ -1,4 +1,7 @@
-"""Messages about vbuckets as wholes: their states, their seqnos, their persistence; and collections."""
+"""Messages about vbuckets as wholes: their states, their seqnos, their persistence; and collections.
+
+The layouts are those of kv_engine's docs/BinaryProtocol.md and docs/Collections.md.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,7 @@ class GetVBucketResponse(Response):
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != _STATE.size_bytes:
-            raise MalformedMessage(f"a vbucket state of {len(value)} bytes, not 4", offset=HEADER_BYTES)
-        return dict(_STATE.unpack(value))
+        return dict(_STATE.unpack_whole(value, "a vbucket state"))
 
 
 @message
@@ -134,9 +135,7 @@ class ObserveSeqno(Request):
 
     @classmethod
     def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
-        if len(value) != _VBUUID.size_bytes:
-            raise MalformedMessage(f"a vbuuid of {len(value)} bytes, not 8", offset=HEADER_BYTES)
-        return dict(_VBUUID.unpack(value))
+        return dict(_VBUUID.unpack_whole(value, "a vbuuid"))
 
 
 _OBSERVED = (u8("format"), u16("vbucket"), u64("vbuuid"), u64("persisted_seqno"), u64("current_seqno"))
