@@ -28,7 +28,7 @@ from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.controls import Controls
 from headwater.node.service import BucketService
 from headwater.protocol import upr
-from headwater.protocol.failover_log import FailoverLog, RollbackRequired
+from headwater.protocol.failover_log import FailoverLog, RollbackDemand
 from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import FrameBuffer, decode_frames
 from headwater.protocol.messages import decode_message
@@ -104,7 +104,7 @@ class UprSession:
         log = self._failover_log(packet.vbucket)
         request = _as_dcp(packet, log)
         admission = self.producer.admit(request)
-        if isinstance(admission, RollbackRequired):
+        if isinstance(admission, RollbackDemand):
             self._answer(upr.UprRollback, packet, rollback_seqno=admission.to_seqno)
         elif isinstance(admission, StreamRefusal):
             if admission.status != Status.NOT_MY_VBUCKET:

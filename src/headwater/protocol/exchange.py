@@ -6,7 +6,7 @@ behind the last answer that is due: those bytes may be for another receiver, suc
 
 A server answers a connection's requests in their order unless HELLO has agreed on unordered execution (kv_engine,
 docs/UnorderedExecution.md), which no connection here asks for. So an answer to anything but the oldest request is an
-error. DCP connections are the exception: a producer answers stream requests when it has made up its mind.
+error. The consumer's half of DCP (`consumer`) has its own table of requests, because its opaques name streams, too.
 """
 
 from __future__ import annotations
@@ -87,13 +87,11 @@ class Exchange:
         peer: str = "the server",
         negotiated: Negotiated = NOTHING_NEGOTIATED,
         answer_s_max: float = ANSWER_TIMEOUT_S,
-        in_order: bool = True,
     ) -> None:
         self.negotiated = negotiated
         """What answers are decoded with; the handshake sets it after HELLO."""
         self.peer = peer
         self.answer_s_max = answer_s_max
-        self._in_order = in_order
         self._frames = FrameBuffer(body_bytes_max=ANSWER_BYTES_MAX)
         self._waiting: deque[tuple[int, Request]] = deque()
         """Not sent yet."""
@@ -138,7 +136,7 @@ class Exchange:
         """The next answer, if a request is due and its answer is there. Raises `RemoteProtocolError` for nonsense."""
         if not self._due or (frame := self._frames.next_frame()) is None:
             return None
-        return self.take(frame)
+        return self._take(frame)
 
     def events(self) -> list[ExchangeEvent]:
         """All that has come by now, up to the last answer that is due."""
@@ -147,17 +145,14 @@ class Exchange:
             events.append(event)
         return events
 
-    def take(self, frame: Frame) -> ExchangeEvent:
-        """What a frame means, for callers that cut the frames themselves. A request must be due."""
+    def _take(self, frame: Frame) -> ExchangeEvent:
         if frame.magic is Magic.SERVER_REQUEST:
             return Pushed(frame)
-        opaque, oldest = frame.opaque, next(iter(self._due))
-        is_due = opaque == oldest or (opaque in self._due and not self._in_order)
-        due = self._due[opaque if is_due else oldest]
-        if not is_due or frame.magic.is_request or frame.opcode != due.request.opcode:
+        opaque, due = next(iter(self._due.items()))
+        if frame.magic.is_request or (frame.opcode, frame.opaque) != (due.request.opcode, opaque):
             raise UnexpectedMessage(
                 f"{frame.opcode_name}, where the answer to {type(due.request).__name__} was due "
-                f"({frame.magic.name} with opaque {opaque}, not {oldest})"
+                f"({frame.magic.name} with opaque {frame.opaque}, not {opaque})"
             )
         is_part = isinstance(due.request, Stat) and bool(frame.key) and due.parts < STATISTICS_MAX
         if is_part:
@@ -194,7 +189,8 @@ class Exchange:
     def tick(self, now_s: float) -> None:
         """Note the time. Raises `NoAnswer` where the oldest request has waited too long."""
         self._now_s = now_s
-        if self._due and now_s >= self.deadline_s:  # type: ignore[operator]
+        deadline_s = self.deadline_s
+        if deadline_s is not None and now_s >= deadline_s:
             raise NoAnswer(
                 f"{self.peer} has not answered for {self.answer_s_max:g} seconds",
                 hint="Look at the server's load and log, and check that it is the right port",

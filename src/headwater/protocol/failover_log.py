@@ -118,7 +118,7 @@ class ConsumerPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollbackRequired:
+class RollbackDemand:
     """The consumer must go back to `to_seqno` and ask again (Protocol Flow, "Starting the Stream", 2 to 4)."""
 
     to_seqno: Seqno
@@ -133,7 +133,7 @@ def decide_rollback(
     purge_seqno: Seqno,
     strict_vbuuid: bool = False,
     ignore_purged_tombstones: bool = False,
-) -> RollbackRequired | None:
+) -> RollbackDemand | None:
     """The rollback the producer must demand, or None where the consumer can go on.
 
     The cases are those of "Rollback logic on DCP Producer" in Rollback, in its order.
@@ -148,11 +148,11 @@ def decide_rollback(
     # before they went (Stream Request Value, `purge_seqno`).
     may_miss_deletions = 0 < start < purge_seqno and point.purge_seqno != purge_seqno
     if may_miss_deletions and not ignore_purged_tombstones:
-        return RollbackRequired(to_seqno=Seqno(0), reason="deletions after the start seqno have been purged")
+        return RollbackDemand(to_seqno=Seqno(0), reason="deletions after the start seqno have been purged")
     # Rollback, case 3, "Diverging History".
     shared_until = failover_log.branch_end(point.vbuuid, high_seqno=high_seqno)
     if shared_until is None:
-        return RollbackRequired(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
+        return RollbackDemand(to_seqno=Seqno(0), reason="the vbuuid is not in the failover log")
     # Before case 4 the producer adjusts the snapshot: a consumer at its start holds nothing of it.
     snapshot_start, snapshot_end = point.snapshot_start_seqno, point.snapshot_end_seqno
     if start == snapshot_start:
@@ -166,5 +166,5 @@ def decide_rollback(
         snapshot_start = start
     # Cases 4b and 4c, "Partial history match".
     if shared_until < snapshot_start:
-        return RollbackRequired(to_seqno=shared_until, reason="the histories part before the consumer's snapshot")
-    return RollbackRequired(to_seqno=snapshot_start, reason="the histories part inside the consumer's snapshot")
+        return RollbackDemand(to_seqno=shared_until, reason="the histories part before the consumer's snapshot")
+    return RollbackDemand(to_seqno=snapshot_start, reason="the histories part inside the consumer's snapshot")

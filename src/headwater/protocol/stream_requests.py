@@ -1,7 +1,7 @@
 """What a producer answers to a stream request: the value of the request, the checks in their order, the bounds.
 
 `admit_stream` is where a request is judged; the node's producer calls it. All that is known comes in as values; the
-outcome is `Accepted`, `StreamRefusal` with a status, or `RollbackRequired`. It opens no stream and sends nothing.
+outcome is `Accepted`, `StreamRefusal` with a status, or `RollbackDemand`. It opens no stream and sends nothing.
 
 The checks run in the order of a real server, because the order decides which status a request with several faults
 gets. Sources are cited by title: the seeds "Stream Request", "Stream Request Value" and "Add Stream", and kv_engine's
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headwater.errors import LocalProtocolError, MalformedJson
-from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, RollbackRequired, decide_rollback
+from headwater.protocol.failover_log import ConsumerPoint, FailoverLog, RollbackDemand, decide_rollback
 from headwater.protocol.messages.dcp_streams import StreamFlags, StreamRequest, VBucketState
 from headwater.protocol.numbers import (
     STREAM_ID_MAX,
@@ -214,7 +214,7 @@ class StreamRefusal:
     reason: str
 
 
-Admission = Accepted | StreamRefusal | RollbackRequired
+Admission = Accepted | StreamRefusal | RollbackDemand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +338,7 @@ _CHECKS: tuple[Callable[[_Case], StreamRefusal | None], ...] = (
 )
 
 
-def _decide_start(case: _Case) -> Accepted | RollbackRequired:
+def _decide_start(case: _Case) -> Accepted | RollbackDemand:
     request, vbucket = case.request, case.vbucket
     if StreamFlags.FROM_LATEST in request.flags:
         # DCP docs, Add Stream, flag 0x40: the consumer wants what comes from now on, whatever it may have had before.

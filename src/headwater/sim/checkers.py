@@ -173,7 +173,7 @@ def _check_branch(vbucket: _VBucket, row: Row) -> None:
 # --- what was written and what was answered: all that it takes to say what must be there in the end -------------------
 
 
-class WriteOutcome(Enum):
+class KnownOutcome(Enum):
     UNDER_WAY = auto()
     ACKNOWLEDGED = auto()
     REFUSED = auto()
@@ -195,7 +195,7 @@ class Write:
     """When it was made: it has happened later than this, if at all."""
     ended_s: float | None = None
     """When its outcome was known: if it was acknowledged, it has happened before this."""
-    outcome: WriteOutcome = WriteOutcome.UNDER_WAY
+    outcome: KnownOutcome = KnownOutcome.UNDER_WAY
 
 
 @dataclass(slots=True)
@@ -207,7 +207,7 @@ class WriteLog:
         self.by_key.setdefault(key, []).append(write)
         return write
 
-    def count(self, outcome: WriteOutcome) -> int:
+    def count(self, outcome: KnownOutcome) -> int:
         return sum(write.outcome is outcome for writes in self.by_key.values() for write in writes)
 
 
@@ -296,14 +296,14 @@ def _shown(write: Write) -> str:
 def _is_allowed(writes: list[Write], found: bytes | None, needs: Needs) -> bool:
     """Whether a value can be what is left after these writes."""
     # A write of unknown outcome may come to pass late, after others that were made later.
-    may_be: set[bytes | None] = {write.value for write in writes if write.outcome is WriteOutcome.UNKNOWN}
+    may_be: set[bytes | None] = {write.value for write in writes if write.outcome is KnownOutcome.UNKNOWN}
     for write in reversed(writes):
-        if write.outcome is WriteOutcome.REFUSED:
+        if write.outcome is KnownOutcome.REFUSED:
             continue
         may_be.add(write.value)
         if write.may_expire:
             may_be.add(None)
-        if write.outcome is WriteOutcome.ACKNOWLEDGED and _is_kept(write, needs):
+        if write.outcome is KnownOutcome.ACKNOWLEDGED and _is_kept(write, needs):
             return found in may_be
     return found is None or found in may_be
 

@@ -30,9 +30,9 @@ from headwater.sim.checkers import (
     Document,
     Kept,
     Key,
+    KnownOutcome,
     Row,
     Write,
-    WriteOutcome,
     apply_changes,
     documents_of,
     history_differences,
@@ -416,7 +416,7 @@ def _last_acknowledged(writes: list[Write], *, since_s: float, before_s: float) 
     """The number of the last write that was acknowledged before a time, if it was begun after another."""
     for number in reversed(range(len(writes))):
         write = writes[number]
-        if write.outcome is WriteOutcome.ACKNOWLEDGED and write.ended_s is not None and write.ended_s < before_s:
+        if write.outcome is KnownOutcome.ACKNOWLEDGED and write.ended_s is not None and write.ended_s < before_s:
             return number if write.began_s > since_s else None
     return None
 
@@ -426,7 +426,7 @@ def _may_be_held(writes: list[Write], due: int, held: bytes | None) -> bool:
     for number in reversed(range(len(writes))):
         write = writes[number]
         # A write of unknown outcome may come to pass late, after others that were made later.
-        counts = write.outcome is not WriteOutcome.REFUSED if number >= due else write.outcome is WriteOutcome.UNKNOWN
+        counts = write.outcome is not KnownOutcome.REFUSED if number >= due else write.outcome is KnownOutcome.UNKNOWN
         if counts and (write.value == held or (held is None and write.may_expire)):
             return True
     return False

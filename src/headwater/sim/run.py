@@ -17,8 +17,8 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.sim.checkers import (
     Document,
     Key,
+    KnownOutcome,
     Needs,
-    WriteOutcome,
     differences,
     index_differences,
     lost_writes,
@@ -115,8 +115,8 @@ def run_seed(
 
 def _counts(world: World, cast: Cast, faults: Faults) -> dict[str, int]:
     counts = Counter(faults.counts)
-    counts["writes acknowledged"] = world.writes.count(WriteOutcome.ACKNOWLEDGED)
-    counts["writes unknown"] = world.writes.count(WriteOutcome.UNKNOWN)
+    counts["writes acknowledged"] = world.writes.count(KnownOutcome.ACKNOWLEDGED)
+    counts["writes unknown"] = world.writes.count(KnownOutcome.UNKNOWN)
     counts["rows consumed"] = world.rows
     counts["rollbacks consumed"] = sum(consumer.rollbacks for consumer in cast.consumers)
     counts["changes streamed"] = world.tap.changes

@@ -32,7 +32,7 @@ from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.documents import Delete, Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
-from headwater.sim.checkers import Write, WriteOutcome
+from headwater.sim.checkers import KnownOutcome, Write
 from headwater.sim.machines import Process
 from headwater.sim.world import World
 
@@ -160,7 +160,7 @@ class Writer:
 
     async def _ask(self, request: Request, write: Write | None) -> None:
         """Ask until there is an outcome: refusals that are not about the write are tried again, a few times."""
-        outcome = WriteOutcome.REFUSED
+        outcome = KnownOutcome.REFUSED
         for _ in range(REFUSALS_MAX):
             try:
                 connection = await self._connection(request.vbucket)
@@ -172,12 +172,12 @@ class Writer:
                 continue
             try:
                 await connection.request(request)
-                outcome = WriteOutcome.ACKNOWLEDGED
+                outcome = KnownOutcome.ACKNOWLEDGED
                 break
             except (ConnectionFailed, SyncWriteAmbiguous) as error:
                 if isinstance(error, ConnectionFailed):
                     self._drop(connection)
-                outcome = WriteOutcome.UNKNOWN
+                outcome = KnownOutcome.UNKNOWN
                 break
             except StatusError as error:
                 if isinstance(error, KeyNotFound) or not error.retriable:

@@ -1,4 +1,4 @@
-"""Requests and answers on one connection: in order and out of order, many at once, in pieces, and not at all."""
+"""Requests and answers on one connection: in order, many at once, in pieces, and not at all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REQUESTS = [Get(collection_id=DEFAULT_COLLECTION, key=b"key %d" % number) for nu
 NOTIFICATION = ClustermapChangeNotification(revision=1, key=b"default", value=b"{}").encode()
 
 
-def new_exchange(requests: list[Get] = REQUESTS, *, in_order: bool = True) -> Exchange:
-    exchange = Exchange(peer="peer:1", negotiated=WITH_COLLECTIONS, answer_s_max=5.0, in_order=in_order)
+def new_exchange(requests: list[Get] = REQUESTS) -> Exchange:
+    exchange = Exchange(peer="peer:1", negotiated=WITH_COLLECTIONS, answer_s_max=5.0)
     exchange.tick(100.0)
     assert [exchange.send(request) for request in requests] == list(range(len(requests)))
     return exchange
@@ -88,16 +88,6 @@ def test_what_is_no_answer_to_the_request(data: bytes) -> None:
     exchange = new_exchange(REQUESTS[:2])
     exchange.receive_data(data)
     with pytest.raises(UnexpectedMessage, match="where the answer to Get was due"):
-        exchange.events()
-
-
-def test_answers_in_any_order_where_that_is_allowed() -> None:
-    exchange = new_exchange(in_order=False)
-    exchange.receive_data(answer(2) + answer(0) + answer(1))
-    assert [event.opaque for event in exchange.events() if isinstance(event, Answered)] == [2, 0, 1]
-    exchange.send(REQUESTS[0])
-    exchange.receive_data(answer(1))
-    with pytest.raises(UnexpectedMessage):
         exchange.events()
 
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, RollbackRequired, decide_rollback
+from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, RollbackDemand, decide_rollback
 
 OLD, MIDDLE, NEW, STRANGER = 0xA, 0xB, 0xC, 0xD
 """Three branches: OLD from 0 to 10, MIDDLE from 10 to 20, NEW from 20 on. The high seqno is 30."""
@@ -220,7 +220,7 @@ def failover_log(entries: tuple[tuple[int, int], ...]) -> FailoverLog:
     return FailoverLog(tuple(FailoverEntry(vbuuid=vbuuid, seqno=seqno) for vbuuid, seqno in entries))
 
 
-def decide(case: Case) -> RollbackRequired | None:
+def decide(case: Case) -> RollbackDemand | None:
     return decide_rollback(
         ConsumerPoint(
             vbuuid=case.vbuuid,
@@ -301,7 +301,7 @@ def test_a_client_is_rolled_back_once_where_nothing_else_happens() -> None:
 def test_a_failover_between_two_requests_rolls_a_client_back_again() -> None:
     """Seed 003, steps 2 to 4. Each time the client takes the newest branch and goes back to where it was told."""
     first = Case("", MIDDLE, 29, (29, 29), 20)
-    assert decide(first) == RollbackRequired(to_seqno=20, reason="the histories part before the consumer's snapshot")
+    assert decide(first) == RollbackDemand(to_seqno=20, reason="the histories part before the consumer's snapshot")
     # Meanwhile a copy that had got to 12 only became active.
     second = after(first, 20, log=((STRANGER, 12), (MIDDLE, 10), (OLD, 0)), high=14)
     rollback = decide(second)

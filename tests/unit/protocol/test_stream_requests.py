@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headwater.errors import MalformedMessage
-from headwater.protocol.failover_log import FailoverEntry, FailoverLog, RollbackRequired
+from headwater.protocol.failover_log import FailoverEntry, FailoverLog, RollbackDemand
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import Frame, decode_frames
 from headwater.protocol.messages import ErrorResponse, decode_message
@@ -76,7 +76,7 @@ def status_of(admission: Admission) -> Status:
     match admission:
         case Accepted():
             return Status.SUCCESS
-        case RollbackRequired():
+        case RollbackDemand():
             return Status.ROLLBACK
         case StreamRefusal(status=status, reason=reason):
             assert reason
@@ -308,7 +308,7 @@ def test_a_rollback_tells_the_seqno() -> None:
     scenario = Scenario()
     scenario.request["vbuuid"] = OLD
     admission = scenario.admit()
-    assert isinstance(admission, RollbackRequired)
+    assert isinstance(admission, RollbackDemand)
     assert admission.to_seqno == 20
 
 
@@ -548,7 +548,7 @@ def test_a_recorded_request_gets_the_recorded_answer(asked: Frame, answer: Frame
     )
     match expected:
         case StreamRequestResponse(status=Status.ROLLBACK):
-            assert isinstance(admission, RollbackRequired)
+            assert isinstance(admission, RollbackDemand)
             assert admission.to_seqno == expected.rollback_seqno
         case StreamRequestResponse(status=Status.SUCCESS):
             assert isinstance(admission, Accepted)

@@ -21,7 +21,7 @@ from headwater.node.kv.documents import refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection, is_name
 from headwater.node.producer.controls import BadControl, Controls
 from headwater.node.service import RequestRefused
-from headwater.protocol.failover_log import RollbackRequired
+from headwater.protocol.failover_log import RollbackDemand
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.base import PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
@@ -155,7 +155,7 @@ def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
 def _stream_request(context: Context, request: StreamRequest) -> Response:
     connection = _connection(context)
     admission = connection.admit(request)
-    if isinstance(admission, RollbackRequired):
+    if isinstance(admission, RollbackDemand):
         context.bucket_service.ended.rollbacks += 1
         _log_rollback(context, request, admission)
         return StreamRequestResponse(opaque=request.opaque, status=Status.ROLLBACK, rollback_seqno=admission.to_seqno)
@@ -171,7 +171,7 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
     return StreamRequestResponse(opaque=request.opaque, failover_log=facts.failover_log.entries)
 
 
-def _log_rollback(context: Context, request: StreamRequest, rollback: RollbackRequired) -> None:
+def _log_rollback(context: Context, request: StreamRequest, rollback: RollbackDemand) -> None:
     about = context.session.log_fields()
     logger.info(
         "bucket %s: DCP connection %s has to roll vbucket %d back from %d to %d",
