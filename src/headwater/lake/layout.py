@@ -284,6 +284,7 @@ def raw_keys(key: Any, key_bytes: Any) -> Any:
 
 _Array = Any
 """One of Arrow's, chunked or not."""
+_NOTHING = pa.scalar(None, pa.binary())
 
 
 def document_columns(changes: pa.Table, schema: pa.Schema) -> dict[str, _Array]:
@@ -302,25 +303,23 @@ def split_values(values: pa.ChunkedArray, datatypes: NDArray[np.int16]) -> tuple
     A value that is called JSON and is no UTF-8 is none: it goes with the others.
     """
     is_json = (datatypes & Datatype.JSON) != 0
-    try:
-        return _split(values, is_json)
-    except pa.ArrowInvalid:
-        is_text = np.array([_is_text(value) for value in values.to_pylist()], dtype=np.bool_)
-        return _split(values, is_json & is_text)
-
-
-_NOTHING = pa.scalar(None, pa.binary())
-
-
-def _split(values: pa.ChunkedArray, is_json: NDArray[np.bool_]) -> tuple[_Array, _Array]:
     if is_json.all():
-        return values.cast(pa.string()), pa.nulls(len(values), pa.binary())
-    marks = pa.array(is_json)
-    return pc.if_else(marks, values, _NOTHING).cast(pa.string()), pc.if_else(marks, _NOTHING, values)
+        return split_texts(values)
+    texts, _ = split_texts(pc.if_else(pa.array(is_json), values, _NOTHING))
+    return texts, pc.if_else(pc.is_valid(texts), _NOTHING, values)
 
 
-def _is_text(value: bytes | None) -> bool:
+def split_texts(values: _Array) -> tuple[_Array, _Array]:
+    """Values as text, and the bytes of those that are no UTF-8."""
     try:
-        return value is not None and value.decode() is not None
+        return values.cast(pa.string()), pa.nulls(len(values), pa.binary())
+    except pa.ArrowInvalid:
+        texts = pa.array([_text_or_none(value) for value in values.to_pylist()], pa.string())
+        return texts, pc.if_else(pc.is_valid(texts), _NOTHING, values)
+
+
+def _text_or_none(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
     except UnicodeDecodeError:
-        return False
+        return None

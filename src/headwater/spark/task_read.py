@@ -30,7 +30,7 @@ from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
-from headwater.lake.layout import split_keys
+from headwater.lake.layout import split_keys, split_texts
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.values import Datatype
@@ -195,24 +195,6 @@ class SparkRows:
             return split_texts(values)
         is_json = pc.not_equal(pc.bit_wise_and(batch.column("datatype"), int(Datatype.JSON)), 0)
         return _variants(values, is_json, self._schema.field("value").type)
-
-
-def split_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Values as text, and the bytes of those that are none."""
-    try:
-        return values.cast(pa.string()), pa.nulls(len(values), pa.binary())
-    except pa.ArrowInvalid:
-        texts = [_text_or_none(value) for value in values.to_pylist()]
-        text_column = pa.array(texts, pa.string())
-        others = pc.if_else(pc.is_null(text_column), values, pa.scalar(None, pa.binary()))
-        return text_column, others
-
-
-def _text_or_none(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _variants(values: pa.Array, is_json: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, pa.Array]:

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from headwater.durable_files import sync_folder
 from headwater.errors import InvalidInput, StoreFull
 from headwater.lake.json_fields import JsonKind, find_fields, integers
+from headwater.lake.layout import split_texts
 from headwater.lake.typed_columns import COLUMNS_MAX, ColumnDef, TypedColumns, is_column_name, to_ddl
 from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.kernels.decode import binary_column
@@ -245,19 +246,8 @@ def _has_our_name(text: str) -> bool:
 
 def _key_texts(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Keys as text, and which of them are: a key may be any bytes."""
-    try:
-        return keys.cast(pa.large_string()), pa.repeat(pa.scalar(True), len(keys))
-    except pa.ArrowInvalid:
-        texts = [_text_or_none(key) for key in keys.to_pylist()]
-        array = pa.array(texts, pa.large_string())
-        return array, pc.is_valid(array)
-
-
-def _text_or_none(key: bytes) -> str | None:
-    try:
-        return key.decode()
-    except UnicodeDecodeError:
-        return None
+    texts, _ = split_texts(keys)
+    return texts.cast(_TEXT), pc.is_valid(texts)
 
 
 def _base64(data: bytes) -> str:

@@ -12,10 +12,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import VariantVal
 
 from headwater.client.batches import change_schema
+from headwater.lake.layout import split_texts
 from headwater.protocol.values import Datatype
 from headwater.spark.source import spark_schema
 from headwater.spark.source_options import SourceOptions
-from headwater.spark.task_read import SparkRows, split_texts
+from headwater.spark.task_read import SparkRows
 
 BIG = 2**64 - 1
 
