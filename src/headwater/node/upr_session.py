@@ -1,17 +1,18 @@
 """One connection of the UPR draft, sans-IO: its packets in and out, DCP's producer inside.
 
-There is one engine. A UPR stream request becomes a DCP stream request of a consumer that knows no collections, and the
-DCP frames that the producer makes for it become UPR packets. What the two protocols say in different ways:
+`upr_listener` runs it; it shares the producer with DCP. A UPR stream request becomes a DCP stream request of a consumer
+that knows no collections, and the DCP frames that the producer makes for it become UPR packets. What the two protocols
+say in different ways:
 
 * A UPR consumer names its branch by a pair: the vbuuid, and the seqno at which that branch began. A pair that is not in
   the failover log is a branch we do not know, even where the vbuuid alone is there.
 * UPR has no bounds of the snapshot a consumer stopped in, so its seqno is taken to be consistent.
 * A snapshot of DCP is over when its last seqno has come. UPR says so in a packet of its own. A stream that ends inside
   a snapshot ends without one.
-* UPR knows two reasons for an end, OK and state changed. Whatever else ends a stream is told as a state change: the
-  consumer is to ask again, and then learns of a rollback.
-* DCP tells of a flush by a rollback only. Here the vbucket's history has nothing left of what the stream began with,
-  and that is told by the draft's flush before the stream ends.
+* UPR knows two reasons for an end, OK and state changed. Any other end of a stream is sent as a state change: the
+  consumer is to ask again, and then gets the rollback.
+* DCP has no message for a flush of a vbucket but a rollback. Where the vbucket's history has nothing left of what the
+  stream began with, the draft's flush is sent before the stream ends.
 * UPR has no answer that refuses a request for any other cause than that the vbucket is not here. Such a request, for
   one that ends before it starts or for a second stream on a vbucket, ends the connection.
 
@@ -217,7 +218,7 @@ _TRANSLATIONS: dict[type[Request], Callable[[Any, Any], Iterator[upr.UprPacket]]
     DcpFlush: UprSession._on_flush,
     StreamEnd: UprSession._on_stream_end,
 }
-"""What becomes of each message that a consumer without collections may get."""
+"""How each message that a consumer without collections may get becomes packets."""
 
 
 def _as_dcp(packet: upr.UprStreamRequest, log: FailoverLog | None) -> StreamRequest:
