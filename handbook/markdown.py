@@ -1,8 +1,10 @@
-"""Bits of Markdown."""
+"""Bits of Markdown, and what is written below a name where it gets its value: the house's way to describe fields."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -22,3 +24,25 @@ def code(text: str) -> str:
 def sentence(docstring: str | None) -> str:
     """The first paragraph of a docstring, in one line."""
     return " ".join((docstring or "").strip().partition("\n\n")[0].split())
+
+
+def written_below(body: Sequence[ast.stmt]) -> dict[str, str]:
+    """By name, of fields of a class and of attributes that `self` gets."""
+    found = {}
+    for statement, below in pairwise(body):
+        name = _assigned(statement)
+        if name is not None and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[name] = str(below.value.value)
+    return found
+
+
+def _assigned(statement: ast.stmt) -> str | None:
+    if isinstance(statement, ast.AnnAssign):
+        target: ast.expr = statement.target
+    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    else:
+        return None
+    if isinstance(target, ast.Name):
+        return target.id
+    return target.attr if isinstance(target, ast.Attribute) else None

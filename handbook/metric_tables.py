@@ -1,21 +1,24 @@
-"""Tables of metrics, from the collectors that Prometheus reads and from what is written below a reader's numbers."""
+"""Tables of metrics and of the log: from the collectors that Prometheus reads, from what is written below a reader's
+numbers, and from the fields and events of the log.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, cast, get_args, get_type_hints
 
 from prometheus_client.metrics_core import Metric
 
-from handbook.markdown import code, table
-from handbook.written_below import written_below
+from handbook.markdown import code, table, written_below
 from headwater.cli.land import LandingMetrics
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.prometheus import READER_LABELS, ReaderCollector
+from headwater.log_fields import Fields, LogEvent
 from headwater.node.http.dashboard.metrics import NodeCollector
 from headwater.spark.landing_loop import LandingStatus
 
@@ -72,3 +75,24 @@ _SUMMED_UP = {
     " exist, and its lag.",
 }
 """What a snapshot makes of other numbers."""
+
+
+def log_fields_table() -> str:
+    hints = get_type_hints(Fields, include_extras=True)
+    return table(("field", "what it is"), [(code(name), get_args(hint)[1]) for name, hint in hints.items()])
+
+
+def log_events_table() -> str:
+    return table(("event", "what has happened"), [(code(event), meaning) for event, meaning in _events()])
+
+
+def _events() -> Iterator[tuple[LogEvent, str]]:
+    """Each event, with the text that stands below it in the source."""
+    [source] = ast.parse(inspect.getsource(LogEvent)).body
+    assert isinstance(source, ast.ClassDef)
+    for member, text in pairwise(source.body):
+        if isinstance(member, ast.Assign):
+            assert isinstance(member.targets[0], ast.Name)
+            assert isinstance(text, ast.Expr)
+            assert isinstance(text.value, ast.Constant)
+            yield LogEvent[member.targets[0].id], str(text.value.value).rstrip(".")

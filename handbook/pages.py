@@ -7,13 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from handbook.command_sections import command_sections, connection_options, limit_options, retention_options
+from handbook.drawings import (
+    connection_diagram,
+    consumer_diagram,
+    end_reasons,
+    failover_drawing,
+    producer_diagram,
+    rollback_drawing,
+    snapshot_drawing,
+)
 from handbook.error_tree import error_tree, message_table, operators_messages, status_table
-from handbook.history_drawings import failover_drawing, rollback_drawing, snapshot_drawing
-from handbook.log_tables import log_events_table, log_fields_table
-from handbook.message_tables import message_tables
 from handbook.metric_tables import (
     client_metrics_table,
     landing_metrics_table,
+    log_events_table,
+    log_fields_table,
     node_metrics_table,
     reader_numbers_table,
 )
@@ -23,9 +31,8 @@ from handbook.option_tables import (
     read_options_table,
     source_options_table,
 )
-from handbook.served_tables import commands_table, controls_table, features_list
+from handbook.protocol_tables import commands_table, controls_table, features_list, message_tables
 from handbook.sizing import sizing_formulas, sizing_table
-from handbook.state_diagrams import connection_diagram, consumer_diagram, end_reasons, producer_diagram
 
 ROOT = Path(__file__).parents[1]
 _PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><!-- /made -->)", re.DOTALL)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from handbook import sizing
 from handbook.command_sections import all_commands
+from handbook.drawings import consumer_diagram, producer_diagram
 from handbook.error_tree import message_table, operators_messages
 from handbook.pages import MADE, ROOT, filled, pages, places
-from handbook.state_diagrams import consumer_diagram, producer_diagram
 
 from headwater.protocol.states import CONSUMER_STREAM, PRODUCER_STREAM
 from headwater.spark.source_options import OPTION_NAMES

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import headwater.spark
 from headwater.cli.lazy_command import load_command
 from headwater.client.options import (
     OPTIONS,
@@ -24,6 +26,7 @@ from headwater.client.read_options import ReadKeywords, ReadOptions
 from headwater.client.settings import ConnectKeywords
 from headwater.spark.source_options import SourceKeywords
 
+URL = "couchbase://127.0.0.1/travel"
 COMMANDS = ("tail", "land", "export", "verify", "load")
 
 
@@ -120,3 +123,17 @@ def test_a_keyword_that_is_not_known() -> None:
         TypeError, match=r"^connect\(\) got an unexpected keyword argument 'usr'\. Did you mean user\?$"
     ):
         check_keywords("connect", ["usr"], {"user", "password"})
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda **given: headwater.connect(URL, **given), "connect"),
+        (lambda **given: headwater.blocking.connect(URL, **given), "connect"),
+        (lambda **given: headwater.spark.verify(None, URL, "lake", **given), "verify"),
+        (lambda **given: headwater.spark.land(None, URL, "lake", **given), "land"),
+    ],
+)
+def test_what_users_call_names_the_keyword_that_was_meant(call: Callable[..., Any], sentence: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{sentence}\(\) got .* 'pasword'\. Did you mean password\?$"):
+        call(user="me", pasword="secret")

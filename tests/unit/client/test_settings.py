@@ -110,7 +110,7 @@ def test_which_hosts_speak_the_key_value_protocol() -> None:
         (URL, {"user": "a\0", "password": "p"}, InvalidInput, "is not possible", "NUL"),
         (URL, {"user": "ann", "password": "\udc80"}, InvalidInput, "is not possible", "UTF-8"),
         (URL, {"mechanism": "CRAM-MD5", **LOGIN}, InvalidInput, "no mechanism 'CRAM-MD5'", "SCRAM-SHA512"),
-        (URL, {"mechanism": "PLAIN"}, InvalidInput, "nobody to log in by PLAIN", "Give a user"),
+        (URL, {"mechanism": "PLAIN"}, InvalidInput, "no user to log in by PLAIN", "Give a user"),
         (URL, {"network": "inside"}, InvalidConnectionString, "no network 'inside'", "auto, default, external"),
         (f"{URL}?network=x", {}, InvalidConnectionString, "no network 'x'", "auto, default, external"),
         (URL, {"agent": ""}, InvalidInput, "can't be the agent's name", "printable"),
