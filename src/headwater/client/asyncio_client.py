@@ -23,12 +23,12 @@ from headwater.client.connection_string import Address, Seeds
 from headwater.client.environment import ClientEnvironment
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.groups.membership import Assignment, GroupBucket, Membership
-from headwater.client.kv_connection import Backoff, is_final
 from headwater.client.links import SCOUT, DcpLink, DcpOpening, Slot
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.client.reading import Batches, Changes, ReadStart
+from headwater.client.retries import Backoff, is_final
 from headwater.client.settings import ClientSettings, ConnectKeywords
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError
 from headwater.protocol.consumer import DcpControl

@@ -22,7 +22,7 @@ TICK_S = 0.05
 CLOSE_S_MAX = 1.0
 """How long to wait for sockets to be closed. It takes a round of the event loop."""
 CUT_OFF_S = 2.0
-"""How long nothing may be connected before the seeds are looked up anew, and then again."""
+"""How long nothing may be connected before the seeds are looked up again, and how often after that."""
 
 
 class _LinkProtocol(asyncio.BufferedProtocol):
@@ -81,7 +81,7 @@ class AsyncioEdge:
         self._addresses: dict[int, Address] = {}
         """Of the links that the reader has asked for and not given up."""
         self._sockets: set[int] = set()
-        """Those that are connected, also where nobody needs them any more."""
+        """Those that are connected, also where the reader has closed them."""
         self._fault: Exception | None = None
         self._is_closed = False
         self._news = asyncio.Event()
@@ -138,7 +138,7 @@ class AsyncioEdge:
         self.pump()
 
     async def close(self) -> None:
-        """Leave nothing open. Whoever waits for more is told that there is none."""
+        """Close all connections. A caller that waits for more gets the end of the read."""
         self._is_closed = True
         self._news.set()
         tasks = [self._ticker, *self._connecting.values()]
@@ -159,7 +159,7 @@ class AsyncioEdge:
 
     @contextlib.contextmanager
     def failing_the_read(self) -> Iterator[None]:
-        """What goes wrong in here by a fault of our own fails the read, for there is nobody else to tell."""
+        """What goes wrong in here by a fault of our own fails the read: an event loop would only log it."""
         try:
             yield
         except Exception as error:
@@ -169,7 +169,7 @@ class AsyncioEdge:
     # --- between the reader and the sockets -----------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Do what the reader wants done, and wake whoever waits for it."""
+        """Do what the reader wants done, and wake the callers that wait for it."""
         if self._is_closed:
             return
         for command in self.reader.commands():

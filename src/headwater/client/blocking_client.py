@@ -1,4 +1,7 @@
-"""The blocking twin of `asyncio_client`: the same names, and an event loop in a thread behind them."""
+"""The blocking twin of `asyncio_client`: the same names, and an event loop in a thread behind them.
+
+The loop's thread receives; batches are built in the caller's. Nothing is decided here: every call is run in the loop.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadKeywords, ReadOptions
 from headwater.client.settings import ClientSettings, ConnectKeywords
 from headwater.client.threads import LoopThread
-
-# A read as a caller without asyncio sees it. The loop's thread receives; batches are built in the caller's.
 
 
 class Batches:

@@ -23,7 +23,8 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts
 from headwater.client.handshake import Credentials
 from headwater.client.kv_asyncio import AsyncKvConnection, open_transport, raise_if_tls
-from headwater.client.kv_connection import HostFailures, Login, broken, is_loopback
+from headwater.client.kv_connection import Login, broken, is_loopback
+from headwater.client.retries import HostFailures
 from headwater.client.settings import ClientSettings
 from headwater.client.threads import in_daemon_thread
 from headwater.errors import (

@@ -17,7 +17,7 @@ from headwater.client.bootstrap import bootstrap, find_collection
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
-from headwater.client.kv_connection import Backoff
+from headwater.client.retries import Backoff
 from headwater.client.settings import ClientSettings
 from headwater.errors import BucketReplaced, HeadwaterError, NotMyVBucket, StatusError
 from headwater.protocol.features import Feature
@@ -31,7 +31,7 @@ RETRY_DELAY_S_MAX = 1.0
 
 
 class KvPort(Protocol):
-    """What a checkpoint or a group needs of a client, and no more of it."""
+    """All that a checkpoint or a group needs of a client."""
 
     async def cluster_map(self) -> ClusterMap:
         """The newest map that is known."""

@@ -7,7 +7,7 @@ The cluster map is asked for by the key-value protocol. At the ports of the clus
 for over HTTP; `?bootstrap=http` says that any other port speaks HTTP, and `?bootstrap=kv` that none does.
 
 One name without a port may stand for a list of hosts, kept in DNS as SRV records: `srv_name` is where to look for it.
-This is only the reading of the string; `srv_lookup` is what asks DNS.
+`find_hosts` asks DNS, and is the only thing here that blocks.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _parse_addresses(hosts: str, *, tls: bool, bootstrap_by: BootstrapBy | None)
         default_port = KV_TLS_PORT if tls else KV_PORT
     addresses = tuple(parse_address(host, default_port=default_port) for host in hosts.split(","))
     if len(addresses) > HOSTS_MAX:
-        raise _invalid(f"it names more than {HOSTS_MAX} hosts", hint="A few are enough: they tell of the others")
+        raise _invalid(f"it names more than {HOSTS_MAX} hosts", hint="A few are enough: they name the others")
     if bootstrap_by is None:
         _check_manager_ports(addresses, tls=tls)
     return addresses
@@ -287,16 +287,15 @@ def _unquote(text: str, what: str) -> str:
         raise _invalid(f"the {what} {text!r} is not UTF-8") from error
 
 
-# The hosts of a connection string, where DNS may list them: SRV records, as for Couchbase Capella and on Kubernetes.
+# --- hosts that DNS lists -------------------------------------------------------------------------------------------
 #
-# The rule is that of Couchbase's SDKs. The records of `_couchbase._tcp.NAME`, or `_couchbases._tcp.NAME` with TLS, name
-# hosts and ports, and these take the place of NAME. Where there are none, or DNS does not answer in time, NAME is a
-# host as any other. TLS then checks certificates against the names that DNS has given: clusters have theirs for these.
+# SRV records, as for Couchbase Capella and on Kubernetes, by the rule of Couchbase's SDKs. The records of
+# `_couchbase._tcp.NAME`, or `_couchbases._tcp.NAME` with TLS, name hosts and ports, and these take the place of NAME.
+# Where there are none, or DNS does not answer in time, NAME is a host as any other. TLS then checks certificates
+# against the names that DNS has given: clusters have theirs for these.
 #
-# The records are asked for every time the hosts are needed, and nothing is kept: whoever asks has lost all that it
-# knew. This is an edge: it blocks. The DNS library is imported with the first lookup, for most processes never need
-# one.
-
+# The records are asked for every time the hosts are needed, and nothing is kept. The lookup blocks, so an event loop
+# leaves it to a thread. The DNS library is imported with the first lookup, for most processes never need one.
 
 logger = logging.getLogger(__name__)
 
@@ -346,14 +345,12 @@ def _resolver(where: ConnectionString) -> Resolver:
     return resolver
 
 
-# The hosts that a read asks for the cluster map when no node of the map that it has can be reached.
-#
-# They are those of the connection string. Where DNS lists them they may be others by then, so whoever runs the read
-# looks them up anew while it is cut off.
-
-
 class Seeds:
-    """What is iterated over is what is known at that moment."""
+    """The hosts that a read asks for the cluster map when no node of the map that it has can be reached.
+
+    They are those of the connection string. Where DNS lists them they may be others by then, so the client looks them
+    up again while the read is cut off. What is iterated over is what is known at that moment.
+    """
 
     def __init__(self, addresses: tuple[Address, ...]) -> None:
         self._addresses = addresses

@@ -99,7 +99,7 @@ class HelloAnswered:
 
 
 class MechanismsListed:
-    """The server has said how it lets one log in."""
+    """The server has listed how a client can log in."""
 
 
 class Challenged:
@@ -339,10 +339,10 @@ class ClientHandshake:
         if self._credentials is None:
             return AccessDenied(
                 answer.status,
-                f"the user may not use bucket {self._bucket!r}: nobody has logged in",
+                f"the user may not use bucket {self._bucket!r}: no user has logged in",
                 hint="Give a user and a password, or a client certificate that the server knows a user for",
             )
-        # Servers say no more than this, so that nobody learns which buckets there are.
+        # Servers say nothing else, so that a stranger does not learn which buckets exist.
         return AccessDenied(
             answer.status,
             f"there is no bucket {self._bucket!r}, or the user may not use it",
@@ -378,7 +378,7 @@ _SIGNATURE_BYTES = len(_HTTP_ANSWER)
 
 
 def _raise_known_protocol(data: bytes, error: BadMagic) -> None:
-    """Says what a server speaks whose first bytes are no frame, if that much of them tells."""
+    """Raises what a server speaks whose first bytes are no frame, if they are those of TLS or HTTP."""
     if any(record.startswith(data[:2]) for record in _TLS_RECORDS):
         raise TlsFailed(
             "the server speaks TLS here, and this connection does not",

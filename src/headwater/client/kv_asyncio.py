@@ -62,7 +62,7 @@ class BytesReceiver(Protocol):
     def on_lost(self, error: HeadwaterError) -> None: ...
 
     def on_writable(self, is_writable: bool) -> None:
-        """Whether the peer reads what is written; while it does not, no more should be."""
+        """Whether the peer reads what is written; while it does not, nothing more should be written."""
         ...
 
 

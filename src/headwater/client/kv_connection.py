@@ -1,6 +1,8 @@
-"""A blocking key-value connection: the socket, TLS, and the handshake on it.
+"""A blocking key-value connection, and what it has in common with the asyncio one: log-in, timeouts, and errors.
 
-This is an edge: here the bytes of the sans-IO handshake meet the network, and here its randomness is drawn.
+`KvConnection` drives a handshake and an exchange over a socket, for commands, the loader's sockets and tests; under an
+event loop `kv_asyncio` takes its place. What the operating system and TLS raise is translated here for both, and must
+reach a user in no other words.
 """
 
 from __future__ import annotations
@@ -18,15 +20,11 @@ from typing import Any, Protocol, Self
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, Credentials, HandshakeOutcome
 from headwater.errors import (
-    AuthenticationFailed,
     ConnectionClosed,
     ConnectionFailed,
     HeadwaterError,
     HostUnreachable,
-    InvalidInput,
-    LocalProtocolError,
     NoAnswer,
-    RemoteProtocolError,
     StatusError,
     TlsBroken,
     TlsFailed,
@@ -52,7 +50,7 @@ FEATURES = (
     Feature.COLLECTIONS,
     Feature.DEDUPE_NMVB_CLUSTERMAP,
 )
-"""What a connection asks for unless told. Unordered execution is not among them: answers come in order."""
+"""What a connection asks for by default. Unordered execution is not among them: answers come in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +290,7 @@ def _receive(sock: socket.socket, address: Address, waited_s: float) -> bytes:
 _CA_HINT = "Give the certificate of its CA by --tls-ca (TlsSettings.ca_file in Python)"
 _TLS_HINT = "Check the port (11207 and 18091 are those with TLS), or use couchbase:// without TLS"
 _CERTIFICATE_HINT = (
-    "Give a client certificate that the server knows (TlsSettings.certificate_file), or mend the one that is given"
+    "Give a client certificate that the server knows (TlsSettings.certificate_file), or fix the one that is given"
 )
 _ALERT_HINT = "Check the versions of TLS and the ciphers that the server allows"
 _CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
@@ -319,7 +317,7 @@ def tls_failed(address: Address, error: OSError) -> TlsFailed:
 
 
 def broken(address: Address, error: OSError, *, waited_s: float = ANSWER_TIMEOUT_S) -> ConnectionFailed:
-    """The connection was fine and is no more."""
+    """The connection has ended, or the server has not answered."""
     if isinstance(error, TimeoutError):
         return NoAnswer(
             f"{address} has not answered for {waited_s:g} seconds",
@@ -356,111 +354,3 @@ def _words(error: OSError | ValueError) -> str:
         # Event loops put other words in its place, and the address again.
         return os.strerror(error.errno)
     return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
-
-
-# Several hosts, of which one is enough: which failures lead to the next host, and what is said if all have failed.
-#
-# A host that is down says nothing about the others, nor does one that speaks nonsense, or that does not have the bucket
-# because it is not in the cluster yet. A wrong password is wrong on all of them: to try it everywhere would only look
-# like an attack. And where hosts have failed for different reasons, the one that tells most is the error: that there is
-# no such bucket, and not that some other host is down.
-
-
-_SAME_EVERYWHERE = (AuthenticationFailed, InvalidInput, LocalProtocolError)
-
-
-class HostFailures:
-    """The failures of an attempt to use any of several hosts, in turn: see `bootstrap.first_that_works`."""
-
-    def __init__(self) -> None:
-        self._failures: list[tuple[Address, HeadwaterError]] = []
-
-    def add(self, address: Address, error: HeadwaterError) -> None:
-        """Remember why a host can't be used, or raise the error again where no other host would make a difference."""
-        self._failures.append((address, error))
-        if isinstance(error, _SAME_EVERYWHERE):
-            raise error.reworded(_told(address, error)) from error
-
-    def verdict(self) -> HeadwaterError:
-        """The error for all of them: of the class that tells most, and with what each of them has said."""
-        if not self._failures:
-            raise LocalProtocolError("no host has failed, and none was named", hint="Name at least one")
-        worst = min((error for _, error in self._failures), key=_rank)
-        verdict = worst.reworded(self._reason())
-        verdict.__cause__ = worst
-        return verdict
-
-    def _reason(self) -> str:
-        reasons = "; ".join(_told(address, error) for address, error in self._failures)
-        if len(self._failures) == 1:
-            return reasons
-        all_unreachable = all(isinstance(error, HostUnreachable) for _, error in self._failures)
-        return f"no host can be {'reached' if all_unreachable else 'used'}: {reasons}"
-
-
-def _told(address: Address, error: HeadwaterError) -> str:
-    return error.reason if str(address) in error.reason else f"{address}: {error.reason}"
-
-
-def _rank(error: HeadwaterError) -> int:
-    """The lower, the more it tells."""
-    if isinstance(error, StatusError):
-        return 3 if error.retriable else 0
-    if isinstance(error, TlsFailed):
-        return 1
-    if isinstance(error, RemoteProtocolError):
-        return 2
-    return 5 if isinstance(error, HostUnreachable) else 4
-
-
-# Whether another attempt makes sense, and how long to wait for it.
-
-
-PROTOCOL_FAULTS_MAX = 16
-"""How often a node may break the protocol within the time that a read is patient for."""
-_DOUBLINGS_MAX = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """The delays of one kind of attempt: longer each time, up to a bound.
-
-    They are never the same for everybody: clients that lost one server must not all come back at the same moment.
-    """
-
-    delay_s_min: float
-    delay_s_max: float
-    random: Callable[[], float]
-    """A number from 0 up to 1."""
-
-    def delay_s(self, failures: int) -> float:
-        """The delay after that many failures in a row."""
-        doublings = min(max(failures - 1, 0), _DOUBLINGS_MAX)
-        whole_s: float = min(self.delay_s_min * 2**doublings, self.delay_s_max)
-        return whole_s * (0.5 + self.random() / 2)
-
-
-class Tolerance:
-    """A node that breaks the protocol once may do better next time. One that goes on with it will not."""
-
-    def __init__(self, *, within_s: float | None) -> None:
-        """None is for ever patient."""
-        self._within_s = within_s
-        self._faults: dict[Address, tuple[float, int]] = {}
-        """Since when, and how often."""
-
-    def ends_with(self, node: Address, now_s: float) -> bool:
-        """The node has broken the protocol: whether that is once too often."""
-        if self._within_s is None:
-            return False
-        since_s, count = self._faults.get(node, (now_s, 0))
-        if now_s - since_s > self._within_s:
-            since_s, count = now_s, 0
-        self._faults[node] = (since_s, count + 1)
-        return count + 1 >= PROTOCOL_FAULTS_MAX
-
-
-def is_final(error: HeadwaterError) -> bool:
-    """No later attempt will do better: a wrong password, a certificate that is not trusted."""
-    # Bytes that were cut off look like nonsense, too.
-    return not (error.retriable or isinstance(error, RemoteProtocolError))

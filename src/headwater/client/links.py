@@ -16,7 +16,7 @@ from typing import Any
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
-from headwater.client.kv_connection import Backoff
+from headwater.client.retries import Backoff
 from headwater.client.vbucket_stream import VBucketStream
 from headwater.errors import ConnectionFailed, HeadwaterError, UnexpectedMessage, UnknownOpcode
 from headwater.protocol.consumer import (

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.delivery import Delivery
-from headwater.client.kv_connection import Backoff, Tolerance, is_final
 from headwater.client.links import (
     SCOUT,
     Command,
@@ -38,6 +37,7 @@ from headwater.client.metrics import ReaderMetrics
 from headwater.client.persistence_gate import PersistenceGate, PersistenceHold
 from headwater.client.pieces import OpenSpool, Piece
 from headwater.client.read_options import ReadOptions, Snapshots
+from headwater.client.retries import Backoff, Tolerance, is_final
 from headwater.client.stream_opening import AfterEnd, Outcomes, StreamOpening, VBucketWaits, after_end, refusal
 from headwater.client.vbucket_stream import StreamItem, VBucketStream
 from headwater.errors import (

@@ -23,10 +23,6 @@ from headwater.protocol.features import Feature
 from headwater.protocol.sasl import USER_CHARS_MAX, Mechanism
 from headwater.protocol.status import Status
 
-# TLS as a user asks for it: whom to trust, and which certificate to show.
-#
-# Settings name files and hold no context of TLS, so that they can be sent to other processes.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
@@ -183,7 +179,7 @@ class ClientSettings:
     def addresses(self) -> tuple[Address, ...]:
         """The hosts of the connection string, in its order. `where.bootstrap_by` says how each is asked.
 
-        DNS may list others in place of a single name: see `srv_lookup`.
+        DNS may list others in place of a single name: see `connection_string.find_hosts`.
         """
         return self.where.addresses
 

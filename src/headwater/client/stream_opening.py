@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headwater.client.kv_connection import Backoff
 from headwater.client.links import Slot
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import RollbackPiece
 from headwater.client.read_options import End, ReadOptions
+from headwater.client.retries import Backoff
 from headwater.client.vbucket_stream import StreamItem, VBucketStream
 from headwater.errors import CheckpointAhead, HeadwaterError, StatusError, status_error
 from headwater.protocol.failover_log import FailoverLog

@@ -24,6 +24,7 @@ from headwater.node.service import BucketService, Service
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse
+from headwater.protocol.sasl import is_loopback_address
 from headwater.protocol.status import Status
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ _COPIED_BYTES_MAX = 64 * 1024
 """What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
 _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
 """How long a node that stops waits for peers that do not answer its farewell."""
-_LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
 class KvListener:
@@ -149,7 +149,7 @@ class ServedConnection(asyncio.Protocol):
         # uvloop's transports are asyncio's in all but their ancestry.
         self._transport = cast(asyncio.Transport, transport)
         peer = str((transport.get_extra_info("peername") or ("",))[0])
-        allows_plain = self.is_tls or peer.startswith(_LOOPBACK)
+        allows_plain = self.is_tls or is_loopback_address(peer)
         self.session = KvSession(
             self._listener.service,
             peer=peer,

@@ -17,8 +17,8 @@ from typing import TypeVar
 from headwater.client.blocking_bucket import Surveyor
 from headwater.client.bootstrap import BucketView
 from headwater.client.cluster_map import ClusterMap
-from headwater.client.kv_connection import Backoff, is_final
 from headwater.client.offsets import Offsets
+from headwater.client.retries import Backoff, is_final
 from headwater.client.survey import VBucketStatus
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from headwater.client.kv_connection import Backoff
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
+from headwater.client.retries import Backoff
 from headwater.errors import HeadwaterError, LakeInUse, QueryFailed
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.delta_log import TableCommit

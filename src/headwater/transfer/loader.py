@@ -1,7 +1,7 @@
 """Bulk writing: documents in columns go to the nodes of a cluster over a few pipelined connections each.
 
 One thread and a selector. A batch of documents is made into frames, the frames are sorted by the connection that
-their vbucket belongs to, and each connection (`write_lane`) keeps a bounded window of unanswered bytes. A new batch
+their vbucket belongs to, and each connection (`WriteLane`) keeps a bounded window of unanswered bytes. A new batch
 is taken when every connection has room, so the slowest one sets the pace and memory stays bounded.
 
 When a node says that a vbucket is not its own, the cluster map is read again, and what was misplaced goes where the
@@ -51,19 +51,10 @@ from headwater.transfer.set_frames import (
     split_frames,
 )
 
-# One pipelined connection of the loader, sans-IO: frames go out in a window, answers are counted as they come.
-#
-# Requests are answered in their order, so a lane needs no table of what is under way: the opaques count up, and the
-# next answer must have the next number. What the server refuses for now is kept and sent again after a pause that
-# doubles; what belongs to another node is handed back (`take_misplaced`). Frames that wait for their next try count
-# against the window, so a server that refuses everything stops the flow instead of filling the memory.
-#
-# Two writes to one key go out in their order. If the server puts off the first and takes the second, the first comes
-# last: who needs the order kept even then must not write a key twice in one load.
-
+# --- one connection -------------------------------------------------------------------------------------------------
 
 WINDOW_BYTES_MAX = 4 * 1024 * 1024
-"""What may be sent and not answered yet, unless told."""
+"""What may be sent and not answered yet, by default."""
 
 RETRY_PAUSE_S = 0.01
 RETRY_PAUSE_S_MAX = 1.0
@@ -96,7 +87,17 @@ class _Batch:
 
 
 class WriteLane:
-    """The state of one connection that takes SETs."""
+    """One pipelined connection, sans-IO: frames go out in a window, and a kernel counts answers as they come.
+
+    Requests are answered in their order, so a lane needs no table of what is under way, as `protocol.exchange` has it:
+    the opaques count up, and the next answer must have the next number. What the server refuses for now is kept and
+    sent again after a pause that doubles; what belongs to another node is handed back (`take_misplaced`). Frames that
+    wait for their next try count against the window, so a server that refuses everything stops the flow instead of
+    filling the memory.
+
+    Two writes to one key go out in their order. If the server puts off the first and takes the second, the first comes
+    last: a caller that needs the order kept even then must not write a key twice in one load.
+    """
 
     def __init__(self, *, collections: bool = True, window_bytes_max: int = WINDOW_BYTES_MAX) -> None:
         self._collections = collections
@@ -258,8 +259,10 @@ def retry_pause_s(attempts: int) -> float:
     return min(RETRY_PAUSE_S_MAX, RETRY_PAUSE_S * 2.0 ** min(attempts, 16))
 
 
+# --- all connections ------------------------------------------------------------------------------------------------
+
 CONNECTIONS = 2
-"""To each node, unless told."""
+"""To each node, by default."""
 
 CONNECTIONS_MAX = 64
 _WAIT_S_MAX = 1.0
@@ -349,7 +352,7 @@ class KvLoader:
                 self._send(documents)
                 self._pump(wait=False)
                 documents, problem = _next(source)
-                # While the source was thinking, nobody listened.
+                # While the source was busy, no answers were read.
                 heard_s = self._clock()
             elif self._pump(wait=True):
                 heard_s = self._clock()
@@ -376,7 +379,7 @@ class KvLoader:
         try:
             wire.receive()
         except StatusError:
-            # Another document that was refused: the first is what the caller is told of.
+            # Another document that was refused: the first is what is raised.
             return
         except HeadwaterError:
             self._selector.unregister(wire.sock)
@@ -452,7 +455,9 @@ class KvLoader:
         newest = self._cluster.read_map()
         if newest.vbuckets != self._map.vbuckets:
             raise NotMyVBucket(
-                Status.NOT_MY_VBUCKET, "the bucket has been made anew while it was loaded", hint="Load it again"
+                Status.NOT_MY_VBUCKET,
+                "the bucket was deleted and created again while it was loaded",
+                hint="Load it again",
             )
         self._map = max(self._map, newest, key=lambda known: known.version)
         self._wire_of_vbucket = self._route()

@@ -273,7 +273,7 @@ class Answers:
 
 
 def scan_answers(data: Bytes, *, opaque: int, failures: Column) -> Answers:
-    """Count the answers to SETs. They come in the order of the requests, so the first opaque tells all.
+    """Count the answers to SETs. They come in the order of the requests, so the first opaque is enough.
 
     `failures` is room for failures, two columns. If it is full the scan ends early, and is to be called again.
     """

@@ -100,7 +100,7 @@ def test_a_real_node(start_node: StartNode) -> None:
     assert type(failure(node.address, "other", **login)) is AccessDenied
     unknown = failure(node.address, "default", user=None, password=None)
     assert type(unknown) is AccessDenied
-    assert "nobody has logged in" in unknown.reason
+    assert "no user has logged in" in unknown.reason
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake
-from headwater.client.kv_connection import Backoff
 from headwater.client.links import (
     ANSWER_TIMEOUT_S,
     LINK,
@@ -28,6 +27,7 @@ from headwater.client.links import (
     ScoutDone,
     Slot,
 )
+from headwater.client.retries import Backoff
 from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
 from headwater.protocol.consumer import DcpControl, RequestAnswered, StreamMessage, StreamRun
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import Backoff
 from headwater.client.links import LinkPool, Slot
 from headwater.client.reader import GivingUp
+from headwater.client.retries import Backoff
 from headwater.client.stream_opening import VBucketWaits
 from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError, HostUnreachable, TemporaryFailure
 from headwater.protocol.numbers import VBucketId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.kv_connection import Backoff
+from headwater.client.retries import Backoff
 from headwater.client.stream_opening import AFTER_END, AfterEnd, VBucketWaits, after_end
 from headwater.errors import ConnectionFailed
 from headwater.protocol.messages.dcp_streams import StreamEndReason

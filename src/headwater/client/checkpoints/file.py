@@ -1,4 +1,14 @@
-"""What a reader asks of a place to keep its offsets in."""
+"""Where a reader keeps its offsets: what it asks of any store, and the store that is a file.
+
+A save writes a new file beside the old one, brings it to the disk, gives it the old one's name, and brings the folder
+to the disk. A rename is whole or has not happened, so a process that looks, or is killed, at any moment finds the old
+offsets or the new ones. What a killed process leaves behind is a temporary file that is never read, and that the next
+save replaces.
+
+Beside the checkpoint lies a file that is locked while a reader uses it. The system releases the lock when the process
+ends, however it ends, so there is nothing to clean up. It must be a file of its own: the checkpoint itself is another
+file after every save. A checkpoint that can't be read must never be taken for one that is missing.
+"""
 
 from __future__ import annotations
 
@@ -42,38 +52,23 @@ class CheckpointStore(Protocol):
         """Let go of files and connections. What was saved stays."""
 
 
-# What is said of a checkpoint that is there and can't be read. It is never taken for one that is not there.
-
-
-def read_offsets(text: bytes, *, what: str, to_start_anew: str) -> Offsets:
+def read_offsets(text: bytes, *, what: str, to_start_over: str) -> Offsets:
     """The offsets in a text, or `CheckpointFailed`. `what` names the checkpoint, as in "the checkpoint …"."""
     try:
         return Offsets.from_json(text.decode("ascii"))
     except UnicodeDecodeError as error:
-        raise damaged(what, "it is not the text of offsets", to_start_anew=to_start_anew) from error
+        raise damaged(what, "it is not the text of offsets", to_start_over=to_start_over) from error
     except OffsetsTooNew as error:
         raise CheckpointFailed(f"{what} can't be read: {error.reason}", hint=error.hint) from error
     except InvalidOffsets as error:
-        raise damaged(what, error.reason, to_start_anew=to_start_anew) from error
+        raise damaged(what, error.reason, to_start_over=to_start_over) from error
 
 
-def damaged(what: str, why: str, *, to_start_anew: str) -> CheckpointFailed:
+def damaged(what: str, why: str, *, to_start_over: str) -> CheckpointFailed:
     return CheckpointFailed(
         f"{what} is damaged: {why}",
-        hint=f"Bring it back from a backup; to read from the beginning, {to_start_anew}",
+        hint=f"Bring it back from a backup; to read from the beginning, {to_start_over}",
     )
-
-
-# A checkpoint in a file of its own.
-#
-# A save writes a new file beside the old one, brings it to the disk, gives it the old one's name, and brings the folder
-# to the disk. A rename is whole or has not happened, so whoever looks, and whenever the process is killed, finds the
-# old offsets or the new ones. What a killed process leaves behind is a temporary file that nobody reads and that the
-# next save replaces.
-#
-# Beside the checkpoint lies a file that is locked while a reader uses it. The system takes the lock away when the
-# process ends, however it ends, so there is nothing to clean up. It must be a file of its own: the checkpoint itself is
-# another file after every save.
 
 
 _MODE = 0o666
@@ -85,7 +80,7 @@ class FileCheckpoint:
     """Keeps offsets in a file, as the text of `Offsets.to_json`. The folder must be there.
 
     From the first load or save until `close` the file is this reader's: another one gets `CheckpointInUse`. Looking at
-    it is free to all, `Offsets.from_json(path.read_text())` at any moment. To start anew, remove the file.
+    it is free to all, `Offsets.from_json(path.read_text())` at any moment. To read from the beginning, remove the file.
 
     The folder should be on a disk of this machine. On some network file systems a rename is not whole and a lock
     is not seen by others.
@@ -96,7 +91,7 @@ class FileCheckpoint:
         self.path = Path(os.path.realpath(path))
         self._turn = threading.Lock()
         self._release: weakref.finalize[[int], FileCheckpoint] | None = None
-        """Gives the lock back, at the latest when nobody has this object any more."""
+        """Releases the lock, at the latest when this object is collected."""
 
     async def load(self) -> Offsets | None:
         """What was saved last, or None where there is no file. A file that can't be read is `CheckpointFailed`."""
@@ -124,7 +119,7 @@ class FileCheckpoint:
                     f"the checkpoint {self.path} can't be read: {error.strerror}",
                     hint="Check that it is a file that the user of this process may read",
                 ) from error
-        return read_offsets(text, what=f"the checkpoint {self.path}", to_start_anew="remove it")
+        return read_offsets(text, what=f"the checkpoint {self.path}", to_start_over="remove it")
 
     def _save(self, offsets: Offsets) -> None:
         text = offsets.to_json().encode("ascii") + b"\n"
@@ -163,7 +158,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _lock(path: Path) -> int:
-    """Lock the checkpoint for this reader, and tell at once what would fail the first save."""
+    """Lock the checkpoint for this reader, and raise at once what would fail the first save."""
     lock_path = _beside(path, ".lock")
     try:
         number = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _MODE)

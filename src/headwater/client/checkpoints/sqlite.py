@@ -8,8 +8,8 @@ One row and not one for each vbucket, because then a save needs to know nothing 
 rolls a transaction back, no memory of what has been written is wrong afterwards.
 
 `revision` counts the saves and `writer` names the object that made the last one. A reader may save where its own save
-was the last, or where nobody has saved since it first looked. So of two readers on one checkpoint the second to save
-is refused; if it saves its data in the same transaction, nothing is written twice.
+was the last, or where no other reader has saved since it first looked. So of two readers on one checkpoint the second
+to save is refused; if it saves its data in the same transaction, nothing is written twice.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class SqliteCheckpoint:
         return read_offsets(
             text,
             what=f"the checkpoint {self.name!r} in {self.path}",
-            to_start_anew="delete its row in headwater_checkpoints",
+            to_start_over="delete its row in headwater_checkpoints",
         )
 
     def _write(self, connection: sqlite3.Connection, offsets: Offsets) -> None:

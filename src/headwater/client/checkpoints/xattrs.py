@@ -6,18 +6,18 @@ Each vbucket has a document, and its offset is in an extended attribute of it, `
 
 One document a vbucket, because the members of a group save disjoint vbuckets, and would be in each other's way in a
 document that they share. What has not moved is not written. And each document lies in the vbucket it is about, by a key
-that is made for that (`document_keys`), which is worth a lot:
+that is made for that (`checkpoint_key`), which is worth a lot:
 
 * To save an offset is itself a change in the bucket, which the reader gets and which moves an offset. If that were the
   offset of another vbucket, it would have to be saved, too, and a group on an idle bucket would save for ever. Here it
-  is the same vbucket, the server tells the seqno of the save, and an offset that has moved by that one change only
-  needs no saving. A vbucket that nobody else writes to comes to rest after one save.
+  is the same vbucket, the server returns the seqno of the save, and an offset that has moved by that one change only
+  needs no saving. A vbucket without other writers comes to rest after one save.
 * The save comes after the changes it is about, in the same history. So that history never ends before its checkpoint,
   whichever replica takes over.
 
 The document's CAS keeps two readers apart. A reader writes over what it has read or written itself. If it meets
-something else, then another one saves the same vbucket, and it gets `CheckpointInUse`. `writer` tells a reader its own
-writes, because a write whose answer was lost changes the CAS, too.
+something else, then another one saves the same vbucket, and it gets `CheckpointInUse`. By `writer` a reader knows its
+own writes, because a write whose answer was lost changes the CAS, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
 
-# The keys of checkpoint documents, each of which lies in the vbucket that it is about.
+# --- keys -----------------------------------------------------------------------------------------------------------
+#
+# Each document lies in the vbucket that it is about:
 #
 #     _headwater:checkpoint:GROUP:VBUCKET:NUMBER
 #
@@ -64,7 +66,7 @@ from headwater.protocol.status import Status
 
 
 KEY_PREFIX = b"_headwater:checkpoint:"
-"""Of the checkpoints of all groups. They show up in streams, and whoever does not want them can tell them by it."""
+"""Of the checkpoints of all groups. They show up in streams, and readers can filter them out by it."""
 
 GROUP_BYTES_MAX = 200
 """With the rest, a key stays below the 250 bytes that servers allow."""
@@ -110,10 +112,10 @@ XATTR = b"headwater"
 """Not one of the system's, which start with an underscore: for those a user needs rights of their own."""
 
 ATTEMPTS_MAX = 5
-"""How often a save may find a document changed under its hands, though by nobody who saves it."""
+"""How often a save may find a document changed meanwhile, though not by a reader that saves it."""
 
 _UNREAD = StreamOffset()
-_TO_START_ANEW = "delete the document"
+_TO_START_OVER = "delete the document"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +156,13 @@ class XattrCheckpoint:
 
     `group` names the consumer. The members of a group use the same name, and each saves the vbuckets that it reads. The
     documents are in the collection that is named, as `scope.collection`, or in the default one. Their bodies are `{}`,
-    and they show up in streams and queries, with keys that start with `document_keys.KEY_PREFIX`. The collection must
+    and they show up in streams and queries, with keys that start with `KEY_PREFIX`. The collection must
     not have a time to live: a checkpoint that expires is a vbucket that is read from the beginning.
 
     A save is whole for each vbucket, not for all of them together: if it fails, each has its old offset or its new one.
 
     A failover that takes changes back takes back, with them, the checkpoints that were saved after them. The reader
-    then goes on from an older one, and nobody tells it to undo what it made of those changes. If that matters, read
+    then goes on from an older one, and is not made to undo what it made of those changes. If that matters, read
     with `mitigate_rollbacks=True`, or keep the offsets elsewhere.
     """
 
@@ -204,7 +206,7 @@ class XattrCheckpoint:
         raise self._in_use(due[0])
 
     async def close(self) -> None:
-        """Let go of the connections. Who loads again starts afresh."""
+        """Let go of the connections. A later load starts from the bucket again."""
         self._place = None
         self._stored.clear()
         await self._kv.close()
@@ -247,19 +249,19 @@ class XattrCheckpoint:
         what = f"the checkpoint in document {place.keys[vbucket].decode()!r}"
         if isinstance(answer, StatusError):
             if answer.status == Status.SUBDOC_PATH_ENOENT:
-                raise damaged(what, "the attribute is missing", to_start_anew=_TO_START_ANEW) from answer
+                raise damaged(what, "the attribute is missing", to_start_over=_TO_START_OVER) from answer
             raise self._failed("read", answer) from answer
         assert isinstance(answer, SubdocResponse)
         writer, offsets = _decode_xattr(answer.value, what)
         offsets.check_bucket(place.cluster_map.uuid)
         if offsets.vbuckets != (vbucket,):
-            raise damaged(what, "it is of another vbucket", to_start_anew=_TO_START_ANEW)
+            raise damaged(what, "it is of another vbucket", to_start_over=_TO_START_OVER)
         return _Stored(cas=answer.cas, writer=writer, offset=offsets[vbucket])
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     async def _write(self, place: _Place, offsets: Offsets, vbuckets: Sequence[VBucketId]) -> list[VBucketId]:
-        """Save some vbuckets. Gives those whose documents are not what was last seen of them."""
+        """Save some vbuckets. Returns those whose documents are not what was last seen of them."""
         requests = [self._save_request(place, offsets, vbucket) for vbucket in vbuckets]
         answers = await self._ask("written", requests)
         changed: list[VBucketId] = []
@@ -346,5 +348,5 @@ def _decode_xattr(text: bytes, what: str) -> tuple[str, Offsets]:
         root = json.loads(text)
         writer, checkpoint = str(root["writer"]), json.dumps(root["checkpoint"])
     except (ValueError, RecursionError, TypeError, KeyError) as error:
-        raise damaged(what, "the attribute is not what was written", to_start_anew=_TO_START_ANEW) from error
-    return writer, read_offsets(checkpoint.encode(), what=what, to_start_anew=_TO_START_ANEW)
+        raise damaged(what, "the attribute is not what was written", to_start_over=_TO_START_OVER) from error
+    return writer, read_offsets(checkpoint.encode(), what=what, to_start_over=_TO_START_OVER)

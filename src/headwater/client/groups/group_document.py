@@ -12,7 +12,7 @@ It is JSON, so that an operator can read it:
     }
 
 `owners`, `targets` and `generations` have a number for every vbucket. Owners and targets are indices of `seats`, or -1
-for nobody; generations count on from `first_generation`. What any of it means is told in `lease_member`.
+for none; generations count on from `first_generation`. `lease_member` says what any of it means.
 
 A member that finds a document it does not understand leaves it alone.
 """
@@ -46,7 +46,7 @@ LEASE_S_MAX = 3600.0
 COUNT_MAX = 2**53 - 1
 """Of heartbeats and generations: what any reader of JSON can take."""
 
-_NOBODY = -1
+_NO_SEAT = -1
 _HINT = "End all members of the group, delete the document, and start them again"
 
 
@@ -57,7 +57,7 @@ class Seat:
     id: str
     member_id: str
     heartbeat: int
-    """Counts up. That it has changed is all that others can tell about the member."""
+    """Counts up. That it has changed is all that others can see of the member."""
     lease_s: float
     """How long the member may go on after its last heartbeat, by its own word."""
     is_replaced: bool = False
@@ -79,8 +79,8 @@ class GroupDocument:
 
     @classmethod
     def empty(cls, *, vbuckets: int, first_generation: int) -> GroupDocument:
-        nobody = (None,) * vbuckets
-        return cls(first_generation=first_generation, seats=(), owners=nobody, targets=nobody, takings=(0,) * vbuckets)
+        none = (None,) * vbuckets
+        return cls(first_generation=first_generation, seats=(), owners=none, targets=none, takings=(0,) * vbuckets)
 
     @property
     def vbuckets(self) -> int:
@@ -104,7 +104,7 @@ class GroupDocument:
         return replace(self, seats=tuple(seat if other.id == seat.id else other for other in self.seats))
 
     def without_seats(self, gone: Iterable[str]) -> GroupDocument:
-        """Without some seats, whose vbuckets are nobody's then."""
+        """Without some seats, whose vbuckets have no owner then."""
         ids = frozenset(gone)
         return replace(
             self,
@@ -117,7 +117,7 @@ class GroupDocument:
 
     def encode(self) -> bytes:
         index: dict[str | None, int] = {seat.id: at for at, seat in enumerate(self.seats)}
-        index[None] = _NOBODY
+        index[None] = _NO_SEAT
         members = {
             "format": FORMAT,
             "first_generation": self.first_generation,
@@ -137,8 +137,8 @@ class GroupDocument:
         if len(set(ids)) != len(ids) or len(ids) > SEATS_MAX:
             raise _invalid(f"it has {len(ids)} seats, of which {len(set(ids))} differ, and may have {SEATS_MAX}")
         takings = _numbers(root, "generations", 0, COUNT_MAX)
-        owners = _numbers(root, "owners", _NOBODY, len(seats) - 1)
-        targets = _numbers(root, "targets", _NOBODY, len(seats) - 1)
+        owners = _numbers(root, "owners", _NO_SEAT, len(seats) - 1)
+        targets = _numbers(root, "targets", _NO_SEAT, len(seats) - 1)
         if not len(owners) == len(targets) == len(takings):
             raise _invalid("it does not say the same number of vbuckets everywhere")
         by_index: list[str | None] = [*ids, None]
@@ -226,7 +226,7 @@ def _decode_seat(seat: Any) -> Seat:
     )
 
 
-# The way from a group to its document over the wire.
+# --- the document in the bucket -------------------------------------------------------------------------------------
 
 
 ANSWER_S_MAX = 4.0
@@ -243,7 +243,7 @@ def group_bucket(settings: ClientSettings, *, vbuckets: int) -> GroupBucket:
     short = Timeouts(connect_s=min(known.connect_s, ANSWER_S_MAX), answer_s=min(known.answer_s, ANSWER_S_MAX))
 
     def open_document(key: bytes, collection: str | None) -> KvDocument:
-        # A group tries again by itself, and looks at the document anew each time.
+        # A group tries again by itself, and reads the document again each time.
         return KvDocument(BucketKv(replace(settings, timeouts=short), retry_s_max=0), key, collection)
 
     return GroupBucket(vbuckets=vbuckets, open_document=open_document)
@@ -284,7 +284,7 @@ class KvDocument:
         (answer,) = await self._kv.request([make_request(fields)])
         if isinstance(answer, Response):
             return answer
-        # It has the status of a document that is missing, and comes of a connection that had to be made anew.
+        # It has the status of a document that is missing, and comes of a connection that had to be made again.
         if isinstance(answer, UnknownBucket) or answer.status not in none_for:
             raise answer
         return None

@@ -1,4 +1,4 @@
-"""Elastic groups: members come, go and die, and the vbuckets are shared by those who are there.
+"""Elastic groups: members come, go and die, and the vbuckets are shared by those that are alive.
 
 This is the edge of `lease_member`, where the theory is: here it gets a clock, chance, and the document over the wire.
 """
@@ -15,7 +15,7 @@ from contextlib import suppress
 from headwater.client.groups.group_document import KEY_PREFIX, NAME_CHARS_MAX, GroupDocument
 from headwater.client.groups.lease_member import INTERVAL_S, LEASE_S, MARGIN_S, LeaseMember, LeaseTerms, MemberState
 from headwater.client.groups.membership import Assignment, DocumentPort, GroupBucket
-from headwater.client.kv_connection import Backoff, is_final
+from headwater.client.retries import Backoff, is_final
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError, MemberReplaced
 from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
 
@@ -196,7 +196,7 @@ class LeaseGroup:
             await self._take_turn(member, port)
 
     async def _run(self, member: LeaseMember, port: DocumentPort) -> None:
-        """Take turns until the member has left. Whatever ends it before that is for the reader to be told."""
+        """Take turns until the member has left. Whatever ends it before that is raised to the reader."""
         reached_s = self._clock()
         try:
             while await self._wait_for_turn(member):
@@ -228,7 +228,7 @@ class LeaseGroup:
         return due_s is not None
 
     async def _take_turn(self, member: LeaseMember, port: DocumentPort) -> None:
-        """Look at the document, and write what is to be written, unless somebody else is faster."""
+        """Look at the document, and write what is to be written, unless another member is faster."""
         stored = await port.read()
         seen = None if stored is None else GroupDocument.decode(stored.value)
         document = member.next_document(seen, self._clock())

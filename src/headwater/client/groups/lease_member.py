@@ -1,19 +1,21 @@
 """One member of an elastic group, sans-IO: it is shown the group's document, and says what to write and what to read.
 
+`lease_group` gives it a clock and the document over the network. It must never compare two clocks.
+
 ## The document
 
 All members share one document, and change it only by compare-and-swap, so that its states are a single chain and each
 follows from the one before it. A member has a *seat* in it with a heartbeat. A vbucket has an *owner*, the one seat
 that may read it, and a *target*, the seat that is to. The targets are a balanced plan over the seats that are there
-(`assignment_plan`). A member that sees that they are not, because a seat has come or gone, makes a new plan.
+(`plan_targets`). A member that sees that they are not, because a seat has come or gone, makes a new plan.
 
 ## Hand-over in two steps
 
 A plan moves only the target. The owner sees it, lets its reader stop and save its offsets, and only then writes that
-nobody owns the vbucket. The target sees that, and writes itself in as the owner. It reads when this write has been
-answered. So the owner changes from a seat to nobody to a seat, and never from seat to seat:
+the vbucket has no owner. The target sees that, and writes itself in as the owner. It reads when this write has been
+answered. So the owner changes from a seat to none to a seat, and never from seat to seat:
 
-    nobody ──taken by its target──► a seat ──released by that seat itself, or its lease has run out──► nobody
+    no owner ──taken by its target──► a seat ──released by that seat itself, or its lease has run out──► no owner
 
 ## Leases, without a common clock
 
@@ -24,12 +26,12 @@ are compared for that, only spans of time on one clock each:
 * Another member counts from *after* the read that first showed it the heartbeat, and waits `lease_s + margin_s`. A
   heartbeat that it has not seen change in that time belongs to a seat that it may clear, by compare-and-swap.
 
-Nobody can have read the heartbeat before it was written, so the others start to count later, and count longer. The
+No member can have read the heartbeat before it was written, so the others start to count later, and count longer. The
 member has stopped by then, as long as its clock does not lose more than the margin in the time of a lease. And if it
 was not dead and has renewed meanwhile, the document is no longer the one that the others want to swap.
 
-A member whose lease has run out forgets what it had. Where it finds its seat still there, nobody has taken anything
-from it, and its next heartbeat gives it all back. Where it does not, it joins again, with a new seat.
+A member whose lease has run out forgets what it had. Where it finds its seat still there, no other member has taken
+anything from it, and its next heartbeat gives it all back. Where it does not, it joins again, with a new seat.
 
 A member that finds the document behind what it knows (its last heartbeat is missing, or a vbucket that it has is
 another's) stops at once and joins again, too. That happens where the document was deleted, or where a failover took
@@ -44,14 +46,14 @@ back the newest writes to it.
   seen of a vbucket, at the latest when a new owner loads them, and to refuse to save with a lower one. The same can
   be done wherever else the changes are written to.
 * **A failover that takes back writes to the document**, because they had not come to the copy that is active now, or
-  somebody who deletes it. Who is the owner of a vbucket by a write that is gone goes on until its next turn, which is
-  where it finds out, or until its lease ends, where it has no turn. Meanwhile another may take the vbucket, after a
-  failover even with the same generation.
+  an operator who deletes it. A member that is the owner of a vbucket by a write that is gone goes on until its next
+  turn, which is where it finds out, or until its lease ends, where it has no turn. Meanwhile another may take the
+  vbucket, after a failover even with the same generation.
 * **A margin that is too small** for what a reader does between two looks at its assignment, or for the clocks. What
   its caller does with a batch may take longer than any margin, and is delivered again elsewhere then.
 * **A reader that does not release** what it is to hand over keeps it, for as long as it renews its lease.
-* **A document that is made anew** starts new generations, by the calendar of the machine that makes it. They are higher
-  than the old ones unless that is far behind, or vbuckets were taken more than once a second all the time.
+* **A document that is made again** starts new generations, by the calendar of the machine that makes it. They are
+  higher than the old ones unless that is far behind, or vbuckets were taken more than once a second all the time.
 """
 
 from __future__ import annotations
@@ -69,18 +71,20 @@ from headwater.errors import GroupDocumentInvalid, GroupFull, InvalidInput
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.states import Table, transition
 
+# --- the plan -----------------------------------------------------------------------------------------------------
+#
 # Who is to have which vbucket: balanced within one, and with as few moves as that takes.
 #
 # Pure and deterministic: every member that makes the plan from the same document makes the same one. And the plan of a
 # plan is the plan itself, so that it can be made again at any time.
 #
-# How few moves is that? With `v` vbuckets and `m` members, everybody is to have `v // m` of them, and `v % m` members
-# one more. Those who have more than that have to give up the rest, and nobody else gives up anything. That is least
-# where those who have the most are the ones that may have one more.
+# How few moves is that? With `v` vbuckets and `m` members, each member is to have `v // m` of them, and `v % m` members
+# one more. Those that have more than that have to give up the rest, and no other gives up anything. That is least
+# where those that have the most are the ones that may have one more.
 
 
 def plan_targets(current: Sequence[str | None], members: Iterable[str]) -> tuple[str | None, ...]:
-    """For every vbucket who is to have it. `current` is the plan so far; who is in it and is no member has lost all."""
+    """For every vbucket the member that is to have it. One that is in the plan so far and is no member has lost all."""
     held: dict[str, list[int]] = {member: [] for member in sorted(members)}
     if not held:
         return (None,) * len(current)
@@ -109,7 +113,7 @@ def _spread(vbuckets: list[int], count: int) -> list[int]:
 
 
 def _deal(targets: list[str | None], missing: dict[str, int]) -> None:
-    """Give what nobody has to those who miss some, in turns."""
+    """Give what has no member to those that miss some, in turns."""
     waiting = deque(member for member, count in missing.items() if count > 0)
     for vbucket, target in enumerate(targets):
         if target is None:
@@ -120,7 +124,7 @@ def _deal(targets: list[str | None], missing: dict[str, int]) -> None:
                 waiting.append(member)
 
 
-# How long a lease lasts, and how often it is renewed.
+# --- leases -------------------------------------------------------------------------------------------------------
 
 
 LEASE_S = 15.0
@@ -229,11 +233,11 @@ MEMBER: Table[MemberState] = {
 # --- the states of a vbucket, for one member ----------------------------------------------------------------------
 
 
-class VBucketState(Enum):
+class HandOverState(Enum):
     NOT_MINE = auto()
     READING = auto()
     HANDING_OVER = auto()
-    """The reader has been told to stop. There is no way back from here: it may have begun to."""
+    """The reader has been asked to stop. There is no way back from here: it may have begun to."""
     RELEASED = auto()
     """The reader has stopped, and the document does not say so yet."""
 
@@ -243,7 +247,7 @@ class Taken:
 
 
 class MovedAway:
-    """Somebody else is to have it."""
+    """Another member is to have it."""
 
 
 class ReaderReleased:
@@ -254,13 +258,13 @@ class ReleaseSeen:
     """The document says that it is not ours."""
 
 
-_LOST: dict[type[Any], VBucketState] = {LeaseEnded: VBucketState.NOT_MINE}
+_LOST: dict[type[Any], HandOverState] = {LeaseEnded: HandOverState.NOT_MINE}
 
-HAND_OVER: Table[VBucketState] = {
-    VBucketState.NOT_MINE: {Taken: VBucketState.READING},
-    VBucketState.READING: {MovedAway: VBucketState.HANDING_OVER, **_LOST},
-    VBucketState.HANDING_OVER: {ReaderReleased: VBucketState.RELEASED, **_LOST},
-    VBucketState.RELEASED: {ReleaseSeen: VBucketState.NOT_MINE, **_LOST},
+HAND_OVER: Table[HandOverState] = {
+    HandOverState.NOT_MINE: {Taken: HandOverState.READING},
+    HandOverState.READING: {MovedAway: HandOverState.HANDING_OVER, **_LOST},
+    HandOverState.HANDING_OVER: {ReaderReleased: HandOverState.RELEASED, **_LOST},
+    HandOverState.RELEASED: {ReleaseSeen: HandOverState.NOT_MINE, **_LOST},
 }
 
 
@@ -271,7 +275,7 @@ HAND_OVER: Table[VBucketState] = {
 class _Held:
     """A vbucket that is not `NOT_MINE`."""
 
-    state: VBucketState
+    state: HandOverState
     generation: int
 
 
@@ -296,7 +300,7 @@ class LeaseMember:
         new_seat_id: Callable[[], str],
         first_generation: Callable[[], int],
     ) -> None:
-        """`first_generation` tells where the generations of a new document start: higher every time it is asked."""
+        """`first_generation` says where the generations of a new document start: higher every time it is asked."""
         self.member_id = member_id
         self.terms = terms
         self.state = MemberState.OUTSIDE
@@ -333,7 +337,7 @@ class LeaseMember:
         self.tick(now_s)
         for vbucket in vbuckets:
             held = self._held.get(vbucket)
-            if held is not None and held.state is VBucketState.HANDING_OVER:
+            if held is not None and held.state is HandOverState.HANDING_OVER:
                 self._change(vbucket, ReaderReleased)
         self._publish()
 
@@ -360,7 +364,7 @@ class LeaseMember:
         """When to show the document next, at the earliest; None for never."""
         if self.state is MemberState.ENDED:
             return None
-        if self.state is MemberState.LEAVING or any(h.state is VBucketState.RELEASED for h in self._held.values()):
+        if self.state is MemberState.LEAVING or any(h.state is HandOverState.RELEASED for h in self._held.values()):
             return -math.inf
         busy_s = self._looked_s + self.terms.busy_interval_s
         if not self._heartbeat:
@@ -378,7 +382,7 @@ class LeaseMember:
         if document.vbuckets != self._vbuckets:
             raise GroupDocumentInvalid(
                 f"the group's document is for {document.vbuckets} vbuckets, and the bucket has {self._vbuckets}",
-                hint="Delete the document if the bucket was made anew; else give the group another name",
+                hint="Delete the document if the bucket was created again; else give the group another name",
             )
         self._look(document, now_s)
         if self.state is MemberState.ENDED:
@@ -438,7 +442,7 @@ class LeaseMember:
         self._publish()
 
     def _is_as_known(self, document: GroupDocument) -> bool:
-        """Whether nobody but us has changed what is ours alone to change."""
+        """Whether no other member has changed what is ours alone to change."""
         if not self._heartbeat:
             return True
         seat = document.seat(self._seat_id)
@@ -447,14 +451,14 @@ class LeaseMember:
         return all(
             document.owners[vbucket] == seat.id and document.generation(vbucket) == held.generation
             for vbucket, held in self._held.items()
-            if held.state is not VBucketState.RELEASED
+            if held.state is not HandOverState.RELEASED
         )
 
     def _note_moves(self, document: GroupDocument) -> None:
         for vbucket, held in list(self._held.items()):
-            if held.state is VBucketState.READING and document.targets[vbucket] != self._seat_id:
+            if held.state is HandOverState.READING and document.targets[vbucket] != self._seat_id:
                 self._change(vbucket, MovedAway)
-            elif held.state is VBucketState.RELEASED and document.owners[vbucket] != self._seat_id:
+            elif held.state is HandOverState.RELEASED and document.owners[vbucket] != self._seat_id:
                 self._change(vbucket, ReleaseSeen)
 
     def _observe(self, document: GroupDocument, now_s: float) -> None:
@@ -493,7 +497,7 @@ class LeaseMember:
         return replace(document, seats=(*others, own))
 
     def _wait_for_room(self, document: GroupDocument, now_s: float) -> None:
-        """Seats of the dead are cleared only by somebody who watches them for long enough, and nobody else may."""
+        """Seats of the dead are cleared only by a member that has watched them for long enough."""
         if self._full_since_s is None:
             self._full_since_s = now_s
         longest_s = max(seat.lease_s for seat in document.seats) + self.terms.margin_s + self.terms.interval_s
@@ -507,12 +511,12 @@ class LeaseMember:
     def _released(self, document: GroupDocument) -> GroupDocument:
         owners = list(document.owners)
         for vbucket, held in self._held.items():
-            if held.state is VBucketState.RELEASED:
+            if held.state is HandOverState.RELEASED:
                 owners[vbucket] = None
         return replace(document, owners=tuple(owners))
 
     def _taken(self, document: GroupDocument) -> GroupDocument:
-        """With us as the owner of what we are to have and nobody has."""
+        """With us as the owner of what we are to have and has no owner."""
         owners, takings = list(document.owners), list(document.takings)
         for vbucket, target in enumerate(document.targets):
             # What has just been released is not taken in the same write: the reader has to see it go first.
@@ -527,12 +531,12 @@ class LeaseMember:
         self.state = transition(MEMBER, self.state, event)
 
     def _take(self, vbucket: VBucketId, generation: int) -> None:
-        self._held[vbucket] = _Held(transition(HAND_OVER, VBucketState.NOT_MINE, Taken), generation)
+        self._held[vbucket] = _Held(transition(HAND_OVER, HandOverState.NOT_MINE, Taken), generation)
 
     def _change(self, vbucket: VBucketId, event: type[Any]) -> None:
         held = self._held.pop(vbucket)
         state = transition(HAND_OVER, held.state, event)
-        if state is not VBucketState.NOT_MINE:
+        if state is not HandOverState.NOT_MINE:
             self._held[vbucket] = _Held(state, held.generation)
 
     def _lose_lease(self) -> None:
@@ -548,8 +552,8 @@ class LeaseMember:
 
     def _publish(self) -> None:
         """Make a new assignment where it has changed."""
-        reading = frozenset(v for v, held in self._held.items() if held.state is VBucketState.READING)
-        to_release = frozenset(v for v, held in self._held.items() if held.state is VBucketState.HANDING_OVER)
+        reading = frozenset(v for v, held in self._held.items() if held.state is HandOverState.READING)
+        to_release = frozenset(v for v, held in self._held.items() if held.state is HandOverState.HANDING_OVER)
         generations = {v: self._held[v].generation for v in sorted(reading | to_release)}
         known = self._assignment
         if (known.vbuckets, known.to_release, known.generations) != (reading, to_release, generations):

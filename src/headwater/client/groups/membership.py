@@ -1,6 +1,6 @@
 """What a reader and its consumer group say to each other.
 
-The members of a group share the vbuckets of a bucket. A `Membership` tells a reader which are its own, as an
+The members of a group share the vbuckets of a bucket. A `Membership` gives a reader those that are its own, as an
 `Assignment` that is replaced whenever that changes. What the reader does with it:
 
     assignment = await membership.start(bucket)
@@ -31,7 +31,7 @@ from typing import Protocol
 from headwater.errors import InvalidInput, LocalProtocolError
 from headwater.protocol.numbers import Cas, VBucketId
 
-# What a group needs of a key-value store: one document, which is changed only if nobody else has changed it.
+# --- the document ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,10 @@ class StoredDocument:
 
 
 class DocumentPort(Protocol):
-    """A way to one document. One call at a time.
+    """What a group needs of a key-value store: one document, which is changed only if it has not changed since it was
+    read. One call at a time.
 
-    That somebody else was faster is a value, and no error. It may even have been an earlier attempt of our own whose
+    That another writer was faster is a value, and no error. It may even have been an earlier attempt of our own whose
     answer was lost. An error of `add` or `replace` leaves open whether the write took place, or will yet.
     """
 
@@ -74,7 +75,7 @@ class Assignment:
     vbuckets: frozenset[VBucketId] = _NOTHING
     """Read these, and no others."""
     to_release: frozenset[VBucketId] = _NOTHING
-    """Stop to read these, save their offsets, and release them: somebody waits for them."""
+    """Stop to read these, save their offsets, and release them: another member waits for them."""
     generations: Mapping[VBucketId, int] = field(default_factory=dict)
     """Of all of the above, how often each had been taken by anybody when it was taken for this. See `lease_member`."""
 
@@ -156,14 +157,14 @@ async def assignments(membership: Membership) -> AsyncIterator[Assignment]:
         yield assignment
 
 
-# Static numbering: "member 2 of 5" has the vbuckets that follow from these two numbers, and from nothing else.
+# --- static numbering -----------------------------------------------------------------------------------------------
 #
-# Nobody talks to anybody, so nobody notices when a member is missing, or is there twice. For that there is
-# `lease_group`.
+# "Member 2 of 5" has the vbuckets that follow from these two numbers, and from nothing else. The members do not
+# communicate, so a member that is missing, or is there twice, is not noticed. For that there is `lease_group`.
 
 
 GENERATION = 0
-"""Of every vbucket of a static member: nobody ever takes over from another."""
+"""Of every vbucket of a static member: no member ever takes over from another."""
 
 
 def vbuckets_of_member(number: int, *, of: int, vbuckets: int) -> frozenset[VBucketId]:

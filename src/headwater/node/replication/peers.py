@@ -1,4 +1,4 @@
-"""What the nodes of a bucket tell each other: the newest config, and the newest collections.
+"""What the nodes of a bucket exchange: the newest config, the newest collections, and statistics.
 
 Every node asks every other one now and then, and at once when it has something new. Of two configs the one with the
 higher version counts, of two manifests the one with the higher uid, so all nodes end with the same. Two changes of the
@@ -28,12 +28,12 @@ from headwater.protocol.status import Status
 logger = logging.getLogger(__name__)
 
 ASK_EVERY_S = 5.0
-"""How long a node may miss a config or a manifest that was published while nobody could reach it."""
+"""How long a node may miss a config or a manifest that was published while it was out of reach."""
 RETRY_S = 1.0
 NEWS_S = 0.2
-"""News are passed on after a moment: a coordinator tells all nodes, and one it has not told yet knows no log-in."""
+"""News are passed on after a moment: a coordinator publishes to all nodes, and one not reached yet knows no log-in."""
 START_S_MAX = 3.0
-"""How long a node that starts waits for the others to tell of a newer config."""
+"""How long a node that starts waits for the others to give a newer config."""
 SHARE_S_MAX = 2.0
 """How long a change of the collections waits for the other nodes to have it."""
 CHANGE_TRIES_MAX = 10
@@ -60,8 +60,8 @@ class Peers:
         self._adopt = adopt
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._told: tuple[int, int] | None = None
-        """The version of which was last told that there are two configs of it."""
+        self._warned: tuple[int, int] | None = None
+        """The version of which a warning has said that there are two configs."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._ask_forever())
@@ -85,7 +85,7 @@ class Peers:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     async def ask_before_serving(self) -> bool:
-        """Ask the others until one has answered and the rest have, or can't be reached. False if nobody answers."""
+        """Ask the others until one has answered and the rest have, or can't be reached. False if none answers."""
         try:
             async with asyncio.timeout(START_S_MAX):
                 while not await self.exchange():
@@ -139,8 +139,8 @@ class Peers:
             config=theirs.revision,
             address=str(connection.address),
         )
-        if theirs.version == ours.version and theirs != replace(ours, login=None) and ours.version != self._told:
-            self._told = ours.version
+        if theirs.version == ours.version and theirs != replace(ours, login=None) and ours.version != self._warned:
+            self._warned = ours.version
             logger.warning(
                 "bucket %s: %s has another config %d: two commands have changed the cluster at the same time; run "
                 "`headwater cluster rebalance`",
@@ -207,18 +207,18 @@ class Peers:
             self.notify()
 
 
-# Statistics of the other nodes of a bucket's cluster, for those who show the cluster to people.
-#
-# They are asked over the key-value protocol, as the nodes log in to each other anyway. A connection to each is kept
-# from one question to the next, is made when it is first needed, and again when it broke.
-
+# --- statistics -----------------------------------------------------------------------------------------------------
 
 ANSWER_S_MAX = 3.0
 """How long a node may take to answer, its log-in included, before it counts as one that does not."""
 
 
 class PeerStatistics:
-    """See the module. Ask a node one thing at a time."""
+    """Statistics of the other nodes of a bucket's cluster, for the dashboard. Ask a node one thing at a time.
+
+    They are asked over the key-value protocol, as the nodes log in to each other anyway. A connection to each is kept
+    from one question to the next, is made when it is first needed, and again when it broke.
+    """
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class PeerStatistics:
             async with asyncio.timeout(ANSWER_S_MAX):
                 return await (await self._connection(name)).statistics(group)
         except BaseException as error:
-            # An answer that nobody waits for any more would be taken for that to the next question.
+            # A node that was slow once is asked over a new connection the next time.
             left = self._connections.pop(name, None)
             if left is not None:
                 left.abort()

@@ -1,6 +1,6 @@
 """The replication proxy: opens a producer and a consumer and passes bytes between them, in both directions.
 
-It is the consumer that asks for streams; the proxy tells it to (add-stream), and sees how the streams end. Everything
+It is the consumer that asks for streams; the proxy has it do so (add-stream), and sees how the streams end. Everything
 else it leaves to the two. What the consumer says is passed on but for the answers to the proxy's own requests. What the
 producer says is passed on as it comes, of which only the headers are looked at, so that changes cost next to nothing
 here. A peer that does not read stops the reading from the other one.
@@ -161,7 +161,7 @@ class Proxy:
         for waiting in waiters:
             if not waiting.done():
                 waiting.set_exception(error)
-                # Nobody need be waiting for this stream; looked at, it is not told as forgotten.
+                # No caller need be waiting; asyncio does not log an exception that was looked at.
                 waiting.exception()
         self._source.close()
         self._target.close()
@@ -204,7 +204,7 @@ class _HeaderScan:
         self._held = b""
         """The beginning of a header, or of a frame that is wanted whole."""
         self._skip_bytes = 0
-        """What is still to come of a frame that nobody wants."""
+        """What is still to come of a frame that is not wanted."""
 
     def receive(self, data: bytes, count: Callable[[int, int], None]) -> Iterator[bytes]:
         """The stream-ends among the frames, whole. All frames are counted, by opcode and vbucket."""

@@ -17,6 +17,7 @@ from headwater.client.groups.lease_member import (
     HAND_OVER,
     MEMBER,
     HandedOver,
+    HandOverState,
     LeaseEnded,
     LeaseGranted,
     LeaseMember,
@@ -29,7 +30,6 @@ from headwater.client.groups.lease_member import (
     ReplacementSeen,
     SeatCleared,
     Taken,
-    VBucketState,
     plan_targets,
 )
 from headwater.errors import GroupDocumentInvalid, GroupFull, InvalidInput, UnexpectedMessage
@@ -111,19 +111,19 @@ MEMBER_WALKS = {
     (MemberState.LEAVING, SeatCleared): MemberState.ENDED,
 }
 VBUCKET_WALKS = {
-    (VBucketState.NOT_MINE, Taken): VBucketState.READING,
-    (VBucketState.READING, MovedAway): VBucketState.HANDING_OVER,
-    (VBucketState.READING, LeaseEnded): VBucketState.NOT_MINE,
-    (VBucketState.HANDING_OVER, ReaderReleased): VBucketState.RELEASED,
-    (VBucketState.HANDING_OVER, LeaseEnded): VBucketState.NOT_MINE,
-    (VBucketState.RELEASED, ReleaseSeen): VBucketState.NOT_MINE,
-    (VBucketState.RELEASED, LeaseEnded): VBucketState.NOT_MINE,
+    (HandOverState.NOT_MINE, Taken): HandOverState.READING,
+    (HandOverState.READING, MovedAway): HandOverState.HANDING_OVER,
+    (HandOverState.READING, LeaseEnded): HandOverState.NOT_MINE,
+    (HandOverState.HANDING_OVER, ReaderReleased): HandOverState.RELEASED,
+    (HandOverState.HANDING_OVER, LeaseEnded): HandOverState.NOT_MINE,
+    (HandOverState.RELEASED, ReleaseSeen): HandOverState.NOT_MINE,
+    (HandOverState.RELEASED, LeaseEnded): HandOverState.NOT_MINE,
 }
 
 
 @pytest.mark.parametrize(
     ("table", "states", "events", "walks"),
-    [(MEMBER, MemberState, MEMBER_EVENTS, MEMBER_WALKS), (HAND_OVER, VBucketState, VBUCKET_EVENTS, VBUCKET_WALKS)],
+    [(MEMBER, MemberState, MEMBER_EVENTS, MEMBER_WALKS), (HAND_OVER, HandOverState, VBUCKET_EVENTS, VBUCKET_WALKS)],
     ids=["member", "vbucket"],
 )
 def test_every_state_and_event(

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import PROTOCOL_FAULTS_MAX, Backoff, HostFailures, Tolerance, is_final
+from headwater.client.retries import PROTOCOL_FAULTS_MAX, Backoff, HostFailures, Tolerance, is_final
 from headwater.errors import (
     AccessDenied,
     AuthenticationFailed,
