@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater import spark as headwater_spark
-from headwater.spark.freshness import LagListener, progress_lag
+from headwater.spark.source import LagListener, progress_lag
 from support.node_process import PASSWORD
 from support.spark_node import SourceBucket
 

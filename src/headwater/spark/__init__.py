@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from headwater.lake.typed_columns import TypedColumns
     from headwater.lake.verify import Verification
     from headwater.spark.frames import Apply, ChangeBatch
-    from headwater.spark.freshness import Freshness, LagListener
+    from headwater.spark.freshness import Freshness
     from headwater.spark.landing import Landing, LandingQuery
     from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
     from headwater.spark.session import query_error, start_session
+    from headwater.spark.source import LagListener
     from headwater.spark.source_options import SourceKeywords
 
 _HOMES = {
@@ -36,13 +37,14 @@ _HOMES = {
     "headwater.lake.iceberg_changes": ("IcebergSettings",),
     "headwater.lake.lake": ("LakeSettings",),
     "headwater.lake.typed_columns": ("TypedColumns",),
+    "headwater.lake.verify": ("Verification",),
     "headwater.spark.frames": ("ChangeBatch",),
-    "headwater.spark.freshness": ("Freshness", "LagListener"),
+    "headwater.spark.freshness": ("Freshness",),
     "headwater.spark.landing": ("Landing", "LandingQuery"),
     "headwater.spark.landing_loop": ("LandedBatch", "LandingStatus", "Upkeep"),
     "headwater.spark.session": ("start_session", "query_error"),
+    "headwater.spark.source": ("LagListener",),
     "headwater.spark.source_options": ("SourceKeywords",),
-    "headwater.lake.verify": ("Verification",),
 }
 """By module, what is loaded from it when it is first used."""
 

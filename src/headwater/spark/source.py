@@ -17,7 +17,7 @@ count: the next one begins at the planned end, and brings the rows behind it aga
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,13 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
+)
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
 )
 from pyspark.sql.types import (
     BinaryType,
@@ -47,7 +54,7 @@ from pyspark.sql.types import (
 
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
-from headwater.errors import InvalidInput
+from headwater.errors import InvalidInput, InvalidOffsets
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.bucket_watch import BucketWatch
 from headwater.spark.planning import (
@@ -68,7 +75,6 @@ from headwater.spark.source_options import SourceOptions, ValueForm
 #
 # Spark has no unsigned integers: what may exceed 63 bits (vbuuids, and by their type seqnos, revisions and CAS) keeps
 # its 64 bits and is read as signed.
-
 
 _VALUE_TYPES: dict[ValueForm, DataType] = {
     ValueForm.BINARY: BinaryType(),
@@ -303,3 +309,57 @@ def _to_spark(offsets: Offsets) -> dict[str, Any]:
 
 def _from_spark(offset: dict[str, Any]) -> Offsets:
     return Offsets.from_json(json.dumps(offset))
+
+
+# --- how far a query is behind its bucket -----------------------------------------------------------------------------
+#
+# A Python source has no way to report metrics of its own, but Spark reports to listeners where a batch ended and where
+# the source was at that time. The difference, in seqnos, is the lag.
+
+
+OnLag = Callable[[str, int], None]
+"""Gets the name or id of a query, and its lag in seqnos."""
+
+
+def lag_seqnos(latest: str | None, end: str | None) -> int | None:
+    """The lag between two offsets as Spark reports them; None where one of them is missing or no offset of ours."""
+    try:
+        newest, reached = (Offsets.from_json(text) for text in (latest or "", end or ""))
+    except InvalidOffsets:
+        return None
+    return sum(
+        max(0, offset.seqno - (reached[vbucket].seqno if vbucket in reached else 0))
+        for vbucket, offset in newest.offsets.items()
+    )
+
+
+def progress_lag(progress: Any) -> int | None:
+    """The lag of a query's progress, with one `dcp` source. Takes Spark's object, or the same as a dictionary."""
+    reported = progress if isinstance(progress, dict) else json.loads(progress.json)
+    source = (reported.get("sources") or [{}])[0]
+    return lag_seqnos(_text(source.get("latestOffset")), _text(source.get("endOffset")))
+
+
+class LagListener(StreamingQueryListener):
+    """Reports the lag of queries that read `dcp`, after each batch: `spark.streams.addListener(LagListener(print))`."""
+
+    def __init__(self, on_lag: OnLag) -> None:
+        self._on_lag = on_lag
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  (Spark's names)
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        lag = progress_lag(event.progress)
+        if lag is not None:
+            self._on_lag(event.progress.name or str(event.progress.id), lag)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing new has come: the last lag still holds."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """The last report stays."""
+
+
+def _text(offset: Any) -> str | None:
+    return offset if offset is None or isinstance(offset, str) else json.dumps(offset)

@@ -13,16 +13,9 @@ from headwater.client.survey import VBucketStatus
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from headwater.spark.freshness import (
-    _SURVEYS_MAX,
-    Freshness,
-    LagListener,
-    LandingLag,
-    MergeClock,
-    lag_seqnos,
-    progress_lag,
-)
+from headwater.spark.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
 from headwater.spark.planning import whole_offset
+from headwater.spark.source import LagListener, lag_seqnos, progress_lag
 
 
 def clock(*, took_s: float, share: float = 0.5, wait_s_max: float = 60.0) -> MergeClock:
