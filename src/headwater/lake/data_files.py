@@ -12,6 +12,8 @@ files has a checksum of each row group, and one of the footer itself, which is l
 
 Other engines may write the tables again, as an OPTIMIZE or an UPDATE does. Their files have the same columns, in types
 that Arrow may read as views or as large ones; `FileReader` gives them as our own files have them.
+
+All modules of the lake read and write through this, and no other knows Parquet. It never changes a file that is there.
 """
 
 from __future__ import annotations

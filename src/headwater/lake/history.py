@@ -7,6 +7,8 @@ more than the documents' own merge does.
 A version ends with the next one of its document, with the document's removal, or with its collection. `valid_to_seqno`
 says which change that was. A rollback takes back every version above the seqno that is kept, and opens those again
 that were ended by a change above it. For that nothing but the table itself is needed.
+
+`documents_merge.MergeTask` calls it, where a history is asked for. It writes files, and commits nothing.
 """
 
 from __future__ import annotations

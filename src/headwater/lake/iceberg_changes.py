@@ -7,6 +7,8 @@ a batch that is replayed is found to be there. So each table is exact by itself,
 
 The driver does the copying, with pyiceberg: there is no jar in it. Files are not shared with the Delta table, whose
 upkeep deletes its own. Upkeep of the Iceberg table is the owner's affair.
+
+`landing_loop` calls it before and after each batch.
 """
 
 from __future__ import annotations

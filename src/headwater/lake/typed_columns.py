@@ -6,6 +6,9 @@ typed columns of it are null, and `rejects` has it with the reason. The document
 A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
 what it would have to change: an INT takes 7 and neither 7.0 nor "7". A TIMESTAMP is a string as ISO 8601 writes it, in
 UTC where it names no zone.
+
+`collection_tables` keeps the definition with the table, merges parse with it, and `verify` parses again. The same text
+must always give the same columns: they are compared.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
 * `rejects`: exactly those rows of `documents` that do not fit the typed columns, each with its reason.
 * `history`: its current rows are the documents of the bucket, at the offset that it is at. No two versions of a
   document hold at once, and its versions are those that `changes` has.
+
+`verify` makes a `GroupCheck` for each group on the driver; what is wrong comes back as a `GroupReport`.
 """
 
 from __future__ import annotations

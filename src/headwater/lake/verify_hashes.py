@@ -1,9 +1,10 @@
-"""Digests of documents: do a table and a bucket hold the same?
+"""Hashes of rows, for `headwater verify`: do a table and a bucket hold the same?
 
 A row is kept as two hashes of 128 bits and a few numbers, some sixty bytes, whatever its document holds. The *key hash*
 is over vbucket, collection and key: it says which document it is. The *row hash* goes on from there over seqno, CAS and
-the time in it, revision, flags, expiry, whether it is JSON, the extended attributes where they are asked for,
-and the value: it says which version. Hashes that are equal by chance are not to be expected.
+the time in it, revision, flags, expiry, whether it is JSON, the extended attributes where they are asked for, and the
+value: it says which version. Hashes that are equal by chance are not to be expected. They are kept nowhere, so they may
+change with any version.
 
 Rows come from a stream of changes, from `changes`, or from a table of documents. The same version has the same hash in
 all of them. A row that says its value in the wrong column, such as JSON in `content`, has a hash of its own.

@@ -5,6 +5,8 @@ batch what it takes back in the same, and has rollbacks among its rows. A sink t
 which offsets it has, `(vbucket, vbuuid, seqno)`, together with what it has written. The helper does the rest: it reads
 the batch once, leaves out what the sink has already and what is void, and hands over the rollbacks apart, to be undone
 first.
+
+`headwater.spark.documents` and `headwater.spark.apply_changes` are the public names.
 """
 
 from __future__ import annotations

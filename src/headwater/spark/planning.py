@@ -10,6 +10,8 @@ starts earlier, at the last offset that was whole.
 A plan never judges a rollback. A vbucket whose newest branch is another one than that of its offset is read whatever
 its seqnos are: the server judges the stream request, and the reader goes back to the best of the boundaries it is
 given.
+
+The landing (`landing_loop`), the `dcp` source and the simulation plan with it.
 """
 
 from __future__ import annotations

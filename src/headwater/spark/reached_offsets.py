@@ -9,6 +9,8 @@ Nothing depends on a report but that rows do not come twice. Where one is missin
 where two attempts differ (it is not known whose rows were used), the next batch begins at the planned end.
 
 The listener takes connections with its token only, on the address by which this machine reaches the bucket.
+
+`source.DcpStreamReader` is the only one that uses it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A document is its number, a profile out of a thousand that the seed decides, and a note that fills it up to the
 size asked for. It depends on the seed and its number alone, not on the batch it is in.
+
+`headwater load --generate` is the only one that uses it.
 """
 
 from __future__ import annotations

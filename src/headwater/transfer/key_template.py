@@ -3,6 +3,8 @@
 A field is one of the document's own, not of an object inside it, and must be a string or a whole number. Kernels find
 the fields in the JSON text. What is rare, such as a name with escapes in it, is left to the standard library, line by
 line.
+
+All sources of documents make their keys with it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@
 | dates, times | a string as ISO 8601 writes it; a time stamp with a zone is in UTC, with a Z behind it |
 | bytes | a string in base64 |
 | lists, structs, maps | arrays and objects; the keys of a map must be text |
+
+`tables` makes documents of it; the exporter uses its texts.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Rows are counted from 1, a header not counted. A row that can't be used ends the reading, after the documents before it
 have been given.
+
+`inputs.open_source` chooses between the formats.
 """
 
 from __future__ import annotations
