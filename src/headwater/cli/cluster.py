@@ -1,4 +1,7 @@
-"""`headwater cluster`: make nodes a cluster, spread its vbuckets, and go on when a node is lost."""
+"""`headwater cluster`: make nodes a cluster, spread its vbuckets, and go on when a node is lost.
+
+Each command finds the cluster by its URL, runs one operation of a `Coordinator` and prints what it has done.
+"""
 
 from __future__ import annotations
 

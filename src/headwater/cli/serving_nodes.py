@@ -1,6 +1,7 @@
 """`headwater serve --nodes N`: a whole cluster on this machine, a process for each node.
 
-The nodes keep their ports in the data folder: a node is known by its address, so it must be the same one next time.
+`serve` hands over to `run_nodes`, which starts the processes, makes them a cluster and watches them. The nodes keep
+their ports in the data folder: a node is known by its address, so it must be the same one next time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.accounts import ADMIN
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.membership import PEER_FEATURES
 from headwater.phrases import counted
@@ -34,7 +36,6 @@ from headwater.phrases import counted
 logger = logging.getLogger(__name__)
 
 NODES_MAX = 16
-ADMIN = "Administrator"
 READY_S_MAX = 120.0
 STOP_S_MAX = 30.0
 _OURS = frozenset({"nodes", "replicas", "data", "port", "http_port", "user", "password", "as_json"})
@@ -161,7 +162,9 @@ async def _get_ready(
     credentials: Credentials,
 ) -> None:
     await asyncio.gather(*(_ready(process) for process in processes))
-    await _form(options, addresses, credentials)
+    for bucket in options.buckets:
+        login = Login(credentials=credentials, bucket=bucket, features=PEER_FEATURES, agent="headwater serve")
+        await _form_bucket(options, addresses, login)
 
 
 def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
@@ -234,12 +237,6 @@ async def _ready(process: asyncio.subprocess.Process) -> None:
         raise HeadwaterError(f"a node was not ready in {READY_S_MAX:.0f} s", hint="Look at its log above") from error
     if not line:
         raise HeadwaterError("a node could not be started", hint="Look at what it has said above")
-
-
-async def _form(options: ClusterOptions, addresses: list[Address], credentials: Credentials) -> None:
-    for bucket in options.buckets:
-        login = Login(credentials=credentials, bucket=bucket, features=PEER_FEATURES, agent="headwater serve")
-        await _form_bucket(options, addresses, login)
 
 
 async def _form_bucket(options: ClusterOptions, addresses: list[Address], login: Login) -> None:

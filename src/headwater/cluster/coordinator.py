@@ -303,10 +303,9 @@ class FoundCluster:
     @property
     def disagreeing(self) -> tuple[str, ...]:
         """Nodes of the cluster that have another config, and will not give it up for the one in force."""
-        return tuple(name for name in self.config.names() if self._disagrees(self.by_node.get(name)))
-
-    def _disagrees(self, known: PublishedConfig | None) -> bool:
-        return known is not None and known.version >= self.config.version and known != self.config
+        config = self.config
+        known = ((name, self.by_node[name]) for name in config.names() if name in self.by_node)
+        return tuple(name for name, other in known if other.version >= config.version and other != config)
 
 
 async def find_cluster(
@@ -344,24 +343,16 @@ def in_force(found: Mapping[str, PublishedConfig]) -> PublishedConfig:
     config only when all nodes of it have it, so a config counts that all its nodes have, and of several the newest.
     Where there is none, no command has acted by the newest ones yet, and any of these will do.
     """
-    whole = [config for config in found.values() if _is_whole(config, found)]
+    # A config is whole if all its nodes have it, as far as they could be asked.
+    whole = [config for config in found.values() if all(found.get(name, config) == config for name in config.names())]
     # The names of the coordinators make it the same one for every command that looks.
     chosen = max(whole or found.values(), key=lambda config: (config.version, config.coordinator))
     for other in whole:
         if other != chosen:
-            raise _not_one_cluster(chosen, other)
+            one, another = chosen.names()[0], other.names()[0]
+            raise InvalidInput(
+                f"{one} and {another} are in different clusters, or each has gone on without the other",
+                hint="Give the URL of the one to keep. `headwater cluster add` with it takes the other node back, "
+                "without what that one has alone",
+            )
     return chosen
-
-
-def _is_whole(config: PublishedConfig, found: Mapping[str, PublishedConfig]) -> bool:
-    """Whether all its nodes have it, as far as they could be asked."""
-    return all(found.get(name, config) == config for name in config.names())
-
-
-def _not_one_cluster(config: PublishedConfig, other: PublishedConfig) -> InvalidInput:
-    one, another = config.names()[0], other.names()[0]
-    return InvalidInput(
-        f"{one} and {another} are in different clusters, or each has gone on without the other",
-        hint="Give the URL of the one to keep. `headwater cluster add` with it takes the other node back, without what "
-        "that one has alone",
-    )

@@ -97,14 +97,12 @@ def _rows_without(config: PublishedConfig, lost: Sequence[str], found: Inventory
         copies[vbucket] = found.copies_of(vbucket, holders)
         if number in config.handing_over:
             # One that was on its way, or promoted before, is where it is active; else where its newest copy is.
-            row = (_active_of(found, vbucket, [row[0], *holders]), *row[1:])
+            nodes = [name for name in (row[0], *holders) if name is not None]
+            active = next((name for name in nodes if found.state(name, vbucket) == VBucketState.ACTIVE), None)
+            row = (active, *row[1:])
         rows.append(row)
     result = fail_over(tuple(rows), lost, copies)
     return {VBucketId(vbucket): row for vbucket, row in enumerate(result.rows)}
-
-
-def _active_of(found: Inventory, vbucket: VBucketId, nodes: Sequence[str | None]) -> str | None:
-    return next((name for name in nodes if name and found.state(name, vbucket) == VBucketState.ACTIVE), None)
 
 
 async def _promote(

@@ -127,7 +127,7 @@ def fail_over(before: VBucketMap, lost: Sequence[str], copies: Mapping[VBucketId
             elif row[0] is not None:
                 without_copy.append(VBucketId(vbucket))
         others = [node for node in left if node != active]
-        rows.append(_padded((active, *others), len(row)))
+        rows.append((active, *others, *(None,) * len(row))[: len(row)])
     return Failover(rows=tuple(rows), promoted=promoted, lost=tuple(without_copy))
 
 
@@ -141,17 +141,10 @@ def most_advanced(first: Sequence[str], copies: Mapping[str, Copy]) -> str | Non
 
     def advance(node: str) -> tuple[int, int]:
         copy = copies[node]
-        return sum(_knows(copy, other) for other in copies.values()), copy.seqno
+        known = sum(not other.branches or other.branches[0] in copy.branches for other in copies.values())
+        return known, copy.seqno
 
     return max(candidates, key=advance, default=None)
-
-
-def _knows(copy: Copy, other: Copy) -> bool:
-    return not other.branches or other.branches[0] in copy.branches
-
-
-def _padded(row: Row, length: int) -> Row:
-    return (*row, *(None,) * length)[:length]
 
 
 def _in_old_order(row: Row, chosen: list[str]) -> list[str]:
@@ -270,15 +263,19 @@ class _Replicas:
             for other in self._nodes:
                 if other in chain:
                     continue
-                gives_way = next((held for held in self._holders[node] if self._may_replace(held, other)), None)
+                gives_way = next(
+                    (
+                        held
+                        for held in self._holders[node]
+                        if other != self._actives[held] and other not in self._chosen[held]
+                    ),
+                    None,
+                )
                 if gives_way is not None:
                     chain[other] = (node, gives_way)
                     queue.append(other)
         # The quotas can't be met, because a node may have no vbucket twice: it is one above its quota then.
         self._give(vbucket, max(allowed, key=lambda node: self._room[node]))
-
-    def _may_replace(self, vbucket: int, node: str) -> bool:
-        return node != self._actives[vbucket] and node not in self._chosen[vbucket]
 
     def _shift(self, vbucket: int, node: str, chain: dict[str, tuple[str, int] | None]) -> None:
         link = chain[node]

@@ -134,11 +134,10 @@ class Publisher:
                     f"{name} does not know that it is in the cluster: it was started on another data folder",
                     hint="Start it on its own, or go on without it by `headwater cluster failover` and add it again",
                 )
-            if isinstance(known, PublishedConfig) and not self._is_expected(known, before):
-                raise Overtaken(name, revision=known.revision)
-
-    def _is_expected(self, known: PublishedConfig, before: PublishedConfig) -> bool:
-        return known.version < before.version or known == replace(before, login=None) or known in self._seen
+            if isinstance(known, PublishedConfig):
+                is_older = known.version < before.version
+                if not (is_older or known == replace(before, login=None) or known in self._seen):
+                    raise Overtaken(name, revision=known.revision)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Publisher:
         for name, result in zip(names, results, strict=True):
             if not isinstance(result, HeadwaterError):
                 continue
-            if self._is_needed(name, config):
+            if name in config.names() and name not in self._may_miss:
                 if isinstance(result, Overtaken):
                     raise result
                 raise result.reworded(f"config {config.revision} could not be given to {name}: {result.reason}")
@@ -173,9 +172,6 @@ class Publisher:
                 )
                 logger.warning("config %d has not reached %s: %s", config.revision, name, result.reason, extra=about)
         return refused
-
-    def _is_needed(self, name: str, config: PublishedConfig) -> bool:
-        return name in config.names() and name not in self._may_miss
 
     async def _of_each(self, names: Sequence[str], ask: Callable[[str], Awaitable[object]]) -> list[object]:
         """What comes of asking each of these nodes, its error if it is one of ours."""

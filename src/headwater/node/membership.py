@@ -180,8 +180,8 @@ class ClusterMembership:
         known = self.config
         if known is not None and config.version <= known.version and config != known:
             return False
-        if known is None or config.login != known.login:
-            self._take_login(config)
+        if config.login is not None and (known is None or config.login != known.login):
+            self._settings.on_login(config.bucket, config.login)
         self._set_config(config)
         self._take_uuid(config)
         end_takeovers(self._service, config, self.this_node)
@@ -207,10 +207,6 @@ class ClusterMembership:
             *(config.bucket, config.revision, active, len(config.rows)),
             extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=config.bucket, config=config.revision, vbuckets=active),
         )
-
-    def _take_login(self, config: PublishedConfig) -> None:
-        if config.login is not None:
-            self._settings.on_login(config.bucket, config.login)
 
     def _take_uuid(self, config: PublishedConfig) -> None:
         """A node that joins gives up the bucket it had: from now on it has a part of the cluster's."""

@@ -245,8 +245,17 @@ class _HeadLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = _size_refusal(scope) if scope["type"] == "http" else None
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
         await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        head_bytes = len(scope["path"].encode(errors="replace")) + len(scope["query_string"])
+        head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
+        if head_bytes > HEAD_BYTES_MAX:
+            return Refusal.message(431, f"Path and headers have at most {HEAD_BYTES_MAX} bytes", Connection="close")
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        # The parser has made sure that it is a number.
+        return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
 
 
 class _WhenReady:
@@ -264,16 +273,6 @@ class _WhenReady:
 def _not_ready(node: NodeState) -> Response:
     content = {"status": "not ready", "message": f"The node is not ready: {node.why_not_ready}"}
     return Json(content, 503, headers={"Retry-After": str(_RETRY_AFTER_S)})
-
-
-def _size_refusal(scope: Scope) -> Refusal | None:
-    head_bytes = len(scope["path"].encode(errors="replace")) + len(scope["query_string"])
-    head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
-    if head_bytes > HEAD_BYTES_MAX:
-        return Refusal.message(431, f"Path and headers have at most {HEAD_BYTES_MAX} bytes", Connection="close")
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    # The parser has made sure that it is a number.
-    return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
 
 
 def _check_origin(request: Request) -> None:

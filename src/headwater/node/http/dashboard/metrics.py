@@ -25,15 +25,7 @@ REPLICATION_NAME = "replication:"
 
 
 def _by_state(read: Callable[[BucketSampler, VBucketState], float]) -> Callable[[BucketSampler], MetricSamples]:
-    return lambda sampler: [((state.name.lower(),), read(sampler, state)) for state in VBucketState]
-
-
-def _documents(sampler: BucketSampler, state: VBucketState) -> float:
-    return float(sampler.live.counts[sampler.bucket.vbuckets.states == state].sum())
-
-
-def _vbuckets(sampler: BucketSampler, state: VBucketState) -> float:
-    return float((sampler.bucket.vbuckets.states == state).sum())
+    return lambda sampler: [((state.name.lower(),), float(read(sampler, state))) for state in VBucketState]
 
 
 def _by_connection(read: Callable[[ConnectionStatistics], float]) -> Callable[[BucketSampler], MetricSamples]:
@@ -49,25 +41,30 @@ def _replication(sampler: BucketSampler) -> MetricSamples:
     ]
 
 
-def _unsettled_bytes(sampler: BucketSampler) -> float:
-    return sampler.bucket.young.total_bytes
-
-
 KINDS: tuple[MetricKind[BucketSampler], ...] = (
     MetricKind(
         "documents",
         "Documents, without the deleted, by the state of their vbuckets; with millions of them some seconds old.",
-        _by_state(_documents),
+        _by_state(lambda s, state: s.live.counts[s.bucket.vbuckets.states == state].sum()),
         "state",
     ),
-    MetricKind("vbuckets", "Vbuckets that are here, by state.", _by_state(_vbuckets), "state"),
+    MetricKind(
+        "vbuckets",
+        "Vbuckets that are here, by state.",
+        _by_state(lambda s, state: (s.bucket.vbuckets.states == state).sum()),
+        "state",
+    ),
     MetricKind(
         "changes_total", "Seqnos given out, or received from another node.", one_number(lambda s: s.totals.changes)
     ),
     MetricKind("requests_total", "Key-value requests of all kinds.", one_number(lambda s: s.totals.requests)),
     MetricKind("commits_total", "Commits made durable.", one_number(lambda s: s.totals.commits)),
     MetricKind("pending_changes", "Changes that no commit has yet.", one_number(lambda s: s.bucket.pending.count)),
-    MetricKind("unsettled_bytes", "Durable changes that are still held in memory.", one_number(_unsettled_bytes)),
+    MetricKind(
+        "unsettled_bytes",
+        "Durable changes that are still held in memory.",
+        one_number(lambda s: s.bucket.young.total_bytes),
+    ),
     MetricKind("disk_bytes", "What the bucket takes on disk.", one_number(lambda s: s.disk_bytes)),
     MetricKind("dcp_connections", "Connections that get changes.", one_number(lambda s: len(s.connections))),
     MetricKind(

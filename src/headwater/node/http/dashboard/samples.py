@@ -153,7 +153,12 @@ class BucketSampler:
         bucket, now_s = self.bucket, self._node.now_s()
         passed_s = max(1e-3, now_s - self._taken_s)
         before, self.totals, self._taken_s = self.totals, self._totals(bucket), now_s
-        self.rates = _rates(before, self.totals, passed_s)
+        self.rates = Rates(
+            changes=(self.totals.changes - before.changes) / passed_s,
+            requests=(self.totals.requests - before.requests) / passed_s,
+            messages=(self.totals.messages - before.messages) / passed_s,
+            sent_bytes=(self.totals.sent_bytes - before.sent_bytes) / passed_s,
+        )
         producers = self._node.producer_connections(self.name)
         self.connections = connection_statistics(producers, now_s=now_s, streams_max=0)
         self.consumers = self._node.consumer_views(self.name, streams_max=0)
@@ -195,15 +200,6 @@ def _with_rates(before: dict[str, _Moved], now: dict[str, _Moved], passed_s: flo
                 moved_bytes=max(0, moved.moved_bytes - known.moved_bytes) / passed_s,
             )
     return now
-
-
-def _rates(before: Totals, now: Totals, passed_s: float) -> Rates:
-    return Rates(
-        changes=(now.changes - before.changes) / passed_s,
-        requests=(now.requests - before.requests) / passed_s,
-        messages=(now.messages - before.messages) / passed_s,
-        sent_bytes=(now.sent_bytes - before.sent_bytes) / passed_s,
-    )
 
 
 # --- documents ----------------------------------------------------------------------------------------------------
