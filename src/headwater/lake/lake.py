@@ -45,6 +45,7 @@ from headwater.lake.layout import (
     changes_schema,
     open_filesystem,
 )
+from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.typed_columns import TypedColumns, infer_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
@@ -243,7 +244,7 @@ class Lake:
         """
         if self._boundaries is None:
             found: dict[VBucketId, list[Seqno]] = {}
-            ceilings: dict[int, int] = {}
+            ceilings: Rollbacks = {}
             for state in islice(self.changes.states(), _BOUNDARY_COMMITS):
                 if state.rollbacks is None:
                     break
@@ -253,7 +254,7 @@ class Lake:
                     if is_lower and at.seqno <= ceilings.get(vbucket, SEQNO_MAX) and len(seqnos) < BOUNDARIES_MAX:
                         seqnos.insert(0, at.seqno)
                 for rolled, kept in state.rollbacks.items():
-                    ceilings[rolled] = min(kept, ceilings.get(rolled, kept))
+                    add_rollback(ceilings, rolled, kept)
             self._boundaries = found
         return self._boundaries
 

@@ -28,6 +28,7 @@ from headwater.errors import InvalidInput
 from headwater.lake.documents_merge import merged_rows
 from headwater.lake.lake import Lake
 from headwater.lake.layout import documents_schema, open_filesystem
+from headwater.lake.rollbacks import add_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.executors import ship_kernels, use_shipped_kernels
 from headwater.spark.planning import whole_offset
@@ -143,7 +144,7 @@ class _Applying:
                 if is_other and row.begins_at < floors[row.vbucket]:
                     # A query that began again, on a branch that the sink does not have: from there on all is new.
                     floors[row.vbucket] = row.begins_at
-                    rollbacks[row.vbucket] = min(row.begins_at, rollbacks.get(row.vbucket, row.begins_at))
+                    add_rollback(rollbacks, row.vbucket, row.begins_at)
             newest = {
                 vbucket: at
                 for vbucket, at in reached.items()
