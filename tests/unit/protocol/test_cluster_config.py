@@ -10,10 +10,11 @@ import pytest
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.errors import LocalProtocolError
+from headwater.errors import LocalProtocolError, MalformedJson
 from headwater.protocol.cluster_config import (
     BUCKET_CAPABILITIES,
     BucketMap,
+    ClusterConfig,
     ClusterNodes,
     NodeAddress,
     bucket_config,
@@ -160,3 +161,64 @@ def test_revisions_start_at_1() -> None:
         replace(CLUSTER, revision=0)
     with pytest.raises(LocalProtocolError, match="numbered from 1"):
         replace(CLUSTER, revision_epoch=0)
+
+
+# --- reading any server's -----------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read() -> None:
+    read = ClusterConfig.decode(bucket_config(CLUSTER, BUCKET))
+    assert (read.epoch, read.revision, read.bucket, read.uuid) == (1, 7, "beer", "ab12")
+    assert (read.cluster_uuid, read.cluster_name, read.replicas) == ("c0ffee", "the lake", 1)
+    assert read.servers == ["127.0.0.1:11210", "db.example.com:11310"]
+    assert read.rows == ((0, 1), (1, 0), (1, -1), (-1, -1))
+    assert [node.address() for node in read.nodes] == [NODE, OTHER]
+    assert read.this_node is not None
+    assert read.this_node.address() == OTHER
+
+
+def test_what_may_be_missing_is_empty() -> None:
+    for config in (b"", b"{}"):
+        read = ClusterConfig.decode(config)
+        assert not read.is_of_bucket
+        assert (read.revision, read.servers, read.rows, read.nodes, read.this_node) == (0, [], (), [], None)
+
+
+def test_a_host_that_is_not_said_is_the_one_that_was_asked() -> None:
+    for node in ({"services": {"kv": 1}}, {"services": {"kv": 1}, "hostname": "$HOST"}):
+        [read] = ClusterConfig.of({"nodesExt": [node]}).nodes
+        assert read.host is None
+        with pytest.raises(MalformedJson, match="by which host"):
+            read.address()
+
+
+def test_a_port_matters_only_when_it_is_asked_for() -> None:
+    [node] = ClusterConfig.of({"nodesExt": [{"services": {"kv": 11210, "mgmt": "x"}, "hostname": "h"}]}).nodes
+    assert (node.kv_port(tls=False), node.kv_port(tls=True), node.config_ports) == (11210, None, {11210})
+    with pytest.raises(MalformedJson, match="'x' is not a port"):
+        node.http_port(tls=False)
+
+
+@pytest.mark.parametrize("config", [b"{", b"[]", b"1", b"[" * 100_000])
+def test_what_is_no_config(config: bytes) -> None:
+    with pytest.raises(MalformedJson):
+        ClusterConfig.decode(config)
+
+
+@pytest.mark.parametrize(
+    ("members", "part"),
+    [
+        ({"rev": True}, "revision"),
+        ({"nodesExt": {}}, "nodes"),
+        ({"nodesExt": [1]}, "nodes"),
+        ({"nodesExt": [{"services": {}, "hostname": ""}]}, "nodes"),
+        ({"vBucketServerMap": {}}, "servers"),
+        ({"vBucketServerMap": {"serverList": [1]}}, "servers"),
+        ({"vBucketServerMap": {"serverList": ["h:1"], "vBucketMap": [[1]]}}, "rows"),
+        ({"vBucketServerMap": {"serverList": ["h:1"]}, "nodesExt": []}, "bucket_nodes"),
+    ],
+)
+def test_what_is_wrong_is_refused_when_it_is_asked_for(members: dict[str, Any], part: str) -> None:
+    read = ClusterConfig.of(members)
+    with pytest.raises(MalformedJson, match="can't be read"):
+        getattr(read, part)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headwater.node.http import call, limits
-from headwater.node.node_state import ChangeSignal
 from support.http_node import SCOPES, Client
 
 
@@ -55,21 +54,3 @@ def test_slow_bodies_are_refused(ask: Client, monkeypatch: pytest.MonkeyPatch) -
         await asyncio.sleep(10)
 
     assert ask("POST", SCOPES, content=trickle()).status_code == 408
-
-
-# The signal that something has changed.
-
-
-def test_no_change_is_missed() -> None:
-    async def scenario() -> None:
-        changes = ChangeSignal()
-        seen = changes.count
-        changes.notify()
-        await asyncio.wait_for(changes.after(seen), 1)
-        waiting = [asyncio.create_task(changes.after(changes.count)) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        changes.notify()
-        await asyncio.wait_for(asyncio.gather(*waiting), 1)
-
-    asyncio.run(scenario())
