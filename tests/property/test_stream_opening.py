@@ -92,11 +92,11 @@ def test_a_vbucket_that_comes_later_is_not_asked_about_for_the_others() -> None:
 
 # --- from now on --------------------------------------------------------------------------------------------------
 
-STEPS_TO_PLACES = 3
+STEPS_TO_OFFSETS = 3
 """The high seqnos, the failover logs, the streams."""
 
 
-@pytest.mark.parametrize("steps", range(STEPS_TO_PLACES + 1))
+@pytest.mark.parametrize("steps", range(STEPS_TO_OFFSETS + 1))
 def test_a_start_from_now_on_comes_through_a_lost_connection(steps: int) -> None:
     """Whatever is written once all vbuckets are placed is seen, and nothing of what was there before the read."""
     run = a_run(from_now=True)
@@ -106,7 +106,7 @@ def test_a_start_from_now_on_comes_through_a_lost_connection(steps: int) -> None
     connection.is_cut = True
     arrive(run)  # what is on the wire, and its end
     has_offsets = run.reader.has_offsets
-    assert has_offsets == (steps + 1 >= STEPS_TO_PLACES)
+    assert has_offsets == (steps + 1 >= STEPS_TO_OFFSETS)
     write(run, 2)
     expected = set(range(6, 8)) if has_offsets else set()
     run.now_s += 1
@@ -117,7 +117,7 @@ def test_a_start_from_now_on_comes_through_a_lost_connection(steps: int) -> None
     assert {frozenset(seqnos) for seqnos in seen(run).values()} == {frozenset(expected)}
 
 
-@pytest.mark.parametrize("steps", range(STEPS_TO_PLACES - 1))
+@pytest.mark.parametrize("steps", range(STEPS_TO_OFFSETS - 1))
 def test_a_failover_while_now_is_looked_for_just_moves_it(steps: int) -> None:
     """The place is in the future of the shorter history, and nobody has seen anything yet that could be undone."""
     run = a_run(from_now=True)

@@ -118,13 +118,13 @@ class AsyncioEdge:
         has_failed = self.reader.failure is not None or self._fault is not None
         return self.reader.has_pieces or self.reader.is_finished or has_failed or self._is_closed
 
-    async def wait_for_places(self) -> None:
-        """Until it is known where every vbucket starts: one that starts at what is there now has no place before."""
+    async def wait_for_offsets(self) -> None:
+        """Until every vbucket has its offset: one that starts at "now" gets it from a server."""
         while not (self.reader.has_offsets or self.reader.failure or self._fault or self._is_closed):
             await asyncio.sleep(TICK_S)
 
-    def check_places(self) -> None:
-        """Raise what has kept a vbucket from being placed."""
+    def check_offsets(self) -> None:
+        """Raise what has kept a vbucket from getting its offset."""
         if self._fault is not None:
             raise self._fault
         if not self.reader.has_offsets and self.reader.failure is not None:

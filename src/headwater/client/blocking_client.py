@@ -43,9 +43,9 @@ class Batches:
         return self._batches.metrics
 
     def start(self) -> None:
-        """Return when every vbucket has its place, which a read otherwise finds with its first batch.
+        """Return when every vbucket has its offset, which a read otherwise finds with its first batch.
 
-        With `start="now"` these places are "now": all that is written after this has returned is handed out.
+        With `start="now"` these offsets are "now": all that is written after this has returned is read.
         """
         self._thread.run(self._batches.start())
 
@@ -84,7 +84,7 @@ class Changes:
         return self._batches.metrics
 
     def start(self) -> None:
-        """Return when every vbucket has its place. See `Batches.start`."""
+        """Return when every vbucket has its offset. See `Batches.start`."""
         self._batches.start()
 
     def __iter__(self) -> Self:

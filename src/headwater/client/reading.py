@@ -111,7 +111,7 @@ class Batches:
         started = await self._start_once()
         if started is None:
             raise LocalProtocolError("the read is closed", hint="Make a new one")
-        started.edge.check_places()
+        started.edge.check_offsets()
 
     def __aiter__(self) -> Self:
         return self
@@ -176,7 +176,7 @@ class Batches:
 
     async def _enter(self, started: ReadStart) -> None:
         try:
-            await started.edge.wait_for_places()
+            await started.edge.wait_for_offsets()
             if started.from_now and started.edge.reader.has_offsets and self._checkpoint is not None:
                 # Or else a program that dies before its first change would start at another "now".
                 await self._checkpoint.save(started.all_offsets(started.edge.reader.offsets))

@@ -107,9 +107,9 @@ def test_what_has_kept_a_vbucket_from_its_place_is_raised() -> None:
     async def read() -> None:
         edge = new_edge(down(), from_now=True, give_up_after_s=0.01)
         try:
-            await asyncio.wait_for(edge.wait_for_places(), 10)
+            await asyncio.wait_for(edge.wait_for_offsets(), 10)
             with pytest.raises(HostUnreachable):
-                edge.check_places()
+                edge.check_offsets()
         finally:
             await edge.close()
 
