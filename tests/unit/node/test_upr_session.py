@@ -108,9 +108,8 @@ def test_a_stream_from_its_beginning_to_its_end(world: World) -> None:
     world.remove(b"c", expired=True)
     packets = world.stream(end=5)
     # A snapshot holds a key once, so that the first versions of a and c are not in it.
-    assert kinds(packets) == [
-        upr.UprStreamOk, upr.UprStreamBegin, START, upr.UprMutation, upr.UprDeletion, upr.UprExpiration, END, upr.UprStreamEnd,
-    ]  # fmt: skip
+    changes = [upr.UprMutation, upr.UprDeletion, upr.UprExpiration]
+    assert kinds(packets) == [upr.UprStreamOk, upr.UprStreamBegin, START, *changes, END, upr.UprStreamEnd]
     assert all((packet.vbucket, packet.request_id) == (VBUCKET, 45) for packet in packets)
     mutation, deletion, expiration = packets[3:6]
     assert isinstance(mutation, upr.UprMutation)
