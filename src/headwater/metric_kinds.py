@@ -28,7 +28,7 @@ class MetricKind(Generic[S]):
     documentation: str
     read: Callable[[S], MetricSamples]
     label: str | None = None
-    """The label that tells its samples apart, beside those that all families of the table have."""
+    """The label that its samples differ in, beside those that all families of the table have."""
 
     def family(self, prefix: str, labels: Sequence[str]) -> MetricFamily:
         """The family without numbers."""
