@@ -150,9 +150,10 @@ class BucketKv:
         return self._map
 
     async def _connection_to(self, address: Address) -> AsyncKvConnection:
-        if address not in self._connections:
-            self._connections[address] = await AsyncKvConnection.open(address, self._settings.login())
-        return self._connections[address]
+        known = self._connections.get(address)
+        if known is None or not known.is_usable:
+            known = self._connections[address] = await AsyncKvConnection.open(address, self._settings.login())
+        return known
 
     def _drop(self, address: Address) -> None:
         connection = self._connections.pop(address, None)

@@ -35,6 +35,8 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _TLS_ERRORS = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 """Of a connection that was made, and ended in the handshake of TLS."""
+_WRITTEN_TOGETHER = 64
+"""Requests in one write: the server works on the first of many while the last are encoded."""
 
 
 async def open_transport(
@@ -42,11 +44,16 @@ async def open_transport(
 ) -> P:
     """A connected socket, with TLS on it if wanted, for a protocol. Raises a `ConnectionFailed` that says why not."""
     loop = asyncio.get_running_loop()
+    options: dict[str, Any] = {}
+    connect_s = timeouts.connect_s
+    if tls is not None:
+        # A port that accepts connections and does not answer in TLS is not an unreachable host.
+        handshake_s = min(timeouts.connect_s, timeouts.answer_s)
+        options = {"ssl": tls, "server_hostname": address.host, "ssl_handshake_timeout": handshake_s}
+        connect_s += handshake_s
     try:
-        async with asyncio.timeout(timeouts.connect_s):
-            _, protocol = await loop.create_connection(
-                new_protocol, address.host, address.port, ssl=tls, server_hostname=address.host if tls else None
-            )
+        async with asyncio.timeout(connect_s):
+            _, protocol = await loop.create_connection(new_protocol, address.host, address.port, **options)
     except (OSError, ValueError) as error:
         if tls is not None and isinstance(error, _TLS_ERRORS):
             raise tls_failed(address, error) from error
@@ -100,6 +107,11 @@ class AsyncKvConnection(asyncio.Protocol):
         return connection
 
     @property
+    def is_usable(self) -> bool:
+        """Whether requests can be sent on it: it is open, and belongs to the loop that runs now."""
+        return not self.is_closed and self._loop is asyncio.get_running_loop()
+
+    @property
     def outcome(self) -> HandshakeOutcome:
         return self._ready.result()
 
@@ -133,6 +145,8 @@ class AsyncKvConnection(asyncio.Protocol):
         for message in messages:
             waiting.append(self._loop.create_future())
             self._answers[self._exchange.send(message)] = ([], waiting[-1])
+            if not len(waiting) % _WRITTEN_TOGETHER:
+                self._send()
         self._send()
         return waiting
 

@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from traceback import walk_tb
 from types import TracebackType
@@ -121,41 +121,27 @@ class KvConnection:
         return len(self._exchange.rest)
 
     def request(self, message: Request) -> Response:
-        """Send a request and wait for its answer. A status other than success is raised as its error."""
-        (answer,) = self.answers([message])
-        return accepted(answer.result())
+        """Send a request and wait for its answer. A status other than success is raised as its error.
 
-    def answers(self, messages: Iterable[Request]) -> Iterator[Answered]:
-        """Send many requests, and give their answers in the order of the requests, as they come.
-
-        Raises `ConnectionFailed` or `RemoteProtocolError` in the middle, and then the connection is of no further use.
-        The same holds for a caller that does not take all answers.
+        After any other error the connection is of no further use.
         """
         exchange = self._exchange
         exchange.tick(time.monotonic())
-        for message in messages:
-            exchange.send(message)
-        self._send_waiting()
-        while exchange.deadline_s is not None:
+        exchange.send(message)
+        _send(self.sock, exchange.data_to_send(), self.address, exchange.answer_s_max)
+        while (deadline_s := exchange.deadline_s) is not None:
             event = exchange.next_event()
+            if isinstance(event, Answered):
+                return accepted(event.result())
             if event is None:
-                self._send_waiting()
-                self._receive_more(exchange.deadline_s)
-            elif isinstance(event, Answered):
-                yield event
-
-    def _send_waiting(self) -> None:
-        if data := self._exchange.data_to_send():
-            _send(self.sock, data, self.address, self._exchange.answer_s_max)
-
-    def _receive_more(self, deadline_s: float) -> None:
-        now_s = time.monotonic()
-        self._exchange.tick(now_s)
-        self.sock.settimeout(max(deadline_s - now_s, _TIMEOUT_S_MIN))
-        data = _receive(self.sock, self.address, self._exchange.answer_s_max)
-        if not data:
-            raise closed(self.address)
-        self._exchange.receive_data(data)
+                now_s = time.monotonic()
+                exchange.tick(now_s)
+                self.sock.settimeout(max(deadline_s - now_s, _TIMEOUT_S_MIN))
+                data = _receive(self.sock, self.address, exchange.answer_s_max)
+                if not data:
+                    raise closed(self.address)
+                exchange.receive_data(data)
+        raise AssertionError("a request that is sent is due until it is answered")
 
     def close(self) -> None:
         self.sock.close()
@@ -353,4 +339,7 @@ def _words(error: OSError | ValueError) -> str:
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | socket.gaierror) and error.errno:
         # Event loops put other words in its place, and the address again.
         return os.strerror(error.errno)
-    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+    # An event loop that meets the end of a connection in TLS's handshake gives no words at all.
+    return (
+        str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error) or "the connection was closed"
+    )

@@ -24,10 +24,10 @@ ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """The largest answer is the config; that of a hundred nodes is far below a megabyte."""
 ANSWER_TIMEOUT_S = 30.0
 """How long a server may take to answer a request, unless the caller says otherwise."""
-UNANSWERED_MAX = 128
-"""Requests that are sent and not answered. They are small, and fit into the buffers between us and the server: a
-blocking caller reads no answers while it sends. A server that brings every write to the disk does so for all that have
-come until then, so that a thousand writes take milliseconds this way, and seconds one by one."""
+UNANSWERED_MAX = 1024
+"""Requests that are sent and not answered: one for each vbucket of a bucket. A server that brings every write to the
+disk does so for all that have come until then, so a thousand writes take milliseconds this way, and seconds one by
+one."""
 REQUESTS_MAX = 1 << 20
 """Requests that are not answered, those included that wait to be sent."""
 STATISTICS_MAX = 100_000
