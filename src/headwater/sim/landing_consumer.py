@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from random import Random
 from typing import Any
 
 from headwater.client.asyncio_client import Client
 from headwater.client.bootstrap import BucketView, look_at_bucket
+from headwater.client.cluster_map import ClusterMap
 from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadOptions, Snapshots
 from headwater.client.settings import ClientSettings
+from headwater.client.survey import AsyncSurveyor, VBucketStatus
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
@@ -34,7 +38,6 @@ from headwater.sim.consumers import RETRY_S, AnyConsumer
 from headwater.sim.landing_judge import ROLLBACK, BucketTruth, LandedTable, LandingJudge, Look, ReadBatch
 from headwater.sim.machines import Process
 from headwater.sim.world import World
-from headwater.sim.writers import PatientSurveyor
 from headwater.spark.planning import (
     Survey,
     VBucketRange,
@@ -49,6 +52,7 @@ COMMIT_S_MAX = 0.02
 PAUSE_S_MIN = 0.02
 """From a batch to the next survey, at least: else a landing of nothing would never let time pass."""
 LOST_TASK_CHANCE = 0.05
+SURVEY_RETRY_S = 0.1
 
 
 class LandingMutant(StrEnum):
@@ -265,3 +269,37 @@ class LandingConsumer(AnyConsumer):
         self.batches += 1
         self.rows_behind_plan += sum(row["seqno"] > ends[row["vbucket"]] for row in rows)
         self._world.count_rows(len(rows))
+
+
+class PatientSurveyor:
+    """The client's surveyor, which tries again without an end: in a simulation every fault ends."""
+
+    def __init__(self, settings: ClientSettings, random: Random) -> None:
+        self._settings = settings
+        self._random = random
+        self._surveyor: AsyncSurveyor | None = None
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """As it was when the last survey was made: it may be out of date by now."""
+        assert self._surveyor is not None, "a survey reads the map"
+        return self._surveyor.cluster_map
+
+    async def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
+        """The state of these vbuckets, or of all. Waits for those that have no active node at the moment."""
+        found: dict[VBucketId, VBucketStatus] = {}
+        while True:
+            try:
+                if self._surveyor is None:
+                    self._surveyor = await AsyncSurveyor.open(self._settings, random_bytes=self._random.randbytes)
+                every = map(VBucketId, range(self._surveyor.cluster_map.vbuckets))
+                missing = set(every if vbuckets is None else vbuckets) - found.keys()
+                found |= await self._surveyor.ask_once(missing)
+                if not missing - found.keys():
+                    return {vbucket: found[vbucket] for vbucket in sorted(found)}
+            except HeadwaterError:
+                pass
+            if self._surveyor is not None:
+                self._surveyor.close()
+                self._surveyor = None
+            await asyncio.sleep(SURVEY_RETRY_S)

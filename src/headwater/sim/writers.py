@@ -7,7 +7,6 @@ consumer some of them change: DCP then sends the newest version only, and what a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -18,7 +17,6 @@ from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.client.settings import ClientSettings
-from headwater.client.survey import AsyncSurveyor, VBucketStatus
 from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,
@@ -31,55 +29,10 @@ from headwater.protocol.messages import PlainResponse
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.documents import Delete, Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
-from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
 from headwater.sim.checkers import KnownOutcome, Write
 from headwater.sim.machines import Process
 from headwater.sim.world import World
-
-SURVEY_RETRY_S = 0.1
-
-
-def login_of(settings: ClientSettings, random: Random) -> Login:
-    return replace(settings.login(), random_bytes=random.randbytes)
-
-
-def seed_addresses(hosts: list[str], port: int) -> tuple[Address, ...]:
-    return tuple(Address(host, port) for host in hosts)
-
-
-class PatientSurveyor:
-    """The client's surveyor, which tries again without an end: in a simulation every fault ends."""
-
-    def __init__(self, settings: ClientSettings, random: Random) -> None:
-        self._settings = settings
-        self._random = random
-        self._surveyor: AsyncSurveyor | None = None
-
-    @property
-    def cluster_map(self) -> ClusterMap:
-        """As it was when the last survey was made: it may be out of date by now."""
-        assert self._surveyor is not None, "a survey reads the map"
-        return self._surveyor.cluster_map
-
-    async def survey(self, vbuckets: Iterable[VBucketId] | None = None) -> dict[VBucketId, VBucketStatus]:
-        """The state of these vbuckets, or of all. Waits for those that have no active node at the moment."""
-        found: dict[VBucketId, VBucketStatus] = {}
-        while True:
-            try:
-                if self._surveyor is None:
-                    self._surveyor = await AsyncSurveyor.open(self._settings, random_bytes=self._random.randbytes)
-                every = map(VBucketId, range(self._surveyor.cluster_map.vbuckets))
-                missing = set(every if vbuckets is None else vbuckets) - found.keys()
-                found |= await self._surveyor.ask_once(missing)
-                if not missing - found.keys():
-                    return {vbucket: found[vbucket] for vbucket in sorted(found)}
-            except HeadwaterError:
-                pass
-            if self._surveyor is not None:
-                self._surveyor.close()
-                self._surveyor = None
-            await asyncio.sleep(SURVEY_RETRY_S)
-
 
 RETRY_S = 0.1
 REFUSALS_MAX = 10
@@ -90,6 +43,10 @@ DURABLE_TIMEOUT_MS = 2000
 HOT_WEIGHTS = {"set": 1.0, "delete": 0.05}
 """Of hot keys: a document that is gone half of the time would hide that it is out of date."""
 _LEVELS = {"majority": DurabilityLevel.MAJORITY, "persist": DurabilityLevel.PERSIST_TO_MAJORITY}
+
+
+def login_of(settings: ClientSettings, random: Random) -> Login:
+    return replace(settings.login(), random_bytes=random.randbytes)
 
 
 class Writer:

@@ -38,8 +38,8 @@ _FOLDERS_KEPT = 4
 _IN_USE_S = 24 * 60 * 60.0
 """A folder that was used so lately may be in use, and stays, however many there are."""
 _PRIVATE = 0o700
-_MARK = re.compile(rb"^@(kernel|kernel_part|inlined_part)$", re.MULTILINE)
-
+_MARK = re.compile(rb"^@(kernel|kernel_part|inlined_part)$|= intrinsic\(", re.MULTILINE)
+"""What a file has whose code becomes part of kernels."""
 
 KERNELS: list[Any] = []
 """Every kernel of the modules that were imported, in the order of their definitions."""
@@ -82,14 +82,14 @@ def kernel_modules() -> list[str]:
 
 @cache
 def _kernel_sources() -> dict[Path, bytes]:
-    """Every file of the package that has a kernel, and what stands in it."""
+    """Every file of the package that has a kernel or an intrinsic, and what stands in it."""
     sources = {path: path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py"))}
     return {path: source for path, source in sources.items() if _MARK.search(source)}
 
 
 @cache
 def sources_digest() -> str:
-    """A digest of every file of the package that has a kernel, of numba's version and of Python's."""
+    """A digest of every file of the package that has a kernel or an intrinsic, of numba's version and of Python's."""
     digest = sha256(f"{numba.__version__} {sys.version}".encode())
     for path, source in _kernel_sources().items():
         digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + source + b"\0")
