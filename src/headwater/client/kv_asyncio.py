@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import HandshakeOutcome
+from headwater.client.handshake import ClientHandshake, HandshakeOutcome
 from headwater.client.kv_connection import (
     Login,
     Timeouts,
@@ -27,7 +27,7 @@ from headwater.client.kv_connection import (
     without_verification,
 )
 from headwater.errors import ConnectionClosed, ConnectionFailed, HeadwaterError
-from headwater.protocol.exchange import Answered
+from headwater.protocol.exchange import Answered, Exchange
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.messages.session import Stat
 
@@ -82,8 +82,9 @@ class AsyncKvConnection(asyncio.Protocol):
         self._login = login
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._handshake = login.handshake(is_loopback=False, peer=str(address))
-        self._exchange = self._handshake.exchange
+        self._handshake: ClientHandshake
+        self._exchange: Exchange
+        """Both from when the socket is connected."""
         self._ready: asyncio.Future[HandshakeOutcome] = self._loop.create_future()
         self._answers: dict[int, tuple[list[Answered], asyncio.Future[list[Answered]]]] = {}
         """By opaque, the frames that have come of an answer, and what waits for all of them."""
@@ -223,9 +224,9 @@ class AsyncKvConnection(asyncio.Protocol):
             return
         try:
             if self._ready.done():
-                self._exchange.tick(self._loop.time())
                 self._exchange.receive_data(data)
                 self._take_answers()
+                self._exchange.tick(self._loop.time())
                 self._send()
                 return
             self._handshake.receive_data(data)

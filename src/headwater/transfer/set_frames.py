@@ -37,8 +37,10 @@ from headwater.protocol.kernels.memory import (
 )
 from headwater.protocol.numbers import LEB128_BYTES_MAX, CollectionId, encode_collection_id
 
-# The vbuckets of many keys at once. `cluster_map` has the rule, for one key, and is what planners and tasks that send
-# nothing load: this needs the compiler of the kernels.
+# --- the vbuckets of many keys ----------------------------------------------------------------------------------------
+#
+# `cluster_map` has the rule, for one key, and is what planners and tasks that send nothing load: this needs the
+# compiler of the kernels.
 
 
 def _crc32_table() -> Column:
