@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from headwater.client.blocking_bucket import KvCluster, bootstrap
-from headwater.client.bootstrap import Bootstrap, connect_any, map_of
+from headwater.client.bootstrap import Bootstrap, connect_any
 from headwater.client.cluster_map import Network
 from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.kv_asyncio import AsyncKvConnection
@@ -34,12 +33,8 @@ from headwater.errors import (
     WrongProtocol,
 )
 from headwater.protocol.messages.session import GetClusterConfig, Noop, SelectBucket
-from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status
 from support.handshake_peer import PASSWORD, USER, Peer, refused
-from support.node_process import PASSWORD as NODE_PASSWORD
-from support.node_process import USER as NODE_USER
-from support.node_process import StartNode
 from support.peer_server import Talk, answering, answering_http, down, hanging_up, http_answer, saying, serving, silent
 
 TERSE = "/pools/default/b/travel"
@@ -111,26 +106,6 @@ def failure(addresses: list[Address], query: str = "", **options: Any) -> Headwa
     return raised.value
 
 
-# --- real nodes ---------------------------------------------------------------------------------------------------
-
-
-def test_a_real_node_by_both_ways(start_node: StartNode) -> None:
-    node = start_node("--bucket", "travel", "--vbuckets", "4")
-    login = {"user": NODE_USER, "password": NODE_PASSWORD}
-    host, _, port = node.http_url.partition("://")[2].rpartition(":")
-    by_kv = bootstrap(settings([down(), node.address], **login))
-    by_http = bootstrap(settings([down(), Address(host, int(port))], "?bootstrap=http", **login))
-    assert (by_kv.by, by_http.by) == (BootstrapBy.KV, BootstrapBy.HTTP)
-    assert by_kv.cluster_map == by_http.cluster_map
-    assert by_kv.cluster_map.vbuckets == 4
-    assert by_kv.bucket_uuid == by_http.bucket_uuid != ""
-    assert by_kv.asked == by_kv.cluster_map.nodes[0] == node.address
-    assert pickle.loads(pickle.dumps(by_kv)) == by_kv
-
-
-# --- which host ---------------------------------------------------------------------------------------------------
-
-
 def test_the_first_host_that_answers_is_taken(hosts: ExitStack) -> None:
     other = answering(lambda: Peer(config=config(rows=[[0]])))
     first, second = serve(hosts, answering(good), other)
@@ -175,9 +150,6 @@ def test_hosts_of_both_kinds(hosts: ExitStack, monkeypatch: pytest.MonkeyPatch) 
     assert bootstrap(settings([down(), by_http])).by is BootstrapBy.HTTP
 
 
-# --- which network ------------------------------------------------------------------------------------------------
-
-
 def test_the_network_over_the_key_value_protocol(hosts: ExitStack) -> None:
     told = [CONFIG]
     (address,) = serve(hosts, answering(lambda: Peer(config=told[0])))
@@ -194,9 +166,6 @@ def test_the_network_over_the_key_value_protocol(hosts: ExitStack) -> None:
     assert nodes("?network=auto", knows_us) == (outside, Network.EXTERNAL)
     assert nodes("?network=default", knows_us) == (inside, Network.DEFAULT)
     assert nodes("?network=external", CONFIG) == (outside, Network.EXTERNAL)
-
-
-# --- none will do -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -277,9 +246,6 @@ def test_what_comes_out_of_it_is_a_bootstrap(hosts: ExitStack) -> None:
     assert [found.cluster_map.active_node(vbucket) for vbucket in range(3)] == [0, 1, 2]
 
 
-# A cluster as a client sees it, by both ways to bootstrap.
-
-
 def cluster_settings(where: str, **options: Any) -> ClientSettings:
     return ClientSettings.make(f"couchbase://{where}", **{"user": USER, "password": PASSWORD, **options})
 
@@ -301,20 +267,6 @@ def cluster_config(*ports: int) -> bytes:
     rows = [[at] for at in range(len(ports))]
     server_map = {"serverList": servers, "vBucketMap": rows}
     return json.dumps({"rev": 1, "name": "travel", "nodesExt": nodes, "vBucketServerMap": server_map}).encode()
-
-
-def test_a_cluster_of_one_real_node_by_both_ways(start_node: StartNode) -> None:
-    node = start_node("--bucket", "travel", "--vbuckets", "4")
-    login = {"user": NODE_USER, "password": NODE_PASSWORD}
-    http_host = node.http_url.partition("://")[2]
-    for where in (f"{node.address}/travel", f"{http_host}/travel?bootstrap=http"):
-        settings = cluster_settings(where, **login)
-        connection = any_node(settings)
-        assert connection.address == node.address
-        cluster = KvCluster(settings)
-        assert map_of(connection, settings) == cluster.read_map()
-        assert cluster.find(()) == (cluster.read_map(), (DEFAULT_COLLECTION,))
-        cluster.open(node.address).close()
 
 
 def test_over_http_any_node_of_the_map_will_do() -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from headwater.client import bootstrap
 from headwater.client.bootstrap import fetch_map_over_http
-from headwater.client.cluster_map import ClusterMap, Network
+from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import KvConnection, Timeouts
+from headwater.client.kv_connection import Timeouts
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import (
     AccessDenied,
@@ -36,7 +36,7 @@ from headwater.errors import (
     WrongProtocol,
 )
 from support.certificates import self_signed
-from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER
 from support.peer_server import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 
 QUICK = Timeouts(connect_s=5.0, answer_s=0.3)
@@ -80,65 +80,6 @@ def failure(address: Address, bucket: str = "travel", **options: Any) -> Headwat
     assert raised.value.hint
     assert PASSWORD not in str(raised.value)
     return raised.value
-
-
-def http_address(node: NodeProcess) -> Address:
-    host, _, port = node.http_url.partition("://")[2].rpartition(":")
-    return Address(host, int(port))
-
-
-# --- a real node --------------------------------------------------------------------------------------------------
-
-
-def test_a_real_node_is_reached_through_the_map_it_gives(start_node: StartNode) -> None:
-    node = start_node("--bucket", "travel", "--bucket", "50%", "--vbuckets", "8")
-    found = fetch(http_address(node))
-    assert found.nodes == (node.address,)
-    assert (found.bucket, found.vbuckets, found.network) == ("travel", 8, Network.DEFAULT)
-    with KvConnection.open(found.nodes[0], settings(node.address).login()) as connection:
-        config = connection.outcome.cluster_config
-    assert config is not None
-    assert ClusterMap.decode(config, asked=node.address) == found
-    assert fetch(http_address(node), "50%25").bucket == "50%"
-
-
-def test_what_a_real_node_refuses(start_node: StartNode) -> None:
-    node = start_node()
-    address = http_address(node)
-    unknown = failure(address, "nix")
-    assert type(unknown) is UnknownBucket
-    assert "there is no bucket 'nix'" in unknown.reason
-    wrong = failure(address, "default", password="wrong")
-    assert type(wrong) is AuthenticationFailed
-    assert "the user or the password is wrong" in wrong.reason
-    nobody = failure(address, "default", user=None, password=None)
-    assert type(nobody) is AuthenticationFailed
-    assert "wants a log-in" in nobody.reason
-    key_value = failure(node.address, "default")
-    assert type(key_value) is ConnectionClosed
-    assert "8091" in key_value.hint
-
-
-def test_a_real_node_with_tls(start_node: StartNode, tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path)
-    node = start_node("--tls-cert", str(certificate), "--tls-key", str(key))
-    address = http_address(node)
-    assert fetch(address, "default", tls=TlsSettings(ca_file=certificate)).nodes == (node.address,)
-    untrusted = failure(address, "default", tls=TlsSettings())
-    assert type(untrusted) is TlsFailed
-    assert "is not trusted" in untrusted.reason
-    without = failure(address, "default")
-    assert type(without) is TlsFailed
-    assert "speaks TLS, and this connection does not" in without.reason
-
-
-def test_tls_to_a_real_node_without_it(start_node: StartNode) -> None:
-    error = failure(http_address(start_node()), "default", tls=TlsSettings())
-    assert type(error) is TlsFailed
-    assert "does not speak TLS" in error.reason
-
-
-# --- what is asked, and how ---------------------------------------------------------------------------------------
 
 
 def test_the_terse_config_is_asked_for_first() -> None:
@@ -211,9 +152,6 @@ def test_a_network_that_is_not_there() -> None:
         assert type(failure(address, query="&network=external")) is NoSuchNetwork
 
 
-# --- who logs in --------------------------------------------------------------------------------------------------
-
-
 def test_a_password_is_not_sent_in_clear_where_others_can_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "is_loopback", lambda _: False)
     requests: list[str] = []
@@ -258,9 +196,6 @@ def encrypted_body() -> bytes:
     return json.dumps({**CONFIG, "nodesExt": nodes}).encode()
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
     [
@@ -287,9 +222,6 @@ def test_refusals(status: int, kind: type[HeadwaterError], words: str) -> None:
 def test_what_is_no_config(body: bytes) -> None:
     with serving(answering_http({TERSE: http_answer(body)}, [])) as address:
         assert type(failure(address)) is MalformedJson
-
-
-# --- nobody, nothing, nonsense ------------------------------------------------------------------------------------
 
 
 def test_a_host_that_is_down() -> None:

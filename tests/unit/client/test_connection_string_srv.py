@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,9 +28,6 @@ def dns_server() -> Iterator[DnsServer]:
 
 def hosts(server: DnsServer, string: str = f"couchbase://{NAME}/b") -> tuple[Address, ...]:
     return find_hosts(ConnectionString.parse(f"{string}{'&' if '?' in string else '?'}{server.options}"))
-
-
-# --- what is found ------------------------------------------------------------------------------------------------
 
 
 def test_the_hosts_of_the_records_take_the_place_of_the_name(dns_server: DnsServer) -> None:
@@ -99,9 +94,6 @@ def test_search_domains_make_short_names_whole(
     whole = ConnectionString.parse(string.replace("prod/", "prod./"))
     assert find_hosts(whole) == (Address("cb-srv.prod.", 11210),)
     assert dns_server.questions[-1] == "_couchbase._tcp.cb-srv.prod"
-
-
-# --- where there is nothing to find -------------------------------------------------------------------------------
 
 
 def refusing(question: bytes) -> bytes:
@@ -189,15 +181,3 @@ def test_what_is_not_looked_up(dns_server: DnsServer, string: str) -> None:
 def test_the_switch_may_be_on(dns_server: DnsServer, switch: str) -> None:
     dns_server.records[f"_couchbase._tcp.{NAME}"] = [(0, 0, 1, "a.example.com.")]
     assert hosts(dns_server, f"couchbase://{NAME}/b?bootstrap=kv&enable_dns_srv={switch}")[0].port == 1
-
-
-def test_the_library_is_imported_only_for_a_lookup() -> None:
-    """It would cost every Spark worker its time."""
-    program = (
-        "import sys, headwater, headwater.client.bootstrap\n"
-        "from headwater.client.connection_string import ConnectionString\n"
-        "from headwater.client.connection_string import find_hosts\n"
-        "find_hosts(ConnectionString.parse('couchbase://127.0.0.1/b'))\n"
-        "sys.exit('dns' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -22,15 +22,12 @@ from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection, Timeouts, is_loopback
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import (
-    AccessDenied,
     AuthenticationFailed,
     BadMagic,
     ConnectionClosed,
     ConnectionFailed,
     HeadwaterError,
     HostUnreachable,
-    InvalidArguments,
-    KeyNotFound,
     NoAnswer,
     NotMyVBucket,
     RemoteProtocolError,
@@ -44,14 +41,10 @@ from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import Request, decode_message
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Noop, SaslAuth
-from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import Mechanism
 from headwater.protocol.status import Status
 from support.certificates import self_signed
 from support.handshake_peer import CONFIG, PASSWORD, USER, Peer, ok, refused
-from support.node_process import PASSWORD as NODE_PASSWORD
-from support.node_process import USER as NODE_USER
-from support.node_process import StartNode
 from support.peer_server import answering, down, dripping, hanging_up, saying, serving, silent
 
 QUICK = Timeouts(connect_s=5.0, answer_s=0.2)
@@ -83,9 +76,6 @@ def failure(address: Address, bucket: str = "travel", *, is_by_chance: bool = Fa
     return raised.value
 
 
-# --- it works -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mechanism", [None, *Mechanism])
 def test_a_connection_that_is_ready(mechanism: Mechanism | None) -> None:
     with serving(answering(Peer)) as address, connect(address, mechanism=mechanism) as connection:
@@ -93,21 +83,6 @@ def test_a_connection_that_is_ready(mechanism: Mechanism | None) -> None:
         assert connection.outcome.mechanism is (mechanism or Mechanism.SCRAM_SHA512)
         assert connection.buffered_bytes == 0
         assert connection.sock.gettimeout() == PATIENT.answer_s
-
-
-def test_a_real_node(start_node: StartNode) -> None:
-    node = start_node()
-    login = {"user": NODE_USER, "password": NODE_PASSWORD}
-    for mechanism in Mechanism:
-        with connect(node.address, "default", mechanism=mechanism, **login) as connection:
-            assert connection.outcome.mechanism is mechanism
-            connection.request(Noop())
-            assert b"vBucketServerMap" in connection.request(GetClusterConfig()).value  # type: ignore[attr-defined]
-    assert type(failure(node.address, "default", user=NODE_USER, password="wrong")) is AuthenticationFailed
-    assert type(failure(node.address, "other", **login)) is AccessDenied
-    unknown = failure(node.address, "default", user=None, password=None)
-    assert type(unknown) is AccessDenied
-    assert "no user has logged in" in unknown.reason
 
 
 @pytest.mark.parametrize(
@@ -166,9 +141,6 @@ def test_what_comes_behind_the_handshake_is_not_lost() -> None:
         assert connection.buffered_bytes == 0
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
-
-
 def replying(reply: Callable[[Request], bytes]) -> Callable[[socket.socket], None]:
     """Shakes hands, then answers one request."""
 
@@ -207,16 +179,6 @@ def test_a_refusal_is_the_error_of_its_status() -> None:
         connection.request(Noop())
 
 
-def test_what_a_real_node_refuses_is_told_with_its_key(start_node: StartNode) -> None:
-    login = {"user": NODE_USER, "password": NODE_PASSWORD}
-    place = {"vbucket": VBucketId(0), "collection_id": CollectionId(0)}
-    with connect(start_node("--vbuckets", "1").address, "default", **login) as connection:
-        with pytest.raises(KeyNotFound, match=r"the server refused Get of 'fox': KEY_ENOENT\. Check the key"):
-            connection.request(Get(key=b"fox", **place))
-        with pytest.raises(InvalidArguments, match=r"A key has at most 250 bytes, and this one has 251$"):
-            connection.request(Get(key=b"k" * 251, **place))
-
-
 def test_an_answer_that_does_not_come() -> None:
     def talk(sock: socket.socket) -> None:
         replying(lambda request: b"")(sock)
@@ -228,9 +190,6 @@ def test_an_answer_that_does_not_come() -> None:
         pytest.raises(NoAnswer, match=r"0\.2 seconds"),
     ):
         connection.request(Noop())
-
-
-# --- refusals -----------------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_password() -> None:
@@ -245,9 +204,6 @@ def test_an_unknown_bucket() -> None:
         error = failure(address, "travle")
     assert type(error) is UnknownBucket
     assert "there is no bucket 'travle'" in error.reason
-
-
-# --- nobody, nothing, nonsense ------------------------------------------------------------------------------------
 
 
 def test_a_host_that_is_down() -> None:
@@ -340,9 +296,6 @@ def test_random_bytes(seed: int) -> None:
     assert isinstance(error, RemoteProtocolError | ConnectionFailed)
 
 
-# --- TLS ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return self_signed(tmp_path)
@@ -405,20 +358,6 @@ def test_no_tls_to_a_port_with_it(certificate: tuple[Path, Path], says_why: bool
     assert type(error) is TlsFailed
     assert "speaks TLS" in error.reason
     assert "couchbases://" in error.hint
-
-
-def test_both_mistakes_with_real_nodes(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
-    plain = start_node()
-    encrypted = start_node("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
-    login = {"user": NODE_USER, "password": NODE_PASSWORD}
-    trust = TlsSettings(ca_file=certificate[0])
-    with connect(encrypted.address, "default", tls=trust, **login) as connection:
-        assert connection.outcome.mechanism is Mechanism.SCRAM_SHA512
-    assert "speaks TLS, and this connection does not" in failure(encrypted.address, "default", **login).reason
-    assert "does not speak TLS" in failure(plain.address, "default", tls=trust, **login).reason
-
-
-# --- client certificates ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -487,9 +426,6 @@ def test_a_client_certificate_that_is_missing_or_not_trusted(
             assert type(error) is TlsFailed
             assert "has refused TLS with us" in error.reason
             assert "client certificate" in error.hint
-
-
-# --- loopback -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from headwater.cli import main
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.kv_connection import KvConnection
 from headwater.client.persistence_gate import REFUSED_PAUSE_S_MAX, Copies, PersistenceGate, persisted_on_branch
 from headwater.errors import AccessDenied, KeyNotFound, NotMyVBucket, StatusError, TemporaryFailure, UnexpectedMessage
-from headwater.protocol.messages.dcp_streams import GetFailoverLog, GetFailoverLogResponse, Open, OpenFlags
-from headwater.protocol.messages.documents import Set
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
-from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
-from support.node_process import PASSWORD, USER, StartNode
 
 A, B, C, D, E = NODES = tuple(Address(f"node{number}", 11210) for number in range(5))
 VB = VBucketId(0)
 OLD, NEW = Vbuuid(0xAA), Vbuuid(0xBB)
-
 ALL_REACHABLE = frozenset(NODES)
 
 
@@ -76,9 +68,6 @@ def refuse(gate: PersistenceGate, node: Address, error: StatusError) -> None:
 
 
 UNKNOWN_BRANCH = KeyNotFound(Status.KEY_ENOENT)
-
-
-# --- what is released ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_released_before_anything_is_known() -> None:
@@ -170,9 +159,6 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
     assert gate.released_seqno(VBucketId(5)) == 0
 
 
-# --- branches -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("told", "counts"),
     [
@@ -245,9 +231,6 @@ def test_after_a_rollback_nothing_is_known_and_nothing_waits() -> None:
     assert not answer(gate, A, 10)
     assert asked(gate, 7) == [B]
     assert answer(gate, B, 10)
-
-
-# --- whom it asks, and when ---------------------------------------------------------------------------------------
 
 
 def test_only_vbuckets_that_wait_are_asked_about() -> None:
@@ -327,9 +310,6 @@ def test_a_vbucket_keeps_its_pace_when_it_was_forgotten_in_between() -> None:
     # The turn that was settled before the rollback is no turn of what waits now.
     assert asked(gate, 1) == []
     assert asked(gate, 1.5) == [A]
-
-
-# --- answers that do not count ------------------------------------------------------------------------------------
 
 
 def test_a_newer_answer_counts_even_where_it_is_lower() -> None:
@@ -455,9 +435,6 @@ def test_a_node_that_was_away_has_to_tell_again() -> None:
     assert gate.released_seqno(VB) == 9
 
 
-# --- the cluster map ----------------------------------------------------------------------------------------------
-
-
 def test_a_new_map_makes_all_answers_void() -> None:
     gate = gate_over(0, 1)
     gate.wants(VB, OLD, Seqno(10))
@@ -507,9 +484,6 @@ def test_what_was_released_under_the_map_before_stays_released_and_no_more() -> 
     assert asked(gate, 6) == [A, B]
 
 
-# --- in words -----------------------------------------------------------------------------------------------------
-
-
 def test_it_says_what_a_vbucket_waits_for() -> None:
     gate = gate_over(0, 1, 2, 3, -1)
     assert gate.why_held(VB) is None
@@ -555,55 +529,3 @@ def test_it_finds_what_gets_no_further() -> None:
     gate.wants(VB, OLD, Seqno(13))
     asked(gate, 1000)
     assert gate.stalled(1005, after_s=10) is None
-
-
-# --- a real node --------------------------------------------------------------------------------------------------
-
-
-def newest_vbuuid(dcp: KvConnection, vbucket: VBucketId) -> Vbuuid:
-    told = dcp.request(GetFailoverLog(vbucket=vbucket))
-    assert isinstance(told, GetFailoverLogResponse)
-    return told.failover_log[0].vbuuid
-
-
-def ask_node(dcp: KvConnection, gate: PersistenceGate, now_s: float) -> None:
-    for address, request in gate.requests_due(now_s, {dcp.address}):
-        told = dcp.request(request)
-        assert isinstance(told, ObserveSeqnoResponse)
-        gate.on_observed(address, request, told)
-
-
-def write(kv: KvConnection, vbucket: VBucketId, key: bytes) -> None:
-    kv.request(Set(vbucket=vbucket, key=key, value=b"1", collection_id=CollectionId(0)))
-
-
-def test_the_gate_and_a_node_understand_each_other(start_node: StartNode) -> None:
-    node = start_node("--vbuckets", "4")
-    vbucket = VBucketId(1)
-    with closing(node.connect()) as kv, closing(node.connect()) as dcp:
-        dcp.request(Open(key=b"gated", flags=OpenFlags.PRODUCER))
-        for number in range(3):
-            write(kv, vbucket, b"k%d" % number)
-        config = kv.outcome.cluster_config
-        assert config is not None
-        gate = PersistenceGate(ClusterMap.decode(config, asked=node.address))
-        with pytest.raises(KeyNotFound):
-            dcp.request(ObserveSeqno(vbucket=vbucket, vbuuid=OLD))
-        old = newest_vbuuid(dcp, vbucket)
-        gate.wants(vbucket, old, Seqno(3))
-        ask_node(dcp, gate, now_s=0)
-        assert gate.released_seqno(vbucket) == 3
-
-        arguments = ["--vbucket", "1", "--to", "2", "--user", USER, "--password", PASSWORD]
-        drilled = CliRunner().invoke(main, ["drill", "rollback", f"{node.url}/default", *arguments])
-        assert drilled.exit_code == 0, drilled.output
-        write(kv, vbucket, b"another")
-        # There is a seqno 3 again, but it is not the one that was read.
-        gate.on_rollback(vbucket)
-        gate.wants(vbucket, old, Seqno(3))
-        ask_node(dcp, gate, now_s=100)
-        assert gate.released_seqno(vbucket) == 2
-        gate.on_rollback(vbucket)
-        gate.wants(vbucket, newest_vbuuid(dcp, vbucket), Seqno(3))
-        ask_node(dcp, gate, now_s=200)
-        assert gate.released_seqno(vbucket) == 3

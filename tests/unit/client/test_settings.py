@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +178,6 @@ def test_a_server_outside_a_cluster_has_no_map() -> None:
         ClientSettings.make(URL).decode_map(None, asked=Address("a", 1))
 
 
-# Settings of TLS: what fits together, and files that can't be used.
-
-
 def test_anybody_is_trusted_only_if_told() -> None:
     assert TlsSettings().context().verify_mode is ssl.CERT_REQUIRED
     assert TlsSettings().context().check_hostname
@@ -217,45 +211,6 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=rf"^{what} .* can't be used") as raised:
             settings.context()
         assert "PEM" in raised.value.hint
-
-
-def encrypted_key(folder: Path) -> tuple[Path, Path]:
-    """A certificate, and its key under the password `sesame`."""
-    certificate, key = self_signed(folder)
-    encrypted = folder / "encrypted.pem"
-    subprocess.run(
-        ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", str(encrypted)],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, encrypted
-
-
-def test_nobody_is_asked_for_a_password_on_the_terminal(tmp_path: Path) -> None:
-    """A process that has one would wait there for ever."""
-    certificate, encrypted = encrypted_key(tmp_path)
-    code = (
-        "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-        "from headwater.client.settings import TlsSettings\n"
-        f"TlsSettings(certificate_file={str(certificate)!r}, key_file={str(encrypted)!r}).context()"
-    )
-    ours, theirs = os.openpty()
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", code], stdin=theirs, capture_output=True, timeout=60, start_new_session=True
-        )
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert b"InvalidInput: the client certificate" in ended.stderr
-
-
-def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:
-    certificate, encrypted = encrypted_key(tmp_path)
-    TlsSettings(certificate_file=certificate, key_file=encrypted, key_password="sesame").context()
-    for password in (None, "abracadabra"):
-        with pytest.raises(InvalidInput, match="can't be used"):
-            TlsSettings(certificate_file=certificate, key_file=encrypted, key_password=password).context()
 
 
 def test_the_key_may_be_in_the_same_file(tmp_path: Path) -> None:

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from headwater.client.threads import in_daemon_thread
-
-ENDS_AT_ONCE = """
-import asyncio, time
-from headwater.client.threads import in_daemon_thread
-
-async def main():
-    await asyncio.wait_for(in_daemon_thread(lambda: time.sleep(600)), 0.01)
-
-asyncio.run(main())
-"""
 
 
 def test_what_it_returns_and_raises() -> None:
@@ -53,10 +41,3 @@ def test_a_result_that_nobody_wants_any_more_is_dropped() -> None:
             await asyncio.sleep(0.01)
 
     asyncio.run(story())
-
-
-def test_the_program_does_not_wait_for_it() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert "TimeoutError" in ended.stderr

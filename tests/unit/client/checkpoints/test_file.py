@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -90,9 +88,6 @@ def test_it_has_the_rights_that_the_user_gives_to_new_files(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-# --- the order of things ------------------------------------------------------------------------------------------
-
-
 def test_everything_is_on_the_disk_in_the_right_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut may keep of later steps what it takes of earlier ones, unless these are on the disk by then."""
     save(path, 1)
@@ -139,37 +134,6 @@ def test_files_are_written_while_the_event_loop_goes_on(path: Path, monkeypatch:
     assert Offsets.from_json(path.read_text()) == offsets_at(7)
 
 
-# --- two readers --------------------------------------------------------------------------------------------------
-
-SAVE_AND_WAIT = """
-import asyncio, sys
-from headwater.client.checkpoints.file import FileCheckpoint
-store = FileCheckpoint(sys.argv[1])
-asyncio.run(store.load())
-print("holds it", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_second_process_is_told_when_it_loads(path: Path) -> None:
-    """And not when it has done its work and comes to save."""
-    save(path, 7)
-    with subprocess.Popen(
-        [sys.executable, "-c", SAVE_AND_WAIT, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "holds it\n"
-        with pytest.raises(CheckpointInUse) as raised:
-            run(FileCheckpoint(path).load())
-        assert str(path) in raised.value.reason
-        assert raised.value.hint
-        with pytest.raises(CheckpointInUse):
-            run(FileCheckpoint(path).save(offsets_at(8)))
-        # The lock of a process that is killed goes with it.
-        other.kill()
-    assert run(FileCheckpoint(path).load()) == offsets_at(7)
-
-
 def test_two_readers_in_one_process_are_two_readers(path: Path) -> None:
     first, second = FileCheckpoint(path), FileCheckpoint(path)
     run(first.load())
@@ -187,9 +151,6 @@ def test_one_that_was_forgotten_holds_nothing(path: Path) -> None:
     run(FileCheckpoint(path).load())
     gc.collect()
     save(path, 7)
-
-
-# --- damage -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,9 +208,6 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(path: Path, t
     save(path, 7)
     assert treasure.read_text() == "gold"
     assert not path.is_symlink()
-
-
-# --- what can't be written ----------------------------------------------------------------------------------------
 
 
 def test_no_folder(tmp_path: Path) -> None:

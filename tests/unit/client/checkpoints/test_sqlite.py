@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +15,6 @@ from headwater.client.checkpoints import sqlite as sqlite_module
 from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.checkpoints.sqlite import NAME_CHARS_MAX, SqliteCheckpoint
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidInput
-from support import node_process
 from support.checkpoint_samples import offsets_at, run
 
 
@@ -52,9 +49,6 @@ def save(path: Path, seqno: int, name: str = "orders") -> None:
 def count(connection: sqlite3.Connection) -> int:
     found: int = connection.execute("SELECT count(*) FROM orders").fetchone()[0]
     return found
-
-
-# --- alone --------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_was_saved_yet(path: Path) -> None:
@@ -107,9 +101,6 @@ def test_commits_are_on_the_disk(path: Path) -> None:
     assert store._connection is not None
     assert store._connection.execute("PRAGMA synchronous").fetchone() == (3,)
     run(store.close())
-
-
-# --- in the caller's transaction ----------------------------------------------------------------------------------
 
 
 def test_data_and_offsets_are_committed_together(path: Path, caller: sqlite3.Connection) -> None:
@@ -233,9 +224,6 @@ def test_a_connection_by_another_name_of_the_same_database(path: Path, tmp_path:
     assert saved(path) == offsets_at(7)
 
 
-# --- two readers --------------------------------------------------------------------------------------------------
-
-
 def test_the_second_to_save_is_refused_and_its_data_with_it(path: Path, caller: sqlite3.Connection) -> None:
     save(path, 5)
     first, second = SqliteCheckpoint(path, name="orders"), SqliteCheckpoint(path, name="orders")
@@ -302,42 +290,6 @@ def test_a_writer_that_stays_is_waited_for_and_then_told_of(
     run(store.save(offsets_at(6)))
     assert saved(path) == offsets_at(6)
     run(store.close())
-
-
-SAVE_MANY = """
-import asyncio, sqlite3, sys
-sys.path[:0] = sys.argv[3:]
-from support.checkpoint_samples import offsets_at
-from headwater.client.checkpoints.sqlite import SqliteCheckpoint
-store = SqliteCheckpoint(sys.argv[1], name=sys.argv[2])
-async def save_all():
-    for seqno in range(1, 51):
-        await store.save(offsets_at(seqno))
-    await store.close()
-asyncio.run(save_all())
-"""
-
-
-@pytest.mark.parametrize("journal", ["delete", "wal"])
-def test_many_processes_at_once(path: Path, journal: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA journal_mode = {journal}")
-    names = [f"reader {number}" for number in range(3)]
-    folders = [str(Path(node_process.__file__).parents[1])]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVE_MANY, str(path), name, *folders], stderr=subprocess.PIPE, text=True
-        )
-        for name in names
-    ]
-    for process in processes:
-        _, complaint = process.communicate(timeout=120)
-        assert process.returncode == 0, complaint
-    for name in names:
-        assert saved(path, name) == offsets_at(50)
-
-
-# --- damage, and what can't be written ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "é", '{"version":1'])

@@ -1,0 +1,53 @@
+"""TLS settings with the keys that openssl writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.client.settings import TlsSettings
+from headwater.errors import InvalidInput
+from support.certificates import self_signed
+
+
+def encrypted_key(folder: Path) -> tuple[Path, Path]:
+    """A certificate, and its key under the password `sesame`."""
+    certificate, key = self_signed(folder)
+    encrypted = folder / "encrypted.pem"
+    subprocess.run(
+        ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", str(encrypted)],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, encrypted
+
+
+def test_nobody_is_asked_for_a_password_on_the_terminal(tmp_path: Path) -> None:
+    """A process that has one would wait there for ever."""
+    certificate, encrypted = encrypted_key(tmp_path)
+    code = (
+        "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "from headwater.client.settings import TlsSettings\n"
+        f"TlsSettings(certificate_file={str(certificate)!r}, key_file={str(encrypted)!r}).context()"
+    )
+    ours, theirs = os.openpty()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdin=theirs, capture_output=True, timeout=60, start_new_session=True
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"InvalidInput: the client certificate" in ended.stderr
+
+
+def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:
+    certificate, encrypted = encrypted_key(tmp_path)
+    TlsSettings(certificate_file=certificate, key_file=encrypted, key_password="sesame").context()
+    for password in (None, "abracadabra"):
+        with pytest.raises(InvalidInput, match="can't be used"):
+            TlsSettings(certificate_file=certificate, key_file=encrypted, key_password=password).context()
