@@ -220,7 +220,11 @@ class ReaderMetrics:
     def snapshot(self, *, vbuckets: bool = False) -> dict[str, Any]:
         """All numbers as they are now, ready for JSON; with `vbuckets` also those of every vbucket."""
         lags = self.lags()
-        taken = {name: _copied(value) for name, value in vars(self).items() if not name.startswith("_")}
+        taken: dict[str, Any] = {
+            name: dict(value) if isinstance(value, Counter) else value
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
         taken["last_rollbacks"] = [asdict(rollback) for rollback in self.last_rollbacks]
         taken["lag"] = asdict(self._summed(lags))
         if vbuckets:
@@ -248,7 +252,3 @@ class ReaderMetrics:
             }
             for vbucket, lag in sorted(lags.items())
         }
-
-
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, Counter) else value

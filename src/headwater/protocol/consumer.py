@@ -166,15 +166,12 @@ class ReceiveBuffer:
             return []
         start = self._looked_bytes
         cut = cut_runs(self._data[start : self._filled_bytes], keeps_order=True)
-        noops = [run for run in cut.runs if not run.rows and _is_noop(cut.data, run.start)]
+        noop_header = bytes((Magic.REQUEST, Opcode.DCP_NOOP))
+        noops = [run for run in cut.runs if cut.data[run.start : run.start + 2].tobytes() == noop_header]
         for run in reversed(noops):
             self._remove(start + run.start, start + run.end)
         self._looked_bytes = start + cut.consumed_bytes - sum(run.end - run.start for run in noops)
         return [run.opaque for run in noops]
-
-
-def _is_noop(data: Bytes, at: int) -> bool:
-    return bool(data[at] == Magic.REQUEST and data[at + 1] == Opcode.DCP_NOOP)
 
 
 # --- events -------------------------------------------------------------------------------------------------------

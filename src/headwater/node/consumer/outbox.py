@@ -54,20 +54,14 @@ class SyncWriteReceiver:
             self._bucket.enter_prepare(_stored_form(message))
             self._prepared_seqno = message.seqno
         elif isinstance(message, Commit):
-            self._commit(message)
+            pending = self._bucket.prepares.find(self._vbucket, _collection_of(message), message.key)
+            if pending is None or pending.seqno != message.prepared_seqno:
+                raise MalformedMessage(f"a commit of a prepare at seqno {message.prepared_seqno} that has not come")
+            self._bucket.commit_prepare(pending, seqno=message.commit_seqno)
         else:
-            self._abort(message)
-
-    def _commit(self, message: Commit) -> None:
-        pending = self._bucket.prepares.find(self._vbucket, _collection_of(message), message.key)
-        if pending is None or pending.seqno != message.prepared_seqno:
-            raise MalformedMessage(f"a commit of a prepare at seqno {message.prepared_seqno} that has not come")
-        self._bucket.commit_prepare(pending, seqno=message.commit_seqno)
-
-    def _abort(self, message: Abort) -> None:
-        if not message.prepared_seqno < message.abort_seqno:
-            raise MalformedMessage("an abort before its prepare", offset=24)
-        self._bucket.enter_abort(replace(message, collection_id=_collection_of(message)))
+            if not message.prepared_seqno < message.abort_seqno:
+                raise MalformedMessage("an abort before its prepare", offset=24)
+            self._bucket.enter_abort(replace(message, collection_id=_collection_of(message)))
 
     # --- out ------------------------------------------------------------------------------------------------------
 
