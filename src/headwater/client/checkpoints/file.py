@@ -27,7 +27,7 @@ from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidOffsets, 
 
 
 class CheckpointStore(Protocol):
-    """A place to keep offsets in. To write one's own, have these three methods; there is nothing to inherit from.
+    """A store of offsets. To write one's own, have these three methods; there is nothing to inherit from.
 
     * Keep what `Offsets.to_json` gives, and get it back with `Offsets.from_json`: the same offsets are the same bytes.
     * A save is all or nothing. When it returns, the offsets are where they survive a power cut. When it raises, or the
@@ -35,7 +35,7 @@ class CheckpointStore(Protocol):
     * Seqnos may go back: after a rollback a vbucket continues below where it was. Never keep the higher one.
     * What is there and can't be read is an error, `CheckpointFailed`. None means that nothing was ever saved, and then
       everything is read from the beginning.
-    * If two readers use the same place, one of them gets `CheckpointInUse`, best of all when it loads.
+    * If two readers use the same store, one of them gets `CheckpointInUse`, best of all when it loads.
     * Don't hold up the event loop: leave what blocks to `asyncio.to_thread`.
 
     Calls come one after the other. Data and offsets that are saved by one transaction are what makes delivery exactly

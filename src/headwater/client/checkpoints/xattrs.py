@@ -1,4 +1,4 @@
-"""A checkpoint in the bucket that is read, so that a consumer needs no place of its own to keep anything.
+"""A checkpoint in the bucket that is read, so that a consumer needs no store of its own to keep anything.
 
 Each vbucket has a document, and its offset is in an extended attribute of it, `headwater`:
 
@@ -143,7 +143,7 @@ _NOTHING_STORED = _Stored()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Location:
     """Where the documents are. The keys depend on the number of vbuckets."""
 
     cluster_map: ClusterMap
@@ -176,7 +176,7 @@ class XattrCheckpoint:
         self._kv = kv
         self._collection = collection
         self._writer = secrets.token_hex(8)
-        self._place: _Place | None = None
+        self._location: _Location | None = None
         self._stored: dict[VBucketId, _Stored] = {}
 
     async def load(self, vbuckets: Iterable[VBucketId] | None = None) -> Offsets | None:
@@ -184,54 +184,54 @@ class XattrCheckpoint:
 
         From now on this reader may save over what was found.
         """
-        place = await self._look_around()
-        wanted = range(place.cluster_map.vbuckets) if vbuckets is None else vbuckets
-        found = await self._look_at(place, sorted(map(VBucketId, wanted)))
+        location = await self._locate()
+        wanted = range(location.cluster_map.vbuckets) if vbuckets is None else vbuckets
+        found = await self._look_at(location, sorted(map(VBucketId, wanted)))
         self._stored |= found
         offsets = {vbucket: stored.offset for vbucket, stored in found.items() if stored.cas}
-        return Offsets(place.cluster_map.uuid, offsets) if offsets else None
+        return Offsets(location.cluster_map.uuid, offsets) if offsets else None
 
     async def save(self, offsets: Offsets) -> None:
         """Write the offsets that have moved."""
-        place = await self._look_around()
-        offsets.check_bucket(place.cluster_map.uuid)
+        location = await self._locate()
+        offsets.check_bucket(location.cluster_map.uuid)
         new = [vbucket for vbucket in offsets.vbuckets if vbucket not in self._stored]
-        self._stored |= await self._look_at(place, new)
+        self._stored |= await self._look_at(location, new)
         due = [vbucket for vbucket in offsets.vbuckets if not self._stored[vbucket].covers(offsets[vbucket])]
         for _ in range(ATTEMPTS_MAX):
-            due = await self._write(place, offsets, due)
+            due = await self._write(location, offsets, due)
             if not due:
                 return
-            await self._check_changed(place, due)
+            await self._check_changed(location, due)
         raise self._in_use(due[0])
 
     async def close(self) -> None:
         """Let go of the connections. A later load starts from the bucket again."""
-        self._place = None
+        self._location = None
         self._stored.clear()
         await self._kv.close()
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    async def _look_around(self) -> _Place:
-        if self._place is None:
+    async def _locate(self) -> _Location:
+        if self._location is None:
             try:
                 cluster_map = await self._kv.cluster_map()
                 collection_id = await self._kv.collection_id(self._collection)
             except HeadwaterError as error:
                 raise self._failed("reached", error) from error
             keys = await asyncio.to_thread(_all_keys, self.group, cluster_map.vbuckets)
-            self._place = _Place(cluster_map=cluster_map, collection_id=collection_id, keys=keys)
-        return self._place
+            self._location = _Location(cluster_map=cluster_map, collection_id=collection_id, keys=keys)
+        return self._location
 
-    async def _look_at(self, place: _Place, vbuckets: Sequence[VBucketId]) -> dict[VBucketId, _Stored]:
+    async def _look_at(self, location: _Location, vbuckets: Sequence[VBucketId]) -> dict[VBucketId, _Stored]:
         """The documents of some vbuckets, as they are now."""
-        _check_vbuckets(place, vbuckets)
+        _check_vbuckets(location, vbuckets)
         requests = [
             SubdocGet(
                 vbucket=vbucket,
-                collection_id=place.collection_id,
-                key=place.keys[vbucket],
+                collection_id=location.collection_id,
+                key=location.keys[vbucket],
                 flags=PathFlags.XATTR,
                 path=XATTR,
             )
@@ -239,30 +239,30 @@ class XattrCheckpoint:
         ]
         answers = await self._ask("read", requests)
         return {
-            vbucket: self._decode(place, vbucket, answer) for vbucket, answer in zip(vbuckets, answers, strict=True)
+            vbucket: self._decode(location, vbucket, answer) for vbucket, answer in zip(vbuckets, answers, strict=True)
         }
 
-    def _decode(self, place: _Place, vbucket: VBucketId, answer: Response | StatusError) -> _Stored:
+    def _decode(self, location: _Location, vbucket: VBucketId, answer: Response | StatusError) -> _Stored:
         # A bucket that is missing has the status of a document that is.
         if isinstance(answer, KeyNotFound) and not isinstance(answer, UnknownBucket):
             return _NOTHING_STORED
-        what = f"the checkpoint in document {place.keys[vbucket].decode()!r}"
+        what = f"the checkpoint in document {location.keys[vbucket].decode()!r}"
         if isinstance(answer, StatusError):
             if answer.status == Status.SUBDOC_PATH_ENOENT:
                 raise damaged(what, "the attribute is missing", to_start_over=_TO_START_OVER) from answer
             raise self._failed("read", answer) from answer
         assert isinstance(answer, SubdocResponse)
         writer, offsets = _decode_xattr(answer.value, what)
-        offsets.check_bucket(place.cluster_map.uuid)
+        offsets.check_bucket(location.cluster_map.uuid)
         if offsets.vbuckets != (vbucket,):
             raise damaged(what, "it is of another vbucket", to_start_over=_TO_START_OVER)
         return _Stored(cas=answer.cas, writer=writer, offset=offsets[vbucket])
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    async def _write(self, place: _Place, offsets: Offsets, vbuckets: Sequence[VBucketId]) -> list[VBucketId]:
+    async def _write(self, location: _Location, offsets: Offsets, vbuckets: Sequence[VBucketId]) -> list[VBucketId]:
         """Save some vbuckets. Returns those whose documents are not what was last seen of them."""
-        requests = [self._save_request(place, offsets, vbucket) for vbucket in vbuckets]
+        requests = [self._save_request(location, offsets, vbucket) for vbucket in vbuckets]
         answers = await self._ask("written", requests)
         changed: list[VBucketId] = []
         refusal: StatusError | None = None
@@ -281,26 +281,26 @@ class XattrCheckpoint:
             raise self._failed("written", refusal) from refusal
         return changed
 
-    def _save_request(self, place: _Place, offsets: Offsets, vbucket: VBucketId) -> Request:
+    def _save_request(self, location: _Location, offsets: Offsets, vbucket: VBucketId) -> Request:
         cas = self._stored[vbucket].cas
         alone = Offsets(offsets.bucket_uuid, {vbucket: offsets[vbucket]})
         return SubdocDictUpsert(
             vbucket=vbucket,
             cas=cas,
-            collection_id=place.collection_id,
-            key=place.keys[vbucket],
+            collection_id=location.collection_id,
+            key=location.keys[vbucket],
             flags=PathFlags.XATTR,
             doc_flags=None if cas else DocFlags.ADD,
             path=XATTR,
             new_value=f'{{"writer":"{self._writer}","checkpoint":{alone.to_json()}}}'.encode(),
         )
 
-    async def _check_changed(self, place: _Place, vbuckets: Sequence[VBucketId]) -> None:
+    async def _check_changed(self, location: _Location, vbuckets: Sequence[VBucketId]) -> None:
         """Look again at documents that are not what they were, and go on unless another reader has saved them.
 
         It may have been our own write, whose answer was lost. Or the document was deleted, or changed in another part.
         """
-        for vbucket, stored in (await self._look_at(place, vbuckets)).items():
+        for vbucket, stored in (await self._look_at(location, vbuckets)).items():
             is_ours = stored.writer == self._writer or stored.is_by_same_save(self._stored[vbucket])
             if stored.cas and not is_ours:
                 raise self._in_use(vbucket)
@@ -334,11 +334,11 @@ def _all_keys(group: str, vbuckets: int) -> tuple[bytes, ...]:
     return tuple(checkpoint_key(group, VBucketId(vbucket), vbuckets) for vbucket in range(vbuckets))
 
 
-def _check_vbuckets(place: _Place, vbuckets: Sequence[VBucketId]) -> None:
-    unknown = [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(place.keys)]
+def _check_vbuckets(location: _Location, vbuckets: Sequence[VBucketId]) -> None:
+    unknown = [vbucket for vbucket in vbuckets if not 0 <= vbucket < len(location.keys)]
     if unknown:
         raise InvalidOffsets(
-            f"there is no vbucket {unknown[0]}: the bucket has {len(place.keys)}",
+            f"there is no vbucket {unknown[0]}: the bucket has {len(location.keys)}",
             hint="Check that the offsets are of this bucket",
         )
 

@@ -280,7 +280,7 @@ class KvDocument:
         self, make_request: Callable[[dict[str, Any]], Request], *, none_for: frozenset[Status]
     ) -> Response | None:
         """The answer, or None for some statuses. Any other that is no success is raised."""
-        fields = await self._place()
+        fields = await self._location()
         (answer,) = await self._kv.request([make_request(fields)])
         if isinstance(answer, Response):
             return answer
@@ -289,7 +289,7 @@ class KvDocument:
             raise answer
         return None
 
-    async def _place(self) -> dict[str, Any]:
+    async def _location(self) -> dict[str, Any]:
         """What every request for the document has. The collection is found at the first one."""
         if self._fields is None:
             vbuckets = (await self._kv.cluster_map()).vbuckets

@@ -42,7 +42,7 @@ back the newest writes to it.
 * **A process that is stopped for longer than its lease** (SIGSTOP, swapping, a virtual machine that is moved) between
   its look at `assignment` and what it does with the answer may hand out one batch too many when it goes on, and save
   its offsets. The first is at-least-once delivery. Against the second there is the *generation*: a number per vbucket
-  that rises whenever it is taken. The place that keeps the offsets has to remember the highest generation that it has
+  that rises whenever it is taken. The store that keeps the offsets has to remember the highest generation that it has
   seen of a vbucket, at the latest when a new owner loads them, and to refuse to save with a lower one. The same can
   be done wherever else the changes are written to.
 * **A failover that takes back writes to the document**, because they had not come to the copy that is active now, or

@@ -17,7 +17,7 @@ The members of a group share the vbuckets of a bucket. A `Membership` gives a re
 
 Before it hands changes to its caller, a reader looks at `membership.current()`, which needs no waiting: a vbucket that
 is not in it by then may be another member's, however quiet things are otherwise. And it saves offsets together with
-the vbucket's `generation`, so that the place where they are kept can refuse what comes from a former owner.
+the vbucket's `generation`, so that the store where they are kept can refuse what comes from a former owner.
 """
 
 from __future__ import annotations
