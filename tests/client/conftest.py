@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from support import checkpoint_samples, group_member_process
+from support.fault_proxy import ProxiedNode
 from support.node_process import NodeProcess
-from support.proxied_node import ProxiedNode
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,11 @@ import pytest
 
 import headwater
 from headwater.errors import ConnectionFailed, RemoteProtocolError
-from support.consumer_state import ConsumerState, differences
-from support.fault_proxy import FaultSchedule
+from support.fault_proxy import FaultSchedule, ProxiedBucket, ProxiedNode
 from support.followed_client import QUICK, READ_S_MAX, row_of
 from support.node_process import PASSWORD, USER
-from support.proxied_node import ProxiedBucket, ProxiedNode
+from support.oracle import ConsumerState, StreamRules, differences, offsets_of_json, streamed_documents
 from support.random_writes import RandomWrites
-from support.stored_documents import streamed_documents
-from support.stream_rules import StreamRules, offsets_of_json
 
 SEEDS = range(700, 710)
 OPERATIONS = 30

@@ -12,11 +12,10 @@ from headwater.client.connection_string import Address, BootstrapBy
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.settings import ClientSettings
 from headwater.protocol.numbers import DEFAULT_COLLECTION
-from support.handshake_peer import PASSWORD, USER
+from support.fake_servers import PASSWORD, USER, down
 from support.node_process import PASSWORD as NODE_PASSWORD
 from support.node_process import USER as NODE_USER
 from support.node_process import StartNode
-from support.peer_server import down
 
 
 def settings(addresses: list[Address], query: str = "", **options: Any) -> ClientSettings:

@@ -20,7 +20,7 @@ from headwater.errors import (
     TlsFailed,
     UnknownBucket,
 )
-from support.certificates import self_signed
+from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.consumer_state import differences
-from support.fault_proxy import FaultSchedule
+from support.fault_proxy import FaultSchedule, ProxiedBucket, ProxiedNode
 from support.followed_client import FollowedClient
-from support.proxied_node import ProxiedBucket, ProxiedNode
+from support.oracle import differences, offsets_of_json, streamed_documents
 from support.random_writes import RandomWrites
-from support.stored_documents import streamed_documents
-from support.stream_rules import offsets_of_json
 
 SEEDS = range(1000, 1030)
 GROUP = 10

@@ -18,9 +18,8 @@ from headwater.client.settings import ClientSettings
 from headwater.errors import CheckpointFailed, CheckpointInUse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.fault_proxy import Cut, Ending, FaultSchedule, Way, no_faults
+from support.fault_proxy import Cut, Ending, FaultSchedule, ProxiedNode, Way, no_faults
 from support.node_process import PASSWORD, USER
-from support.proxied_node import ProxiedNode
 
 SEEDS = 12
 SAVES = 6

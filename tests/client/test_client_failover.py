@@ -23,12 +23,10 @@ import pytest
 import headwater
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
-from support.consumer_state import ConsumerState, differences
+from support.fault_proxy import ProxiedBucket, ProxiedNode
 from support.followed_client import QUICK, READ_S_MAX, FollowedClient, row_of
 from support.node_process import PASSWORD, USER
-from support.proxied_node import ProxiedBucket, ProxiedNode
-from support.stored_documents import streamed_documents
-from support.stream_rules import offsets_of_json
+from support.oracle import ConsumerState, differences, offsets_of_json, streamed_documents
 
 VBUCKET = 2
 OTHER_VBUCKET = 1

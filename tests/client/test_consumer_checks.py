@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.consumer_state import ConsumerState, Document, Row, differences
-from support.stream_rules import Offset, StreamRules
+from support.oracle import ConsumerState, Document, Offset, Row, StreamRules, differences
 
 BRANCH, NEXT_BRANCH = 0xAA, 0xBB
 

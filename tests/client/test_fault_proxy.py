@@ -24,6 +24,7 @@ from support.fault_proxy import (
     Ending,
     FaultProxy,
     FaultSchedule,
+    ProxiedNode,
     Split,
     Stall,
     Truncate,
@@ -32,7 +33,6 @@ from support.fault_proxy import (
     no_faults,
 )
 from support.node_process import PASSWORD, USER
-from support.proxied_node import ProxiedNode
 
 DATA = bytes(range(256)) * 400
 SOCKET_S_MAX = 20.0

@@ -17,13 +17,11 @@ from typing import Any
 import pytest
 
 from headwater.protocol.numbers import DEFAULT_COLLECTION
-from support.certificates import self_signed
-from support.consumer_state import Document, Key, differences
-from support.fault_proxy import FaultSchedule
+from support.fault_proxy import FaultSchedule, ProxiedBucket, ProxiedNode
 from support.followed_client import FollowedClient
-from support.proxied_node import ProxiedBucket, ProxiedNode
+from support.machine import self_signed
+from support.oracle import Document, Key, differences, streamed_documents
 from support.random_writes import RandomWrites
-from support.stored_documents import streamed_documents
 
 SEEDS = 200
 GROUPS = 20

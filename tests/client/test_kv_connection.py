@@ -23,8 +23,8 @@ from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import GetClusterConfig, Noop
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.sasl import Mechanism
-from support.certificates import self_signed
-from support.handshake_peer import PASSWORD, USER
+from support.fake_servers import PASSWORD, USER
+from support.machine import self_signed
 from support.node_process import PASSWORD as NODE_PASSWORD
 from support.node_process import USER as NODE_USER
 from support.node_process import StartNode

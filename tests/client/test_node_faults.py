@@ -20,12 +20,10 @@ from headwater.protocol.messages.dcp_streams import Control, Open, StreamRequest
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
-from support.consumer_state import differences
+from support.fault_proxy import ProxiedBucket, ProxiedNode
 from support.followed_client import FollowedClient
-from support.proxied_node import ProxiedBucket, ProxiedNode
+from support.oracle import differences, offsets_of_json, streamed_documents
 from support.random_writes import RandomWrites, write_fences
-from support.stored_documents import streamed_documents
-from support.stream_rules import offsets_of_json
 
 SEED = 5
 KILLS = 3

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from headwater.client.kv_connection import Timeouts
-from support.fault_proxy import Action, Stall, Way
+from support.fault_proxy import Action, ProxiedBucket, ProxiedNode, Stall, Way
 from support.followed_client import FollowedClient
-from support.proxied_node import ProxiedBucket, ProxiedNode
 from support.random_writes import write_fences
 
 NOOP_INTERVAL_S = 1

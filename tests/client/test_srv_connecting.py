@@ -20,10 +20,9 @@ from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import HostUnreachable, TlsFailed
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from support.certificates import self_signed
-from support.dns_server import DnsServer, Record
+from support.fake_servers import down
+from support.machine import DnsServer, Record, self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
-from support.peer_server import down
 
 NAME = "cb.example.com"
 LOGIN: dict[str, str] = {"user": USER, "password": PASSWORD}

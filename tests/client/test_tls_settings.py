@@ -11,7 +11,7 @@ import pytest
 
 from headwater.client.settings import TlsSettings
 from headwater.errors import InvalidInput
-from support.certificates import self_signed
+from support.machine import self_signed
 
 
 def encrypted_key(folder: Path) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ import pytest
 from headwater.errors import StoreError
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import ManifestUid
-from support.nodes_in_process import InProcessNodes, in_process
+from support.clusters import InProcessNodes, in_process
 
 
 def names(nodes: InProcessNodes, number: int) -> list[str]:

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from headwater.cli import main
 from headwater.cluster.nodes import NodePort
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
 from support.node_process import PASSWORD, USER
-from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 
 async def cluster(*arguments: str) -> Result:

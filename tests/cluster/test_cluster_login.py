@@ -17,7 +17,7 @@ from headwater.node.auth.users import Action
 from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.messages.session import SetClusterConfig
 from headwater.protocol.status import Status
-from support.nodes_in_process import LOGIN, VBUCKETS, in_process
+from support.clusters import LOGIN, VBUCKETS, in_process
 
 
 def test_the_log_in_of_the_nodes_is_for_their_bucket_only(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, TlsFailed
 from headwater.protocol.messages.dcp_streams import VBucketState
-from support.certificates import Authority, self_signed
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes
+from support.machine import Authority, self_signed
 from support.node_process import PASSWORD, USER
-from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes
 
 KEYS = [b"key-%d" % number for number in range(60)]
 NODES = 3

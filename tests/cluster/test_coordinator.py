@@ -17,7 +17,7 @@ from headwater.errors import HeadwaterError, InvalidInput, StatusError, StoreFul
 from headwater.protocol.messages.documents import Get
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
 from headwater.protocol.status import Status
-from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 KEYS = [b"key-%d" % number for number in range(60)]
 

@@ -20,7 +20,7 @@ from headwater.protocol.features import Feature
 from headwater.protocol.frames import DurabilityLevel, durability
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from support.nodes_in_process import LOGIN, VBUCKETS, in_process
+from support.clusters import LOGIN, VBUCKETS, in_process
 
 DURABLE_LOGIN = replace(LOGIN, features=(*LOGIN.features, Feature.ALT_REQUEST, Feature.SYNC_REPLICATION))
 KEYS = [b"key-%d" % number for number in range(60)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from couchbase.durability import DurabilityLevel, ServerDurability
 
-from support.cluster_consumer import ClusterConsumer, stored_documents
-from support.cluster_processes import VBUCKETS, ClusterProcesses
-from support.sdk_writer import SdkWriter
+from support.clusters import PROCESS_VBUCKETS, ClusterProcesses
+from support.followed_client import ClusterConsumer, stored_documents
+from support.sdk import SdkWriter
 
 MAJORITY = ServerDurability(DurabilityLevel.MAJORITY)
 SETTLED_S_MAX = 20.0
@@ -48,7 +48,7 @@ async def _lose(cluster: ClusterProcesses, lost: int) -> None:
         assert done.promoted > 0
         assert done.lost == ()
         status = await coordinator.status()
-        assert sum(node.active for node in status.nodes) == VBUCKETS
+        assert sum(node.active for node in status.nodes) == PROCESS_VBUCKETS
         await asyncio.sleep(0.5)
         await asyncio.to_thread(cluster.nodes[lost].start)
         await coordinator.add(cluster.nodes[lost].address)
@@ -62,4 +62,6 @@ async def _replicas_have_all(cluster: ClusterProcesses) -> None:
             await asyncio.sleep(0.1)
             status = await coordinator.status()
         assert status.settled
-        assert [node.active + node.replica for node in status.nodes] == pytest.approx([2 * VBUCKETS / 3] * 3, abs=1.5)
+        assert [node.active + node.replica for node in status.nodes] == pytest.approx(
+            [2 * PROCESS_VBUCKETS / 3] * 3, abs=1.5
+        )

@@ -16,9 +16,8 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster.coordinator import Coordinator
 from headwater.node.consumer.connection import ConsumerSettings
 from headwater.node.replication import replicator
-from support.cluster_processes import ClusterProcesses
+from support.clusters import LOGIN, VBUCKETS, ClusterProcesses, InProcessNodes, in_process
 from support.node_process import PASSWORD, USER
-from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 SHARED = [b"shared-%d" % number for number in range(40)]
 LATER = [b"later-%d" % number for number in range(40)]

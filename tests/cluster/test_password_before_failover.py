@@ -14,7 +14,7 @@ from headwater.client.handshake import Credentials
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.nodes import NodePort
 from headwater.protocol.messages.dcp_streams import VBucketState
-from support.cluster_processes import ClusterProcesses
+from support.clusters import ClusterProcesses
 from support.node_process import PASSWORD, USER
 
 NEW_PASSWORD = "another secret for tests"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.cluster_consumer import ClusterConsumer, stored_documents
-from support.cluster_processes import VBUCKETS, ClusterProcesses
-from support.sdk_writer import SdkWriter
+from support.clusters import PROCESS_VBUCKETS, ClusterProcesses
+from support.followed_client import ClusterConsumer, stored_documents
+from support.sdk import SdkWriter
 
 PAUSE_S_MAX = 3.0
 """A single vbucket is without an active copy for milliseconds; the SDK's way of trying again takes longer."""
@@ -26,7 +26,7 @@ async def _rebalance(cluster: ClusterProcesses) -> None:
             for node in cluster.nodes[1:]:
                 await coordinator.add(node.address)
             moved = await coordinator.rebalance()
-            assert moved.handed_over == VBUCKETS - 11
+            assert moved.handed_over == PROCESS_VBUCKETS - 11
             await asyncio.sleep(0.5)
             await coordinator.remove(cluster.names[0])
             await asyncio.sleep(0.5)

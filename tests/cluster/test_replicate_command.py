@@ -18,8 +18,8 @@ from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import VBucketId
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
 from support.node_process import PASSWORD, USER
-from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 KEYS = [b"key-%d" % number for number in range(40)]
 FOLLOWED_S_MAX = 60.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import headwater
 from headwater.client.changes import Mutation
 from headwater.client.reading import Changes
-from support.dns_server import DnsServer
+from support.clusters import VBUCKETS, InProcessNodes, in_process
+from support.machine import DnsServer
 from support.node_process import PASSWORD, USER
-from support.nodes_in_process import VBUCKETS, InProcessNodes, in_process
 
 NAME = "cb.example.com"
 WAIT_S_MAX = 60.0

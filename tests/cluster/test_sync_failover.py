@@ -7,8 +7,8 @@ from pathlib import Path
 
 from couchbase.durability import Durability, ServerDurability
 
-from support.cluster_processes import ClusterProcesses
-from support.sdk_writer import SdkWriter
+from support.clusters import ClusterProcesses
+from support.sdk import SdkWriter
 
 DURABLE = ServerDurability(Durability.MAJORITY)
 

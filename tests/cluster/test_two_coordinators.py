@@ -17,7 +17,7 @@ from headwater.errors import HeadwaterError, NotMyVBucket, Overtaken
 from headwater.node.replication.proxy import Proxy
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.numbers import VBucketId
-from support.nodes_in_process import LOGIN, VBUCKETS, InProcessNodes, in_process
+from support.clusters import LOGIN, VBUCKETS, InProcessNodes, in_process
 
 KEYS = [b"key-%d" % number for number in range(60)]
 

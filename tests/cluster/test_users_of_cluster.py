@@ -13,7 +13,7 @@ from headwater.cli import main
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AuthenticationFailed
-from support.cluster_processes import ClusterProcesses
+from support.clusters import ClusterProcesses
 from support.node_process import PASSWORD, USER, NodeProcess
 
 ADD = ("kim", "--role", "data_reader[default]", "--new-password", "violets")

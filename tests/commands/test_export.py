@@ -21,8 +21,8 @@ from headwater.cli import main
 from headwater.client.cluster_map import vbucket_of
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
+from support.commands import LOGIN, VBUCKETS, TailedBucket
 from support.node_process import NodeProcess
-from support.tailed_bucket import LOGIN, VBUCKETS, TailedBucket
 
 BUCKETS = ("people", "mixed", "moving", "empty", "shops", "nested", "busy")
 

@@ -14,8 +14,8 @@ import headwater
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AuthenticationFailed
+from support.commands import VBUCKETS, TailedBucket
 from support.node_process import NodeProcess, StartNode, run_serve
-from support.tailed_bucket import VBUCKETS, TailedBucket
 
 SOURCES = Path(headwater.__file__).parent
 LOGGING = [f"logger.{level}" for level in ("info", "warning", "error", "exception", "critical")]

@@ -21,8 +21,8 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.transfer.json_lines import MEMBERS
 from headwater.transfer.set_frames import JSON_FLAGS
+from support.commands import LOGIN, VBUCKETS
 from support.node_process import NodeProcess
-from support.tailed_bucket import LOGIN, VBUCKETS
 
 COLLECTIONS = {"_default._default": 0, "shop.orders": 9, "shop.users": 10}
 IN_2040 = 2_208_988_800

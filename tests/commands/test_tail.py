@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.client.offsets import Offsets
+from support.commands import VBUCKETS, TailedBucket, documents, json_lines, places
 from support.node_process import NodeProcess
-from support.tailed_bucket import VBUCKETS, TailedBucket, documents, json_lines, places
 
 COUNT = 3000
 BUCKETS = ("full", "shown", "named", "kept", "rolled", "young", "attributed")
@@ -127,7 +127,9 @@ def test_named_collections_and_scopes(bucket: TailedBucket) -> None:
 # --- where it goes on ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filters", [(), ("--key", "doc::*1*"), ("--snapshots", "as-they-come"), ("--buffer-bytes", "4K")])
+@pytest.mark.parametrize(
+    "filters", [(), ("--key", "doc::*1*"), ("--snapshots", "as-they-come"), ("--buffer-bytes", "4K")]
+)
 def test_full_in_two_parts(full: TailedBucket, tmp_path: Path, filters: tuple[str, ...]) -> None:
     file = str(tmp_path / "place.json")
     expected = full.keys(*filters)

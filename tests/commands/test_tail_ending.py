@@ -18,17 +18,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.client.offsets import Offsets
+from support.commands import END_S_MAX, LOGIN, VBUCKETS, TailedBucket, documents, json_lines, start_tail, tail_command
 from support.node_process import PASSWORD, USER, NodeProcess
-from support.tailed_bucket import (
-    END_S_MAX,
-    LOGIN,
-    VBUCKETS,
-    TailedBucket,
-    documents,
-    json_lines,
-    start_tail,
-    tail_command,
-)
 
 COUNT = 20_000
 VALUE_BYTES = 500

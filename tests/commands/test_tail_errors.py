@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from headwater.cli import main
 from headwater.client.offsets import Offsets
-from support.certificates import self_signed
+from support.commands import LOGIN, VBUCKETS, TailedBucket
+from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess
-from support.tailed_bucket import LOGIN, VBUCKETS, TailedBucket
 
 
 @pytest.fixture(scope="module")

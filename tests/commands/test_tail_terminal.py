@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.commands import END_S_MAX, VBUCKETS, TailedBucket
 from support.node_process import NodeProcess
-from support.tailed_bucket import END_S_MAX, VBUCKETS, TailedBucket
 
 COUNT = 40
 COLUMNS = 100

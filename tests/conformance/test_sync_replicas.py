@@ -27,11 +27,13 @@ from headwater.protocol.status import Status
 from headwater.store.settling import roll_back
 from support.dcp_world import KEEP_NOTHING, VBUCKET, World, brief, of_type
 from support.kv_harness import Client
-from support.replication_world import Link, change_log, documents
-from support.sync_world import (
+from support.replication_world import (
     ACTIVE,
     REPLICA,
+    Link,
     answers,
+    change_log,
+    documents,
     durable_set,
     plain,
     set_topology,

@@ -14,11 +14,12 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.values import Datatype
 from headwater.store.prepares import PendingPrepare
 from support.dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
-from support.sync_world import REPLICA_FLAGS, PlayedReplica
+from support.replication_world import REPLICA_FLAGS, PlayedReplica
 
 
 def prepare(world: World, key: str, value: bytes = b"1", *, is_removal: bool = False) -> PendingPrepare:
-    return world.bucket.put_prepare(VBUCKET,
+    return world.bucket.put_prepare(
+        VBUCKET,
         collection_id=DEFAULT_COLLECTION,
         key=key.encode(),
         value=b"" if is_removal else value,

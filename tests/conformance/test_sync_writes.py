@@ -32,7 +32,7 @@ from headwater.protocol.messages.vbuckets import DeleteVBucket, SetVBucket
 from headwater.protocol.numbers import Seqno
 from headwater.protocol.status import Status
 from support.dcp_world import NO_XERROR, VBUCKET, World, stream_request
-from support.sync_world import (
+from support.replication_world import (
     ACTIVE,
     MAJORITY,
     REPLICA,

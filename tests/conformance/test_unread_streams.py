@@ -19,7 +19,7 @@ from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamEnd, StreamFlags, StreamRequest
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from support.certificates import self_signed
+from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 4

@@ -11,10 +11,9 @@ import httpx
 import pytest
 from selenium.webdriver.support.ui import Select
 
-from support.browser import Browser
-from support.cluster_world import fail_over, hold_replicas, keys_of, make_cluster, write
+from support.browser import Browser, axe_findings, log_in
+from support.dashboard_world import fail_over, hold_replicas, keys_of, make_cluster, write
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
-from support.page_checks import axe_findings, log_in
 
 VBUCKETS = 32
 HERE, THERE = ".map-node[data-this=true]", ".map-node[data-this=false]"

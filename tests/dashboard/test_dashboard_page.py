@@ -15,9 +15,8 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
-from support.browser import DESKTOP, PHONE, Browser
+from support.browser import DESKTOP, PHONE, Browser, axe_findings, log_in
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
-from support.page_checks import axe_findings, log_in
 
 VBUCKETS = 64
 PAGES = ("overview", "streams", "changes", "documents", "history", "landing")

@@ -21,7 +21,7 @@ from headwater.client.offsets import Offsets
 from headwater.errors import CheckpointFailed
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.forked import forked
+from support.machine import forked
 
 NOBODY = 65534
 

@@ -26,7 +26,7 @@ from headwater.client.checkpoints.sqlite import SqliteCheckpoint
 from headwater.client.offsets import Offsets
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.forked import FAILED, forked
+from support.machine import FAILED, forked
 
 SEED = 7
 KILLS = 25

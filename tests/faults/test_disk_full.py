@@ -30,7 +30,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.lmdb_engine import LmdbEngine, check_pages
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
 from headwater.store.settling import abandon, flush, roll_back, settle_now
-from support.forked import forked
+from support.machine import forked
 
 VBUCKETS = 4
 ENVIRONMENT = StoreEnvironment(

@@ -20,7 +20,7 @@ from headwater.protocol.messages.session import Hello, Noop, SaslAuth, SaslListM
 from headwater.protocol.numbers import DEFAULT_COLLECTION, FRAME_BODY_BYTES_MAX
 from headwater.protocol.sasl import PlainLogin
 from support.acknowledged_writes import exchange, statistics
-from support.certificates import self_signed
+from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 FEW_VBUCKETS = ("--vbuckets", "16")

@@ -34,7 +34,7 @@ from headwater.store.engine import Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import close_bucket, create_bucket, open_bucket
 from headwater.store.settling import settle_now
-from support.forked import FAILED, forked
+from support.machine import FAILED, forked
 
 PAGE = 4096
 VBUCKETS = 8

@@ -10,7 +10,7 @@ from couchbase.cluster import Cluster
 from couchbase.collection import Collection
 
 from support.node_process import PASSWORD, USER, NodeProcess
-from support.sdk_connection import connected
+from support.sdk import connected
 
 
 @pytest.fixture(scope="session")

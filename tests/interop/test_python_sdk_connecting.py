@@ -23,7 +23,7 @@ from couchbase.exceptions import (
 from couchbase.kv_range_scan import PrefixScan
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, GetOptions, WaitUntilReadyOptions
 
-from support.certificates import self_signed
+from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 READY_S_MAX = 2.0

@@ -8,7 +8,7 @@ from couchbase.options import ClusterOptions
 
 import headwater.blocking
 from headwater.client.changes import Mutation
-from support.dns_server import DnsServer
+from support.machine import DnsServer
 from support.node_process import PASSWORD, USER, NodeProcess
 
 NAME = "cb.example.com"

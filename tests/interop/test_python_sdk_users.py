@@ -18,7 +18,7 @@ from couchbase.management.users import Role, User, UserManager
 from couchbase.options import GetOptions, UpsertOptions
 
 from support.node_process import NodeProcess
-from support.sdk_connection import connected
+from support.sdk import connected
 
 SHORT = timedelta(seconds=2)
 PASSWORD = "violets and daisies"

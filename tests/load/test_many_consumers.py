@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from headwater.protocol.messages.dcp_streams import StreamFlags
-from support.checked_streams import CAS, PASSED, SEQNO, VERSION, CheckedStreams, key_of, vbucket_of
-from support.dcp_consumers import Consumer, Manner, Selection
 from support.document_writer import DocumentWriter
 from support.node_process import NodeProcess, StartNode
+from support.streams import CAS, PASSED, SEQNO, VERSION, CheckedStreams, Consumer, Manner, Selection, key_of, vbucket_of
 
 SEED = 4
 MIB = 1024 * 1024

@@ -57,8 +57,7 @@ from headwater.protocol.values import (
     decompressed_bytes,
     encode_xattrs,
 )
-from support.documented_errors import only
-from support.message_strategies import frame_infos, u8, u16, u32, u64
+from support.message_strategies import frame_infos, only, u8, u16, u32, u64
 
 # --- frame infos --------------------------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.protocol.stream_requests import StreamRequestValue
 from headwater.protocol.system_events import decode_event
 from headwater.protocol.values import Datatype, decode_xattrs, decompress
-from support.documented_errors import only
-from support.message_strategies import any_message, frame_infos, u8, u16, u32, u64
+from support.message_strategies import any_message, frame_infos, only, u8, u16, u32, u64
 
 
 @st.composite

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.groups.group_document import GroupDocument
-from headwater.client.groups.lease_member import LeaseMember, ReaderReleased, VBucketState, plan_targets
+from headwater.client.groups.lease_member import HandOverState, LeaseMember, ReaderReleased, plan_targets
 from support.group_world import Action, GroupChecker, RuleBroken, Script, World
 
 FAULTS = ("join", "replace", "restart", "kill", "leave", "stall", "pause", "cut")
@@ -98,7 +98,7 @@ class SkipsTheRelease(LeaseMember):
     def _note_moves(self, document: GroupDocument) -> None:
         super()._note_moves(document)
         for vbucket, held in list(self._held.items()):
-            if held.state is VBucketState.HANDING_OVER:
+            if held.state is HandOverState.HANDING_OVER:
                 self._change(vbucket, ReaderReleased)
 
 

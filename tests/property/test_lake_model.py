@@ -31,18 +31,22 @@ from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.upkeep import join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
-from support.bucket_model import BUCKET_UUID, Change, ModelBucket, batches, documents
-from support.lake_checks import (
+from support.lake_model import (
+    BUCKET_UUID,
+    Change,
+    ModelBucket,
     Place,
     Row,
+    batches,
     check_documents,
     check_history,
     check_no_duplicates,
+    documents,
     expected_history,
     place_of,
     table_rows,
+    verify_model,
 )
-from support.model_verification import verify_model
 
 VBUCKETS = 5
 KEYS = [b"a", b"b", b"c", b"\xff\xfe", b"\\xff"]

@@ -21,7 +21,7 @@ from headwater.transfer.json_lines import JsonLines
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.loader import WriteLane
 from headwater.transfer.set_frames import Documents, encode_sets, scan_answers, set_opaques, split_frames, vbuckets_of
-from support.documented_errors import only
+from support.message_strategies import only
 
 u32 = st.integers(0, 2**32 - 1)
 keys = st.binary(min_size=1, max_size=250)

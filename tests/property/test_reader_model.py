@@ -10,7 +10,7 @@ import pytest
 from headwater.client.read_options import End, ReadOptions
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from support.reader_run import VBUCKETS, Run
+from support.reader_world import VBUCKETS, Run
 
 SEEDS = 200
 SEEDS_A_TEST = 25

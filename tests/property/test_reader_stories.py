@@ -15,9 +15,7 @@ from headwater.protocol.messages.dcp_streams import StreamEndReason, StreamReque
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.status import Status
-from support.reader_run import Run
-from support.reader_steps import arrive, ask, connect, run_of_one_node
-from support.reader_world import Connection, Stream
+from support.reader_world import Connection, Run, Stream, arrive, ask, connect, run_of_one_node
 
 FIRST = VBucketId(0)
 
@@ -182,7 +180,7 @@ class Stuttering(Connection):
 def test_a_node_that_breaks_the_protocol_again_and_again_fails_the_read(
     kind: type[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("support.reader_run.Connection", kind)
+    monkeypatch.setattr("support.reader_world.Connection", kind)
     run = run_of_one_node(give_up_after_s=300.0)
     run.may_fail = True
     while run.reader.failure is None and run.now_s < 300:

@@ -21,7 +21,7 @@ from headwater.protocol.sasl import (
     best_mechanism,
     derive_credentials,
 )
-from support.documented_errors import only
+from support.message_strategies import only
 
 SALT = b"sixteen bytes ok"
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)

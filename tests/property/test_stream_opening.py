@@ -12,8 +12,7 @@ from headwater.protocol.messages.dcp_streams import GetFailoverLog, StreamReques
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.reader_run import VBUCKETS, Run
-from support.reader_steps import arrive, connect, run_of_one_node
+from support.reader_world import VBUCKETS, Run, arrive, connect, run_of_one_node
 
 FIRST = VBucketId(0)
 ALL = {VBucketId(vbucket): StreamOffset() for vbucket in range(VBUCKETS)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.client.changes import changes_of
 from headwater.transfer.change_lines import ChangeLines
-from support.change_batches import batch_of, document, event, rollback
+from support.commands import batch_of, document, event, rollback
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 

@@ -6,7 +6,7 @@ from headwater.node.node import KERNEL_PACKAGES
 from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.sim.plan import RunPlan
 from headwater.sim.run import run_seed
-from support.compiled_kernels import compiled_signatures
+from support.machine import compiled_signatures
 
 SEED = 10354
 """A seed whose nodes crash, compact and roll back."""

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.spark.session import start_session
-from support.spark_node import SourceBucket, SparkNode
+from support.landings import SourceBucket, SparkNode
 
 BUCKETS = 25
 """Of one node, each for one test: each takes a part of the addresses that a process can have."""

@@ -15,11 +15,9 @@ from statistics import quantiles
 import pytest
 
 from headwater.lake.verify import compare
-from support.lake_checks import check_no_duplicates, table_rows
-from support.land_process import LandProcess
-from support.landed_bucket import check_delivery
+from support.lake_model import check_no_duplicates, table_rows
+from support.landings import LandProcess, SourceBucket, SparkNode, check_delivery
 from support.live_bucket import HotLoad, LiveChecker, LiveWriter
-from support.spark_node import SourceBucket, SparkNode
 
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors, each with a Java machine of its own."""

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater import spark as headwater_spark
 from headwater.spark.source import LagListener, progress_lag
+from support.landings import SourceBucket
 from support.node_process import PASSWORD
-from support.spark_node import SourceBucket
 
 TOLD_S_MAX = 60.0
 COLUMNS = {

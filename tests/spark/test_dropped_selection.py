@@ -8,9 +8,9 @@ import pytest
 
 from headwater.errors import UnknownCollection
 from headwater.lake.verify import compare
-from support.lake_checks import table_rows
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
+from support.driven_source import SimulatedLanding, without_spark
+from support.lake_model import table_rows
+from support.landings import SourceBucket
 
 ORDERS, ITEMS, OTHER = "shop.orders", "shop.items", "shop.other"
 

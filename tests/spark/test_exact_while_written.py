@@ -17,12 +17,10 @@ import pytest
 from headwater.cli.land import batch_object, status_line
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing import LandingQuery
-from support.driven_source import read_batch
-from support.lake_checks import table_rows
-from support.landed_bucket import NEVER_FRESH
+from support.driven_source import RunHere, SimulatedLanding, read_batch, without_spark
+from support.lake_model import table_rows
+from support.landings import DEFAULT, NEVER_FRESH, SourceBucket, SparkNode
 from support.live_bucket import LiveChecker, LiveWriter
-from support.simulated_landing import RunHere, SimulatedLanding, without_spark
-from support.spark_node import DEFAULT, SourceBucket, SparkNode
 
 WAIT_S_MAX = 60.0
 BATCHES = 8

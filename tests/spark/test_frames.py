@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater.spark
 from headwater.errors import InvalidInput
 from headwater.spark.frames import ChangeBatch
-from support.landed_bucket import NEVER_FRESH, LandedBucket
-from support.spark_node import DEFAULT, SourceBucket
+from support.landings import DEFAULT, NEVER_FRESH, LandedBucket, SourceBucket
 
 VBUCKET = 1
 

@@ -11,8 +11,8 @@ import pytest
 from headwater.errors import InvalidInput
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.spark.landing import Landing
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import SourceBucket
 
 pytest.importorskip("pyiceberg")
 

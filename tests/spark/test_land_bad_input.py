@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from headwater.cli import main
+from support.driven_source import SimulatedLanding, without_spark
 from support.fault_proxy import free_port
+from support.landings import SourceBucket
 from support.node_process import PASSWORD, USER
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
 
 COMMAND_S_MAX = 120.0
 

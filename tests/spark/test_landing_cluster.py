@@ -18,9 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.errors import KeyNotFound
-from support.landed_bucket import LandedBucket, key_of
+from support.landings import DEFAULT, LandedBucket, key_of
 from support.spark_cluster import VBUCKETS, ClusterBucket, SparkCluster
-from support.spark_node import DEFAULT
 
 HOTELS = "inventory.hotel"
 ROOMS = "inventory.room"

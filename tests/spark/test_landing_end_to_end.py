@@ -27,9 +27,8 @@ from headwater.spark import executors, landing
 from headwater.spark.executors import SparkRunner
 from headwater.spark.planning import whole_offset
 from headwater.spark.task_read import LandShare
-from support.landed_bucket import LandedBucket, key_of
+from support.landings import DEFAULT, LandedBucket, SourceBucket, key_of
 from support.node_process import PASSWORD, USER
-from support.spark_node import DEFAULT, SourceBucket
 
 HOTELS = "inventory.hotel"
 ROOMS = "inventory.room"

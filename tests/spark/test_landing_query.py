@@ -20,9 +20,9 @@ from headwater.spark import landing, landing_loop
 from headwater.spark.landing import parse_interval_s
 from headwater.spark.landing_loop import FAILURES_MAX
 from headwater.spark.task_read import LandShare
-from support.lake_checks import table_rows
-from support.simulated_landing import RunHere, SimulatedLanding, without_spark
-from support.spark_node import DEFAULT, SourceBucket, SparkNode
+from support.driven_source import RunHere, SimulatedLanding, without_spark
+from support.lake_model import table_rows
+from support.landings import DEFAULT, SourceBucket, SparkNode
 
 EVERY_S = 0.05
 

@@ -12,9 +12,8 @@ from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, run_here
 from headwater.lake.upkeep import trim_changes
-from support.landed_bucket import NEVER_FRESH
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import NEVER_FRESH, SourceBucket
 
 KEYS = 3
 

@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.lake.documents_merge import MergeRules
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import SourceBucket
 
 VBUCKET = 1
 KEYS = 6

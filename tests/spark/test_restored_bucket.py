@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.lake_checks import table_rows
-from support.landed_bucket import key_of
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import DEFAULT, SourceBucket, SparkNode
+from support.driven_source import SimulatedLanding, without_spark
+from support.lake_model import table_rows
+from support.landings import DEFAULT, SourceBucket, SparkNode, key_of
 
 
 @pytest.mark.parametrize("crashes", [False, True], ids=["", "to before a crash"])

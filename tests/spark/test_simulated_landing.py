@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from headwater.lake.documents_merge import MergeRules
-from support.landed_bucket import ALWAYS_FRESH, NEVER_FRESH
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket, SparkNode
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import ALWAYS_FRESH, NEVER_FRESH, SourceBucket, SparkNode
 
 SEEDS = 4
 SOAK_SEEDS = range(1000, 1400)

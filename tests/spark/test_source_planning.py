@@ -24,7 +24,7 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark import task_read
 from support.driven_source import DrivenStream, batch_reader, read_batch, rows_of
-from support.spark_node import SourceBucket, SparkNode
+from support.landings import SourceBucket, SparkNode
 
 VBUCKET = 1
 

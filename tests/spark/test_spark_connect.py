@@ -17,10 +17,9 @@ import pytest
 
 from headwater.lake.verify import compare
 from support.fault_proxy import free_port
-from support.lake_checks import check_no_duplicates, table_rows
-from support.landed_bucket import check_delivery
+from support.lake_model import check_no_duplicates, table_rows
+from support.landings import SourceBucket, check_delivery
 from support.node_process import PASSWORD, USER
-from support.spark_node import SourceBucket
 
 CLIENT = Path(__file__).parents[1] / "support" / "connect_client.py"
 SUBMITTED = """\

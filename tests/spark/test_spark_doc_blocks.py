@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from support.doc_blocks import PAGES, Block, blocks_of
+from support.landings import SourceBucket
 from support.node_process import PASSWORD, USER
-from support.spark_node import SourceBucket
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page) if block.need == "spark"]
 

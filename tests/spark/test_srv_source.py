@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from support.dns_server import DnsServer
-from support.spark_node import SourceBucket
+from support.landings import SourceBucket
+from support.machine import DnsServer
 
 NAME = "cb.example.com"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from examples.star_schema import build
 from pyspark.sql import SparkSession
 
+from support.landings import SourceBucket
 from support.node_process import PASSWORD, USER
-from support.spark_node import SourceBucket
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_S_MAX = 300.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import SourceBucket
 
 OLD_S = 30 * 24 * 3600
 

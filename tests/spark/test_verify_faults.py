@@ -15,8 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.verify import Verification, compare
 from headwater.lake.verify_scan import FindingKind
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import SourceBucket
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import SourceBucket
 
 VBUCKETS = 4
 PEOPLE = "_default.people"

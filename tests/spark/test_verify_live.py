@@ -26,9 +26,9 @@ from headwater.lake.verify import Verification, VerifyTask, compare
 from headwater.lake.verify_judging import BucketReading, StreamRolledBack
 from headwater.lake.verify_scan import FindingKind
 from headwater.protocol.numbers import VBucketId
+from support.driven_source import SimulatedLanding, without_spark
+from support.landings import DEFAULT, SourceBucket
 from support.node_process import PASSWORD, USER
-from support.simulated_landing import SimulatedLanding, without_spark
-from support.spark_node import DEFAULT, SourceBucket
 
 HOTELS = "_default.hotels"
 COMMAND_S_MAX = 120.0

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
 from headwater.errors import InvalidInput
-from headwater.spark.session import told_error
+from headwater.spark.session import query_error
 
 
 def tell(**step: object) -> None:
@@ -40,7 +40,7 @@ def read(spark: SparkSession, url: str, folder: str) -> None:
     try:
         spark.read.format("dcp").options(**options, colections="a.b").load().count()
     except PySparkException as error:
-        tell(refused=str(told_error(error)))
+        tell(refused=str(query_error(error)))
 
 
 def main(url: str, folder: str) -> None:

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from support.checked_streams import key_of, value_of, vbucket_of
 from support.node_process import NodeProcess
+from support.streams import key_of, value_of, vbucket_of
 
 DELETES_SHARE = 0.15
 HOT_SHARE = 0.5

@@ -30,7 +30,7 @@ from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status
-from support.spark_node import DEFAULT, SourceBucket
+from support.landings import DEFAULT, SourceBucket
 
 AWAY_S = 0.1
 CHAOS = "chaos.docs"

@@ -15,7 +15,7 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.errors import AuthenticationFailed
 from headwater.protocol.features import NOTHING_NEGOTIATED, Feature, Negotiated, Opcode
 from headwater.protocol.frames import FrameBuffer
-from headwater.protocol.messages import ErrorResponse, PlainResponse, Request, Response, decode_message
+from headwater.protocol.messages import Request, Response, decode_message
 from headwater.protocol.messages.documents import Set, StoreResponse
 from headwater.protocol.messages.session import (
     GetClusterConfig,
@@ -29,6 +29,7 @@ from headwater.protocol.messages.session import (
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionIdResponse
 from headwater.protocol.sasl import Mechanism, ScramServer, derive_credentials, encode_nonce
 from headwater.protocol.status import Status
+from support.fake_servers import ok, refused
 
 USER, PASSWORD, BUCKET = "ann", "pencil", "travel"
 VBUCKETS = 16
@@ -215,11 +216,3 @@ class _Session:
             cluster.order.append(request.key)
             cluster.by_node[self.node] += 1
         return StoreResponse(opcode=Opcode.SET, opaque=request.opaque, cas=1)
-
-
-def ok(request: Request, value: bytes = b"", *, status: Status = Status.SUCCESS) -> PlainResponse:
-    return PlainResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status, value=value)
-
-
-def refused(request: Request, status: Status, value: bytes = b"") -> ErrorResponse:
-    return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status, value=value)

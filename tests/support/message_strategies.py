@@ -7,13 +7,15 @@ class is covered as soon as it exists. Classes that give their value a structure
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
 
+from headwater.errors import RemoteProtocolError
 from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import FrameInfo, encode_frame_infos, stream_id
@@ -255,3 +257,20 @@ def messages_of(cls: type[Message], *, collections: bool) -> st.SearchStrategy[M
 
 def any_message(*, collections: bool) -> st.SearchStrategy[Message]:
     return st.sampled_from(MESSAGE_CLASSES).flatmap(lambda cls: messages_of(cls, collections=collections))
+
+
+# Junk may be taken or refused; this says how it may be refused.
+
+
+@contextmanager
+def only(documented: type[RemoteProtocolError], *, within_bytes: int) -> Iterator[None]:
+    """Takes the documented error, which must point into the bytes and say what to do. Any other goes through."""
+    try:
+        yield
+    except documented as error:
+        _check(error, within_bytes)
+
+
+def _check(error: RemoteProtocolError, within_bytes: int) -> None:
+    assert error.hint
+    assert 0 <= error.offset <= within_bytes

@@ -27,9 +27,8 @@ import httpx
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set
-from support.browser import Browser, running_browser
+from support.browser import Browser, log_in, running_browser
 from support.node_process import PASSWORD, USER, NodeProcess
-from support.page_checks import log_in
 
 BUCKET = "travel"
 WIDE, NARROW = (1440, 900), (390, 844)

@@ -17,9 +17,8 @@ from headwater.client.kv_connection import KvConnection
 from headwater.errors import KeyNotFound, UnknownCollection
 from headwater.protocol.messages.documents import Delete, Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
-from support.consumer_state import ConsumerState, Key
-from support.proxied_node import ProxiedBucket
-from support.stored_documents import read_documents
+from support.fault_proxy import ProxiedBucket
+from support.oracle import ConsumerState, Key, read_documents
 
 KEYS = 30
 """Of every collection."""

@@ -23,8 +23,8 @@ from headwater.errors import ConnectionFailed, NotMyVBucket, TemporaryFailure
 from headwater.node.membership import PEER_FEATURES
 from headwater.protocol.messages.base import Request, Response
 from support.fault_proxy import HOST, free_port
+from support.landings import MANAGEMENT_S_MAX, SourceBucket, log_in_quickly
 from support.node_process import PASSWORD, USER, NodeProcess
-from support.spark_node import MANAGEMENT_S_MAX, SourceBucket, log_in_quickly
 
 NODES = 3
 VBUCKETS = 16

@@ -42,7 +42,7 @@ from headwater.protocol.messages.session import (
 from headwater.protocol.sasl import Mechanism, ScramServer
 from headwater.protocol.status import Status
 from headwater.store.data_format import BucketFacts
-from support.command_results import printed, sentence
+from support.commands import printed, sentence
 
 LOGIN = ("--user", "ann", "--password", "pencil")
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from headwater.cli import main
 from headwater.cli import users as users_module
 from headwater.cli.management import Answer, Management
-from support.command_results import printed, sentence
+from support.commands import printed, sentence
 
 URL = "http://127.0.0.1:1"
 LOGIN = ("--user", "ann", "--password", "pencil")

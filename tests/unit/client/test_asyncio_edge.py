@@ -22,7 +22,7 @@ from headwater.errors import HostUnreachable
 from headwater.protocol.messages.dcp_streams import StreamFlags
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from support.peer_server import down, serving
+from support.fake_servers import down, serving
 
 
 def new_edge(address: Address, *, from_now: bool = False, **options: float) -> AsyncioEdge:

@@ -34,8 +34,21 @@ from headwater.errors import (
 )
 from headwater.protocol.messages.session import GetClusterConfig, Noop, SelectBucket
 from headwater.protocol.status import Status
-from support.handshake_peer import PASSWORD, USER, Peer, refused
-from support.peer_server import Talk, answering, answering_http, down, hanging_up, http_answer, saying, serving, silent
+from support.fake_servers import (
+    PASSWORD,
+    USER,
+    Peer,
+    Talk,
+    answering,
+    answering_http,
+    down,
+    hanging_up,
+    http_answer,
+    refused,
+    saying,
+    serving,
+    silent,
+)
 
 TERSE = "/pools/default/b/travel"
 

@@ -35,9 +35,9 @@ from headwater.errors import (
     UnknownBucket,
     WrongProtocol,
 )
-from support.certificates import self_signed
+from support.fake_servers import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
+from support.machine import self_signed
 from support.node_process import PASSWORD, USER
-from support.peer_server import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 
 QUICK = Timeouts(connect_s=5.0, answer_s=0.3)
 TERSE, STREAM = "/pools/default/b/travel", "/pools/default/bs/travel"

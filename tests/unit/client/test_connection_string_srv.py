@@ -14,7 +14,7 @@ import pytest
 
 from headwater.client import connection_string
 from headwater.client.connection_string import HOSTS_MAX, Address, ConnectionString, find_hosts
-from support.dns_server import DnsServer, Manner
+from support.machine import DnsServer, Manner
 
 NAME = "cb.example.com"
 ITSELF = (Address(NAME, 11210),)

@@ -50,7 +50,7 @@ from headwater.protocol.sasl import Mechanism, encode_nonce
 from headwater.protocol.states import all_events, transition
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
-from support.handshake_peer import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
+from support.fake_servers import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
 
 
 def handshake(*, password: str = PASSWORD, bucket: str | None = "travel", **options: Any) -> ClientHandshake:

@@ -43,9 +43,22 @@ from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Noop, SaslAuth
 from headwater.protocol.sasl import Mechanism
 from headwater.protocol.status import Status
-from support.certificates import self_signed
-from support.handshake_peer import CONFIG, PASSWORD, USER, Peer, ok, refused
-from support.peer_server import answering, down, dripping, hanging_up, saying, serving, silent
+from support.fake_servers import (
+    CONFIG,
+    PASSWORD,
+    USER,
+    Peer,
+    answering,
+    down,
+    dripping,
+    hanging_up,
+    ok,
+    refused,
+    saying,
+    serving,
+    silent,
+)
+from support.machine import self_signed
 
 QUICK = Timeouts(connect_s=5.0, answer_s=0.2)
 PATIENT = Timeouts()

@@ -59,5 +59,5 @@ def test_a_misspelt_keyword_is_an_error_that_names_the_right_one(misspelt: str, 
 
 def test_a_keyword_like_no_other_lists_them_all() -> None:
     keywords: Any = {"zzz": 1}
-    with pytest.raises(TypeError, match="It takes batch_bytes, .* xattrs"):
+    with pytest.raises(TypeError, match=r"It takes batch_bytes, .* xattrs"):
         ReadOptions.make(**keywords)

@@ -19,7 +19,7 @@ from headwater.client.settings import AGENT_CHARS_MAX, ClientSettings, TlsSettin
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import Mechanism
-from support.certificates import self_signed
+from support.machine import self_signed
 
 URL = "couchbase://a,b:1/travel"
 LOGIN = {"user": "ann", "password": "pencil"}

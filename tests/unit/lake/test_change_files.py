@@ -17,7 +17,7 @@ from headwater.lake import change_files
 from headwater.lake.change_files import ChangeReport, ChangeWriter, sort_rows
 from headwater.lake.layout import LakeFacts, TableLocation
 from headwater.spark.executors import RESULT_SCHEMA, result_batch, results_of
-from support.bucket_model import ModelBucket, batches
+from support.lake_model import ModelBucket, batches
 
 VBUCKETS = 8
 LANDED_AT = datetime(2026, 1, 2, tzinfo=UTC)

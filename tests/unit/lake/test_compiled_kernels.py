@@ -10,8 +10,7 @@ from headwater.lake import change_rows, json_fields, verify_hashes
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.protocol.kernels.machine_code import compile_kernels
-from support.model_verification import verify_model
-from support.small_lake import SmallLake, with_columns
+from support.lake_model import SmallLake, verify_model, with_columns
 
 
 def signatures() -> dict[str, int]:

@@ -10,8 +10,7 @@ import pytest
 from headwater.errors import InvalidInput, LakeError, LakeOfOtherBucket
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake
-from support.lake_checks import table_rows
-from support.small_lake import SmallLake
+from support.lake_model import SmallLake, table_rows
 
 pytest.importorskip("pyiceberg")
 

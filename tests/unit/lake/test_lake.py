@@ -19,9 +19,18 @@ from headwater.lake.lake import Lake, LakeSettings, run_here
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.executors import result_batch, results_of
 from headwater.spark.planning import whole_offset
-from support.bucket_model import BUCKET_UUID, ModelBucket, batches
-from support.lake_checks import check_documents, check_no_duplicates, table_rows
-from support.small_lake import HOTEL, SmallLake, merging, with_columns
+from support.lake_model import (
+    BUCKET_UUID,
+    HOTEL,
+    ModelBucket,
+    SmallLake,
+    batches,
+    check_documents,
+    check_no_duplicates,
+    merging,
+    table_rows,
+    with_columns,
+)
 
 DEFAULT = "_default._default"
 

@@ -11,8 +11,7 @@ import pytest
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, landed_selection
 from headwater.protocol.numbers import VBucketId
-from support.lake_checks import check_documents, check_no_duplicates
-from support.small_lake import SmallLake, merging, with_columns
+from support.lake_model import SmallLake, check_documents, check_no_duplicates, merging, with_columns
 
 ARCHIVE = Path(__file__).with_name("data") / "lake-of-version-0.tar.gz"
 DEFAULT = "_default._default"

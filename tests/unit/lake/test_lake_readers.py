@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
-from support.small_lake import SmallLake, with_columns
+from support.lake_model import SmallLake, with_columns
 
 TABLES = ("changes", "documents/_default._default", "history/_default._default", "rejects/_default._default")
 

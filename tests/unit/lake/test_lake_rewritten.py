@@ -12,8 +12,7 @@ from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.lake.upkeep import join_files
 from headwater.lake.verify_scan import FindingKind
-from support.model_verification import verify_model
-from support.small_lake import SmallLake, with_columns
+from support.lake_model import SmallLake, verify_model, with_columns
 
 NAME = "_default._default"
 TABLES = ["changes", f"documents/{NAME}", f"history/{NAME}", f"rejects/{NAME}"]

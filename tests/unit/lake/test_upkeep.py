@@ -16,9 +16,7 @@ from headwater.lake.commits import merge
 from headwater.lake.data_files import DataFile
 from headwater.lake.upkeep import clean_logs, files_to_join, join_files, trim_changes, vacuum
 from headwater.protocol.numbers import VBucketId
-from support.bucket_model import batches
-from support.lake_checks import check_documents, check_no_duplicates
-from support.small_lake import SmallLake, merging
+from support.lake_model import SmallLake, batches, check_documents, check_no_duplicates, merging
 
 DEFAULT = "_default._default"
 LONG_AGO = datetime.now(UTC) - timedelta(days=10)

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.lake.layout import changes_schema, documents_schema, split_keys
 from headwater.lake.verify_hashes import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
-from support.bucket_model import Change, ModelBucket, batches, changed_at
+from support.lake_model import Change, ModelBucket, batches, changed_at
 
 DOCUMENT = Change(
     seqno=5, op="mutation", collection_id=8, key=b"k", value=b'{"n": 1}', rev=2, cas=2**60 + 9, flags=3, expiry=4

@@ -21,7 +21,7 @@ from headwater.lake.verify_judging import (
     twice,
 )
 from headwater.lake.verify_scan import FINDINGS_MAX, NOT_NAMED, Finding, FindingKind, Findings
-from support.bucket_model import Change, ModelBucket, batches
+from support.lake_model import Change, ModelBucket, batches
 
 GROUP = range(2, 4)
 """The vbuckets of the group."""

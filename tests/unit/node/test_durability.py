@@ -25,8 +25,8 @@ from headwater.store.bucket import Bucket
 from headwater.store.engine import MemoryEngine
 from headwater.store.prepares import decide_by_changes
 from headwater.store.settling import abandon, roll_back
+from support.machine import calls_of
 from support.store_harness import Clock, FailingEngine, new_bucket, value_of
-from support.work_counter import calls_of
 
 VB = VBucketId(0)
 

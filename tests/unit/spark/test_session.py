@@ -8,7 +8,7 @@ import pytest
 
 from headwater import errors
 from headwater.errors import AuthenticationFailed, HeadwaterError, LakeOutOfStep, QueryFailed
-from headwater.spark.session import told_error
+from headwater.spark.session import query_error
 
 SENTENCE = "something is wrong: 'this'. Do that"
 WRAPPED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Traceback (most recent call last):
@@ -24,45 +24,45 @@ Caused by: java.lang.RuntimeException: headwater.errors.InvalidInput: another on
     "name", [name for name, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 )
 def test_every_error_of_ours_is_found(name: str) -> None:
-    found = told_error(RuntimeError(WRAPPED.format(name=name, sentence=SENTENCE)))
+    found = query_error(RuntimeError(WRAPPED.format(name=name, sentence=SENTENCE)))
     assert type(found) is getattr(errors, name)
     assert str(found) == SENTENCE
 
 
 def test_an_error_that_this_version_does_not_know() -> None:
-    found = told_error(RuntimeError(WRAPPED.format(name="OfTheFuture", sentence=SENTENCE)))
+    found = query_error(RuntimeError(WRAPPED.format(name="OfTheFuture", sentence=SENTENCE)))
     assert type(found) is HeadwaterError
     assert str(found) == SENTENCE
 
 
 def test_a_name_that_is_no_error() -> None:
-    found = told_error(RuntimeError(WRAPPED.format(name="STATUS_ERRORS", sentence=SENTENCE)))
+    found = query_error(RuntimeError(WRAPPED.format(name="STATUS_ERRORS", sentence=SENTENCE)))
     assert isinstance(found, HeadwaterError)
     assert str(found) == SENTENCE
 
 
 def test_an_error_of_spark() -> None:
-    found = told_error(RuntimeError("Job aborted due to stage failure\n\tat org.apache.spark"))
+    found = query_error(RuntimeError("Job aborted due to stage failure\n\tat org.apache.spark"))
     assert isinstance(found, QueryFailed)
     assert str(found) == "the query failed: Job aborted due to stage failure. Spark's log has the rest of it"
 
 
 def test_a_long_one_is_cut() -> None:
-    assert len(str(told_error(RuntimeError("x" * 10_000)))) < 1000
+    assert len(str(query_error(RuntimeError("x" * 10_000)))) < 1000
 
 
 def test_one_that_says_nothing() -> None:
-    assert isinstance(told_error(RuntimeError()), QueryFailed)
+    assert isinstance(query_error(RuntimeError()), QueryFailed)
 
 
 def test_one_of_ours_that_is_not_wrapped() -> None:
     """It may come from the driver itself."""
     error = LakeOutOfStep("out of step", hint="Do that")
-    assert told_error(error) is error
+    assert query_error(error) is error
 
 
 def test_a_text_with_a_module_before_it() -> None:
     text = "pyspark.errors.exceptions.base.PySparkRuntimeError: headwater.errors.AuthenticationFailed: no. Check it"
-    found = told_error(RuntimeError(text))
+    found = query_error(RuntimeError(text))
     assert isinstance(found, AuthenticationFailed)
     assert str(found) == "no. Check it"

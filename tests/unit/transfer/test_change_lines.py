@@ -11,7 +11,7 @@ import pytest
 
 from headwater.client.changes import changes_of
 from headwater.transfer.change_lines import ChangeLines
-from support.change_batches import batch_of, document, event, rollback
+from support.commands import batch_of, document, event, rollback
 
 
 def lines_of(batch: pa.RecordBatch, **options: Any) -> list[dict[str, Any]]:
@@ -64,7 +64,9 @@ def test_json_values(value: str) -> None:
 
 
 def test_numbers_are_printed_as_they_were_written() -> None:
-    text = bytes(ChangeLines(no_value=False).encode(batch_of(document(value=b'{"n":1.10,"big":123456789012345678901}'))))
+    text = bytes(
+        ChangeLines(no_value=False).encode(batch_of(document(value=b'{"n":1.10,"big":123456789012345678901}')))
+    )
     assert b'"value":{"n":1.10,"big":123456789012345678901}' in text
 
 

@@ -21,7 +21,7 @@ from headwater.transfer.export_files import are_json
 from headwater.transfer.generated_documents import GeneratedDocuments
 from headwater.transfer.json_lines import JsonLines
 from headwater.transfer.key_template import KeyTemplate
-from support.compiled_kernels import compiled_signatures
+from support.machine import compiled_signatures
 
 WITH_XATTRS = encode_xattrs(ValueParts(xattrs={"name": b"1"}, body=b"{}"))
 PACKED = {"value": compress(WITH_XATTRS), "datatype": Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR}

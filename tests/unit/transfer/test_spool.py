@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.transfer.spool import DocumentSpool
-from support.change_batches import batch_of, document, event, rollback
+from support.commands import batch_of, document, event, rollback
 
 COLLECTIONS = {8: "orders", 9: "users"}
 

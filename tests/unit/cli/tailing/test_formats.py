@@ -11,7 +11,7 @@ import pytest
 
 from headwater.cli.tailing import formats
 from headwater.cli.tailing.formats import EventsOnce, KeyPattern, PrettyLines, _second
-from support.change_batches import CAS, batch_of, document, event, rollback
+from support.commands import CAS, batch_of, document, event, rollback
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from headwater.client.read_options import Start
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
-from support.change_batches import batch_of, document, rollback
+from support.commands import batch_of, document, rollback
 
 URL = "couchbase://127.0.0.1/default"
 

@@ -21,8 +21,7 @@ from headwater.errors import (
 )
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.status import Status
-from support.memory_document import ANSWER_S, MemoryDocument
-from support.virtual_time import run, virtual_clock_s
+from support.group_fakes import ANSWER_S, MemoryDocument, run, virtual_clock_s
 
 LEASE_S, INTERVAL_S, MARGIN_S = 10.0, 2.0, 3.0
 GIVE_UP_AFTER_S = 60.0

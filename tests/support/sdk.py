@@ -1,10 +1,12 @@
-"""An application that writes through the PyPI package `couchbase`, and remembers what it was told."""
+"""The SDK's cluster object, connected to a node for as long as a block of code runs."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +16,23 @@ from couchbase.cluster import Cluster
 from couchbase.exceptions import CouchbaseException
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, UpsertOptions
 
-from support.node_process import PASSWORD, USER
+from support.node_process import PASSWORD, USER, NodeProcess
+
+READY_TIMEOUT = timedelta(seconds=30)
+
+
+@contextmanager
+def connected(node: NodeProcess, user: str, password: str) -> Iterator[Cluster]:
+    cluster = Cluster(node.url, ClusterOptions(PasswordAuthenticator(user, password)))
+    try:
+        cluster.wait_until_ready(READY_TIMEOUT)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+# An application that writes through the PyPI package `couchbase`, and remembers what it was told.
+
 
 THREADS = 4
 _READY = timedelta(seconds=30)

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from headwater.client.batches import CHANGE_SCHEMA
 from headwater.client.offsets import Offsets
+from headwater.lake.change_files import ChangeReport
+from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
+from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.verify import LakeChecks
+from headwater.lake.verify_group import Counts, GroupReport, ScannedChanges, judge_group
+from headwater.lake.verify_scan import Findings
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -244,3 +256,204 @@ def batches(rows: Sequence[dict[str, object]], size: int) -> Iterator[pa.RecordB
 
 def _plain(type_: pa.DataType) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+# What must be true of a lake, checked with nothing of its own code but the reading of tables.
+
+
+Row = dict[str, Any]
+Place = tuple[int, int, bytes]
+"""Vbucket, collection and key."""
+
+
+def table_rows(directory: Path) -> list[Row]:
+    """The rows of a table, as anybody reads them; none where there is no table."""
+    if not (directory / "_delta_log").exists():
+        return []
+    rows: list[Row] = DeltaTable(directory).to_pyarrow_table().to_pylist()
+    return rows
+
+
+def place_of(row: Row) -> Place:
+    key = row["key_bytes"] if row["key_bytes"] is not None else row["key"].encode()
+    return row["vbucket"], row["collection_id"], key
+
+
+def check_documents(rows: Iterable[Row], expected: dict[Place, Change]) -> None:
+    """The rows are exactly these documents."""
+    found: dict[Place, Row] = {}
+    for row in rows:
+        assert place_of(row) not in found, f"two rows of {place_of(row)}"
+        found[place_of(row)] = row
+    assert found.keys() == expected.keys()
+    for place, row in found.items():
+        change = expected[place]
+        value = row["content"] if row["document"] is None else row["document"].encode()
+        assert (row["seqno"], row["rev"], row["cas"]) == (change.seqno, change.rev, change.cas), place
+        assert (value, row["flags"], row["expiry"]) == (change.value, change.flags, change.expiry), place
+        assert row["datatype"] == int(change.is_json), place
+        assert (row["document"] is not None) == (change.is_json and _is_text(change.value)), place
+        assert row["changed_at"] == changed_at(change), place
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return value is not None and value.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def check_no_duplicates(changes: Iterable[Row]) -> None:
+    """No change is alive twice."""
+    alive = [row for row in changes if not row["void"] and row["op"] != "rollback"]
+    counts = Counter((row["vbucket"], row["vbuuid"], row["seqno"]) for row in alive)
+    assert [place for place, count in counts.items() if count > 1] == []
+    seqnos = Counter((row["vbucket"], row["seqno"]) for row in alive)
+    assert [place for place, count in seqnos.items() if count > 1] == []
+
+
+Version = tuple[int, int, bytes, int, int | None]
+"""Vbucket, collection, key, and the seqnos at which it began and ended."""
+
+
+def expected_history(delivered: Sequence[Sequence[Change]]) -> dict[Version, tuple[datetime | None, datetime | None]]:
+    """The versions of what was handed out and is still true, by vbucket; with the times that they began and ended."""
+    versions: dict[Version, tuple[datetime | None, datetime | None]] = {}
+    for vbucket, changes in enumerate(delivered):
+        current: dict[tuple[int, bytes], Change] = {}
+        for change in changes:
+            if change.op in ENDS:
+                ended = [place for place in current if place[0] == change.collection_id]
+            else:
+                ended = [(change.collection_id, change.key or b"")]
+            for place in ended:
+                if (begun := current.pop(place, None)) is not None:
+                    versions[vbucket, *place, begun.seqno, change.seqno] = changed_at(begun), changed_at(change)
+            if change.op == "mutation":
+                current[change.collection_id, change.key or b""] = change
+        for place, begun in current.items():
+            versions[vbucket, *place, begun.seqno, None] = changed_at(begun), None
+    return versions
+
+
+def check_history(rows: Iterable[Row], expected: dict[Version, tuple[datetime | None, datetime | None]]) -> None:
+    found: dict[Version, Row] = {}
+    for row in rows:
+        version = (*place_of(row), row["seqno"], row["valid_to_seqno"])
+        assert version not in found
+        found[version] = row
+        assert row["is_current"] == (row["valid_to_seqno"] is None)
+    assert found.keys() == expected.keys()
+    for version, row in found.items():
+        begun, ended = expected[version]
+        assert row["valid_from"] == begun
+        # The end of a collection tells no time: then it is that of the batch.
+        assert row["valid_to"] == ended or (ended is None and row["valid_to"] is not None)
+
+
+# A lake of a model bucket, for tests that land a few batches and look at what that came to.
+
+
+HOTEL = 8
+
+
+def with_columns(settings: LakeSettings, columns: Mapping[str, str]) -> LakeSettings:
+    """The same with typed columns, by table or for `*`, as SQL writes them."""
+    return replace(settings, columns={name: TypedColumns.from_ddl(ddl) for name, ddl in columns.items()})
+
+
+class SmallLake:
+    """A bucket with one collection beside the default one, and its lake."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        vbuckets: int = 4,
+        groups: int = 2,
+        settings: LakeSettings | None = None,
+        bucket: ModelBucket | None = None,
+        step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.directory = directory
+        self.bucket = bucket or ModelBucket(vbuckets)
+        self.bucket.names[HOTEL] = ("inventory", "hotel")
+        self.lake = Lake.create(
+            str(directory), bucket_uuid=BUCKET_UUID, vbuckets=vbuckets, groups=groups, settings=settings, step=step
+        )
+
+    def write(self, vbucket: int, *keys: str, collection: int = 0, value: bytes = b'{"n": 1}') -> None:
+        for key in keys:
+            self.bucket.change(vbucket, "mutation", collection, key.encode(), value)
+
+    def begin(self) -> Batch:
+        return begin_batch(self.lake)
+
+    def reached(self, sending: Sequence[int]) -> dict[VBucketId, StreamOffset]:
+        """The places behind what some vbuckets have."""
+        offsets = self.bucket.offsets(sending)
+        return {VBucketId(vbucket): offsets[VBucketId(vbucket)] for vbucket in sending}
+
+    def write_batch(self, batch: Batch, sending: Sequence[int], **reading: Any) -> ChangeReport:
+        """What a task reports that reads what is new of some vbuckets."""
+        rows = [row for vbucket in sending for row in self.bucket.rows(vbucket, **reading)]
+        report = batch.writer.write(batches(rows, 100))
+        report.reached = self.reached(sending)
+        return report
+
+    def land(
+        self,
+        sending: Sequence[int] | None = None,
+        *,
+        landed_at: datetime | None = None,
+        merges: bool = True,
+        run: Runner = run_here,
+        **reading: Any,
+    ) -> CommittedBatch:
+        """Land what is new of some vbuckets, or of all."""
+        sending = range(len(self.bucket.vbuckets)) if sending is None else sending
+        batch = begin_batch(self.lake, landed_at=landed_at)
+        committed = commit_batch(self.lake, batch, [self.write_batch(batch, sending, **reading)], run)
+        self.bucket.mark_sent(sending)
+        if merges:
+            merge(self.lake, run)
+        return committed
+
+    def reopen(self, settings: LakeSettings | None = None) -> Lake:
+        lake = Lake.open(str(self.directory), settings=settings or self.lake.settings)
+        assert lake is not None
+        self.lake = lake
+        return lake
+
+    def rows(self, table: str) -> list[Row]:
+        return table_rows(self.directory / table)
+
+    def documents_now(self, name: str = "_default._default") -> list[Row]:
+        return [row for rows in self.lake.documents_now(name) for row in rows.to_pylist()]
+
+
+def merging(**rules: Any) -> LakeSettings:
+    return LakeSettings(merging=MergeRules(**rules))
+
+
+# `headwater verify` against a model of the bucket in place of a node: all of it but the reading.
+
+
+BATCH_ROWS = 3
+
+
+def verify_model(lake: Lake, bucket: ModelBucket) -> GroupReport:
+    """What is found in all groups. The places of the tables must be in the history of the model."""
+    counts, findings = dict[str, Counts](), Findings()
+    for group in range(lake.facts.groups):
+        check = LakeChecks(lake).of_group(group, lambda vbucket, place: False)
+        reading = check.reading()
+        for vbucket in check.vbuckets:
+            rows = [bucket.row(vbucket, change, 0) for change in bucket.vbuckets[vbucket].changes]
+            for batch in batches(rows, BATCH_ROWS):
+                reading.add(batch)
+        report = judge_group(check, reading, ScannedChanges.read(check))
+        findings.merge(report.findings)
+        for name, part in report.counts.items():
+            counts.setdefault(name, Counts()).add(part)
+    return GroupReport(counts, findings)
