@@ -205,6 +205,29 @@ def test_an_answer_that_does_not_come() -> None:
         connection.request(Noop())
 
 
+def test_answers_before_the_end_are_handed_out() -> None:
+    """Of requests that are sent together, those that were answered have their answers, and the others the end."""
+
+    def talk(sock: socket.socket) -> None:
+        peer = Peer()
+        while not (peer.seen and isinstance(peer.seen[-1], GetClusterConfig)):
+            sock.sendall(peer.receive_data(sock.recv(1 << 16)))
+        first = decode_message(decode_frames(sock.recv(1 << 16))[0])
+        assert isinstance(first, Request)
+        sock.sendall(ok(first).encode() + ok(Noop(opaque=first.opaque + 1)).encode()[:-1])
+
+    async def ask(address: Address) -> None:
+        connection = await connect_any(settings(address))
+        answered, cut_off = connection.send([Noop(), Noop()])
+        assert (await answered)[-1].response().status == Status.SUCCESS
+        with pytest.raises(ConnectionClosed):
+            await cut_off
+        assert connection.is_closed
+
+    with serving(talk) as address:
+        asyncio.run(ask(address))
+
+
 def test_a_wrong_password() -> None:
     with serving(answering(Peer)) as address:
         error = failure(address, password="wrong")
