@@ -1,4 +1,4 @@
-"""The landing while it runs, and its figures."""
+"""The landing while it runs, its figures, and what a failover took back of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from demo.commands import PASSWORD, USER, CommandFailed
-from headwater import Offsets
+from headwater import ClientSettings, Offsets, Surveyor
 from headwater.spark import LandedBatch, land, query_error, start_session
 
 EVERY = "2 seconds"
@@ -134,3 +137,32 @@ def _stderr_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+# --- what a failover took back, and what the tables have made of it ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """Changes that are in the tables, and no longer in the bucket."""
+
+    vbuckets: frozenset[int]
+    changes: int
+
+
+def taken_back(url: str, landed: Offsets) -> TakenBack:
+    """Compare how far the tables are with where the branches of the bucket's history begin."""
+    with Surveyor(ClientSettings.make(url, user=USER, password=PASSWORD)) as surveyor:
+        branches = {vbucket: status.failover_log.newest for vbucket, status in surveyor.survey().items()}
+    lost = {
+        int(vbucket): offset.seqno - branches[vbucket].seqno
+        for vbucket, offset in landed.offsets.items()
+        if offset.vbuuid != branches[vbucket].vbuuid and offset.seqno > branches[vbucket].seqno
+    }
+    return TakenBack(frozenset(lost), sum(lost.values()))
+
+
+def void_changes(lake: Path) -> int:
+    """How many changes the tables hold that a rollback took back."""
+    changes = DeltaTable(lake / "changes").to_pyarrow_table(columns=["void"])
+    return int(pc.sum(changes.column("void")).as_py() or 0)

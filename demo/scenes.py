@@ -12,10 +12,9 @@ from pyspark.sql import SparkSession
 
 from demo.cluster import Cluster, started_cluster
 from demo.commands import headwater, load, verify
-from demo.live_landing import LiveLanding, running_landing, start_spark
+from demo.live_landing import LiveLanding, running_landing, start_spark, taken_back, void_changes
 from demo.screen import Screen, Step
 from demo.shop import SCOPE, counts, json_lines
-from demo.undone import taken_back, void_changes
 from demo.writer_process import WriterProcess, running_writer
 from headwater.spark import query_error
 

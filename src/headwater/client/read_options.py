@@ -110,7 +110,7 @@ class ReadOptions:
 
     @classmethod
     def make(cls, function: str = "ReadOptions.make", /, **options: Unpack[ReadKeywords]) -> ReadOptions:
-        """From the keywords of a function. One that it does not have raises `TypeError`, a wrong value `InvalidInput`."""
+        """From the keywords of a function. An unknown one raises `TypeError`, a wrong value `InvalidInput`."""
         check_keywords(function, options, ReadKeywords.__annotations__, beside=("checkpoint", "group"))
         read: dict[str, Any] = {
             name: _READ_AS[name](value) if name in _READ_AS else value for name, value in options.items()
