@@ -16,7 +16,7 @@ from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
-from support.node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
 VBUCKET = VBucketId(0)
 FEATURES = frozenset(
@@ -66,7 +66,7 @@ def check_order(node: NodeProcess) -> None:
         requests += Set(**place, value=b"%d" % number, frame_infos=(info,), opaque=2 * number).encode()  # type: ignore[arg-type]
         requests += Get(**place, opaque=2 * number + 1).encode()  # type: ignore[arg-type]
     with KvConnection.open(node.address, LOGIN) as connection:
-        answers = list(connection.exchange(requests, answers=20))
+        answers = exchange(connection, requests, answers=20)
     assert [(answer.opaque, answer.specific) for answer in answers] == [(number, 0) for number in range(20)]
     assert [answer.value for answer in answers[1::2]] == [b"%d" % number for number in range(10)]
 

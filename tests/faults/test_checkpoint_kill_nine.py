@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from headwater import durable_files
 from headwater.client.checkpoints import file as file_module
 from headwater.client.checkpoints import sqlite as sqlite_module
 from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
@@ -157,13 +158,13 @@ def insert_and_save(folder: Path) -> Save:
 KILLED = 77
 
 
-def die_at_line(number: int, path: str) -> Callable[..., Any]:
-    """A trace function that ends the process where it comes to that many lines of a source file."""
+def die_at_line(number: int, *paths: str) -> Callable[..., Any]:
+    """A trace function that ends the process where it comes to that many lines of some source files."""
     left = number
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != path:
+        if frame.f_code.co_filename not in paths:
             return None
         if event == "line":
             left -= 1
@@ -194,7 +195,7 @@ def test_killed_at_every_line(tmp_path: Path, make_store: MakeStore, module: Any
             store = make_store(folder)
             asyncio.run(store.save(offsets_at(before)))
             asyncio.run(store.close())
-        trace = die_at_line(line, module.__file__)
+        trace = die_at_line(line, module.__file__, durable_files.__file__)
         code = forked(lambda: save_dying(make_store(folder), before + 1, trace))  # noqa: B023  (it is run at once)
         seen.append(loaded_seqno(make_store(folder)))
         # And the next one is not disturbed by what was left behind.

@@ -36,9 +36,9 @@ def fill(engine: Engine, names: str = "aceg") -> None:
 WRITE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from headwater.store.engine import Put, Table
+from headwater.store.engine import PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
-LmdbEngine(Path(sys.argv[1])).write([Put(Table.BLOCKS, b"b", b"2")])
+LmdbEngine(Path(sys.argv[1])).write([PutRow(Table.BLOCKS, b"b", b"2")])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -106,7 +106,7 @@ def test_a_folder_that_was_removed_comes_back_private(tmp_path: Path) -> None:
 
 
 def test_the_first_compilation_is_told_once_and_loading_is_not(tmp_path: Path) -> None:
-    tell = "from headwater.phrases import report_first_compile\ntell_first_compile(lambda: print('compiling'))\n"
+    tell = "from headwater.phrases import report_first_compile\nreport_first_compile(lambda: print('compiling'))\n"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
 
     def told() -> list[str]:

@@ -31,6 +31,7 @@ from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
 from headwater.protocol.status import Status
 from support.landings import DEFAULT, SourceBucket
+from support.node_process import exchange
 
 AWAY_S = 0.1
 CHAOS = "chaos.docs"
@@ -308,7 +309,7 @@ class HotLoad(_Working):
             self.diary.begin(key)
             place = {"vbucket": self._bucket.vbucket_of(key), "key": key, "collection_id": DEFAULT_COLLECTION}
             requests.append(Set(value=b'{"n":%d}' % self.written, **place).encode())
-        answers = [*self._bucket.connection.exchange(b"".join(requests), answers=len(keys))]
+        answers = exchange(self._bucket.connection, b"".join(requests), answers=len(keys))
         assert all(answer.specific == Status.SUCCESS for answer in answers)
         for key, version in zip(keys, range(self.written - len(keys) + 1, self.written + 1), strict=True):
             self.diary.note(key, version)

@@ -25,6 +25,7 @@ from typing import Any, Protocol, Self
 from headwater.client.connection_string import Address
 from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.testing.nursery import Nursery
 
 USER = "admin"
@@ -247,6 +248,18 @@ def _nursery() -> Nursery:
     nursery = Nursery(folder)
     atexit.register(nursery.__exit__, None, None, None)
     return nursery
+
+
+def exchange(connection: KvConnection, requests: bytes, *, answers: int) -> list[Frame]:
+    """Many requests in one write, and their answers as they come."""
+    connection.sock.sendall(requests)
+    buffer, frames = FrameBuffer(), list[Frame]()
+    while len(frames) < answers:
+        received = connection.sock.recv(1 << 20)
+        assert received, f"the connection ended after {len(frames)} of {answers} answers"
+        buffer.receive_data(received)
+        frames += buffer.frames()
+    return frames
 
 
 class StartNode(Protocol):

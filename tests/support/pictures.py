@@ -28,7 +28,7 @@ from headwater.client.cluster_map import vbucket_of
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set
 from support.browser import Browser, log_in, running_browser
-from support.node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
 BUCKET = "travel"
 WIDE, NARROW = (1440, 900), (390, 844)
@@ -91,8 +91,7 @@ class Writer:
         count = int(500 + 350 * math.sin(turn / 9) + chance.randrange(150))
         batch = b"".join(self._trip(chance).encode() for _ in range(count))
         with node.connect(BUCKET) as connection:
-            for _ in connection.exchange(batch, answers=count):
-                pass
+            exchange(connection, batch, answers=count)
 
     def _trip(self, chance: random.Random) -> Set:
         number = chance.randrange(40_000)

@@ -95,8 +95,9 @@ class NodeState:
         self._durable = ChangeSignal()
         self._listener: KvListener
         self._address: NodeAddress
-        # Clients take a config only if its revision is higher, and they may know one of before the last start.
-        self._revision = self._store_environment.now_s()
+        # Clients take a config only if its revision is higher, and they may know one of before the last start. A start
+        # can follow an end within the same second, so it is in milliseconds.
+        self._revision = self._store_environment.now_ns() // 1_000_000
         self._known_states: dict[str, bytes] = {}
         self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
         self._members = Memberships(
