@@ -16,10 +16,9 @@ setup: ## Make .venv and look for Java; does nothing the second time
 demo: setup ## See it work
 	@scripts/demo
 
-# Spark has processes enough of its own, and one session for all of its tests.
+# One worker has the tests on Spark, which share a session and wait a lot; the others have the rest, file by file.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/spark
-	$(BIN)/python -m pytest tests/spark
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 check: lint types imports web test ## All that CI runs: lint, types, imports, the page, tests
 

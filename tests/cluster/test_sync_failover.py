@@ -31,10 +31,10 @@ async def _lose_a_node(cluster: ClusterProcesses) -> None:
             cluster.nodes[2].kill()
             await coordinator.failover([cluster.names[2]])
             acknowledged = sum(writer.acknowledged.values())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while sum(writer.acknowledged.values()) == acknowledged:
                     await asyncio.sleep(0.1)
             await asyncio.sleep(2)
             await writer.stop()
-            # Writes to the node that died may have any outcome, which is what their writers were told.
+            # Writes to the node that died may have any outcome, and their writers know that.
             assert await writer.missing() == []

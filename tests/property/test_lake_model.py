@@ -332,7 +332,7 @@ class LakeMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=16,
+    max_examples=10,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

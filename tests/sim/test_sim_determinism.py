@@ -8,29 +8,26 @@ import subprocess
 import sys
 from functools import cache
 
-SEEDS = (3, 7, 10, 17)
-"""With clusters, failovers, rollbacks and landings among them."""
+import pytest
 
 
 @cache
-def digests(hash_seed: str) -> list[str]:
-    command = [sys.executable, "-m", "headwater", "sim", "--seed", "{}", "--json"]
-    reports = [
-        subprocess.run(
-            [part.format(seed) for part in command],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for seed in SEEDS
-    ]
-    return [json.loads(report.stdout)["digest"] for report in reports]
+def digest(seed: int, hash_seed: str) -> str:
+    report = subprocess.run(
+        [sys.executable, "-m", "headwater", "sim", "--seed", str(seed), "--json"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return str(json.loads(report.stdout)["digest"])
 
 
-def test_two_processes_with_other_hashes_run_a_seed_the_same_way():
-    assert digests("1") == digests("2")
+# With clusters, failovers, rollbacks and landings among them.
+@pytest.mark.parametrize("seed", [7, 17, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (3, 10))])
+def test_two_processes_with_other_hashes_run_a_seed_the_same_way(seed: int) -> None:
+    assert digest(seed, "1") == digest(seed, "2")
 
 
-def test_other_seeds_are_other_runs():
-    assert len(set(digests("1"))) == len(SEEDS)
+def test_other_seeds_are_other_runs() -> None:
+    assert digest(7, "1") != digest(17, "1")

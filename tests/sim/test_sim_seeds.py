@@ -12,7 +12,7 @@ import pytest
 from headwater.sim.consumers import Mutant
 from headwater.sim.run import SeedReport, run_seed
 
-BUDGET_S = float(os.environ.get("HEADWATER_SIM_S", "15"))
+BUDGET_S = float(os.environ.get("HEADWATER_SIM_S", "10"))
 MUTANT_SEEDS = 100
 
 

@@ -216,7 +216,10 @@ class _ForkedProcess:
         self._exit_code = output.with_name(f"{output.name}.exit")
         self._exit_code.unlink(missing_ok=True)
         self.pid = _nursery().start(arguments, stdout=output, stderr=log)
-        self._handle = os.pidfd_open(self.pid)
+        try:
+            self._handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            raise AssertionError(f"the node ended before it was ready; its log:\n{log.read_text()}") from None
 
     @property
     def is_running(self) -> bool:

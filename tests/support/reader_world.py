@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake
-from headwater.client.links import SCOUT, CloseConnection, DcpLink, DcpOpening, OpenConnection, Slot
+from headwater.client.links import SCOUT, CloseConnection, DcpLink, DcpOpening, OpenConnection, PooledLink
 from headwater.client.pieces import ChangeRun, Piece, RollbackPiece
 from headwater.client.read_options import ReadOptions, Snapshots
 from headwater.client.reader import Reader, ReaderEnvironment
@@ -377,7 +377,7 @@ class Run:
     def decode_map(self, config: bytes) -> ClusterMap:
         return ClusterMap.decode(config, asked=self.cluster.nodes[0])
 
-    def new_link(self, slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
+    def new_link(self, slot: PooledLink, is_loopback: bool, now_s: float) -> DcpLink:
         opening = DcpOpening(
             name=f"test:{slot.id}",
             flags=OpenFlags.PRODUCER,

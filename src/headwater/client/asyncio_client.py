@@ -23,7 +23,7 @@ from headwater.client.connection_string import Address, Seeds
 from headwater.client.environment import ClientEnvironment
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.groups.membership import Assignment, GroupBucket, Membership
-from headwater.client.links import SCOUT, DcpLink, DcpOpening, Slot
+from headwater.client.links import SCOUT, DcpLink, DcpOpening, PooledLink
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
@@ -232,7 +232,7 @@ class Client:
         features = (*DCP_FEATURES, Feature.SNAPPY) if options.compression else DCP_FEATURES
         login = replace(replace(self.settings, features=features).login(), random_bytes=environment.random_bytes)
 
-        def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
+        def new_link(slot: PooledLink, is_loopback: bool, now_s: float) -> DcpLink:
             name = f"{options.name}:{reader_id}:{slot.id}"
             opening = None if slot.lane == SCOUT else _opening(options, name)
             handshake = login.handshake(is_loopback=is_loopback)

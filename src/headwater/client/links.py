@@ -31,6 +31,7 @@ from headwater.protocol.consumer import (
     StreamMessage,
     StreamRun,
 )
+from headwater.protocol.exchange import ANSWER_TIMEOUT_S
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages import decode_message
@@ -39,7 +40,6 @@ from headwater.protocol.messages.session import ClustermapChangeNotification, Ge
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.states import Table, transition
 
-ANSWER_TIMEOUT_S = 30.0
 SILENT_NOOP_INTERVALS = 2.5
 """DCP docs, dead-connections, say 2. Half of one more is for a noop that is late."""
 
@@ -193,7 +193,7 @@ SCOUT = -1
 
 
 @dataclass(slots=True, kw_only=True)
-class Slot:
+class PooledLink:
     """One connection: being made, or in use."""
 
     id: int
@@ -228,7 +228,7 @@ class CloseConnection:
 
 Command = OpenConnection | CloseConnection
 
-NewLink = Callable[[Slot, bool, float], DcpLink]
+NewLink = Callable[[PooledLink, bool, float], DcpLink]
 """Makes the link of a slot, given whether it stays on this machine, and the time."""
 
 
@@ -243,7 +243,7 @@ class LinkPool:
     """Which connections exist, which are wanted, and when a lost one may be tried again."""
 
     def __init__(self, *, new_link: NewLink, backoff: Backoff) -> None:
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, PooledLink] = {}
         self.commands: list[Command] = []
         self._new_link = new_link
         self._backoff = backoff
@@ -251,7 +251,7 @@ class LinkPool:
         self._next_id = 0
 
     @property
-    def ready(self) -> list[Slot]:
+    def ready(self) -> list[PooledLink]:
         return [slot for slot in self.slots.values() if slot.is_ready and slot.lane != SCOUT]
 
     def last_failure(self, address: Address) -> HeadwaterError | None:
@@ -264,7 +264,7 @@ class LinkPool:
         """When this node may be tried again."""
         return self._failures[address].retry_at_s if address in self._failures else 0.0
 
-    def get(self, address: Address, lane: int, *, now_s: float) -> Slot | None:
+    def get(self, address: Address, lane: int, *, now_s: float) -> PooledLink | None:
         """The link of a lane if it is ready; if there is none, one is opened as soon as it may be."""
         for slot in self.slots.values():
             if (slot.address, slot.lane) == (address, lane):
@@ -281,24 +281,24 @@ class LinkPool:
         if due:
             self._open(min(due, key=self.retry_at_s), SCOUT)
 
-    def on_connected(self, id_: int, *, is_loopback: bool, now_s: float) -> Slot | None:
+    def on_connected(self, id_: int, *, is_loopback: bool, now_s: float) -> PooledLink | None:
         """The socket of a slot is connected. Returns the slot, unless it was closed meanwhile."""
         slot = self.slots.get(id_)
         if slot is not None:
             slot.link = self._new_link(slot, is_loopback, now_s)
         return slot
 
-    def on_ready(self, slot: Slot) -> bool:
+    def on_ready(self, slot: PooledLink) -> bool:
         """The link can be used. Returns whether its node had been lost before."""
         slot.is_ready = True
         return slot.lane != SCOUT and self._failures.pop(slot.address, None) is not None
 
-    def close(self, slot: Slot) -> None:
+    def close(self, slot: PooledLink) -> None:
         """The link is not needed any more."""
         del self.slots[slot.id]
         self.commands.append(CloseConnection(slot.id))
 
-    def drop(self, slot: Slot, error: HeadwaterError, *, now_s: float) -> None:
+    def drop(self, slot: PooledLink, error: HeadwaterError, *, now_s: float) -> None:
         """The link is lost. Its node is tried again after a delay that grows."""
         self.close(slot)
         failures = self._failures.setdefault(slot.address, _Failures())
@@ -308,7 +308,7 @@ class LinkPool:
 
     def _open(self, address: Address, lane: int) -> None:
         self._next_id += 1
-        self.slots[self._next_id] = Slot(id=self._next_id, address=address, lane=lane)
+        self.slots[self._next_id] = PooledLink(id=self._next_id, address=address, lane=lane)
         self.commands.append(OpenConnection(self._next_id, address))
 
 

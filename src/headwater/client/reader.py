@@ -30,7 +30,7 @@ from headwater.client.links import (
     LinkReady,
     MapWatch,
     NewLink,
-    Slot,
+    PooledLink,
     active_address,
 )
 from headwater.client.metrics import ReaderMetrics
@@ -79,7 +79,7 @@ class GivingUp:
         self._waits = waits
         self._tolerance = Tolerance(within_s=after_s)
 
-    def is_hopeless(self, slot: Slot, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
+    def is_hopeless(self, slot: PooledLink, error: HeadwaterError, cluster_map: ClusterMap, now_s: float) -> bool:
         """A link was lost: whether it makes no sense to try again."""
         if slot.is_ready:
             breaks_protocol = isinstance(error, RemoteProtocolError)
@@ -342,7 +342,7 @@ class Reader:
         for slot_id, streams in asked.items():
             self._opening.ask(self._pool.slots[slot_id], streams)
 
-    def _on_high_seqnos(self, slot: Slot, request: Request, answer: Response, now_s: float) -> None:
+    def _on_high_seqnos(self, slot: PooledLink, request: Request, answer: Response, now_s: float) -> None:
         streams = list(slot.surveyed.get(request.opaque, []))
         if isinstance(answer, GetAllVbSeqnosResponse):
             highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
@@ -357,7 +357,7 @@ class Reader:
         # Not before: an error on the way ends the link, and then all of them have to wait.
         slot.surveyed.pop(request.opaque, None)
 
-    def _check_ends(self, slot: Slot, highs: dict[VBucketId, Seqno]) -> None:
+    def _check_ends(self, slot: PooledLink, highs: dict[VBucketId, Seqno]) -> None:
         """A failover may have left open streams with an end that their new history does not have."""
         assert slot.link is not None
         for stream in list(slot.link.streams.values()):
@@ -371,7 +371,7 @@ class Reader:
 
     # --- events of a link -----------------------------------------------------------------------------------------
 
-    def _take_event(self, slot: Slot, event: LinkEvent, now_s: float) -> None:
+    def _take_event(self, slot: PooledLink, event: LinkEvent, now_s: float) -> None:
         match event:
             case StreamRun():
                 self._on_run(slot, event)
@@ -387,7 +387,7 @@ class Reader:
                 else:
                     self._map.want()
 
-    def _on_ready(self, slot: Slot, event: LinkReady, now_s: float) -> None:
+    def _on_ready(self, slot: PooledLink, event: LinkReady, now_s: float) -> None:
         if self._pool.on_ready(slot):
             self.metrics.on_reconnect(slot.address)
         config = event.outcome.cluster_config
@@ -398,7 +398,7 @@ class Reader:
         else:
             self._ask_due(now_s)
 
-    def _on_run(self, slot: Slot, run: StreamRun[VBucketStream]) -> None:
+    def _on_run(self, slot: PooledLink, run: StreamRun[VBucketStream]) -> None:
         stream = run.stream
         if stream is None:
             self._release(slot.id, run.window_bytes)  # of a stream that was closed
@@ -406,7 +406,7 @@ class Reader:
         self.metrics.on_run(stream.vbucket, run.rows, run.window_bytes, run.last_seqno)
         self._deliver(stream, stream.on_run(run, slot.id))
 
-    def _on_stream_message(self, slot: Slot, event: StreamMessage[VBucketStream], now_s: float) -> None:
+    def _on_stream_message(self, slot: PooledLink, event: StreamMessage[VBucketStream], now_s: float) -> None:
         message, stream = event.message, event.stream
         self._release(slot.id, event.window_bytes)
         if stream is None:
@@ -444,7 +444,7 @@ class Reader:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _on_answer(self, slot: Slot, event: RequestAnswered[VBucketStream], now_s: float) -> None:
+    def _on_answer(self, slot: PooledLink, event: RequestAnswered[VBucketStream], now_s: float) -> None:
         request, answer = event.request, event.answer
         match request:
             case StreamRequest():
@@ -472,7 +472,7 @@ class Reader:
             assert link is not None
             link.send_request(request)
 
-    def _on_observed(self, slot: Slot, request: ObserveSeqno, answer: Response) -> None:
+    def _on_observed(self, slot: PooledLink, request: ObserveSeqno, answer: Response) -> None:
         assert self._hold is not None
         error = None
         if isinstance(answer, ErrorResponse):
@@ -511,7 +511,7 @@ class Reader:
 
     # --- closing, dropping and retrying ---------------------------------------------------------------------------
 
-    def _drop_link(self, slot: Slot, error: HeadwaterError, now_s: float) -> None:
+    def _drop_link(self, slot: PooledLink, error: HeadwaterError, now_s: float) -> None:
         """A link is lost. Its streams wait for another one; what can't get better by waiting fails the read."""
         self._pool.drop(slot, error, now_s=now_s)
         if self._hold is not None and slot.lane == 0:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from headwater.client.links import Slot
+from headwater.client.links import PooledLink
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.pieces import RollbackPiece
 from headwater.client.read_options import End, ReadOptions
@@ -165,7 +165,7 @@ class StreamOpening:
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
-    def ask(self, slot: Slot, streams: list[VBucketStream]) -> None:
+    def ask(self, slot: PooledLink, streams: list[VBucketStream]) -> None:
         """Ask for streams, after the high seqnos where they are needed."""
         assert slot.link is not None
         for stream in streams:
@@ -182,7 +182,7 @@ class StreamOpening:
     def _needs_high_seqno(self, stream: VBucketStream) -> bool:
         return self._end is not None or stream.vbucket in self._from_now
 
-    def _request(self, slot: Slot, stream: VBucketStream) -> None:
+    def _request(self, slot: PooledLink, stream: VBucketStream) -> None:
         assert slot.link is not None
         request = stream.request(flags=self._flags, value=self._value, opaque=slot.link.take_opaque())
         slot.link.send_request(request, stream=stream)
@@ -191,7 +191,7 @@ class StreamOpening:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def on_high_seqnos(
-        self, slot: Slot, streams: list[VBucketStream], highs: dict[VBucketId, Seqno], now_s: float
+        self, slot: PooledLink, streams: list[VBucketStream], highs: dict[VBucketId, Seqno], now_s: float
     ) -> None:
         """The streams waited for these."""
         assert slot.link is not None
@@ -212,7 +212,7 @@ class StreamOpening:
                 self._request(slot, stream)
 
     def on_stream_answer(
-        self, slot: Slot, request: Request, stream: VBucketStream | None, answer: Response, now_s: float
+        self, slot: PooledLink, request: Request, stream: VBucketStream | None, answer: Response, now_s: float
     ) -> None:
         if stream is None:
             # It was closed while it was being asked for. It is closed: the server takes requests in order.
@@ -244,7 +244,7 @@ class StreamOpening:
             self._outcomes.delivered(stream, items)
 
     def on_failover_log(
-        self, slot: Slot, request: Request, stream: VBucketStream | None, answer: Response, now_s: float
+        self, slot: PooledLink, request: Request, stream: VBucketStream | None, answer: Response, now_s: float
     ) -> None:
         if stream is None:
             return

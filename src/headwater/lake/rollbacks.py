@@ -165,8 +165,8 @@ def torn_vbuckets(vbuckets: Column, snapshot_starts: Column, kept: Column) -> se
     """The vbuckets of dead rows whose snapshot began before the seqno that is kept, given by vbucket.
 
     In a snapshot each key is there once, in its newest version (the seed "UPR Transport Specification", "Streams":
-    unique keys). Of one that goes on beyond the seqno, versions up to it
-    may be missing in favour of newer ones that are dead now, so the state of the vbucket at that seqno is not known. A
-    careful reader never asks for such a rollback.
+    unique keys). Of one that goes on beyond the seqno, versions up to it may be missing in favour of newer ones that
+    are dead now, so the state of the vbucket at that seqno is not known. A careful reader never asks for such a
+    rollback.
     """
     return {int(vbucket) for vbucket in np.unique(vbuckets[snapshot_starts < kept[vbuckets]])}

@@ -65,10 +65,11 @@ AGENT = "headwater-verify"
 """The name that nodes and Spark show for it."""
 _BUFFER_BYTES = 4 * MIB
 """What the server may send ahead. Hashing keeps up with it."""
-Statuses = Mapping[VBucketId, VBucketStatus]
-NOWHERE = StreamOffset()
 MAKING_S_MAX = 60.0
 """Far beyond what it takes to make tables."""
+NOWHERE = StreamOffset()
+
+Statuses = Mapping[VBucketId, VBucketStatus]
 IsRolledBack = Callable[[VBucketId, StreamOffset], bool]
 """Whether a failover took back what a table at this offset holds."""
 
@@ -123,8 +124,9 @@ class Verification:
         if self.is_equal:
             where = counted(len(self.collections), "collection")
             return f"Equal: {counted(self.landed, 'document')} in {where}{pending}."
-        faults = [f"{counted(self.differing, 'document')} {'differs' if self.differing == 1 else 'differ'}"]
-        faults = faults if self.differing else []
+        faults = []
+        if self.differing:
+            faults.append(f"{counted(self.differing, 'document')} {'differs' if self.differing == 1 else 'differ'}")
         for kind in _OF_FILES:
             if count := self.count(kind):
                 state, _, noun = kind.partition(" ")

@@ -115,7 +115,7 @@ class NodeState:
         return SERVER_VERSION
 
     def now_s(self) -> float:
-        """The throttle's clock, which never goes back."""
+        """A clock that never goes back."""
         return self.environment.now_s()
 
     def uptime_s(self) -> float:

@@ -1,6 +1,6 @@
 """The names of the protocol's numbers: features that HELLO negotiates, magics and opcodes.
 
-What of the features the codec has to know is `Negotiated`. (kv_engine, docs/BinaryProtocol.md, "Defined Values" and
+`Negotiated` is what the codec has to know of the features. (kv_engine, docs/BinaryProtocol.md, "Defined Values" and
 "0x1f HELO".) Statuses, which have more to them than a name, are in `status`.
 """
 

@@ -44,7 +44,7 @@ def _users() -> Users:
 
 
 class Collections:
-    """The collections that exist, as the faults know them that change them."""
+    """The collections that exist, as known to the faults that change them."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

@@ -60,7 +60,10 @@ class ServingProcess:
         arguments = ["--data", str(self._folder / "data"), "--port", port, "--http-port", http_port, "--json"]
         began_s = time.monotonic()
         pid = self._nursery.start([*arguments, *self._options], stdout=said, stderr=self._log)
-        self._process = os.pidfd_open(pid)
+        try:
+            self._process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise NodeFailed(f"the node has ended before it was ready; its log says:\n{self.log()}") from None
         self.ready = self._read_ready(said, began_s + READY_S_MAX)
         self.ready_s = time.monotonic() - began_s
         self.ports = (_port(self.ready["ready"]), _port(self.ready["http"]))

@@ -469,7 +469,7 @@ class KvLoader:
     # --- wires to sockets ---------------------------------------------------------------------------------------------
 
     def _pump(self, *, wait: bool) -> bool:
-        """Send and receive what can be. Gives whether anything came."""
+        """Send and receive what can be. Returns whether anything came."""
         now_s = self._clock()
         for wire in self._wires:
             wire.lane.tick(now_s)
@@ -528,7 +528,7 @@ class _Wire:
                 raise broken(self.address, error) from error
 
     def receive(self) -> bool:
-        """Take what has come. Gives whether there was anything."""
+        """Take what has come. Returns whether there was anything."""
         for turn in range(_TURNS_MAX):
             try:
                 data = self.sock.recv(RECEIVE_BYTES)

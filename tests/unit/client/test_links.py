@@ -24,8 +24,8 @@ from headwater.client.links import (
     LinkState,
     OpenConnection,
     OpeningAnswered,
+    PooledLink,
     ScoutDone,
-    Slot,
 )
 from headwater.client.retries import Backoff
 from headwater.errors import AccessDenied, ConnectionFailed, NotSupported, UnexpectedMessage
@@ -280,7 +280,7 @@ A, B = Address("a", 1), Address("b", 2)
 CUT = ConnectionFailed("cut")
 
 
-def new_link(slot: Slot, is_loopback: bool, now_s: float) -> DcpLink:
+def new_link(slot: PooledLink, is_loopback: bool, now_s: float) -> DcpLink:
     return DcpLink(ClientHandshake(credentials=None, bucket="b", nonce=b""), None, now_s=now_s)
 
 
@@ -295,7 +295,7 @@ def opened(pool: LinkPool) -> list[Address]:
     return [command.address for command in commands if isinstance(command, OpenConnection)]
 
 
-def ready(pool: LinkPool, address: Address, lane: int = 0) -> Slot:
+def ready(pool: LinkPool, address: Address, lane: int = 0) -> PooledLink:
     pool.get(address, lane, now_s=0)
     slot = next(slot for slot in pool.slots.values() if (slot.address, slot.lane) == (address, lane))
     pool.on_connected(slot.id, is_loopback=True, now_s=0)

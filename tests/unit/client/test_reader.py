@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.links import LinkPool, Slot
+from headwater.client.links import LinkPool, PooledLink
 from headwater.client.reader import GivingUp
 from headwater.client.retries import Backoff
 from headwater.client.stream_opening import VBucketWaits
@@ -32,7 +32,7 @@ class Read:
         self.waits.begin(ONE, now_s=0.0)
         self.giving_up = GivingUp(3.0, pool=self.pool, waits=self.waits)
 
-    def slot(self) -> Slot:
+    def slot(self) -> PooledLink:
         self.pool.get(NODE, 0, now_s=100.0)
         return next(iter(self.pool.slots.values()))
 
@@ -43,7 +43,7 @@ class Read:
         return error
 
 
-def _no_link(slot: Slot, is_loopback: bool, now_s: float) -> None:
+def _no_link(slot: PooledLink, is_loopback: bool, now_s: float) -> None:
     raise AssertionError("nothing connects here")
 
 

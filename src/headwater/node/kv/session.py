@@ -40,6 +40,20 @@ from headwater.store.set_run import apply_set_run
 DEFERRED_MAX = 1024
 """Durable writes of one connection at a time. Its next requests wait."""
 
+logger = logging.getLogger(__name__)
+
+SILENT_ON_SUCCESS = frozenset(
+    {
+        Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ, Opcode.DECREMENTQ,
+        Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.FLUSHQ, Opcode.QUITQ,
+    }
+)  # fmt: skip
+SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
+_UNSENT_BYTES_MAX = ServerLimits().unsent_bytes_max
+_SERVED_INFOS = frozenset(
+    {RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL, RequestInfo.STREAM_ID}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -122,21 +136,6 @@ def _has_barrier(request: Frame) -> bool:
         return False
 
 
-logger = logging.getLogger(__name__)
-
-SILENT_ON_SUCCESS = frozenset(
-    {
-        Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ, Opcode.DECREMENTQ,
-        Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.FLUSHQ, Opcode.QUITQ,
-    }
-)  # fmt: skip
-SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
-_UNSENT_BYTES_MAX = ServerLimits().unsent_bytes_max
-_SERVED_INFOS = frozenset(
-    {RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL, RequestInfo.STREAM_ID}
-)
-
-
 class KvSession(SessionState):
     """One connection. `kv_listener` drives it: bytes to `receive_data`, pieces from `outgoing`."""
 
@@ -167,7 +166,7 @@ class KvSession(SessionState):
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Handle what has come. Raises `CloseConnection` or a `RemoteProtocolError` where the connection is to end.
+        """Handle what has come. Raises `CloseSession` or a `RemoteProtocolError` where the connection is to end.
 
         What was answered before that is in `outgoing`. A short request may have a long answer, so requests beyond what
         may be unsent are left for later (`is_held_back`).

@@ -46,7 +46,7 @@ class Controls:
     """Stream requests have a `sid`. It can't be switched off again."""
     oso: OsoMode = OsoMode.OFF
     """The first backfill of a filtered stream comes as an OSO snapshot; with `true_with_seqno_advanced` a
-    a seqno-advanced says where it ends if that change is not sent."""
+    seqno-advanced says where it ends if that change is not sent."""
     backfill_order: str = "round-robin"
     """Streams are served in turns (`round-robin`) or one after the other (`sequential`)."""
     v7_status_codes: bool = False
