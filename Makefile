@@ -16,9 +16,10 @@ setup: ## Make .venv and look for Java; does nothing the second time
 demo: setup ## See it work
 	@scripts/demo
 
-# One worker has the tests on Spark, which share a session and wait a lot; the others have the rest, file by file.
+# Spark has processes enough of its own, and one session for all of its tests.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/spark
+	$(BIN)/python -m pytest tests/spark
 
 check: lint types imports web test ## All that CI runs: lint, types, imports, the page, tests
 

@@ -11,20 +11,6 @@ import pytest
 from headwater.testing.nursery import Nursery
 from support.node_process import NodeProcess, StartNode
 
-_SPARK = Path(__file__).parent / "spark"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the groups that `--dist loadgroup` keeps together: the tests of a file, and all that need a Spark session.
-
-    Those on Spark take the longest, so they come first.
-    """
-    for item in items:
-        group = "spark" if _SPARK in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _SPARK not in item.path.parents)
-
-
 @pytest.fixture
 def start_node(tmp_path: Path) -> Iterator[StartNode]:
     """Starts real nodes, on a folder of the test unless told another. They are gone when the test ends.
