@@ -11,6 +11,7 @@ import pytest
 from headwater.testing.nursery import Nursery
 from support.node_process import NodeProcess, StartNode
 
+
 @pytest.fixture
 def start_node(tmp_path: Path) -> Iterator[StartNode]:
     """Starts real nodes, on a folder of the test unless told another. They are gone when the test ends.
