@@ -21,7 +21,6 @@ from bench.measure import in_new_process, load_now, scaled
 from bench.processes import LOGIN, NodeProcess, data_folder, load, node
 from bench.report import Section
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
@@ -31,6 +30,7 @@ from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse, SetVBucket
 from headwater.protocol.numbers import VBucketId
+from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 
 DOCUMENTS = scaled(1_000_000)

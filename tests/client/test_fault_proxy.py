@@ -11,11 +11,11 @@ import pytest
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, RemoteProtocolError
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.sasl import Credentials
 from support.fault_proxy import (
     HOST,
     Action,

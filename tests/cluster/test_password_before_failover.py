@@ -10,10 +10,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.client.handshake import Credentials
 from headwater.cluster.coordinator import Coordinator
 from headwater.cluster.nodes import NodePort
 from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.sasl import Credentials
 from support.clusters import ClusterProcesses
 from support.node_process import PASSWORD, USER
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from pathlib import Path
 
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import SyncWriteAmbiguous
 from headwater.node.replication.proxy import Proxy
@@ -16,6 +15,7 @@ from headwater.protocol.messages.dcp_streams import StreamFlags, VBucketState
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
+from headwater.protocol.sasl import Credentials
 from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
 VBUCKET = VBucketId(0)

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import main
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AuthenticationFailed
+from headwater.protocol.sasl import Credentials
 from support.clusters import ClusterProcesses
 from support.node_process import PASSWORD, USER, NodeProcess
 

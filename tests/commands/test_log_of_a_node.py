@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AuthenticationFailed
+from headwater.protocol.sasl import Credentials
 from support.commands import VBUCKETS, TailedBucket
 from support.node_process import NodeProcess, StartNode, run_serve
 

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import main
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import KeyNotFound
 from headwater.protocol.features import NOTHING_NEGOTIATED
@@ -31,6 +30,7 @@ from headwater.protocol.messages.dcp_streams import (
 )
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 

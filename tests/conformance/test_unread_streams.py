@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import FrameBuffer
@@ -19,6 +18,7 @@ from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import Control, Open, StreamEnd, StreamFlags, StreamRequest
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
+from headwater.protocol.sasl import Credentials
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 

@@ -9,8 +9,8 @@ import httpx
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
+from headwater.protocol.sasl import Credentials
 from support.fault_proxy import free_port
 from support.node_process import PASSWORD, USER, StartNode
 

@@ -5,28 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headwater.errors import DataInUse
-from headwater.store.engine import Engine, MemoryEngine, PutRow, Table
+from headwater.store.engine import Engine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
 
 TABLE = Table.BLOCKS
-
-
-@pytest.fixture(params=["lmdb", "memory"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    engine: Engine = LmdbEngine(tmp_path / "data") if request.param == "lmdb" else MemoryEngine()
-    yield engine
-    engine.close()
-
-
-def rows(engine: Engine, start: bytes = b"", end: bytes = b"\xff" * 16, table: Table = TABLE) -> list[tuple[str, str]]:
-    with engine.view() as view:
-        return [(key.decode(), bytes(value).decode()) for key, value in view.scan(table, start, end)]
 
 
 def fill(engine: Engine, names: str = "aceg") -> None:

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 import headwater
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AccessDenied, AuthenticationFailed
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.session import GetClusterConfig
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
+from headwater.protocol.sasl import Credentials
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 KIM = "/settings/rbac/users/local/kim"

@@ -7,12 +7,12 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.handshake import ClientHandshake, Credentials, HandshakeState
+from headwater.client.handshake import ClientHandshake, HandshakeState
 from headwater.errors import RemoteProtocolError, StatusError, TlsFailed
 from headwater.protocol.features import Opcode
 from headwater.protocol.messages import PlainResponse
 from headwater.protocol.messages.session import ClustermapChangeNotification, HelloResponse
-from headwater.protocol.sasl import encode_nonce
+from headwater.protocol.sasl import Credentials, encode_nonce
 
 NONCE = encode_nonce(b"client" * 3)
 CONFIG = b'{"rev": 1}'

@@ -10,7 +10,6 @@ from typing import Self
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
@@ -21,6 +20,7 @@ from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.sasl import Credentials
 from support.fault_proxy import free_port
 from support.node_process import PASSWORD, USER, NodeProcess
 

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import NotMyVBucket
@@ -24,6 +23,7 @@ from headwater.node.options import NodeOptions
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
+from headwater.protocol.sasl import Credentials
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from support.node_process import PASSWORD, USER, NodeProcess

@@ -26,14 +26,13 @@ import httpx
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import TlsSettings
 from headwater.node.auth.user_file import store_users
 from headwater.node.auth.users import DECOY_SECRET_BYTES, Users
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import VBucketId
-from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN
+from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN, Credentials
 from support.node_process import PASSWORD, USER, NodeProcess
 
 HOST = "127.0.0.1"

@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import ClientSettings
 from headwater.errors import KeyNotFound
@@ -37,7 +36,7 @@ from headwater.protocol.messages.documents import Delete, Get, GetResponse, Set
 from headwater.protocol.messages.subdocument import PathFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
-from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN
+from headwater.protocol.sasl import SCRAM_ITERATIONS_MIN, Credentials
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing import Landing
 from headwater.spark.landing_loop import LandedBatch

@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.protocol.frames import Frame, FrameBuffer
+from headwater.protocol.sasl import Credentials
 from headwater.testing.nursery import Nursery
 
 USER = "admin"

@@ -15,13 +15,13 @@ import httpx
 from headwater.client.blocking_bucket import KvCluster
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import ClientSettings
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import ConnectionFailed, NotMyVBucket, TemporaryFailure
 from headwater.node.membership import PEER_FEATURES
 from headwater.protocol.messages.base import Request, Response
+from headwater.protocol.sasl import Credentials
 from support.fault_proxy import HOST, free_port
 from support.landings import MANAGEMENT_S_MAX, SourceBucket, log_in_quickly
 from support.node_process import PASSWORD, USER, NodeProcess

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, KvConnection, Login
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_streams import (
@@ -33,6 +32,7 @@ from headwater.protocol.messages.dcp_streams import (
     StreamRequest,
 )
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.protocol.sasl import Credentials
 from support.node_process import PASSWORD, USER, NodeProcess
 
 KEY_PREFIX = b"key::"

@@ -21,10 +21,10 @@ import rich_click as click
 
 from headwater.cli.options import LoginOptions, connection_options, json_option
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts, parse_address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import ConnectionFailed, HeadwaterError, InvalidConnectionString, MalformedJson, TlsFailed
 from headwater.protocol.cluster_config import PORT_MAX, ClusterConfig, ConfigNode, malformed_config
+from headwater.protocol.sasl import Credentials
 
 HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091

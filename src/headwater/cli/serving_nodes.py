@@ -23,7 +23,6 @@ import rich_click as click
 from click.core import ParameterSource
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
 from headwater.errors import HeadwaterError, InvalidInput
@@ -32,6 +31,7 @@ from headwater.node.auth.accounts import ADMIN
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.membership import PEER_FEATURES
 from headwater.phrases import counted
+from headwater.protocol.sasl import Credentials
 
 logger = logging.getLogger(__name__)
 

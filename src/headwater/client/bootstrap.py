@@ -21,7 +21,6 @@ from urllib.parse import quote
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString, find_hosts
-from headwater.client.handshake import Credentials
 from headwater.client.kv_asyncio import AsyncKvConnection, open_transport, raise_if_tls
 from headwater.client.kv_connection import Login, broken, is_loopback
 from headwater.client.retries import HostFailures
@@ -49,7 +48,7 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages import PlainResponse
 from headwater.protocol.messages.vbuckets import GetCollectionId, GetCollectionIdResponse, GetCollectionsManifest
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId
-from headwater.protocol.sasl import Mechanism
+from headwater.protocol.sasl import Credentials, Mechanism
 from headwater.protocol.status import Status
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import ClientHandshake, Credentials, HandshakeOutcome
+from headwater.client.handshake import ClientHandshake, HandshakeOutcome
 from headwater.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -32,7 +32,7 @@ from headwater.errors import (
 from headwater.protocol.exchange import ANSWER_TIMEOUT_S, Answered, Exchange
 from headwater.protocol.features import Feature
 from headwater.protocol.messages import Request, Response
-from headwater.protocol.sasl import Mechanism, encode_nonce, is_loopback_address
+from headwater.protocol.sasl import Credentials, Mechanism, encode_nonce, is_loopback_address
 
 CONNECT_TIMEOUT_S = 5.0
 RECEIVE_BYTES = 256 * 1024

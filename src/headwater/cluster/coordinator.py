@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.cluster.failover import FailedOver, fail_nodes_over
 from headwater.cluster.nodes import ClusterStatus, NodeFacts, NodePort, status_of, take_inventory
@@ -25,6 +24,7 @@ from headwater.node.service import NO_CONFIG
 from headwater.phrases import counted
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
 from headwater.protocol.numbers import VBucketId
+from headwater.protocol.sasl import Credentials
 
 _NAME_BYTES = 8
 

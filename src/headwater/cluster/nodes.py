@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy
@@ -24,6 +23,7 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import GetClusterConfig, SetClusterConfig
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.sasl import Credentials
 
 Topology = tuple[list[str | None], ...]
 _STATES = {state.name.lower(): state for state in VBucketState}

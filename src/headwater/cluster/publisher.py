@@ -17,13 +17,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from headwater.client.handshake import Credentials
 from headwater.cluster.nodes import NodePort
 from headwater.cluster.planning import Row, VBucketMap
 from headwater.errors import HeadwaterError, Overtaken
 from headwater.log_fields import LogEvent, fields
 from headwater.protocol.cluster_config import NO_NODE, NodeAddress, PublishedConfig, nodes_user
 from headwater.protocol.numbers import VBucketId
+from headwater.protocol.sasl import Credentials
 
 logger = logging.getLogger(__name__)
 

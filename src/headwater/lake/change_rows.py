@@ -34,6 +34,7 @@ from headwater.protocol.kernels.memory import (
     i64,
     kernel,
     kernel_part,
+    read_only,
     u32,
     u64,
 )
@@ -355,12 +356,8 @@ def _parts(keys: pa.Array) -> tuple[NDArray[np.int64], Bytes]:
     _, offsets, data = keys.buffers()
     if len(keys) == 0:
         return _NO_OFFSETS, _NO_BYTES
-    ends = _read_only(offsets, np.int64)[keys.offset : keys.offset + len(keys) + 1]
-    return ends, _NO_BYTES if data is None else _read_only(data, np.uint8)
-
-
-def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
-    return np.frombuffer(memoryview(buffer).toreadonly(), dtype=dtype)
+    ends = read_only(np.frombuffer(offsets, np.int64))[keys.offset : keys.offset + len(keys) + 1]
+    return ends, _NO_BYTES if data is None else read_only(np.frombuffer(data, np.uint8))
 
 
 def _numbers_beside(beside: Column | None, rows: int) -> NDArray[np.int64]:

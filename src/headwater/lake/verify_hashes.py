@@ -28,7 +28,6 @@ from headwater.lake.layout import raw_keys, split_keys
 from headwater.protocol.kernels.memory import (
     Bools,
     Bytes,
-    Column,
     Int32s,
     Int64Rows,
     Int64s,
@@ -40,6 +39,7 @@ from headwater.protocol.kernels.memory import (
     kernel,
     kernel_part,
     load_u64,
+    read_only,
     u64,
 )
 from headwater.protocol.kernels.siphash import sip_end, sip_start, sip_word
@@ -246,12 +246,8 @@ def _parts_of(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
     if len(array) == 0:
         return _NO_ENDS, _NO_BYTES
     _, offsets, data = array.buffers()
-    ends = _read_only(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return ends, _NO_BYTES if data is None else _read_only(data, np.uint8)
-
-
-def _read_only(buffer: pa.Buffer, dtype: type[np.generic]) -> Column:
-    return np.frombuffer(memoryview(buffer).toreadonly(), dtype=dtype)
+    ends = read_only(np.frombuffer(offsets, np.int32))[array.offset : array.offset + len(array) + 1]
+    return ends, _NO_BYTES if data is None else read_only(np.frombuffer(data, np.uint8))
 
 
 @kernel_part

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
 from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
 from headwater.log_fields import LogEvent, fields
@@ -26,6 +25,7 @@ from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.data_format import BUCKET_FACTS, MANIFEST
 from headwater.store.engine import Engine, PutRow, Table

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import blocking_client
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.client.settings import ConnectKeywords
 from headwater.cluster.coordinator import Coordinator
@@ -23,6 +22,7 @@ from headwater.cluster.nodes import ClusterStatus
 from headwater.errors import InvalidInput
 from headwater.node.membership import PEER_FEATURES
 from headwater.phrases import counted
+from headwater.protocol.sasl import Credentials
 from headwater.testing.node import DEFAULT_COLLECTION, PASSWORD, USER, VBUCKETS, HeadwaterNode, check_sequences
 from headwater.testing.nursery import NodeFailed, Nursery
 

@@ -22,13 +22,13 @@ from headwater.cli.management import Management
 from headwater.client import blocking_client
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.client.settings import ConnectKeywords
 from headwater.errors import InvalidInput
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.vbuckets import GetCollectionId
 from headwater.protocol.numbers import CollectionId, VBucketId
+from headwater.protocol.sasl import Credentials
 from headwater.testing.nursery import READY_S_MAX, STOP_S_MAX, NodeFailed, Nursery
 
 _LOOK_EVERY_S = 0.002

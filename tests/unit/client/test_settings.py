@@ -13,12 +13,11 @@ import pytest
 
 from headwater.client.cluster_map import Network
 from headwater.client.connection_string import Address, ConnectionString
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import FEATURES, Timeouts
 from headwater.client.settings import AGENT_CHARS_MAX, ClientSettings, TlsSettings
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
-from headwater.protocol.sasl import Mechanism
+from headwater.protocol.sasl import Credentials, Mechanism
 from support.machine import self_signed
 
 URL = "couchbase://a,b:1/travel"

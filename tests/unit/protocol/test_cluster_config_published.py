@@ -10,9 +10,9 @@ import pytest
 
 from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
-from headwater.client.handshake import Credentials
 from headwater.errors import MalformedJson
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
+from headwater.protocol.sasl import Credentials
 
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port, http_port=port + 1) for port in (1000, 2000, 3000))
 CONFIG = PublishedConfig(

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headwater.node.consumer_views import STREAMS_VIEWED_MAX
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.stream import Stream
 from headwater.protocol.kernels.memory import Column
-
-STREAMS_VIEWED_MAX = 4096
-"""Where all connections together have more streams, those of one connection are given when it is asked for by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.client.handshake import Credentials
 from headwater.client.kv_connection import Login
 from headwater.errors import ConnectionFailed, HostUnreachable, NoAnswer
 from headwater.node.membership import PEER_FEATURES
@@ -17,6 +16,7 @@ from headwater.node.options import NodeOptions
 from headwater.node.replication import peers as peer_statistics
 from headwater.node.replication.peers import PeerStatistics
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
+from headwater.protocol.sasl import Credentials
 
 GROUP = "headwater-vbuckets"
 

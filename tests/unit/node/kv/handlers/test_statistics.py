@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.handshake import Credentials
 from headwater.cluster.planning import Copy, most_advanced
 from headwater.node.auth.users import Role
 from headwater.node.producer import statistics as producer_statistics
@@ -20,6 +19,7 @@ from headwater.protocol.messages.dcp_streams import BufferAck, Control, Open, St
 from headwater.protocol.messages.documents import Delete, GetLocked, Set
 from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
+from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.receiving import begin_snapshot, receive_change, take_failover_log
 from support.kv_harness import START_S, Client, Node
