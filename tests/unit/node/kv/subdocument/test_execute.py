@@ -438,6 +438,19 @@ def test_a_document_can_be_created_as_deleted() -> None:
         assert parts(outcome.value) == ("", {"_txn": '{"id":"t"}'})
 
 
+def test_many_paths_may_stage_over_a_tombstone_without_creating() -> None:
+    """What a transaction sends that inserts a key which was deleted, and when it replaces what it has inserted."""
+    flags = DocFlags.ACCESS_DELETED | DocFlags.CREATE_AS_DELETED
+    specs = [change(UPSERT, "_sync.rev", "2", XATTR)]
+    outcome = mutate_in(TOMBSTONE, specs, flags)
+    assert isinstance(outcome, Mutated)
+    assert outcome.deleted
+    assert parts(outcome.value) == ("", {"_sync": '{"rev":2}'})
+    missing = mutate_in(None, specs, flags)
+    assert isinstance(missing, SubdocRefused)
+    assert missing.status == Status.KEY_ENOENT
+
+
 def test_a_tombstone_has_no_body() -> None:
     flags = DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED
     outcome = mutate_in(None, [change(UPSERT, "a", "1")], flags)
@@ -514,7 +527,6 @@ REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
     ([change(Opcode.DELETE), change(UPSERT, "a", "1")], DocFlags(0), COMBO),
     ([change(Opcode.DELETE), change(UPSERT, "x", "1", XATTR)], DocFlags(0), COMBO),
     ([change(UPSERT, "a", "1")], DocFlags.MKDOC | DocFlags.ADD, EINVAL),
-    ([change(UPSERT, "x", "1", XATTR)], DocFlags.CREATE_AS_DELETED, EINVAL),
     ([change(UPSERT, "x", "1", XATTR)], DocFlags.REVIVE_DOCUMENT, EINVAL),
     ([change(UPSERT, "a", "1")], DocFlags.REPLICA_READ, EINVAL),
     ([change(REPLACE, "a", "1")], DocFlags.MKDOC, EINVAL),
@@ -555,8 +567,15 @@ def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: S
     assert mutate_in(None, specs, flags) == outcome
 
 
-def test_a_single_path_that_creates_a_tombstone_is_one_of_an_attribute() -> None:
-    outcome = mutate_one(None, change(UPSERT, "a", "1"), DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED)
+@pytest.mark.parametrize(
+    ("spec", "flags"),
+    [
+        (change(UPSERT, "a", "1"), DocFlags.MKDOC | DocFlags.CREATE_AS_DELETED),
+        (change(UPSERT, "x", "1", XATTR), DocFlags.ACCESS_DELETED | DocFlags.CREATE_AS_DELETED),
+    ],
+)
+def test_a_single_path_that_creates_a_tombstone_is_one_of_an_attribute(spec: MutationSpec, flags: DocFlags) -> None:
+    outcome = mutate_one(None, spec, flags)
     assert isinstance(outcome, SubdocRefused)
     assert outcome.status == EINVAL
 
