@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
@@ -52,8 +53,11 @@ class Coordinator:
 
     # --- operations -----------------------------------------------------------------------------------------------
 
-    async def init(self, *, replicas: int) -> PublishedConfig:
-        """Make the seeds a cluster. The first one may have documents, and gives the bucket its uuid."""
+    async def init(self, *, replicas: int, settings: Mapping[str, Any] | None = None) -> PublishedConfig:
+        """Make the seeds a cluster. The first one may have documents, and gives the bucket its uuid.
+
+        `settings` are the bucket's, for all nodes.
+        """
         if not 0 <= replicas <= REPLICAS_MAX:
             raise InvalidInput(f"{replicas} replicas", hint=f"Take a number from 0 to {REPLICAS_MAX}")
         ports = [self._port(str(address), address) for address in self._seeds]
@@ -77,6 +81,9 @@ class Coordinator:
             revision=max(fact.revision for fact in facts) + 1,
             bucket=self._bucket,
             uuid=facts[0].bucket_uuid,
+            cluster_uuid=facts[0].cluster_uuid,
+            cluster_name=facts[0].cluster_name,
+            settings=settings,
             nodes=tuple(fact.address for fact in facts),
             replicas=replicas,
             rows=((NO_NODE,) * (replicas + 1),) * facts[0].vbuckets,
@@ -109,6 +116,12 @@ class Coordinator:
                 await self._activate_own(port, config, config.names().index(facts.address.kv_address))
         if not all(knows) or found.disagreeing:
             await publisher.publish(lambda config: config)
+        return publisher.config
+
+    async def change(self, change: Callable[[PublishedConfig], PublishedConfig]) -> PublishedConfig:
+        """Publish what `change` makes of the config: other settings of the bucket, or another name of the cluster."""
+        publisher = await self._publisher()
+        await publisher.publish(change)
         return publisher.config
 
     async def add(self, address: Address, *, force: bool = False) -> PublishedConfig:

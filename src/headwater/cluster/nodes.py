@@ -46,6 +46,8 @@ class NodeFacts:
     address: NodeAddress
     revision: int
     """Of the config that it gives."""
+    cluster_uuid: str
+    cluster_name: str
     bucket_uuid: str
     vbuckets: int
     items: int
@@ -96,6 +98,8 @@ class NodePort:
         return NodeFacts(
             address=this_node.address(),
             revision=config.revision,
+            cluster_uuid=config.cluster_uuid,
+            cluster_name=config.cluster_name,
             bucket_uuid=statistics.get("ep_bucket_uuid", ""),
             vbuckets=int(statistics.get("ep_max_vbuckets", 0)),
             items=int(statistics.get("curr_items_tot", 0)),

@@ -75,6 +75,8 @@ class NodeAddress:
     kv_tls_port: int | None = None
     http_port: int | None = None
     http_tls_port: int | None = None
+    uuid: str = ""
+    """Differs for two nodes that have had one address in turn; empty where it is not known."""
 
     def __post_init__(self) -> None:
         if self.host in _NO_ADDRESSES:
@@ -201,6 +203,7 @@ def _cluster_members(cluster: ClusterNodes) -> dict[str, Any]:
             {
                 "services": node.services(),
                 "hostname": node.host,
+                **({"nodeUUID": node.uuid} if node.uuid else {}),
                 **({"thisNode": True} if at == cluster.this_node else {}),
             }
             for at, node in enumerate(cluster.nodes)
@@ -254,6 +257,11 @@ class PublishedConfig:
     epoch: int = 1
     bucket: str
     uuid: str
+    cluster_uuid: str = ""
+    """What the config says of the cluster. All buckets of one have the same; of old the bucket's uuid stood for it."""
+    cluster_name: str = ""
+    settings: Mapping[str, Any] | None = None
+    """Of the bucket, for all nodes; None where each goes by those that it has."""
     nodes: tuple[NodeAddress, ...]
     replicas: int = 0
     rows: tuple[tuple[int, ...], ...]
@@ -319,6 +327,8 @@ class PublishedConfig:
             "settled": self.settled,
             "coordinator": self.coordinator,
         }
+        if self.settings is not None:
+            ours["settings"] = dict(self.settings)
         if with_login and self.login is not None:
             ours["login"] = [self.login.user, self.login.password]
         return _encode(_bucket_members(self._cluster(this_node), self._bucket_map()) | {_OUR_MEMBER: ours})
@@ -333,7 +343,8 @@ class PublishedConfig:
             this_node=this_node,
             revision=self.revision,
             revision_epoch=self.epoch,
-            uuid=self.uuid,
+            uuid=self.cluster_uuid or self.uuid,
+            name=self.cluster_name,
         )
 
     def _bucket_map(self) -> BucketMap:
@@ -353,7 +364,13 @@ class PublishedConfig:
                 epoch=int(members["revEpoch"]),
                 bucket=str(members["name"]),
                 uuid=str(members["uuid"]),
-                nodes=tuple(_node_address(node["hostname"], node["services"]) for node in members["nodesExt"]),
+                cluster_uuid=_cluster_uuid(members),
+                cluster_name=str(members.get("clusterName", "")),
+                settings=None if ours.get("settings") is None else dict(ours["settings"]),
+                nodes=tuple(
+                    _node_address(node["hostname"], node["services"], node.get("nodeUUID", ""))
+                    for node in members["nodesExt"]
+                ),
                 replicas=int(server_map["numReplicas"]),
                 rows=tuple(tuple(int(node) for node in row) for row in server_map["vBucketMap"]),
                 building={int(vbucket): tuple(map(int, builders)) for vbucket, builders in ours["building"].items()},
@@ -382,13 +399,20 @@ class PublishedConfig:
         _check_map(self._cluster(None), self._bucket_map())
 
 
-def _node_address(host: str, services: Mapping[str, Any]) -> NodeAddress:
+def _cluster_uuid(members: Mapping[str, Any]) -> str:
+    """Empty where it is the bucket's own, as in configs that were published by older nodes."""
+    uuid = str(members.get("clusterUUID", ""))
+    return "" if uuid == members["uuid"] else uuid
+
+
+def _node_address(host: str, services: Mapping[str, Any], uuid: object = "") -> NodeAddress:
     return NodeAddress(
         host=host,
         kv_port=services.get(_KV),
         kv_tls_port=services.get(_KV_TLS),
         http_port=services.get(_HTTP),
         http_tls_port=services.get(_HTTP_TLS),
+        uuid=str(uuid),
     )
 
 
@@ -409,6 +433,7 @@ class ConfigNode:
     """Ports by service. What is no port matters only to who asks for it."""
     is_this_node: bool = False
     """Whether this node has given the config."""
+    uuid: str = ""
     external: ConfigNode | None = None
     """The same node as clients outside of its network reach it."""
 
@@ -427,7 +452,7 @@ class ConfigNode:
     def address(self) -> NodeAddress:
         if self.host is None:
             raise malformed_config("a node does not say by which host it is reached")
-        return _node_address(self.host, self.services)
+        return _node_address(self.host, self.services, self.uuid)
 
     def _port(self, service: str) -> int | None:
         port = self.services.get(service)
@@ -569,6 +594,7 @@ def _config_node(members: Any) -> ConfigNode:
         host=_host(members.get("hostname")),
         services=services,
         is_this_node=bool(members.get("thisNode")),
+        uuid=_get(members, "nodeUUID", str, ""),
         external=external,
     )
 
