@@ -1,0 +1,283 @@
+"""CRC32C over stored rows: how a row is closed with its checksum when it is written, and checked when it is read.
+
+The store writes through these kernels and reads through them, so that what the disk has changed is found before it is
+used. Every row ends in a checksum. The table and the key of the row begin it (`row_seed`): a row that lies in the wrong
+place is damage, too.
+
+A block is large, and a get needs one frame of it. So a block is divided into pieces of whole frames, each a little
+longer than `PIECE_BYTES`, with a checksum of its own, and ends in a directory of them (big-endian):
+
+    the frames | for each piece: last seqno, 8 bytes; where it ends, 4; its CRC32C, 4 | pieces, 4 | CRC32C, 4
+
+The last checksum covers the directory. A get finds the piece of a seqno in the directory, and checks and walks that
+piece alone (`find_frame`); streams and scans check all pieces (`check_block`). Nothing that was checked is remembered:
+the engine maps its file, and the system may drop a page and read it from the disk again at any time.
+
+The processor has an instruction for CRC32C. It waits three cycles for its own result, so that three pieces are computed
+side by side in the time of one.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from headwater.protocol.kernels.memory import (
+    AnyBytes,
+    Bytes,
+    Column,
+    UInt32,
+    UInt64,
+    copy_bytes,
+    i64,
+    inlined_part,
+    kernel,
+    kernel_part,
+    load_u32,
+    load_u64,
+    store_u32,
+    store_u64,
+    u32,
+    u64,
+)
+
+PIECE_BYTES = 4096
+CHECKSUM_BYTES = 4
+ENTRY_BYTES = 16
+"""Of the directory of a block, for each piece."""
+_END_BYTES = 8
+ABSENT, DAMAGED = -1, -2
+"""What `find_frame` returns in place of a position."""
+
+# --- one step of the checksum -------------------------------------------------------------------------------------
+
+_POLYNOMIAL = 0x82F63B78
+"""Castagnoli's, its bits in reverse (RFC 3720, appendix B.4)."""
+
+
+def _step_tables() -> Column:
+    """`tables[k, b]`: what byte b does to the checksum when k more bytes follow it in its word."""
+    tables = np.zeros((8, 256), dtype=np.uint32)
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
+        tables[0, byte] = crc
+    for following in range(1, 8):
+        before = tables[following - 1]
+        tables[following] = (before >> 8) ^ tables[0][before & 0xFF]
+    return tables
+
+
+_TABLES = _step_tables()
+
+
+def _instruction() -> tuple[str, int] | None:
+    """The instruction for eight bytes, as LLVM names it, and the width of its checksum; None where there is none."""
+    if numba.config.CPU_NAME or numba.config.CPU_FEATURES:
+        return None  # Kernels are compiled for another processor than this one.
+    features, machine = llvmlite.binding.get_host_cpu_features(), platform.machine().lower()
+    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
+        return "llvm.x86.sse42.crc32.64.64", 64
+    if machine in ("aarch64", "arm64") and features.get("crc"):
+        return "llvm.aarch64.crc32cx", 32
+    return None
+
+
+_INSTRUCTION = _instruction()
+
+
+def _by_instruction(typing_context: Any, array: Any, at: Any, crc: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        assert _INSTRUCTION is not None
+        name, width = _INSTRUCTION
+        word, wide = ir.IntType(64), ir.IntType(width)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
+        loaded = builder.load(builder.bitcast(address, word.as_pointer()), align=1)
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(wide, [wide, word]), name)
+        before = args[2] if width == 32 else builder.zext(args[2], word)
+        after = builder.call(function, [before, loaded])
+        return after if width == 32 else builder.trunc(after, ir.IntType(32))
+
+    return types.uint32(array, types.int64, types.uint32), codegen
+
+
+@kernel_part
+def step_by_tables(array: Bytes, at: int, crc: int) -> int:
+    """What eight bytes make of a checksum, where the processor has no instruction for it."""
+    result: int = u32(0)
+    for index in range(8):
+        byte = u32(array[at + index])
+        if index < 4:
+            byte ^= crc >> u32(8 * index) & u32(0xFF)
+        result ^= _TABLES[7 - index, byte]
+    return result
+
+
+_step: Any = intrinsic(_by_instruction) if _INSTRUCTION else step_by_tables
+
+
+@kernel_part
+def _finish(array: Bytes, at: int, end: int, crc: int) -> int:
+    """The checksum over what is left from `at` on, after one over what is before."""
+    while at + 8 <= end:
+        crc = _step(array, at, crc)
+        at += 8
+    while at < end:
+        crc = u32(crc >> u32(8)) ^ _TABLES[0, (crc ^ u32(array[at])) & u32(0xFF)]
+        at += 1
+    return crc
+
+
+_ONES: Any = np.uint32(0xFFFFFFFF)
+"""A checksum begins with all bits set, and is given out inverted."""
+
+
+# --- whole rows ---------------------------------------------------------------------------------------------------
+
+
+@kernel
+def crc32c(data: AnyBytes, seed: UInt32) -> int:
+    """The checksum of some bytes behind others whose checksum is `seed`, 0 for none."""
+    return int(_finish(data, i64(0), i64(len(data)), u32(seed) ^ _ONES) ^ _ONES)
+
+
+def row_seed(table: bytes, key: bytes) -> int:
+    """The checksum that a row's own goes on from."""
+    return int(crc32c(np.frombuffer(table + b"\0" + key, dtype=np.uint8), u32(0)))
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------
+
+
+def seal_block(run: Bytes, seed: int) -> Bytes:
+    """A run of sound frames as the row of a block."""
+    row = np.empty(len(run) + (len(run) // PIECE_BYTES + 1) * ENTRY_BYTES + _END_BYTES, dtype=np.uint8)
+    return row[: _seal_block(run, u32(seed), row)]
+
+
+@kernel
+def _seal_block(run: AnyBytes, seed: UInt32, row: Bytes) -> int:
+    """Write a run with its directory. Returns where the row ends."""
+    start = i64(0)
+    at = i64(0)
+    entry: int = i64(len(run))
+    while at < len(run):
+        last = load_u64(run, at + 24)
+        at += 24 + i64(load_u32(run, at + 8))
+        if at - start >= PIECE_BYTES or at >= len(run):
+            copy_bytes(row, start, run, start, at - start)
+            store_u64(row, entry, last)
+            store_u32(row, entry + 8, u32(at))
+            # The bytes that were copied are in the cache by now.
+            store_u32(row, entry + 12, _finish(row, start, at, _ONES) ^ _ONES)
+            entry += ENTRY_BYTES
+            start = at
+    store_u32(row, entry, u32((entry - len(run)) // ENTRY_BYTES))
+    store_u32(row, entry + 4, _finish(row, i64(len(run)), entry + 4, u32(seed) ^ _ONES) ^ _ONES)
+    return entry + _END_BYTES
+
+
+@inlined_part
+def _directory(row: Bytes, seed: int) -> int:
+    """Where the directory of a block starts, which is where its frames end; -1 where it is damaged."""
+    size = i64(len(row))
+    if size < _END_BYTES:
+        return -1
+    start: int = size - _END_BYTES - ENTRY_BYTES * i64(load_u32(row, size - _END_BYTES))
+    if start < 0 or _finish(row, start, size - 4, u32(seed) ^ _ONES) ^ _ONES != load_u32(row, size - 4):
+        return -1
+    return start
+
+
+@inlined_part
+def _piece_start(row: Bytes, directory: int, piece: int) -> int:
+    return int(load_u32(row, directory + (piece - 1) * ENTRY_BYTES + 8)) if piece else 0
+
+
+@kernel
+def check_block(row: AnyBytes, seed: UInt32) -> int:
+    """How many bytes of a block's row are frames, if all are as they were written; -1 where any is not."""
+    directory = _directory(row, seed)
+    if directory < 0:
+        return -1
+    pieces = (i64(len(row)) - _END_BYTES - directory) // ENTRY_BYTES
+    piece = i64(0)
+    while piece + 3 <= pieces:
+        entry = directory + piece * ENTRY_BYTES
+        first = _piece_start(row, directory, piece)
+        second = i64(load_u32(row, entry + 8))
+        third = i64(load_u32(row, entry + ENTRY_BYTES + 8))
+        end = i64(load_u32(row, entry + 2 * ENTRY_BYTES + 8))
+        together = min(second - first, third - second, end - third) & ~i64(7)
+        one = two = three = _ONES
+        for at in range(i64(0), together, i64(8)):
+            one = _step(row, first + at, one)
+            two = _step(row, second + at, two)
+            three = _step(row, third + at, three)
+        if (
+            _finish(row, first + together, second, one) ^ _ONES != load_u32(row, entry + 12)
+            or _finish(row, second + together, third, two) ^ _ONES != load_u32(row, entry + ENTRY_BYTES + 12)
+            or _finish(row, third + together, end, three) ^ _ONES != load_u32(row, entry + 2 * ENTRY_BYTES + 12)
+        ):
+            return -1
+        piece += 3
+    while piece < pieces:
+        if not is_piece_sound(row, directory, piece):
+            return -1
+        piece += 1
+    return directory
+
+
+@kernel_part
+def is_piece_sound(row: Bytes, directory: int, piece: int) -> bool:
+    """Whether one piece of a block, whose directory is sound, is as it was written."""
+    entry = directory + piece * ENTRY_BYTES
+    end = i64(load_u32(row, entry + 8))
+    return bool(_finish(row, _piece_start(row, directory, piece), end, _ONES) ^ _ONES == load_u32(row, entry + 12))
+
+
+@kernel_part
+def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
+    """Where the frame of a seqno starts and ends in a block's row; `ABSENT` twice, or `DAMAGED` twice.
+
+    The piece that it lies in has been checked then, and so has the directory; the rest of the block has not.
+    """
+    directory = _directory(row, seed)
+    if directory < 0:
+        return i64(DAMAGED), i64(DAMAGED)
+    low = i64(0)
+    pieces = high = (i64(len(row)) - _END_BYTES - directory) // ENTRY_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        if load_u64(row, directory + middle * ENTRY_BYTES) < seqno:
+            low = middle + 1
+        else:
+            high = middle
+    if low == pieces:
+        return i64(ABSENT), i64(ABSENT)
+    if not is_piece_sound(row, directory, low):
+        return i64(DAMAGED), i64(DAMAGED)
+    at = _piece_start(row, directory, low)
+    piece_end = i64(load_u32(row, directory + low * ENTRY_BYTES + 8))
+    while at < piece_end and load_u64(row, at + 24) <= seqno:
+        end = at + 24 + i64(load_u32(row, at + 8))
+        if load_u64(row, at + 24) == seqno:
+            return at, end
+        at = end
+    return i64(ABSENT), i64(ABSENT)
+
+
+@kernel
+def find_frame(row: AnyBytes, seed: UInt32, seqno: UInt64) -> tuple[int, int]:
+    """As `frame_in_block`, for Python."""
+    return frame_in_block(row, seed, u64(seqno))

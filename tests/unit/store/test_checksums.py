@@ -1,0 +1,94 @@
+"""Checksums: the published check value, every way to compute it alike, and no flipped bit of a block passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headwater.protocol.kernels.memory import Bytes, u32, u64
+from headwater.protocol.messages.dcp_changes import Mutation
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId
+from headwater.store.checksums import (
+    ABSENT,
+    DAMAGED,
+    PIECE_BYTES,
+    check_block,
+    crc32c,
+    find_frame,
+    row_seed,
+    seal_block,
+    step_by_tables,
+)
+from headwater.store.runs import as_run
+
+SEED = row_seed(b"blocks", b"key")
+
+
+def run_of(*value_bytes: int) -> Bytes:
+    """Mutations with values of these lengths; seqnos are even, from 2 on."""
+    frames = [
+        Mutation(
+            vbucket=VBucketId(3), cas=Cas(7), seqno=Seqno(2 * number), rev_seqno=1, collection_id=CollectionId(0),
+            key=b"key %d" % number, value=bytes(value_byte % 251 for value_byte in range(number, number + length)),
+        ).encode()
+        for number, length in enumerate(value_bytes, start=1)
+    ]  # fmt: skip
+    return as_run(b"".join(frames))
+
+
+def test_the_check_value_of_crc32c() -> None:
+    """RFC 3720, appendix B.4, has more of these."""
+    assert crc32c(as_run(b"123456789"), u32(0)) == 0xE3069283
+    assert crc32c(as_run(bytes(32)), u32(0)) == 0x8A9136AA
+    assert crc32c(as_run(b"56789"), u32(crc32c(as_run(b"1234"), u32(0)))) == 0xE3069283
+
+
+def test_tables_and_instruction_agree() -> None:
+    data = np.random.default_rng(1).integers(0, 256, 64, dtype=np.uint8)
+    by_tables = u32(0xFFFFFFFF)
+    for at in range(0, len(data), 8):
+        by_tables = step_by_tables(data, at, u32(by_tables))
+    assert int(by_tables) ^ 0xFFFFFFFF == crc32c(data, u32(0))
+
+
+@pytest.mark.parametrize(
+    "lengths", [[], [0], [5], [300] * 100, [PIECE_BYTES] * 7, [100_000, 1, 100_000, 1]], ids=lambda sizes: len(sizes)
+)
+def test_a_block_gives_back_its_frames_and_no_others(lengths: list[int]) -> None:
+    run = run_of(*lengths)
+    row = seal_block(run, SEED)
+    assert check_block(row, u32(SEED)) == len(run)
+    assert row[: len(run)].tobytes() == run.tobytes()
+    for seqno in range(1, 2 * len(lengths) + 3):
+        start, end = find_frame(row, u32(SEED), u64(seqno))
+        if seqno % 2 or seqno > 2 * len(lengths):
+            assert start == end == ABSENT
+        else:
+            assert int.from_bytes(row[start + 24 : start + 32]) == seqno
+            assert end == start + 24 + int.from_bytes(row[start + 8 : start + 12])
+
+
+def test_no_flipped_bit_passes() -> None:
+    run = run_of(*[700] * 30)
+    row = seal_block(run, SEED)
+    found = {seqno: find_frame(row, u32(SEED), u64(seqno)) for seqno in (2, 30, 60)}
+    for at in range(0, len(row), 7):
+        row[at] ^= 1 << at % 8
+        assert check_block(row, u32(SEED)) == -1
+        for seqno, (start, end) in found.items():
+            # A get checks the piece of its frame and the directory: what it returns is right, or it is refused.
+            assert find_frame(row, u32(SEED), u64(seqno)) in ((start, end), (DAMAGED, DAMAGED))
+            assert not start <= at < end or find_frame(row, u32(SEED), u64(seqno))[0] == DAMAGED
+        row[at] ^= 1 << at % 8
+    assert check_block(row, u32(SEED)) == len(run)
+
+
+def test_a_row_in_the_wrong_place_is_damage() -> None:
+    row = seal_block(run_of(10, 10), SEED)
+    assert check_block(row, u32(row_seed(b"blocks", b"other"))) == -1
+    assert find_frame(row, u32(row_seed(b"journal", b"key")), u64(2))[0] == DAMAGED
+
+
+def test_what_is_too_short_for_a_block_is_damage() -> None:
+    for length in (0, 4, 7, 8, 30):
+        assert check_block(np.zeros(length, dtype=np.uint8), u32(SEED)) == -1
