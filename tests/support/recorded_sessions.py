@@ -4,6 +4,9 @@
     [dcp] C->S DCP_CONTROL  CONTROL enable_noop=true          an entry of the client: opcode, free text
         805e000b 00000000 …                                   its bytes
     [dcp] S->C DCP_CONTROL response status=0x00 SUCCESS …     an entry of the server: opcode, named fields
+    ## [dcp] reconnecting                                     HELLO as on the connection of that name before
+    [dcp] ** server closed the connection
+    [dcp] (nothing more for 0.5 s)
 
 Nothing here uses the codec under test, not even to learn what HELLO agreed on: that is in the annotations, too.
 """
@@ -20,6 +23,7 @@ SESSIONS = Path(__file__).parents[1] / "vectors" / "sessions"
 _COLLECTIONS = 0x12
 _ENTRY = re.compile(r"\[(?P<connection>\w+)\] (?P<direction>C->S|S->C) (?P<opcode>\w+) ?(?P<text>.*)")
 _NEW_CONNECTION = re.compile(r"## \[(?P<connection>\w+)\] (new TCP connection|reconnecting)")
+_CLOSED = re.compile(r"\[(?P<connection>\w+)\] \*\* server closed the connection")
 _BYTES = re.compile(r" {4}[0-9a-f ]+")
 _FIELD = re.compile(r"""(\w+)=(b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*"|\(.*?\)(?! *\()|\S+)""")
 
@@ -39,6 +43,8 @@ class RecordedFrame:
     collections: bool
     """HELLO on this connection has agreed on collections."""
     data: bytearray = field(default_factory=bytearray)
+    closes: bool = False
+    """The server closed the connection when it had this frame."""
 
     @property
     def fields(self) -> dict[str, str]:
@@ -47,7 +53,7 @@ class RecordedFrame:
 
     @property
     def is_response(self) -> bool:
-        return self.text.startswith("response ")
+        return self.text.startswith("response")
 
     @property
     def is_cut(self) -> bool:
@@ -59,7 +65,7 @@ class RecordedFrame:
 
 
 def read_session(version: str) -> list[RecordedFrame]:
-    """All frames of the session with a server of this version, in their order."""
+    """All frames of the session of this name, in their order. The name starts with the server's version."""
     frames: list[RecordedFrame] = []
     connections: dict[str, int] = {}
     with_collections: set[str] = set()
@@ -69,7 +75,10 @@ def read_session(version: str) -> list[RecordedFrame]:
         if line.startswith("### "):
             section = line.removeprefix("### ")
         elif match := _NEW_CONNECTION.match(line):
-            connections[match["connection"]] = connections.get(match["connection"], 0) + 1
+            number_before = connections.get(match["connection"], 0)
+            connections[match["connection"]] = number_before + 1
+            if "reconnecting" in line and f"{match['connection']}#{number_before}" in with_collections:
+                with_collections.add(f"{match['connection']}#{number_before + 1}")
         elif match := _ENTRY.match(line):
             connection = f"{match['connection']}#{connections[match['connection']]}"
             frame = RecordedFrame(
@@ -85,6 +94,9 @@ def read_session(version: str) -> list[RecordedFrame]:
             frames.append(frame)
             if frame.opcode == "HELLO" and frame.is_response and _COLLECTIONS in hello_features(frame):
                 with_collections.add(connection)
+        elif match := _CLOSED.match(line):
+            name = f"{match['connection']}#{connections[match['connection']]}"
+            next(frame for frame in reversed(frames) if frame.connection == name).closes = True
         elif _BYTES.fullmatch(line):
             frames[-1].data += bytes.fromhex(line)
     return frames
@@ -92,6 +104,8 @@ def read_session(version: str) -> list[RecordedFrame]:
 
 def hello_features(frame: RecordedFrame) -> list[int]:
     """The features in the annotation of a HELLO response."""
+    if "val" not in frame.fields:
+        return [int(number, 16) for number in re.findall(r"0x\w\w(?=,|$)", frame.text.partition("features")[2])]
     value = bytes_literal(frame.fields["val"])
     return [int.from_bytes(value[at : at + 2]) for at in range(0, len(value), 2)]
 

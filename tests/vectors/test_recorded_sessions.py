@@ -21,9 +21,23 @@ from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.numbers import SEQNO_MAX
 from support.recorded_sessions import RecordedFrame, bytes_literal, hello_features, read_session
 
-FRAME_COUNTS = {"4.6.5": 142, "7.0.5": 313}
-CUT_COUNTS = {"4.6.5": 0, "7.0.5": 0}
-ANNOTATED_FACT_COUNTS = {"4.6.5": 950, "7.0.5": 2373}
+FRAME_COUNTS = {
+    "4.6.5": 142,
+    "7.0.5": 313,
+    "4.6.5-user": 79,
+    "7.0.5-consumer": 192,
+    "7.0.5-durability": 186,
+    "7.0.5-replica-producer": 225,
+}
+CUT_COUNTS = dict.fromkeys(FRAME_COUNTS, 0)
+ANNOTATED_FACT_COUNTS = {
+    "4.6.5": 950,
+    "7.0.5": 2373,
+    "4.6.5-user": 379,
+    "7.0.5-consumer": 900,
+    "7.0.5-durability": 1203,
+    "7.0.5-replica-producer": 1619,
+}
 """How many facts of the annotations are held against the messages: none may be lost unseen."""
 
 BAD_REQUEST = "bad extras length 40"
@@ -32,8 +46,11 @@ OPCODE_NAMES = {"DCP_STREAM_REQ": "DCP_STREAM_REQUEST"}
 
 SESSIONS = {version: read_session(version) for version in FRAME_COUNTS}
 WHOLE = [frame for session in SESSIONS.values() for frame in session if not frame.is_cut]
-GOOD = [frame for frame in WHOLE if frame.text != BAD_REQUEST]
 BAD = [frame for frame in WHOLE if frame.text == BAD_REQUEST]
+
+
+def good_frames(version: str) -> list[RecordedFrame]:
+    return [frame for frame in SESSIONS[version] if frame.text != BAD_REQUEST]
 
 
 def decode(recorded: RecordedFrame) -> tuple[Frame, Message]:
@@ -49,14 +66,15 @@ def test_no_frame_of_a_session_is_lost(version: str) -> None:
     session = SESSIONS[version]
     assert len(session) == FRAME_COUNTS[version]
     assert sum(frame.is_cut for frame in session) == CUT_COUNTS[version]
-    assert sum(frame.text == BAD_REQUEST for frame in session) == 1
+    assert sum(frame.text == BAD_REQUEST for frame in session) == (version in ("4.6.5", "7.0.5"))
 
 
-@pytest.mark.parametrize("recorded", GOOD, ids=str)
-def test_frame_decodes_to_a_message_and_back(recorded: RecordedFrame) -> None:
-    frame, message = decode(recorded)
-    assert frame.encode() == recorded.data
-    assert message.encode() == recorded.data
+@pytest.mark.parametrize("version", SESSIONS)
+def test_frames_decode_to_messages_and_back(version: str) -> None:
+    for recorded in good_frames(version):
+        frame, message = decode(recorded)
+        assert frame.encode() == recorded.data, str(recorded)
+        assert message.encode() == recorded.data, str(recorded)
 
 
 @pytest.mark.parametrize("recorded", BAD, ids=str)
@@ -84,17 +102,16 @@ ONE_WAY_STREAMS = {
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 3, 7, 23, 25, 1000, 2**20])
-@pytest.mark.parametrize("stream", ONE_WAY_STREAMS)
-def test_any_chunks_of_a_connection_give_the_same_frames(stream: str, chunk_bytes: int) -> None:
-    recorded = ONE_WAY_STREAMS[stream]
-    data = b"".join(recorded)
-    buffer = FrameBuffer()
-    frames: list[Frame] = []
-    for at in range(0, len(data), chunk_bytes):
-        buffer.receive_data(data[at : at + chunk_bytes])
-        frames += buffer.frames()
-    buffer.receive_end()
-    assert [frame.encode() for frame in frames] == recorded
+def test_any_chunks_of_a_connection_give_the_same_frames(chunk_bytes: int) -> None:
+    for stream, recorded in ONE_WAY_STREAMS.items():
+        data = b"".join(recorded)
+        buffer = FrameBuffer()
+        frames: list[Frame] = []
+        for at in range(0, len(data), chunk_bytes):
+            buffer.receive_data(data[at : at + chunk_bytes])
+            frames += buffer.frames()
+        buffer.receive_end()
+        assert [frame.encode() for frame in frames] == recorded, stream
 
 
 # --- the annotations ----------------------------------------------------------------------------------------------
@@ -117,8 +134,26 @@ SERVER_FIELDS: dict[str, tuple[Callable[[str], object], Read]] = {
     "start": (int, lambda frame, message: message.start_seqno),
     "end": (int, lambda frame, message: message.end_seqno),
     "event": (int, lambda frame, message: message.event),
-    "version": (int, lambda frame, message: message.version),
-    "vlen": (int, lambda frame, message: len(message.value)),
+    # Of a system event, and of a snapshot marker, which has the second number of its version in a byte.
+    "version": (
+        lambda text: int(text.removeprefix("2.") if "." in text else text),
+        lambda frame, message: message.version,
+    ),
+    "max_visible": (int, lambda frame, message: message.max_visible_seqno),
+    "high_completed": (int, lambda frame, message: message.high_completed_seqno),
+    "vbuuid": (lambda text: int(text, 16), lambda frame, message: message.vbuuid),
+    "snap_start": (int, lambda frame, message: message.snapshot_start_seqno),
+    "snap_end": (int, lambda frame, message: message.snapshot_end_seqno),
+    "delete_time": (int, lambda frame, message: message.delete_time),
+    "deleted": (int, lambda frame, message: message.deleted),
+    "level": (int, lambda frame, message: message.durability),
+    "prepared_seqno": (int, lambda frame, message: message.prepared_seqno),
+    "commit_seqno": (int, lambda frame, message: message.commit_seqno),
+    "abort_seqno": (int, lambda frame, message: message.abort_seqno),
+    "reason": (int, lambda frame, message: message.reason),
+    "bytes": (int, lambda frame, message: message.acked_bytes),
+    "ext": (bytes.fromhex, lambda frame, message: frame.extras),
+    "vlen": (int, lambda frame, message: len(message.encode_value())),
     "extlen": (int, lambda frame, message: len(message.encode_extras())),
     "key": (bytes_literal, lambda frame, message: message.encode_key()),
     "rollback_seqno": (int, lambda frame, message: message.rollback_seqno),
@@ -144,8 +179,8 @@ CLIENT_TEXTS: list[tuple[str, Callable[..., bool]]] = [
     (r"OPEN seqno=(\d+)", lambda m, seqno: m.seqno == int(seqno)),
     (r"OPEN .*flags=(\w+)", lambda m, flags: m.flags == int(flags, 0)),
     (r"OPEN producer\|INCLUDE_XATTRS", lambda m: m.flags == OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS),
-    (r"SASL PLAIN", lambda m: (m.key, m.value) == (b"PLAIN", b"\0@admin\0password")),
-    (r"SELECT_BUCKET", lambda m: m.key == b"default"),
+    (r"SASL PLAIN", lambda m: m.key == b"PLAIN" and re.fullmatch(rb"\0(@admin|b46)\0(password|wrong)", m.value)),
+    (r"SELECT_BUCKET", lambda m: m.key in (b"default", b"b46", b"reca", b"recb", b"recc")),
     (r"HELLO features (\S+)", lambda m, ids: [*m.features] == [int(number, 16) for number in ids.split(",")]),
     (r"SET_VBUCKET vb=(\d) active", lambda m, vb: (m.vbucket, m.state) == (int(vb), VBucketState.ACTIVE)),
     (r"BUFFER_ACK (\d+)", lambda m, acked: m.acked_bytes == int(acked)),
@@ -156,7 +191,7 @@ CLIENT_TEXTS: list[tuple[str, Callable[..., bool]]] = [
     (r"(?:^|\s)vb ?(\d+)", lambda m, vbucket: m.vbucket == int(vbucket)),
     (r"(?:^|\W)start=(\d+)", lambda m, start: m.start_seqno == int(start)),
     (r"end=2\^64-1", lambda m: m.end_seqno == SEQNO_MAX),
-    (r"^uuid 0|uuid=0", lambda m: m.vbuuid == 0),
+    (r"^uuid 0|(?<!\()uuid=0", lambda m: m.vbuuid == 0),
     (r"(?:right|wrong vb) uuid", lambda m: m.vbuuid != 0),
     (r"^start>end", lambda m: m.start_seqno > m.end_seqno),
     (r"snap_start > start", lambda m: m.snapshot_start_seqno > m.start_seqno),
@@ -175,7 +210,9 @@ def server_facts(recorded: RecordedFrame) -> Iterable[str]:
     frame, message = decode(recorded)
     for name, text in recorded.fields.items():
         expected, read = SERVER_FIELDS[name]
-        assert read(frame, message) == expected(text), f"{recorded}: {name}"
+        found, stated = read(frame, message), expected(text)
+        # The recorder cuts long values in its annotations.
+        assert found[: len(stated)] == stated if name == "val" else found == stated, f"{recorded}: {name}"
         yield name
     if recorded.is_response:
         assert message.status.name == recorded.text.split()[2]
@@ -199,20 +236,18 @@ def annotated_facts(recorded: RecordedFrame) -> list[str]:
     return ["opcode", "magic", *facts]
 
 
-@pytest.mark.parametrize("recorded", GOOD, ids=str)
-def test_message_says_what_its_annotation_says(recorded: RecordedFrame) -> None:
-    assert len(annotated_facts(recorded)) >= 2
-
-
 @pytest.mark.parametrize(("version", "count"), ANNOTATED_FACT_COUNTS.items())
-def test_no_fact_of_the_annotations_is_lost(version: str, count: int) -> None:
-    assert sum(len(annotated_facts(frame)) for frame in GOOD if frame.version == version) == count
+def test_messages_say_what_their_annotations_say(version: str, count: int) -> None:
+    facts = [annotated_facts(frame) for frame in good_frames(version)]
+    assert min(len(found) for found in facts) >= 2
+    assert sum(len(found) for found in facts) == count, "none may be lost unseen"
 
 
-@pytest.mark.parametrize(
-    "recorded", [frame for frame in GOOD if frame.opcode == "HELLO" and frame.is_response], ids=str
-)
-def test_hello_response_has_the_annotated_features(recorded: RecordedFrame) -> None:
-    _, message = decode(recorded)
-    assert isinstance(message, HelloResponse)
-    assert list(message.features) == hello_features(recorded)
+@pytest.mark.parametrize("version", SESSIONS)
+def test_hello_responses_have_the_annotated_features(version: str) -> None:
+    answers = [frame for frame in SESSIONS[version] if frame.opcode == "HELLO" and frame.is_response]
+    for recorded in answers:
+        _, message = decode(recorded)
+        assert isinstance(message, HelloResponse)
+        assert list(message.features) == hello_features(recorded), str(recorded)
+    assert bool(answers) == (version != "4.6.5")

@@ -22,6 +22,8 @@ class Status(OpenIntEnum):
     NOT_MY_VBUCKET = 0x07
     NO_BUCKET = 0x08
     LOCKED = 0x09
+    STREAM_NOT_FOUND = 0x0A
+    OPAQUE_NO_MATCH = 0x0B
     CONFIG_ONLY = 0x0D
     NOT_LOCKED = 0x0E
     AUTH_STALE = 0x1F
