@@ -25,7 +25,7 @@ from headwater.errors import LocalProtocolError
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.kernels.memory import Bytes
-from headwater.protocol.manifest import Manifest
+from headwater.protocol.manifest import Collection, Manifest
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid, encode_collection_id
@@ -103,10 +103,16 @@ class Bucket:
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
         self.durable_commit = next_commit - 1
+        self.max_ttl_s = 0
+        """How long documents live at most where their collection does not say; 0 for no bound."""
 
     @property
     def memory_bytes(self) -> int:
         return self.index.memory_bytes + self.young.total_bytes + len(self.pending.frames)
+
+    def max_ttl_s_of(self, collection: Collection) -> int:
+        """How long documents of a collection live at most; 0 for no bound. None in the manifest is the bucket's own."""
+        return self.max_ttl_s if collection.max_ttl_s is None else collection.max_ttl_s
 
     # --- reading --------------------------------------------------------------------------------------------------
 

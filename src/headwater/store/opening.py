@@ -8,6 +8,7 @@ copy, or was brought back from one: its original may have gone on, and given the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,11 +41,20 @@ _FIRST, _LAST = b"", b"\xff" * 16
 
 
 def create_bucket(
-    engine: Engine, facts: BucketFacts, *, environment: StoreEnvironment, secret: tuple[int, int]
+    engine: Engine,
+    facts: BucketFacts,
+    *,
+    environment: StoreEnvironment,
+    secret: tuple[int, int],
+    extra: Sequence[Change] = (),
 ) -> Bucket:
-    """A new bucket with no vbuckets."""
+    """A new bucket with no vbuckets. `extra` is written with it."""
     engine.write(
-        [PutRow(Table.BUCKET, BUCKET_FACTS, facts.encode()), PutRow(Table.BUCKET, MANIFEST, Manifest().encode())]
+        [
+            PutRow(Table.BUCKET, BUCKET_FACTS, facts.encode()),
+            PutRow(Table.BUCKET, MANIFEST, Manifest().encode()),
+            *extra,
+        ]
     )
     return _bare_bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
 

@@ -121,7 +121,7 @@ def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_to
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
     # The ids of the collections, ascending, and the longest life of a document in each; 0 for no bound.
-    by_id = sorted((collection.id, collection.max_ttl_s or 0) for _, collection in bucket.manifest.collections())
+    by_id = sorted((collection.id, bucket.max_ttl_s_of(collection)) for _, collection in bucket.manifest.collections())
     known = np.array([number for number, _ in by_id], dtype=np.uint32)
     max_ttls = np.array([max_ttl_s for _, max_ttl_s in by_id], dtype=np.uint32)
     # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.

@@ -64,6 +64,10 @@ class Target:
     def bucket(self) -> Bucket:
         return self.service.bucket
 
+    @property
+    def max_ttl_s(self) -> int:
+        return self.bucket.max_ttl_s_of(self.collection)
+
     def find(self) -> Entry | None:
         """What the index knows, deleted and expired documents included."""
         return self.bucket.find(self.vbucket, self.collection.id, self.key)

@@ -181,7 +181,7 @@ def _store_body(context: Context, request: Set, target: Target, body: bytes, *, 
 
 
 def _expiry(target: Target, asked: int) -> int:
-    return expiry_time(asked, now_s=target.bucket.environment.now_s(), max_ttl_s=target.collection.max_ttl_s)
+    return expiry_time(asked, now_s=target.bucket.environment.now_s(), max_ttl_s=target.max_ttl_s)
 
 
 def _stored(context: Context, target: Target, written: Written) -> StoreResponse:
@@ -292,7 +292,7 @@ def _begin(context: Context, request: Increment, target: Target) -> tuple[int, W
         raise RequestRefused(Status.KEY_ENOENT)
     value, datatype = join_value(b"", b"%d" % request.initial)
     now_s = target.bucket.environment.now_s()
-    expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=target.collection.max_ttl_s)
+    expiry = expiry_time(request.expiry, now_s=now_s, max_ttl_s=target.max_ttl_s)
     return request.initial, store(context, target, value=value, datatype=datatype, flags=0, expiry=expiry)
 
 

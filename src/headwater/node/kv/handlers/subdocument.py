@@ -148,7 +148,7 @@ def _write(
     # What is left of a document that was deleted has no say in the one that takes its place.
     lasting = None if over is None or over.deleted else over
     now_s = target.bucket.environment.now_s()
-    expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=target.collection.max_ttl_s)
+    expiry = expiry_time(request.expiry or 0, now_s=now_s, max_ttl_s=target.max_ttl_s)
     return store(
         context,
         target,
