@@ -454,9 +454,12 @@ class Bucket:
         self.durable_commit = commit.number
         if len(commit.data):
             self.young[commit.number] = commit
-        last_seqnos(commit.data, commit.group_starts, self.vbuckets.durable_seqnos)
+        numbers = self.vbuckets
+        last_seqnos(
+            commit.data, commit.group_starts, numbers.durable_seqnos, numbers.visible_seqnos, numbers.completed_seqnos
+        )
         for vbucket, seqno in commit.advanced_seqnos.items():
-            self.vbuckets.durable_seqnos[vbucket] = max(int(self.vbuckets.durable_seqnos[vbucket]), seqno)
+            numbers.durable_seqnos[vbucket] = max(int(numbers.durable_seqnos[vbucket]), seqno)
 
     def commit_now(self) -> None:
         """Make what is pending durable at once, for callers that can wait. If that fails, it is still pending.

@@ -164,6 +164,8 @@ def _take_over(bucket: Bucket, vbucket: int, compacted: VBucketFacts) -> VBucket
         purge_seqno=max(facts.purge_seqno, compacted.purge_seqno),
         history_start_seqno=max(facts.history_start_seqno, compacted.history_start_seqno),
         high_seqno_floor=max(facts.high_seqno_floor, compacted.high_seqno_floor),
+        visible_seqno_floor=max(facts.visible_seqno_floor, compacted.visible_seqno_floor),
+        completed_seqno_floor=max(facts.completed_seqno_floor, compacted.completed_seqno_floor),
         max_cas_floor=max(facts.max_cas_floor, compacted.max_cas_floor),
         deleted_rev_floor=max(facts.deleted_rev_floor, compacted.deleted_rev_floor),
     )
@@ -178,6 +180,8 @@ def _compacted_facts(bucket: Bucket, vbucket: int, facts: VBucketFacts, *, purge
         purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
         history_start_seqno=Seqno(max(facts.history_start_seqno, int(numbers.window_starts[vbucket]))),
         high_seqno_floor=Seqno(int(numbers.durable_seqnos[vbucket])),
+        visible_seqno_floor=Seqno(int(numbers.visible_seqnos[vbucket])),
+        completed_seqno_floor=Seqno(int(numbers.completed_seqnos[vbucket])),
         max_cas_floor=int(numbers.max_cas[vbucket]),
         deleted_rev_floor=int(numbers.deleted_revs[vbucket]),
     )

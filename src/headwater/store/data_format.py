@@ -118,6 +118,9 @@ class VBucketFacts:
     """The snapshot a replica was receiving; meaningful in a replica only."""
     high_seqno_floor: Seqno = Seqno(0)
     """A high seqno that the changes alone would not show, because the last ones were purged."""
+    visible_seqno_floor: Seqno = Seqno(0)
+    completed_seqno_floor: Seqno = Seqno(0)
+    """The same of the last change that is neither a prepare nor an abort, and of the last prepare that was decided."""
     max_cas_floor: int = 0
     deleted_rev_floor: int = 0
     """The highest revision of a deleted document, which purged ones no longer show."""
@@ -132,6 +135,8 @@ class VBucketFacts:
                 "history_start_seqno": self.history_start_seqno,
                 "snapshot": [self.snapshot_start_seqno, self.snapshot_end_seqno],
                 "high_seqno_floor": self.high_seqno_floor,
+                "visible_seqno_floor": self.visible_seqno_floor,
+                "completed_seqno_floor": self.completed_seqno_floor,
                 "max_cas_floor": self.max_cas_floor,
                 "deleted_rev_floor": self.deleted_rev_floor,
                 "topology": self.topology,
@@ -158,6 +163,9 @@ class VBucketFacts:
                 snapshot_start_seqno=Seqno(_u64(snapshot_start)),
                 snapshot_end_seqno=Seqno(_u64(snapshot_end)),
                 high_seqno_floor=Seqno(_u64(members["high_seqno_floor"])),
+                # Data of before these were kept: what was purged there was visible, but for the rare prepare.
+                visible_seqno_floor=Seqno(_u64(members.get("visible_seqno_floor", members["high_seqno_floor"]))),
+                completed_seqno_floor=Seqno(_u64(members.get("completed_seqno_floor", 0))),
                 max_cas_floor=_u64(members["max_cas_floor"]),
                 deleted_rev_floor=_u64(members["deleted_rev_floor"]),
                 topology=None if topology is None else tuple(topology),

@@ -138,6 +138,8 @@ def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
     numbers = bucket.vbuckets
     numbers.high_seqnos[vbucket] = max(int(numbers.high_seqnos[vbucket]), reached, facts.high_seqno_floor)
     numbers.durable_seqnos[vbucket] = numbers.high_seqnos[vbucket]
+    numbers.visible_seqnos[vbucket] = max(int(numbers.visible_seqnos[vbucket]), facts.visible_seqno_floor)
+    numbers.completed_seqnos[vbucket] = max(int(numbers.completed_seqnos[vbucket]), facts.completed_seqno_floor)
     numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), facts.max_cas_floor)
     numbers.deleted_revs[vbucket] = max(int(numbers.deleted_revs[vbucket]), facts.deleted_rev_floor)
 
@@ -148,7 +150,8 @@ def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
     bucket.prepares.enter_run(vbucket, run)
     numbers.manifest_uids[vbucket] = manifest_uid_after(int(numbers.manifest_uids[vbucket]), run)
     starts = np.array([0, len(run)], dtype=np.int64)
-    last_seqnos(run, starts, numbers.high_seqnos[vbucket : vbucket + 1])
+    one = slice(vbucket, vbucket + 1)
+    last_seqnos(run, starts, numbers.high_seqnos[one], numbers.visible_seqnos[one], numbers.completed_seqnos[one])
 
 
 def _read_commit(key: bytes, value: memoryview, vbuckets: int) -> GroupCommit:

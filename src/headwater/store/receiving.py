@@ -113,11 +113,13 @@ def take_failover_log(bucket: Bucket, vbucket: int, entries: tuple[FailoverEntry
 
 
 def begin_snapshot(
-    bucket: Bucket, vbucket: int, *, start: Seqno, end: Seqno, has_history: bool, purge_seqno: Seqno = _NO_SEQNO
-) -> int:
+    bucket: Bucket, vbucket: int, *, start: Seqno, end: Seqno, has_history: bool, purge_seqno: Seqno = _NO_SEQNO,
+    completed_seqno: Seqno = _NO_SEQNO,
+) -> int:  # fmt: skip
     """A snapshot begins. Returns the commit that makes its range durable.
 
-    Where it does not hold every version, versions are missing until its end, so no rollback into it can be exact.
+    Where it does not hold every version, versions are missing until its end, so no rollback into it can be exact. The
+    last prepare that was decided may be among the missing, so the producer names it as `completed_seqno`.
     """
     facts = _facts(bucket, vbucket)
     history_start = facts.history_start_seqno if has_history else Seqno(max(facts.history_start_seqno, end))
@@ -127,7 +129,10 @@ def begin_snapshot(
         snapshot_end_seqno=end,
         history_start_seqno=history_start,
         purge_seqno=Seqno(max(facts.purge_seqno, purge_seqno)),
+        completed_seqno_floor=Seqno(max(facts.completed_seqno_floor, completed_seqno)),
     )
+    numbers = bucket.vbuckets
+    numbers.completed_seqnos[vbucket] = max(int(numbers.completed_seqnos[vbucket]), completed_seqno)
     return bucket.set_vbucket_facts(vbucket, facts)
 
 

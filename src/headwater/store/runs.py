@@ -38,6 +38,7 @@ from headwater.protocol.kernels.memory import (
     i64,
     kernel,
     kernel_part,
+    load_u8,
     load_u16,
     load_u32,
     load_u64,
@@ -104,12 +105,25 @@ def last_seqno(run: AnyBytes) -> int:
 
 
 @kernel
-def last_seqnos(grouped: AnyBytes, group_starts: Int64s, seqnos: UInt64s) -> None:
-    """Set the seqno of every vbucket that has changes in grouped frames to that of its last."""
+def last_seqnos(grouped: AnyBytes, group_starts: Int64s, seqnos: UInt64s, visible: UInt64s, completed: UInt64s) -> None:
+    """Bring the numbers of every vbucket that has changes in grouped frames up to its last.
+
+    `visible` leaves out prepares and aborts. `completed` is the highest seqno of a prepare that was decided: an abort
+    names it, and a stored commit has its distance in the opaque (`store.prepares`).
+    """
     for vbucket in range(len(group_starts) - 1):
         at = group_starts[vbucket]
         while at < group_starts[vbucket + 1]:
-            seqnos[vbucket] = load_u64(grouped, at + 24)
+            seqno = load_u64(grouped, at + 24)
+            opcode = load_u8(grouped, at + 1)
+            distance = load_u32(grouped, at + 12)
+            seqnos[vbucket] = seqno
+            if opcode == ABORT:
+                completed[vbucket] = max(completed[vbucket], load_u64(grouped, at + 32))
+            elif opcode != PREPARE:
+                visible[vbucket] = seqno
+                if distance != 0:
+                    completed[vbucket] = max(completed[vbucket], seqno - u64(distance))
             at += 24 + i64(load_u32(grouped, at + 8))
 
 

@@ -144,6 +144,8 @@ def roll_back(bucket: Bucket, vbucket: int, to_seqno: Seqno, *, branch: bool = F
         snapshot_start_seqno=target,
         snapshot_end_seqno=target,
         high_seqno_floor=target,
+        visible_seqno_floor=Seqno(min(facts.visible_seqno_floor, target)),
+        completed_seqno_floor=Seqno(min(facts.completed_seqno_floor, target)),
         max_cas_floor=int(bucket.vbuckets.max_cas[vbucket]),
     )
     if branch:
@@ -175,10 +177,17 @@ def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
         bucket.prepares.clear(vbucket)
 
 
-def flush(bucket: Bucket) -> None:
-    """Drop all documents. Every vbucket begins a history that has nothing in common with the old one."""
+def flush(bucket: Bucket, *, active_only: bool = False) -> None:
+    """Drop all documents. Every vbucket begins a history that has nothing in common with the old one.
+
+    In a cluster each node flushes what is active there, and the replicas follow by a rollback to 0.
+    """
     _bring_to_rest(bucket)
-    existing = {vbucket: facts for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts is not None}
+    existing = {
+        vbucket: facts
+        for vbucket, facts in enumerate(bucket.vbuckets.facts)
+        if facts is not None and (not active_only or facts.state == VBucketState.ACTIVE)
+    }
     # One commit for all: a crash leaves either everything or nothing.
     for vbucket, facts in existing.items():
         bucket.pending.extra += _drop_after(bucket, vbucket, Seqno(0))

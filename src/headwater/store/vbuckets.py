@@ -51,6 +51,10 @@ class VBuckets:
     high_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The last seqno given out, durable or not."""
     durable_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    visible_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    """The last durable change that is neither a prepare nor an abort: what clients without sync writes see."""
+    completed_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    """The highest seqno of a prepare that was durably committed or aborted."""
     max_cas: np.ndarray[tuple[int], np.dtype[np.uint64]]
     deleted_revs: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The highest revision of a deleted document: a new one starts above it, since the old may have been its own."""
@@ -69,6 +73,8 @@ class VBuckets:
             states=np.zeros(count, dtype=np.uint8),
             high_seqnos=np.zeros(count, dtype=np.uint64),
             durable_seqnos=np.zeros(count, dtype=np.uint64),
+            visible_seqnos=np.zeros(count, dtype=np.uint64),
+            completed_seqnos=np.zeros(count, dtype=np.uint64),
             max_cas=np.zeros(count, dtype=np.uint64),
             deleted_revs=np.zeros(count, dtype=np.uint64),
             superseded=np.zeros(count, dtype=np.int64),
@@ -92,8 +98,8 @@ class VBuckets:
 
     def reset_numbers(self, vbucket: int) -> None:
         for array in (
-            self.high_seqnos, self.durable_seqnos, self.max_cas, self.deleted_revs, self.superseded, self.window_starts,
-            self.manifest_uids,
+            self.high_seqnos, self.durable_seqnos, self.visible_seqnos, self.completed_seqnos, self.max_cas,
+            self.deleted_revs, self.superseded, self.window_starts, self.manifest_uids,
         ):  # fmt: skip
             array[vbucket] = 0
 

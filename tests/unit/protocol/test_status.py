@@ -50,6 +50,8 @@ NUMBERS = {
     0x07: "NOT_MY_VBUCKET",
     0x08: "NO_BUCKET",
     0x09: "LOCKED",
+    0x0A: "STREAM_NOT_FOUND",
+    0x0B: "OPAQUE_NO_MATCH",
     0x0D: "CONFIG_ONLY",
     0x0E: "NOT_LOCKED",
     0x1F: "AUTH_STALE",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent, SystemEventId
+from headwater.protocol.frames import DurabilityLevel
+from headwater.protocol.messages.dcp_changes import (
+    Abort,
+    Deletion,
+    Expiration,
+    Mutation,
+    Prepare,
+    SystemEvent,
+    SystemEventId,
+)
 from headwater.protocol.messages.documents import Set
-from headwater.protocol.numbers import CollectionId, Seqno, VBucketId
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
 from headwater.store.runs import (
     EMPTY_RUN,
     as_run,
@@ -99,9 +109,26 @@ def test_frames_are_grouped_by_vbucket_in_their_order() -> None:
     assert group_starts_of(grouped, again)
     assert again.tolist() == group_starts.tolist()
 
-    highest = np.full(8, 1000, dtype=np.uint64)
-    last_seqnos(grouped, group_starts, highest)
-    assert highest.tolist() == [seqno or 1000 for seqno in seqnos]
+    highest, visible, completed = (np.full(8, 1000, dtype=np.uint64) for _ in range(3))
+    last_seqnos(grouped, group_starts, highest, visible, completed)
+    assert highest.tolist() == visible.tolist() == [seqno or 1000 for seqno in seqnos]
+    assert completed.tolist() == [1000] * 8
+
+
+def test_prepares_and_aborts_are_not_visible_and_what_decides_a_prepare_completes_it() -> None:
+    durable = {"vbucket": VBucketId(0), "key": b"k", "collection_id": DEFAULT_COLLECTION}
+    prepare = Prepare(seqno=Seqno(4), rev_seqno=1, durability=DurabilityLevel.MAJORITY, **durable)
+    commit = Mutation(seqno=Seqno(5), rev_seqno=1, opaque=1, **durable)
+    # A stored abort has its own seqno first.
+    abort = Abort(prepared_seqno=Seqno(8), abort_seqno=Seqno(7), **durable)
+
+    numbers = [np.zeros(1, dtype=np.uint64) for _ in range(3)]
+    seen = []
+    for frame in (prepare, commit, replace(prepare, seqno=Seqno(7)), abort):
+        run = as_run(frame.encode())
+        last_seqnos(run, np.array([0, len(run)], dtype=np.int64), *numbers)
+        seen.append(tuple(int(number[0]) for number in numbers))
+    assert seen == [(4, 0, 0), (5, 5, 4), (7, 5, 4), (8, 5, 7)]
 
 
 def test_nothing_is_grouped_into_nothing() -> None:
