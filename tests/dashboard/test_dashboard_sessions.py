@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.node.auth.accounts import FREE_FAILURES
+from headwater.node.auth.login_checks import FREE_FAILURES
 from headwater.node.http import logins
 from support.dashboard_world import ADMIN, OWN, READER, World, in_world
 

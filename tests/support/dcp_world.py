@@ -50,7 +50,7 @@ from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.settling import settle_now
-from support.kv_harness import FEATURES, WITH_COLLECTIONS, Client, Node
+from support.kv_harness import FEATURES, WITH_COLLECTIONS, Client, Node, drive
 
 VBUCKET = VBucketId(0)
 OPAQUE = 0x1000
@@ -222,7 +222,7 @@ class Consumer:
         """Send messages in one write. A node that closes the connection on them shows in `is_closed`."""
         data = b"".join(request if isinstance(request, bytes) else request.encode() for request in requests)
         try:
-            self.session.receive_data(data)
+            drive(self.session, data)
         except CloseSession:
             self.is_closed = True
 

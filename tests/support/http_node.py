@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import httpx
 
-from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
+from headwater.node.auth.accounts import Accounts, Change
+from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.http.app import http_app
 from headwater.node.node_folder import NodeFolder
@@ -50,7 +51,6 @@ class Node:
     stored: Bucket
     folder: Path
     users: Users = USERS
-    throttle: LoginThrottle = field(default_factory=LoginThrottle)
     server_version: str = "7.6.0-0-headwater"
     is_ready: bool = True
     why_not_ready: str = "it opens bucket 'beer', 1 of 1"
@@ -71,6 +71,7 @@ class Node:
         self.accounts.load(None, None)
         self.users = self.accounts.in_force
         self.accounts.on_change = self._put_in_force
+        self.login_checks = LoginChecks(lambda: self.users, now_s=self.now_s)
 
     def _put_in_force(self, users: Users) -> None:
         self.users = users

@@ -6,13 +6,13 @@ get to see.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwater.node.auth.accounts import LoginThrottle
+from headwater.node.auth.login_checks import LoginThrottle, judge
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
-from headwater.node.kv.session import KvSession
+from headwater.node.kv.session import KvSession, Waits
 from headwater.node.service import BucketService, Service
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.frames import decode_frames
@@ -97,10 +97,10 @@ class Node:
         self.bucket_service = BucketService(
             bucket=bucket, ack_when_durable=self._ack_when_durable, on_change=self._on_change
         )
+        self.throttle = LoginThrottle()
         self.service = Service(
             buckets={"default": self.bucket_service},
             users=users(),
-            throttle=LoginThrottle(),
             now_ns=lambda: self.clock.ns,
             now_s=lambda: self.clock.ns / 1e9,
             random_bytes=lambda count: bytes(range(count)),
@@ -139,6 +139,18 @@ class Node:
         return client
 
 
+def drive(session: KvSession, data: bytes, throttle: LoginThrottle | None = None) -> None:
+    """Have a session handle what has come, in as many turns as it takes. Log-ins are checked at once."""
+    throttle = LoginThrottle() if throttle is None else throttle
+    session.receive_data(data)
+    while session.waits_for in (Waits.FOR_TURN, Waits.FOR_LOGIN):
+        if session.login is not None:
+            attempt, service = session.login.attempt, session.service
+            is_right = partial(attempt.is_right, service.users)
+            session.finish_login(judge(attempt, throttle, is_right=is_right, now_s=service.now_s()))
+        session.receive_data(b"")
+
+
 class Client:
     """The far end of one session."""
 
@@ -149,7 +161,8 @@ class Client:
 
     def send(self, *requests: Request | bytes) -> None:
         """Send requests in one write."""
-        self.session.receive_data(b"".join(r if isinstance(r, bytes) else r.encode() for r in requests))
+        data = b"".join(r if isinstance(r, bytes) else r.encode() for r in requests)
+        drive(self.session, data, self.node.throttle)
 
     def received(self) -> list[Response]:
         """The answers that need not wait any longer."""

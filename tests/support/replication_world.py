@@ -33,7 +33,7 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from support.dcp_world import COLLECTIONS, VBUCKET, Consumer, World
-from support.kv_harness import Client
+from support.kv_harness import Client, drive
 
 PRODUCER_FLAGS = (
     OpenFlags.PRODUCER
@@ -80,9 +80,7 @@ class Receiver:
     def send(self, *messages: Request | Response | bytes) -> None:
         data = b"".join(message if isinstance(message, bytes) else message.encode() for message in messages)
         try:
-            self.session.receive_data(data)
-            while self.session.is_held_back:
-                self.session.receive_data(b"")
+            drive(self.session, data)
         except (CloseSession, RemoteProtocolError):
             self.close()
 

@@ -23,7 +23,7 @@ from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction, worth_compacting
 from headwater.store.engine import Change
-from headwater.store.settling import YOUNG_BYTES_MAX, Settling, abandon, is_due
+from headwater.store.settling import Settling, abandon, is_due
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -185,13 +185,10 @@ class CommitLoop:
     async def _settle(self) -> None:
         settling = Settling(self._bucket)
         steps = settling.steps()
-        written = 0
         try:
             while await self._in_disk_thread(lambda: self._write_next(steps)):
-                written += 1
-                # Writers go in between, the more seldom the further they are ahead: what is young is held in memory.
-                if written % max(1, self._bucket.young.total_bytes // YOUNG_BYTES_MAX) == 0:
-                    await self._commit_next()
+                # Writers go in between, with the less at a time the further they are ahead (`BucketService.has_room`).
+                await self._commit_next()
         except StoreError as error:
             logger.error(
                 "bucket %s: commits could not be settled: %s",

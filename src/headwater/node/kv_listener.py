@@ -2,6 +2,9 @@
 
 The node makes one listener, which owns all connections and decides when what is sent: an answer when its commit is
 durable, streams in turns. What a request does is for the session (`kv.session`).
+
+No connection may keep the others waiting. A session handles a turn of its requests, and what is left waits for the next
+turn of the event loop. Passwords are checked in a thread. A peer whose requests can't be handled yet is not read from.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from typing import Any, cast
 
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
-from headwater.node.kv.context import CloseSession
+from headwater.node.auth.login_checks import LoginChecks
+from headwater.node.kv.context import CloseSession, PendingLogin
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
-from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing
+from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing, Waits
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
@@ -33,6 +37,8 @@ _SESSION_OPCODES = frozenset(request.opcode for request in NEEDS_NO_LOGIN)
 STRANGER_BYTES_MAX = 16 * 1024
 """What a peer that has not logged in may have sent of one request. Real servers allow as much."""
 _TICK_S = 0.5
+_LONG_READ_BYTES = 64 * 1024
+"""A read of so much is probably not the last."""
 _PRODUCE_BYTES = 1024 * 1024
 """What a DCP connection gets to send before others have their turn."""
 _COPIED_BYTES_MAX = 64 * 1024
@@ -44,9 +50,10 @@ _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
 class KvListener:
     """All key-value connections of a node."""
 
-    def __init__(self, service: Service, limits: ServerLimits) -> None:
+    def __init__(self, service: Service, limits: ServerLimits, login_checks: LoginChecks) -> None:
         self.service = service
         self.limits = limits
+        self.login_checks = login_checks
         self.connections: dict[ServedConnection, None] = {}
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
@@ -94,6 +101,13 @@ class KvListener:
             session = connection.session
             if session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
                 connection.send_ready()
+        self.make_use_of_room()
+
+    def make_use_of_room(self) -> None:
+        """A commit has been closed, or is durable: what waited for room may go on."""
+        for connection in list(self.connections):
+            if connection.session.waits_for is Waits.FOR_ROOM:
+                connection.go_on()
 
     def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
         """Commits of a bucket could not be written: what waited for them has not happened."""
@@ -102,6 +116,13 @@ class KvListener:
             session = connection.session
             if session.outgoing or session.unordered or session.consumer is not None:
                 connection.fail_waiting(bucket, commits)
+
+    def close_bucket(self, bucket: BucketService) -> None:
+        """A bucket is dropped, and its vbuckets are gone: streams end, and its connections are closed (as kv_engine
+        disconnects the clients of a bucket that it deletes)."""
+        for connection in [one for one in self.connections if one.session.bucket is bucket]:
+            connection.send_ready()
+            connection.close()
 
     def log_out(self, names: Collection[str]) -> None:
         """These users are gone: what they have open has no rights any more, and streams end."""
@@ -114,6 +135,7 @@ class KvListener:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_S)
+            self.service.stay_awake()
             self._decide_sync_writes()
             for connection in list(self.connections):
                 connection.check_times(loop.time())
@@ -139,7 +161,8 @@ class ServedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peer_reads = True
         self._has_turn = False
-        """Whether a turn of this connection's streams is on its way."""
+        """Whether a turn of this connection is on its way."""
+        self._login: asyncio.Task[None] | None = None
         self._started_s = self._heard_s = self._sent_s = asyncio.get_running_loop().time()
         self.session: KvSession
 
@@ -154,7 +177,7 @@ class ServedConnection(asyncio.Protocol):
             self._listener.service,
             peer=peer,
             allows_plain=allows_plain,
-            unsent_bytes_max=self._limits.unsent_bytes_max,
+            limits=self._limits,
         )
         if self._listener.is_stopped:
             # It was accepted just before, and is none of those that were closed.
@@ -174,9 +197,13 @@ class ServedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._handle(data):
             return
-        if self.session.user is None and self.session.unhandled_bytes > STRANGER_BYTES_MAX:
+        session = self.session
+        if session.user is None and not session.is_held_back and session.unhandled_bytes > STRANGER_BYTES_MAX:
             self._drop("it sends much before it has logged in")
             return
+        if len(data) >= _LONG_READ_BYTES and session.waits_for is Waits.FOR_NOTHING:
+            # uvloop reads on and on while there is something to read. Others get their turn first.
+            session.waits_for = Waits.FOR_TURN
         self.send_ready()
 
     def _handle(self, data: bytes) -> bool:
@@ -196,7 +223,20 @@ class ServedConnection(asyncio.Protocol):
             self._heard_s = asyncio.get_running_loop().time()
             if session.dcp is not None:
                 session.dcp.heard(self._heard_s)
+        if session.login is not None and self._login is None:
+            self._login = asyncio.get_running_loop().create_task(self._check_login(session.login))
         return True
+
+    async def _check_login(self, login: PendingLogin) -> None:
+        verdict = await self._listener.login_checks.check(login.attempt)
+        self._login = None
+        if self.session.login is login:
+            try:
+                self.session.finish_login(verdict)
+            except CloseSession:
+                self.close()
+                return
+        self.go_on()
 
     def pause_writing(self) -> None:
         self._peer_reads = False
@@ -208,6 +248,8 @@ class ServedConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.pop(self, None)
+        if self._login is not None:
+            self._login.cancel()
         self.session.disconnected()
 
     # --- sending --------------------------------------------------------------------------------------------------
@@ -217,10 +259,6 @@ class ServedConnection(asyncio.Protocol):
         if self._transport is None:
             return
         self._send(self._transport)
-        while self._may_go_on():
-            if not self._handle(b""):
-                return
-            self._send(self._transport)
         if not self.session.outgoing:
             self._send_streams(self._transport)
             self._send_as_consumer(self._transport)
@@ -228,10 +266,32 @@ class ServedConnection(asyncio.Protocol):
         if self.session.is_quitting and not self.session.outgoing and not self.session.unordered:
             self._transport.close()
 
+    def go_on(self) -> None:
+        """Have requests that were left handled in the next turn of the loop: what they waited for may have come."""
+        if not self._has_turn:
+            self._has_turn = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._has_turn = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.session.is_held_back and not self._handle(b""):
+            return
+        self.send_ready()
+
+    @property
     def _may_go_on(self) -> bool:
+        """Whether what the session's next request waits for has come, as far as this is to be seen here."""
         session = self.session
-        has_room = self._unsent_bytes() <= self._limits.unsent_bytes_max
-        return session.is_held_back and has_room and not session.waits_for_outcome
+        match session.waits_for:
+            case Waits.FOR_TURN:
+                return True
+            case Waits.FOR_READING:
+                return self._unsent_bytes() <= self._limits.unsent_bytes_max
+            case Waits.FOR_OUTCOME:
+                return not session.waits_for_outcome
+        return False
 
     def _send(self, transport: asyncio.Transport) -> None:
         outgoing, session = self.session.outgoing, self.session
@@ -264,12 +324,10 @@ class ServedConnection(asyncio.Protocol):
         transport.write(bytes(output.data) if is_small else output.data)
         if is_small or not transport.get_write_buffer_size():
             self._listener.spare_output.give_back(output)
-        loop = asyncio.get_running_loop()
-        self._sent_s = loop.time()
-        if dcp.has_more and not self._has_turn:
+        self._sent_s = asyncio.get_running_loop().time()
+        if dcp.has_more:
             # A backfill takes as long as it takes; other connections get a turn between two pieces of it.
-            self._has_turn = True
-            loop.call_soon(self._take_turn)
+            self.go_on()
 
     def _send_as_consumer(self, transport: asyncio.Transport) -> None:
         consumer = self.session.consumer
@@ -281,17 +339,15 @@ class ServedConnection(asyncio.Protocol):
             transport.write(data)
             self._sent_s = asyncio.get_running_loop().time()
 
-    def _take_turn(self) -> None:
-        self._has_turn = False
-        self.send_ready()
-
     def _unsent_bytes(self) -> int:
         return sum(len(piece.data) for piece in self.session.outgoing)
 
     def _hold_or_take(self, transport: asyncio.Transport) -> None:
-        """No more requests while too many answers wait."""
+        """No more requests while some are left, or too many answers wait."""
         if transport.is_closing():
             return
+        if self._may_go_on:
+            self.go_on()
         consumer = self.session.consumer
         is_full = consumer is not None and consumer.is_full
         if is_full or self.session.is_held_back or self._unsent_bytes() > self._limits.unsent_bytes_max:

@@ -9,29 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
+
+import numpy as np
 
 from headwater import __version__
-from headwater.errors import StoreError
+from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, fields
-from headwater.node.auth.accounts import Accounts, Change, LoginThrottle
+from headwater.node.auth.accounts import Accounts, Change
+from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.auth.users import Users
-from headwater.node.commit_loop import CommitLoop
+from headwater.node.bucket_lifecycle import BucketLifecycle
+from headwater.node.bucket_settings import BucketSettings, stored_settings
 from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.failover_drill import RolledBack, roll_back_vbucket
 from headwater.node.kv_listener import KvListener
 from headwater.node.membership import ClusterMembership, MemberSettings, Memberships, peer_login
-from headwater.node.node_folder import NodeEnvironment
-from headwater.node.options import NodeOptions
+from headwater.node.node_folder import NodeEnvironment, NodeIdentity
+from headwater.node.options import NodeOptions, check_bucket_name
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.service import BucketService, ConfigVersion, Traffic
 from headwater.protocol.cluster_config import NO_NODE, BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId
-from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.bucket import Bucket
+from headwater.store.settling import flush
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +76,10 @@ class BucketUsage:
     memory_quota_bytes: int
 
 
+async def _nothing_to_end(bucket: str) -> None:
+    pass
+
+
 class NodeState:
     """The parts of a node, and what is asked of them."""
 
@@ -84,21 +93,18 @@ class NodeState:
         """What the node does instead, such as `it opens bucket 'travel', 1 of 2`."""
         self.config_changes = ChangeSignal()
         """Notified when a cluster config has changed."""
-        self.throttle = LoginThrottle()
+        self.login_checks = LoginChecks(lambda: self._users, now_s=self.now_s)
         """One for the key-value side and for HTTP: guesses count wherever they are made."""
         self._started_s = self.now_s()
         self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes)
         self._users: Users
-        self._store_environment = StoreEnvironment(now_ns=environment.now_ns, new_vbuuid=environment.new_vbuuid)
-        self._services: dict[str, BucketService] = {}
-        self._loops: dict[str, CommitLoop] = {}
         self._durable = ChangeSignal()
         self._listener: KvListener
         self._address: NodeAddress
         # Clients take a config only if its revision is higher, and they may know one of before the last start. A start
         # can follow an end within the same second, so it is in milliseconds.
-        self._revision = self._store_environment.now_ns() // 1_000_000
-        self._known_states: dict[str, bytes] = {}
+        self._revision = environment.now_ns() // 1_000_000
+        self._known_states: object = None
         self._given_configs: dict[str | None, tuple[ConfigVersion, bytes]] = {}
         self._members = Memberships(
             MemberSettings(
@@ -106,13 +112,29 @@ class NodeState:
                 random_bytes=environment.random_bytes,
                 now_s=self.now_s,
                 on_config=self.config_changes.notify,
-                on_login=lambda bucket, login: self._accounts.let_in(login.user, login.password, bucket=bucket),
+                on_login=self._accounts.let_nodes_in,
             )
         )
+        self._buckets = BucketLifecycle(
+            options,
+            environment,
+            self.folder,
+            self._members,
+            on_durable=self._on_durable,
+            on_void=self._on_void,
+        )
+        self._services, self._loops = self._buckets.services, self._buckets.loops
+        self.on_bucket_made: Callable[[str], None] = lambda name: None
+        self.on_bucket_dropped: Callable[[str], Awaitable[None]] = _nothing_to_end
+        """Called when a bucket comes and goes, for the dashboard, which reads it."""
 
     @property
     def server_version(self) -> str:
         return SERVER_VERSION
+
+    @property
+    def identity(self) -> NodeIdentity:
+        return self._buckets.identity
 
     def now_s(self) -> float:
         """A clock that never goes back."""
@@ -208,6 +230,83 @@ class NodeState:
     def release_replicas(self, bucket: str) -> int:
         return self._members.of(bucket).replication.release()
 
+    # --- making, changing and dropping buckets --------------------------------------------------------------------
+
+    @property
+    def address(self) -> NodeAddress:
+        """Where clients reach the node."""
+        return self._address
+
+    def settings(self, bucket: str) -> BucketSettings:
+        return self._services[bucket].settings
+
+    async def create_bucket(self, name: str, settings: BucketSettings, *, vbuckets: int | None = None) -> None:
+        """Make a bucket on this node, and return when it is served.
+
+        A `LocalProtocolError` says what speaks against it, a `StoreError` that it could not be stored.
+        """
+        check_bucket_name(name)
+        await self._buckets.create(name, settings, vbuckets=vbuckets or self.options.vbuckets, address=self._address)
+        self.on_bucket_made(name)
+        self.config_changes.notify()
+
+    async def drop_bucket(self, name: str) -> None:
+        """Drop a bucket of this node with all its data: its streams end, and its connections are closed."""
+        options = self.options
+        if options.upr_port is not None and name == (options.upr_bucket or options.buckets[0]):
+            raise LocalProtocolError(f"the UPR port streams bucket {name!r}", hint="Start the node without --upr-port")
+        await self._buckets.drop(name, end=self._end_bucket)
+        self.config_changes.notify()
+
+    async def _end_bucket(self, service: BucketService) -> None:
+        self._listener.close_bucket(service)
+        await self.on_bucket_dropped(service.name)
+
+    async def flush_bucket(self, name: str) -> None:
+        """Drop all documents of a bucket that are active here. Consumers roll back to 0, and so do the replicas."""
+        service = self._services[name]
+
+        def flush_at_rest() -> None:
+            flush(service.bucket, active_only=True)
+            active = np.flatnonzero(service.bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
+            service.forget_locks(active)
+            service.sync_writes.evaluate_all()
+            for vbucket in active:
+                service.on_rolled_back(VBucketId(vbucket))
+
+        await self._loops[name].at_rest(flush_at_rest)
+
+    async def change_settings(self, bucket: str, settings: BucketSettings) -> None:
+        """Go by other settings of a bucket that is in no cluster, and return when they are durable."""
+        service = self._services[bucket]
+        commit = service.set_settings(settings)
+        while service.bucket.durable_commit < commit:
+            await self._durable.after(self._durable.count)
+        stored = stored_settings(service.bucket.engine)
+        if stored != settings:
+            service.settings, service.bucket.max_ttl_s = stored, stored.max_ttl_s
+            raise StoreError("the settings could not be stored", hint="Free disk space and try again")
+        self.config_changes.notify()
+
+    def change_identity(self, **changes: Any) -> None:
+        """Change what the node says of itself and of a cluster that it is alone in. It is durable then."""
+        self._buckets.change_identity(**changes)
+        self.config_changes.notify()
+
+    def _on_durable(self) -> None:
+        self._wake()
+        self._members.on_durable()
+        self._durable.notify()
+
+    def _wake(self) -> None:
+        """A commit is durable: answers and streams go on."""
+        self._listener.send_durable()
+
+    def _on_void(self, service: BucketService, commits: Collection[int]) -> None:
+        self._listener.fail_waiting(service, commits)
+        self._members.on_void(service)
+        self._durable.notify()
+
     # --- collections ----------------------------------------------------------------------------------------------
 
     async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -256,8 +355,12 @@ class NodeState:
         if bucket in self._given_configs:
             return self._given_configs[bucket][1]
         self._notice_state_changes()
-        uuid = next((service.bucket.facts.uuid for service in self._services.values()), "0" * 32)
-        cluster = ClusterNodes(nodes=(self._address,), revision=self._revision, uuid=uuid)
+        cluster = ClusterNodes(
+            nodes=(self._address,),
+            revision=self._revision,
+            uuid=self.identity.cluster_uuid,
+            name=self.identity.cluster_name,
+        )
         service = self._services.get(bucket) if bucket else None
         if service is None:
             return node_config(cluster)
@@ -265,12 +368,19 @@ class NodeState:
             return b""
         facts = service.bucket.facts
         states = service.bucket.vbuckets.states.tolist()
-        owners = [[0 if state == VBucketState.ACTIVE else NO_NODE] for state in states]
-        return bucket_config(cluster, BucketMap(name=facts.name, uuid=facts.uuid, vbucket_map=owners))
+        replicas = service.settings.replicas
+        missing = [NO_NODE] * replicas
+        owners = [[0 if state == VBucketState.ACTIVE else NO_NODE, *missing] for state in states]
+        return bucket_config(
+            cluster, BucketMap(name=facts.name, uuid=facts.uuid, replicas=replicas, vbucket_map=owners)
+        )
 
     def _notice_state_changes(self) -> None:
-        """A vbucket that has another state makes another config."""
-        states = {name: service.bucket.vbuckets.states.tobytes() for name, service in self._services.items()}
+        """A vbucket that has another state makes another config, and so do other settings, buckets and names."""
+        states = self.identity.cluster_name, {
+            name: (service.bucket.facts.uuid, service.settings, service.bucket.vbuckets.states.tobytes())
+            for name, service in self._services.items()
+        }
         if states != self._known_states:
             self._known_states = states
             self._revision += 1

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headwater.errors import HeadwaterError, LocalProtocolError
+from headwater.protocol.cluster_config import NodeAddress
 from headwater.store.compaction import Retention
 
 
@@ -30,6 +31,10 @@ class ServerLimits:
     """Answers that wait, for a commit or for the peer to read them, before no more requests are taken."""
     stalled_s: float = 120.0
     """How long a peer may leave its answers unread."""
+    pending_bytes_max: int = 64 * 1024 * 1024
+    """What one connection may have written that is not durable yet, before its next writes wait."""
+    node_pending_bytes_max: int = 256 * 1024 * 1024
+    """The same for all connections together. The most memory that writes take is a few times this."""
 
 
 KV_PORT = 11210
@@ -55,8 +60,13 @@ class NodeOptions:
     advertise_port: int | None = None
     """The key-value port that clients reach the node by; the one it listens on unless something lies in between."""
     advertise_http_port: int | None = None
+    advertise_tls_port: int | None = None
+    """The same for the ports with TLS."""
+    advertise_http_tls_port: int | None = None
     port: int | None = None
     http_port: int | None = None
+    tls_port: int | None = None
+    http_tls_port: int | None = None
     upr_port: int | None = None
     """Where the UPR draft is served; None for nowhere."""
     upr_bucket: str | None = None
@@ -71,8 +81,12 @@ class NodeOptions:
     """The user is made where there is none yet, and changed in nothing where there is."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    tls_only: bool = False
+    """No ports without TLS."""
     insecure: bool = False
     """Listen beyond loopback without TLS."""
+    cluster_name: str | None = None
+    """What the cluster is called from now on; None leaves it as it is."""
     ack_when_durable: bool = True
     retention: Retention = field(default_factory=Retention)
     expiry_every_s: float = 60.0
@@ -93,6 +107,8 @@ class NodeOptions:
                 f"listening on {self.host} without TLS would send passwords and data in the clear",
                 hint="Give --tls-cert and --tls-key, or --insecure where the network is your own",
             )
+        if self.tls_cert is None and (self.tls_only or self.tls_port is not None or self.http_tls_port is not None):
+            raise LocalProtocolError("ports with TLS need a certificate", hint="Give --tls-cert and --tls-key")
         self._check_upr()
         if self.host in WILDCARD_HOSTS and self.advertise_host is None:
             raise LocalProtocolError(
@@ -100,13 +116,52 @@ class NodeOptions:
                 hint="Give the name that they know it by as --advertise-host",
             )
         for name in self.buckets:
-            if not _BUCKET_NAME.fullmatch(name):
-                raise LocalProtocolError(
-                    f"{name!r} is not the name of a bucket",
-                    hint=f"Take up to {BUCKET_NAME_CHARS_MAX} letters, digits and _.-%, but no dot at the start",
-                )
+            check_bucket_name(name)
+        if self.cluster_name is not None:
+            check_cluster_name(self.cluster_name)
         if (self.user is None) != (self.password is None):
             raise LocalProtocolError("a user comes with a password, and a password with a user")
+
+    # --- ports ----------------------------------------------------------------------------------------------------
+
+    @property
+    def serves_plain(self) -> bool:
+        """Whether there are ports without TLS. As in Couchbase there are, but on a network only where that was asked
+        for: what goes over them can be read on the way."""
+        is_safe = self.host in LOOPBACK_HOSTS or self.insecure
+        return self.tls_cert is None or (is_safe and not self.tls_only)
+
+    def kv_ports(self) -> dict[bool, tuple[int | None, int]]:
+        """The ports to listen on, by whether they have TLS: the one asked for, and the usual one."""
+        return self._ports((self.port, KV_PORT), (self.tls_port, KV_TLS_PORT))
+
+    def http_ports(self) -> dict[bool, tuple[int | None, int]]:
+        return self._ports((self.http_port, HTTP_PORT), (self.http_tls_port, HTTP_TLS_PORT))
+
+    def _ports(self, plain: tuple[int | None, int], tls: tuple[int | None, int]) -> dict[bool, tuple[int | None, int]]:
+        if self.tls_cert is None:
+            return {False: plain}
+        if self.serves_plain:
+            return {False: plain, True: tls}
+        # Where there is one port only, either option names it.
+        return {True: (plain[0] if tls[0] is None else tls[0], tls[1])}
+
+    def advertised(self, kv_ports: Mapping[bool, int], http_ports: Mapping[bool, int], *, uuid: str) -> NodeAddress:
+        """Where clients reach a node that listens on these ports."""
+        kv_port, http_port = self.advertise_port, self.advertise_http_port
+        kv_tls_port, http_tls_port = self.advertise_tls_port, self.advertise_http_tls_port
+        if not self.serves_plain:
+            kv_tls_port, http_tls_port = kv_tls_port or kv_port, http_tls_port or http_port
+        return NodeAddress(
+            host=self.advertise_host or ("127.0.0.1" if self.host in LOOPBACK_HOSTS else self.host),
+            kv_port=kv_port or kv_ports[False] if False in kv_ports else None,
+            kv_tls_port=kv_tls_port or kv_ports[True] if True in kv_ports else None,
+            http_port=http_port or http_ports.get(False) if False in kv_ports else None,
+            http_tls_port=http_tls_port or http_ports.get(True) if True in kv_ports else None,
+            uuid=uuid,
+        )
+
+    # --- what can't work ------------------------------------------------------------------------------------------
 
     def _check_upr(self) -> None:
         if self.upr_port is None:
@@ -119,6 +174,27 @@ class NodeOptions:
                 f"the UPR port has no log-in, so that on {self.host} anyone could read the bucket",
                 hint="Listen on 127.0.0.1, or give --insecure where the network is your own",
             )
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+CLUSTER_NAME_CHARS_MAX = 256
+
+
+def check_bucket_name(name: str) -> None:
+    if not _BUCKET_NAME.fullmatch(name):
+        raise LocalProtocolError(
+            f"{name!r} is not the name of a bucket",
+            hint=f"Take up to {BUCKET_NAME_CHARS_MAX} letters, digits and _.-%, but no dot at the start",
+        )
+
+
+def check_cluster_name(name: str) -> None:
+    if len(name) > CLUSTER_NAME_CHARS_MAX or not name.isprintable():
+        raise LocalProtocolError(
+            "the name of a cluster has characters that can be printed, "
+            f"{CLUSTER_NAME_CHARS_MAX} at most; this one has {len(name)}"
+        )
 
 
 # --- TLS ----------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headwater.node.auth.accounts import LoginThrottle
 from headwater.node.auth.users import Users
+from headwater.node.bucket_settings import BucketSettings
 from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.durability import SyncWrites
 from headwater.node.producer.connection import ProducerConnection
@@ -22,13 +22,20 @@ from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
+from headwater.store.settling import YOUNG_BYTES_MAX
 
 ConfigVersion = tuple[int, int]
 """Epoch and revision of a cluster config."""
 NO_CONFIG: ConfigVersion = (0, 0)
 """The version of a bucket that is in no cluster."""
 
+COMMIT_BYTES_MAX = 4 * 1024 * 1024
+"""How large commits get while clients write more than the disk takes."""
+
 Statistics = Iterable[tuple[str, object]]
+
+PAUSE_S_MAX = 2.0
+"""How long a node may stand still and take for granted what it knows of its cluster. A failover takes longer."""
 
 
 class RequestRefused(Exception):
@@ -62,6 +69,11 @@ class ReceivingConnection(Protocol):
 
 class DcpSession(Protocol):
     """A session that has become a DCP connection, in one of the two directions (`kv.session`)."""
+
+    @property
+    def user(self) -> str | None:
+        """None where the user is gone."""
+        ...
 
     @property
     def dcp(self) -> ProducerConnection | None: ...
@@ -114,6 +126,7 @@ class BucketService:
     """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
     """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+    settings: BucketSettings = field(default_factory=BucketSettings)
     sync_writes: SyncWrites = field(init=False)
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
     manifest_commit: int = 0
@@ -143,10 +156,27 @@ class BucketService:
 
     def __post_init__(self) -> None:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
+        self.bucket.max_ttl_s = self.settings.max_ttl_s
 
     @property
     def name(self) -> str:
         return self.bucket.facts.name
+
+    @property
+    def pending_bytes(self) -> int:
+        """What is not durable yet."""
+        in_flight = self.bucket.in_flight
+        return self.bucket.pending.used_bytes + (0 if in_flight is None else len(in_flight.data))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether those who write much may go on. The larger a commit, the longer all others wait for theirs.
+
+        Commits are young until they are settled, and take memory. The further settling is behind, the less comes in
+        with each commit between two steps of it: a rest for those who write much, and none for those who write little.
+        """
+        behind = max(1, self.bucket.young.total_bytes // YOUNG_BYTES_MAX)
+        return self.bucket.pending.used_bytes < COMMIT_BYTES_MAX // behind
 
     def producer_connections(self) -> list[ProducerConnection]:
         """All connections that get changes of this bucket."""
@@ -166,6 +196,14 @@ class BucketService:
         self.manifest_commit = self.bucket.set_manifest(manifest)
         self.on_change()
         return self.manifest_commit
+
+    def set_settings(self, settings: BucketSettings) -> int:
+        """Go by other settings from now on. Returns the commit that makes them durable."""
+        self.settings = settings
+        self.bucket.max_ttl_s = settings.max_ttl_s
+        self.bucket.pending.extra.append(settings.row())
+        self.on_change()
+        return self.bucket.pending.number
 
     def forget_locks(self, vbuckets: Collection[int]) -> None:
         """These vbuckets are gone, or empty: their documents are not locked any more."""
@@ -200,10 +238,9 @@ class Service:
 
     buckets: dict[str, BucketService]
     users: Users
-    throttle: LoginThrottle
     now_ns: Callable[[], int]
     now_s: Callable[[], float]
-    """A clock that never goes back, for the throttle."""
+    """A clock that never goes back."""
     random_bytes: Callable[[int], bytes]
     cluster_config: Callable[[str | None], bytes]
     """The cluster config for a bucket, or for the node."""
@@ -212,7 +249,28 @@ class Service:
     server_version: str
     log: Callable[..., None] = lambda message, **about: None
     """A sentence, and what `log_fields` names for it."""
+    on_pause: Callable[[], None] = lambda: None
+    """Called when the process has stood still for `PAUSE_S_MAX`, before it handles what has come meanwhile."""
     started_ns: int = field(init=False)
+    awake_s: float = field(init=False)
+    """When the process was last seen running."""
 
     def __post_init__(self) -> None:
         self.started_ns = self.now_ns()
+        self.awake_s = self.now_s()
+
+    def stay_awake(self) -> None:
+        """Notice that the process stood still: stopped by a signal, swapped out, or on a machine that was frozen.
+
+        Its cluster may have gone on without it meanwhile. Call it every second or more often, and before what has come
+        is handled: when the process wakes up, requests that have waited come before any timer.
+        """
+        now_s = self.now_s()
+        has_stood_still, self.awake_s = now_s - self.awake_s > PAUSE_S_MAX, now_s
+        if has_stood_still:
+            self.on_pause()
+
+    @property
+    def pending_bytes(self) -> int:
+        """What is not durable yet, of all buckets."""
+        return sum(bucket.pending_bytes for bucket in self.buckets.values())

@@ -21,7 +21,7 @@ from headwater.cli import main, management
 from headwater.cli.management import ManagementUrl
 from headwater.client.connection_string import Address, ConnectionString
 from headwater.errors import InvalidConnectionString
-from headwater.node.auth.accounts import LoginThrottle
+from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
 from headwater.node.http.server import HttpServer
 from headwater.node.node_state import BucketUsage, ChangeSignal
@@ -62,13 +62,15 @@ class Node:
 
     manifest: Manifest = field(default_factory=Manifest)
     users: Users = USERS
-    throttle: LoginThrottle = field(default_factory=LoginThrottle)
     server_version: str = "7.6.0-0-headwater"
     is_ready: bool = True
     why_not_ready: str = "it opens bucket 'beer', 1 of 1"
     config_changes: ChangeSignal = field(default_factory=ChangeSignal)
     waited_for: list[int] = field(default_factory=list)
     cluster: ClusterNodes = ClusterNodes(nodes=(NodeAddress(host="127.0.0.1", kv_port=11210),), revision=1, uuid="c")
+
+    def __post_init__(self) -> None:
+        self.login_checks = LoginChecks(lambda: self.users, now_s=self.now_s)
 
     def now_s(self) -> float:
         return 0.0
@@ -148,7 +150,8 @@ def server() -> Iterator[_Served]:
 @pytest.fixture
 def served(server: _Served) -> _Served:
     node = server.node
-    node.manifest, node.throttle, node.waited_for = Manifest(), LoginThrottle(), []
+    node.manifest, node.waited_for = Manifest(), []
+    node.login_checks = LoginChecks(lambda: node.users, now_s=node.now_s)
     return server
 
 

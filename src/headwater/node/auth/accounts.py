@@ -1,4 +1,4 @@
-"""The users of a running node, those in its file and those that the nodes of a cluster log in as; and the throttle.
+"""The users of a running node: those in its file, and those that the nodes of a cluster log in as.
 
 The node loads `Accounts` when it starts, and HTTP handlers change them. Users of the second kind come with a cluster's
 config and go with the process: they are never in the file, and can't be changed. A change of the first kind is on disk
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from headwater.errors import LocalProtocolError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.auth.users import ALL_BUCKETS, DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, User, Users
+from headwater.protocol.cluster_config import nodes_user
+from headwater.protocol.sasl import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +100,15 @@ class Accounts:
 
     # --- while it runs --------------------------------------------------------------------------------------------
 
-    def let_in(self, name: str, password: str, *, bucket: str) -> None:
-        """The other nodes of a bucket's cluster log in with this."""
-        self._nodes[name] = self._new_admin(self._stored, name, password, bucket)
+    def let_nodes_in(self, bucket: str, login: Credentials | None) -> None:
+        """The other nodes of a bucket's cluster log in with this from now on; with None, none of them does."""
+        name = nodes_user(bucket)
+        self._nodes.pop(name, None)
+        # The old one first: connections of nodes that have left must not go on under the new one.
         self.on_change(self.in_force)
+        if login is not None:
+            self._nodes[name] = self._new_admin(self._stored, name, login.password, bucket)
+            self.on_change(self.in_force)
 
     def is_node(self, name: str) -> bool:
         """Whether other nodes log in as this user, which can't be changed then."""
@@ -145,78 +151,3 @@ def _warn_of_unused(users: Users, name: str, password: str) -> None:
         *(name, what),
         extra=fields(event=LogEvent.LOGIN_UNUSED, user=name),
     )
-
-
-# --- the throttle -------------------------------------------------------------------------------------------------
-
-FREE_FAILURES = 5
-
-WINDOW_S = 60.0
-"""Free failures with this much quiet after them are forgotten."""
-
-DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-"""What the last free failure costs, and each one after it; the last entry is the bound."""
-
-MEMORY_S = 900.0
-"""Costly failures are remembered longer. After a mere WINDOW_S of quiet it would pay to use up the free failures, wait,
-and begin again, rather than to bear the delays."""
-
-RECORDS_MAX = 4_096
-"""Peers and users that are remembered at a time; beyond that the one with the oldest failure is forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    failures: int
-    last_failure_s: float
-
-    @property
-    def delay_s(self) -> float:
-        costly = self.failures - FREE_FAILURES
-        return 0.0 if costly < 0 else DELAYS_S[min(costly, len(DELAYS_S) - 1)]
-
-    def is_forgotten(self, now_s: float) -> bool:
-        return now_s - self.last_failure_s >= (WINDOW_S if self.failures < FREE_FAILURES else MEMORY_S)
-
-
-class LoginThrottle:
-    """Counts failed log-ins, and returns how long the next try has to wait: it slows down clients that guess passwords.
-
-    Failures are counted by peer address and user name. A few are free, because people mistype; from then on each
-    failure makes the next try wait, longer and longer up to a bound. A success or enough time clears the record.
-
-    Ask `wait_s` just before a password or a proof is checked, and report the outcome in the same step. A peer that
-    opens a thousand connections at once then gains nothing, since the checks come one after the other. A try that was
-    refused is not reported: the peer has learnt nothing from it, and a client that retries with the right password is
-    not held off for ever. The time is in seconds of a clock that never goes back.
-    """
-
-    def __init__(self, *, records_max: int = RECORDS_MAX) -> None:
-        self._records_max = records_max
-        self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()
-        """By (peer, user), the oldest failure first."""
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def wait_s(self, peer: str, user: str, *, now_s: float) -> float:
-        """How long this peer must wait before it may try this user; 0 where it may try now.
-
-        `peer` is the address without the port, which changes with every connection.
-        """
-        record = self._records.get((peer, user))
-        if record is None or record.is_forgotten(now_s):
-            return 0.0
-        return max(0.0, record.last_failure_s + record.delay_s - now_s)
-
-    def failed(self, peer: str, user: str, *, now_s: float) -> None:
-        """The password or the proof was wrong, or there is no such user: a peer must not see which."""
-        record = self._records.pop((peer, user), None)
-        before = 0 if record is None or record.is_forgotten(now_s) else record.failures
-        self._records[peer, user] = _Record(before + 1, now_s)
-        if len(self._records) > self._records_max:
-            self._records.popitem(last=False)
-
-    def succeeded(self, peer: str, user: str) -> None:
-        """The log-in was right: earlier failures count no longer."""
-        self._records.pop((peer, user), None)

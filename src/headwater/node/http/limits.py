@@ -35,11 +35,6 @@ ENSURE_S_MAX = 300.0
 
 # --- log-ins ------------------------------------------------------------------------------------------------------
 
-LOGINS_KNOWN_MAX = 1_024
-LOGIN_KNOWN_S = 60.0
-"""How many checked passwords are remembered, as keyed hashes, and how long."""
-LOGINS_WAITING_MAX = 64
-"""Passwords are checked one at a time; this many may wait for that."""
 SESSIONS_MAX = 256
 """Log-ins on the page that are remembered at a time; beyond that the one that was used longest ago is forgotten."""
 SESSION_S = 12 * 3600.0

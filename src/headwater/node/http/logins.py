@@ -3,12 +3,8 @@
 `app` asks here before every handler that needs a user. Nothing here decides what a user may do with a bucket, but
 `may_see`, which is the dashboard's one question.
 
-To check a password takes about ten milliseconds, by design, and clients poll. So a password that was right is
-remembered for a while, as a hash with a key that lives and dies with the process. What is remembered goes with the
-user: one who is removed, or has another password by now, is another value.
-
-Checks are made in a thread, so that others are served meanwhile, and one at a time, as the throttle wants it. The
-throttle is asked even where the password is remembered: a right guess among throttled ones would show itself.
+Passwords are checked by the node's `auth.login_checks`, which slows down guessing and remembers for a while what was
+right: clients poll.
 
 A session is a random token in a cookie that scripts can't read and that other sites' pages don't get sent (`HttpOnly`,
 `SameSite=Strict`). Its hash is kept here, with the user as it was at the log-in. Sessions end with the process. Cookies
@@ -17,11 +13,9 @@ are not kept apart by port, and several nodes may run on one host: the port is p
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
-import hmac
 import json
 import math
 import secrets
@@ -32,15 +26,12 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent
+from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome
 from headwater.node.auth.users import Action, User
 from headwater.node.http.call import Json, Refusal, read_body
 from headwater.node.http.limits import (
     LOGIN_BODY_BYTES_MAX,
-    LOGIN_KNOWN_S,
-    LOGINS_KNOWN_MAX,
-    LOGINS_WAITING_MAX,
     SESSION_S,
     SESSIONS_MAX,
 )
@@ -51,7 +42,6 @@ OWN_HEADER = "x-headwater-dashboard"
 """Only the dashboard's page sends it."""
 _CHALLENGE = 'Basic realm="Headwater", charset="UTF-8"'
 _WRONG = "The user name or the password is wrong"
-_KEY_BYTES = 32
 _TOKEN_BYTES = 32
 
 
@@ -73,18 +63,13 @@ def may_see(node: NodeState, user: str, bucket: str) -> bool:
 
 
 class Logins:
-    """Checks passwords, and remembers which it has checked."""
+    """Who sends a request, by basic authentication; and the answers to log-ins that fail."""
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
-        self._key = secrets.token_bytes(_KEY_BYTES)
-        self._known: OrderedDict[bytes, _Remembered] = OrderedDict()
-        """By the hash of name and password, the oldest first."""
-        self._one_at_a_time = asyncio.Lock()
-        self._waiting = 0
 
     async def user_of(self, request: Request) -> str:
-        """The user who has sent the request, by basic authentication, or a refusal."""
+        """The user who has sent the request, or a refusal."""
         name, password = _basic_credentials(request)
         if not await self.check(request, name, password):
             raise _unauthorized(_WRONG)
@@ -93,57 +78,21 @@ class Logins:
     async def check(self, request: Request, name: str, password: str) -> bool:
         """Whether the user has this password. Raises a refusal where there are too many tries."""
         peer = request.client.host if request.client else ""
-        self._check_throttle(peer, name)
-        encoded = name.encode()
-        digest = hmac.digest(self._key, len(encoded).to_bytes(4) + encoded + password.encode(), hashlib.sha256)
-        if self._is_known(digest, name):
+        verdict = await self._node.login_checks.check(LoginAttempt(peer=peer, user=name, password=password))
+        if verdict.outcome is LoginOutcome.RIGHT:
             return True
-        if self._waiting >= LOGINS_WAITING_MAX:
-            raise Refusal.message(503, "Too many log-ins at once: try again in a second", Retry_After="1")
-        self._waiting += 1
-        try:
-            async with self._one_at_a_time:
-                # Others with the same password may have been checked while this one waited, or have failed too often.
-                self._check_throttle(peer, name)
-                return self._is_known(digest, name) or await self._check_now(peer, name, password, digest)
-        finally:
-            self._waiting -= 1
-
-    async def _check_now(self, peer: str, name: str, password: str, digest: bytes) -> bool:
-        users = self._node.users
-        try:
-            matches = await asyncio.to_thread(users.check_password, name, password)
-        except HeadwaterError:
-            matches = False
-        now_s = self._node.now_s()
-        if not matches:
-            self._node.throttle.failed(peer, name, now_s=now_s)
-            message = f"log-in of {name!r} from {peer} over HTTP failed"
-            self._node.log(message, event=LogEvent.LOGIN_FAILED, user=name, peer=peer)
-            return False
-        self._node.throttle.succeeded(peer, name)
-        self._known[digest] = _Remembered(users.by_name[name], now_s + LOGIN_KNOWN_S)
-        self._known.move_to_end(digest)
-        if len(self._known) > LOGINS_KNOWN_MAX:
-            self._known.popitem(last=False)
-        return True
-
-    def _check_throttle(self, peer: str, name: str) -> None:
-        wait_s = self._node.throttle.wait_s(peer, name, now_s=self._node.now_s())
-        if wait_s > 0:
-            message = f"log-in of {name!r} from {peer} over HTTP refused: too many failures before it"
-            self._node.log(message, event=LogEvent.LOGIN_FAILED, user=name, peer=peer)
-            seconds = math.ceil(wait_s)
+        seconds = math.ceil(verdict.wait_s)
+        if verdict.outcome is LoginOutcome.BUSY:
+            raise Refusal.message(503, f"Too many log-ins at once: try again in {seconds} s", Retry_After=str(seconds))
+        if verdict.outcome is LoginOutcome.THROTTLED:
+            self._log(peer, name, "refused: too many failures before it")
             raise Refusal.message(429, f"Too many failed log-ins: try again in {seconds} s", Retry_After=str(seconds))
-
-    def _is_known(self, digest: bytes, name: str) -> bool:
-        known = self._known.get(digest)
-        if known is None:
-            return False
-        if known.until_s > self._node.now_s() and self._node.users.by_name.get(name) is known.user:
-            return True
-        del self._known[digest]
+        self._log(peer, name, "failed")
         return False
+
+    def _log(self, peer: str, name: str, what: str) -> None:
+        message = f"log-in of {name!r} from {peer} over HTTP {what}"
+        self._node.log(message, event=LogEvent.LOGIN_FAILED, user=name, peer=peer)
 
 
 def _basic_credentials(request: Request) -> tuple[str, str]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headwater.log_fields import Fields
+from headwater.node.auth.login_checks import LoginAttempt, LoginVerdict
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite
@@ -31,6 +33,16 @@ class CloseSession(Exception):
     """The connection is to be closed without an answer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingLogin:
+    """A log-in that is still to be checked, which is for the driver of the session to do (`auth.login_checks`)."""
+
+    context: Context
+    attempt: LoginAttempt
+    conclude: Callable[[LoginVerdict], Response]
+    """Makes the answer, or raises `RequestRefused`."""
+
+
 class SessionState(ABC):
     """What handlers see and set of a session: who is at the other end, and what was agreed with them."""
 
@@ -43,6 +55,8 @@ class SessionState(ABC):
         self.agent = ""
         self.user: str | None = None
         self.scram: ScramServer | None = None
+        self.login: PendingLogin | None = None
+        """The requests behind it wait until it is decided."""
         self.bucket: BucketService | None = None
         self.is_quitting = False
         """The peer has said goodbye: close once everything is sent."""
@@ -67,7 +81,7 @@ class SessionState(ABC):
         return self.user is not None and self.service.users.may(self.user, action, bucket)
 
     def log_out(self) -> None:
-        self.user, self.scram = None, None
+        self.user, self.scram, self.login = None, None, None
 
     def log_fields(self) -> Fields:
         """Who is at the other end, for the log."""

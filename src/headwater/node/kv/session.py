@@ -7,6 +7,10 @@ sends it when the bucket has published that commit. The answer to a durable writ
 
 Runs of plain sets, which is what bulk loads consist of, are handled by a kernel (`store.set_run`); everything else goes
 message by message through the table of handlers.
+
+What one call of `receive_data` does is bounded, so that a connection can't keep the others waiting: requests that are
+left wait for the next turn. They also wait for a log-in to be checked, for a durable write to be decided, for answers
+to be read, and, if they write, for room in the commit. `waits_for` says which.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 import numpy as np
 
 from headwater.errors import MalformedFrameInfo, MalformedMessage, UnknownOpcode
 from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.login_checks import LoginVerdict
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite, WriteOutcome
@@ -39,6 +45,12 @@ from headwater.store.set_run import apply_set_run
 
 DEFERRED_MAX = 1024
 """Durable writes of one connection at a time. Its next requests wait."""
+TURN_REQUESTS = 64
+TURN_BYTES = 512 * 1024
+"""What a connection gets done before others have their turn: so many requests one by one, or so many bytes of requests,
+answers and changes. One request may be longer than that."""
+SMALL_WRITER_BYTES = 64 * 1024
+"""Who has no more than this in the pending commit never waits for the commit to become smaller."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +61,27 @@ SILENT_ON_SUCCESS = frozenset(
     }
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
-_UNSENT_BYTES_MAX = ServerLimits().unsent_bytes_max
+WRITE_OPCODES = frozenset(request.opcode for request, action in NEEDED.items() if action is Action.WRITE)
 _SERVED_INFOS = frozenset(
     {RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL, RequestInfo.STREAM_ID}
 )
+
+
+class Waits(Enum):
+    """What the next request waits for."""
+
+    FOR_NOTHING = auto()
+    """No whole request is left."""
+    FOR_TURN = auto()
+    """Others have theirs first."""
+    FOR_LOGIN = auto()
+    """The log-in before it is checked."""
+    FOR_OUTCOME = auto()
+    """A durable write is decided."""
+    FOR_READING = auto()
+    """The peer reads its answers, or the commit that they wait for is durable."""
+    FOR_ROOM = auto()
+    """Too much is not durable yet for one more write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +165,49 @@ def _has_barrier(request: Frame) -> bool:
         return False
 
 
+class NotDurable:
+    """What a connection has put into commits that are not durable yet: there is a bound to that."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[BucketService, int, int]] = deque()
+        """Bucket, commit and bytes, oldest first."""
+
+    def add(self, bucket: BucketService, before_bytes: int) -> int:
+        """Count what the pending commit holds beyond `before_bytes`. Returns how much that is."""
+        pending = bucket.bucket.pending
+        written = pending.used_bytes - before_bytes
+        if written <= 0:
+            return 0
+        if self._parts and self._parts[-1][0] is bucket and self._parts[-1][1] == pending.number:
+            self._parts[-1] = (bucket, pending.number, self._parts[-1][2] + written)
+        else:
+            self._parts.append((bucket, pending.number, written))
+        return written
+
+    @property
+    def total_bytes(self) -> int:
+        while self._parts and self._parts[0][1] <= self._parts[0][0].bucket.durable_commit:
+            self._parts.popleft()
+        return sum(part[2] for part in self._parts)
+
+
 class KvSession(SessionState):
     """One connection. `kv_listener` drives it: bytes to `receive_data`, pieces from `outgoing`."""
 
-    def __init__(
-        self, service: Service, *, peer: str, allows_plain: bool, unsent_bytes_max: int = _UNSENT_BYTES_MAX
-    ) -> None:
+    def __init__(self, service: Service, *, peer: str, allows_plain: bool, limits: ServerLimits | None = None) -> None:
         super().__init__(service, peer=peer, allows_plain=allows_plain)
         self.outgoing: deque[Outgoing | DeferredAnswer] = deque()
         self.unordered: list[DeferredAnswer] = []
         """Answers that others may overtake."""
         self.requests = 0
-        self.is_held_back = False
-        """Requests wait for answers to be sent: call `receive_data` again, with nothing, when some have been."""
-        self._unsent_bytes_max = unsent_bytes_max
+        self.waits_for = Waits.FOR_NOTHING
+        """Why requests are left: call `receive_data` again, with nothing, when it has come."""
+        self._limits = limits or ServerLimits()
         self._unsent_bytes = 0
         """In `outgoing`, as far as a call of `receive_data` knows."""
+        self._writes = NotDurable()
+        self._turn_requests = self._turn_bytes = 0
+        """What this turn has had so far."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when this DCP connection is to end, as a newer one of the same name takes its place, for example."""
         self._is_over = False
@@ -166,35 +222,68 @@ class KvSession(SessionState):
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Handle what has come. Raises `CloseSession` or a `RemoteProtocolError` where the connection is to end.
+        """Handle what has come, a turn of it. Raises `CloseSession` or a `RemoteProtocolError` where the connection is
+        to end.
 
-        What was answered before that is in `outgoing`. A short request may have a long answer, so requests beyond what
-        may be unsent are left for later (`is_held_back`).
+        What was answered before that is in `outgoing`. If whole requests may be left, `waits_for` says why.
         """
-        self.is_held_back = False
+        self.service.stay_awake()
         if self._is_over:
             raise CloseSession
         if self.consumer is not None:
             self._receive_as_consumer(self.consumer, data)
             return
-        self._unsent_bytes = sum(len(piece.data) for piece in self.outgoing)
         self._frames.receive_data(data)
+        self._unsent_bytes = sum(len(piece.data) for piece in self.outgoing)
+        self._turn_requests = self._turn_bytes = 0
         try:
-            self._handle_sets()
-            while self._has_room and (frame := self._next_frame()) is not None:
+            while (waits_for := self._next_waits_for()) is Waits.FOR_NOTHING:
+                if self._handle_sets():
+                    continue
+                frame = self._next_frame()
+                if frame is None:
+                    break
                 self._handle(frame)
                 if self._hand_on_rest():
                     return
-                self._handle_sets()
         finally:
             self.flush()
-        is_stuck = not self._has_room or self._deferrals.is_full
-        self.is_held_back = self._held is not None or (is_stuck and self._frames.buffered_bytes > 0)
+        self.waits_for = waits_for if self._held is None else self._next_waits_for()
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether requests are left that wait for something."""
+        return self.waits_for is not Waits.FOR_NOTHING
+
+    def _next_waits_for(self) -> Waits:
+        if self.login is not None:
+            return Waits.FOR_LOGIN
+        if self._held is None and not self._frames.buffered_bytes:
+            return Waits.FOR_NOTHING
+        if self._deferrals.is_full or (self._held is not None and self._must_wait(self._held)):
+            return Waits.FOR_OUTCOME
+        if self._unsent_bytes + len(self._reply) > self._limits.unsent_bytes_max:
+            return Waits.FOR_READING
+        if self._held is None and not self._has_room():
+            return Waits.FOR_ROOM
+        if self._turn_requests >= TURN_REQUESTS or self._turn_bytes >= TURN_BYTES:
+            return Waits.FOR_TURN
+        return Waits.FOR_NOTHING
+
+    def _has_room(self) -> bool:
+        """Whether the next request does not write, or what is not durable yet leaves room for it."""
+        if self.bucket is None:
+            return True
+        with self._frames.peek() as view:
+            if len(view) < HEADER_BYTES or view[1] not in WRITE_OPCODES:
+                return True
+        own_bytes, limits = self._writes.total_bytes, self._limits
+        if own_bytes >= limits.pending_bytes_max or self.service.pending_bytes >= limits.node_pending_bytes_max:
+            return False
+        return own_bytes <= SMALL_WRITER_BYTES or self.bucket.has_room
 
     def _next_frame(self) -> Frame | None:
         """The next request, unless it has to wait for a durable write."""
-        if self.waits_for_outcome:
-            return None
         frame, self._held = self._held or self._frames.next_frame(), None
         if frame is not None and self._must_wait(frame):
             self._held = frame
@@ -204,10 +293,23 @@ class KvSession(SessionState):
     @property
     def waits_for_outcome(self) -> bool:
         """Whether no request can be handled before a durable write is decided."""
-        return self._deferrals.is_full or (self._held is not None and self._must_wait(self._held))
+        return self._next_waits_for() is Waits.FOR_OUTCOME
 
     def _must_wait(self, frame: Frame) -> bool:
         return self._deferrals.hold(frame, in_order=not self.has(Feature.UNORDERED_EXECUTION))
+
+    def finish_login(self, verdict: LoginVerdict) -> None:
+        """The log-in that requests wait for has been checked."""
+        login, self.login = self.login, None
+        assert login is not None
+        try:
+            answer = login.conclude(verdict)
+        except RequestRefused as refused:
+            answer = self._refusal(login.context, refused)
+        self._write(answer, commit=0)
+        self.flush()
+        # The requests behind it are for the next turn.
+        self.waits_for = Waits.FOR_TURN if self._frames.buffered_bytes else Waits.FOR_NOTHING
 
     def _hand_on_rest(self) -> bool:
         """If the connection has just become a consumer's, what came behind the open is for that."""
@@ -220,7 +322,7 @@ class KvSession(SessionState):
         return True
 
     def _receive_as_consumer(self, consumer: ConsumerConnection, data: bytes | bytearray | memoryview) -> None:
-        if not self.may(Action.ADMIN):
+        if not self.may(Action.NODE):
             raise CloseSession
         messages = consumer.messages
         try:
@@ -228,28 +330,23 @@ class KvSession(SessionState):
         finally:
             self.requests += consumer.messages - messages
             self.flush()
-        self.is_held_back = consumer.is_held_back
-
-    @property
-    def _has_room(self) -> bool:
-        return self._unsent_bytes + len(self._reply) <= self._unsent_bytes_max
+        self.waits_for = Waits.FOR_TURN if consumer.is_held_back else Waits.FOR_NOTHING
 
     @property
     def unhandled_bytes(self) -> int:
         """What has come and is not a whole request yet, or is held back."""
         return self._frames.buffered_bytes
 
-    def _handle_sets(self) -> None:
-        """Hand a run of plain sets to the kernel."""
-        if self.bucket is None or self.bucket.is_waiting:
-            return
+    def _handle_sets(self) -> bool:
+        """Hand a run of plain sets to the kernel. False where there is none."""
+        if self.bucket is None or self.bucket.is_waiting or self._held is not None:
+            return False
         if self._frames.buffered_bytes < HEADER_BYTES:
-            return
-        if self._held is not None or self._deferrals.is_full:
-            return
+            return False
+        before = self.bucket.bucket.pending.used_bytes
         with self._frames.peek() as view:
             if view[0] != Magic.REQUEST or view[1] not in (Opcode.SET, Opcode.SETQ) or not self.may(Action.WRITE):
-                return
+                return False
             run = apply_set_run(
                 self.bucket.bucket,
                 np.frombuffer(view, dtype=np.uint8),
@@ -263,9 +360,22 @@ class KvSession(SessionState):
             self._reply += run.responses
             if self.bucket.ack_when_durable:
                 self._reply_commit = max(self._reply_commit, self.bucket.bucket.pending.number)
+            self._writes.add(self.bucket, before)
+            self._turn_bytes += run.consumed_bytes
             self.bucket.on_change()
+        return run.sets > 0
 
     def _handle(self, frame: Frame) -> None:
+        """Handle one request, and count what it takes."""
+        bucket, reply_bytes = self.bucket, len(self._reply)
+        written = 0 if bucket is None else bucket.bucket.pending.used_bytes
+        self._handle_frame(frame)
+        if bucket is not None:
+            written = self._writes.add(bucket, written)
+        self._turn_requests += 1
+        self._turn_bytes += len(frame.value) + max(0, len(self._reply) - reply_bytes) + written
+
+    def _handle_frame(self, frame: Frame) -> None:
         self.requests += 1
         if frame.magic not in (Magic.REQUEST, Magic.FLEXIBLE_REQUEST):
             self._handle_answer(frame)
@@ -285,6 +395,8 @@ class KvSession(SessionState):
             answer = HANDLERS[type(message)](context, message)
         except RequestRefused as refused:
             answer = self._refusal(context, refused)
+        if self.login is not None:
+            return  # It is answered when it has been checked.
         if context.sync_write is not None:
             assert isinstance(answer, Response), "a write has one answer"
             self._defer(context, context.sync_write, frame, answer)

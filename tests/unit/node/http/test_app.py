@@ -88,7 +88,7 @@ def test_others_buckets_are_not_listed(ask: Client) -> None:
 def test_credentials_that_can_t_be_read(node: Node, ask: Client, header: str) -> None:
     answer = ask("GET", "/pools", auth=None, headers={"Authorization": header})
     assert answer.status_code == 401
-    assert len(node.throttle) == 0
+    assert len(node.login_checks.throttle) == 0
 
 
 def test_a_password_may_have_colons(node: Node, ask: Client) -> None:

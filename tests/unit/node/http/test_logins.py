@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headwater.node.auth.accounts import DELAYS_S, FREE_FAILURES
+from headwater.node.auth import login_checks
+from headwater.node.auth.login_checks import DELAYS_S, FREE_FAILURES, PASSWORD_KNOWN_S
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
-from headwater.node.http import limits, logins
 from support.http_node import ADMIN, READER, WRITER, Client, Node
 
 
@@ -24,7 +24,7 @@ def test_failed_log_ins_are_throttled_and_logged_without_the_password(node: Node
     assert not any("secret-guess" in line or "pencil" in line for line in node.logged)
     node.now += DELAYS_S[0]
     assert ask("GET", "/pools").status_code == 200
-    assert len(node.throttle) == 0
+    assert len(node.login_checks.throttle) == 0
 
 
 def test_a_remembered_password_does_not_get_around_the_throttle(ask: Client) -> None:
@@ -65,7 +65,7 @@ def test_polling_does_not_check_the_password_every_time(node: Node, counting: Co
     for _ in range(5):
         assert ask("GET", "/pools").status_code == 200
     assert counting.checks == 1
-    node.now += limits.LOGIN_KNOWN_S
+    node.now += PASSWORD_KNOWN_S
     assert ask("GET", "/pools").status_code == 200
     assert counting.checks == 2
     assert ask("GET", "/pools", auth=("ann", "pencils")).status_code == 401
@@ -92,7 +92,7 @@ def test_a_user_who_is_removed_or_changed_is_not_remembered(node: Node, ask: Cli
 
 
 def test_only_so_many_are_remembered(node: Node, ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "LOGINS_KNOWN_MAX", 2)
+    monkeypatch.setattr(login_checks, "PASSWORDS_KNOWN_MAX", 2)
     counting = CountingUsers(node.users)
     node.users = counting  # type: ignore[assignment]
     for auth in (ADMIN, READER, WRITER, ADMIN):
@@ -101,7 +101,7 @@ def test_only_so_many_are_remembered(node: Node, ask: Client, monkeypatch: pytes
 
 
 def test_only_so_many_may_wait_for_a_check(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "LOGINS_WAITING_MAX", 2)
+    monkeypatch.setattr(login_checks, "LINE_MAX", 2)
 
     async def scenario() -> list[int]:
         answers = await asyncio.gather(*(ask.send("GET", "/pools") for _ in range(4)))

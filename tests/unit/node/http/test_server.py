@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.node.auth.accounts import FREE_FAILURES
+from headwater.node.auth.login_checks import FREE_FAILURES
 from headwater.node.http import call, server
 from headwater.node.http.server import HttpServer
 from headwater.protocol.cluster_config import ClusterNodes, NodeAddress

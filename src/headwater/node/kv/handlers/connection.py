@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headwater.errors import AuthenticationFailed, LocalProtocolError, MalformedJson, RemoteProtocolError
 from headwater.log_fields import LogEvent
+from headwater.node.auth.login_checks import LoginAttempt, LoginOutcome, LoginVerdict
 from headwater.node.auth.users import Action
-from headwater.node.kv.context import Context
+from headwater.node.kv.context import Context, PendingLogin
 from headwater.node.service import RequestRefused
 from headwater.protocol.features import Feature, Negotiated
 from headwater.protocol.messages.base import PlainResponse
@@ -45,6 +48,7 @@ SERVED_FEATURES = frozenset(
         Feature.VATTR,
         Feature.SUBDOC_CREATE_AS_DELETED,
         Feature.SUBDOC_DOCUMENT_MACROS,
+        Feature.SUBDOC_REPLICA_READ,
         Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
     }
 )
@@ -68,13 +72,19 @@ def sasl_list(context: Context, request: SaslListMechanisms) -> PlainResponse:
     return context.ok(" ".join(offered).encode())
 
 
-def sasl_auth(context: Context, request: SaslAuth) -> PlainResponse:
+def sasl_auth(context: Context, request: SaslAuth) -> PlainResponse | None:
     session = context.session
-    session.user, session.scram = None, None
+    if session.dcp is not None or session.consumer is not None:
+        raise RequestRefused(Status.EINVAL, "a DCP connection keeps its user: open another connection")
+    session.log_out()
+    # What was selected, and what was agreed to wait for there, were another user's.
+    session.flush()
+    session.bucket = None
     try:
         mechanism = Mechanism.decode(request.key)
         if mechanism is Mechanism.PLAIN:
-            return _plain(context, PlainLogin.decode(request.value))
+            _plain(context, PlainLogin.decode(request.value))
+            return None
         nonce = encode_nonce(context.service.random_bytes(_NONCE_BYTES))
         session.scram = ScramServer(mechanism, context.service.users.credentials, nonce)
         challenge = session.scram.start(request.value)
@@ -83,48 +93,44 @@ def sasl_auth(context: Context, request: SaslAuth) -> PlainResponse:
     return context.ok(challenge, status=Status.AUTH_CONTINUE)
 
 
-def sasl_step(context: Context, request: SaslStep) -> PlainResponse:
+def _plain(context: Context, login: PlainLogin) -> None:
+    if not context.session.allows_plain:
+        raise RequestRefused(Status.AUTH_ERROR)
+    attempt = LoginAttempt(peer=context.session.peer, user=login.user, password=login.password)
+    _log_in(context, attempt, context.ok)
+
+
+def sasl_step(context: Context, request: SaslStep) -> None:
     scram, context.session.scram = context.session.scram, None
     if scram is None:
         raise RequestRefused(Status.AUTH_ERROR)
-    # Asked here and not at the start, or connections side by side would have free guesses.
-    _check_throttle(context, scram.user)
-    try:
+    signature = b""
+
+    def prove() -> bool:
+        nonlocal signature
         signature = scram.finish(request.value)
-    except (AuthenticationFailed, RemoteProtocolError, LocalProtocolError) as error:
-        raise _login_failed(context, scram.user) from error
-    _logged_in(context, scram.user)
-    return context.ok(signature)
+        return True
+
+    attempt = LoginAttempt(peer=context.session.peer, user=scram.user, prove=prove)
+    _log_in(context, attempt, lambda: context.ok(signature))
 
 
-def _plain(context: Context, login: PlainLogin) -> PlainResponse:
-    if not context.session.allows_plain:
-        raise RequestRefused(Status.AUTH_ERROR)
-    _check_throttle(context, login.user)
-    if not context.service.users.check_password(login.user, login.password):
-        raise _login_failed(context, login.user)
-    _logged_in(context, login.user)
-    return context.ok()
+def _log_in(context: Context, attempt: LoginAttempt, welcome: Callable[[], PlainResponse]) -> None:
+    """Have the attempt checked. Nothing else is handled on the connection until that is done."""
+    service, session = context.service, context.session
 
-
-def _check_throttle(context: Context, user: str) -> None:
-    service, peer = context.service, context.session.peer
-    if service.throttle.wait_s(peer, user, now_s=service.now_s()) > 0:
-        message = f"log-in of {user!r} from {peer} refused: too many failures before it"
-        service.log(message, event=LogEvent.LOGIN_FAILED, user=user, peer=peer)
+    def conclude(verdict: LoginVerdict) -> PlainResponse:
+        if verdict.outcome is LoginOutcome.RIGHT:
+            session.user = attempt.user
+            return welcome()
+        if verdict.outcome is LoginOutcome.BUSY:
+            raise RequestRefused(Status.ETMPFAIL, "too many log-ins at once: try again in a second")
+        what = "failed" if verdict.outcome is LoginOutcome.WRONG else "refused: too many failures before it"
+        message = f"log-in of {attempt.user!r} from {attempt.peer} {what}"
+        service.log(message, event=LogEvent.LOGIN_FAILED, user=attempt.user, peer=attempt.peer)
         raise RequestRefused(Status.AUTH_ERROR)
 
-
-def _login_failed(context: Context, user: str) -> RequestRefused:
-    service, peer = context.service, context.session.peer
-    service.throttle.failed(peer, user, now_s=service.now_s())
-    service.log(f"log-in of {user!r} from {peer} failed", event=LogEvent.LOGIN_FAILED, user=user, peer=peer)
-    return RequestRefused(Status.AUTH_ERROR)
-
-
-def _logged_in(context: Context, user: str) -> None:
-    context.service.throttle.succeeded(context.session.peer, user)
-    context.session.user = user
+    session.login = PendingLogin(context=context, attempt=attempt, conclude=conclude)
 
 
 # --- bucket and config --------------------------------------------------------------------------------------------
@@ -157,11 +163,14 @@ def get_cluster_config(context: Context, request: GetClusterConfig) -> PlainResp
 
 
 def set_cluster_config(context: Context, request: SetClusterConfig) -> PlainResponse:
-    """The admin gives the config that clients get from now on, in place of the node's own."""
+    """The admin gives the config that clients get from now on, in place of the node's own.
+
+    It says which addresses are nodes, and how they log in to this one. So it takes a full admin, as it takes the right
+    to supervise the node in kv_engine: an admin of the bucket alone would give itself all documents of it.
+    """
     bucket = request.key.decode(errors="replace") or None
-    if not context.service.users.may(context.session.user or "", Action.ADMIN, bucket):
-        # The right on the selected bucket says nothing of the one that the config is of.
-        raise RequestRefused(Status.EACCESS)
+    if not context.service.users.may(context.session.user or "", Action.SECURITY, None):
+        raise RequestRefused(Status.EACCESS, "a cluster config is set by a full admin")
     if bucket is not None and bucket not in context.service.buckets:
         raise RequestRefused(Status.KEY_ENOENT)
     try:

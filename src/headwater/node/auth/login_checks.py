@@ -1,0 +1,389 @@
+"""Checking log-ins: what failures cost, and the line in which passwords wait for their turn.
+
+Key-value sessions and HTTP hand every password and every SCRAM proof to the node's one `LoginChecks`. A password takes
+about ten milliseconds to hash, by design, so it is hashed in a thread, and one at a time: the event loop serves others
+meanwhile, and log-ins take at most one core. Guessing is slowed down by three counts, and none of them lets the guesses
+of one client lock out another:
+
+- **Address and user.** A few failures are free, because people mistype. From then on each one makes the next try wait,
+  longer and longer up to a bound; tries before that are refused unchecked. A success or enough time clears the count.
+- **Address.** Names that are guessed cost nothing above, since each is another one. So an address that has failed
+  often, whatever the names, is served at a steady pace. Its log-ins are not refused: they wait in line.
+- **Node.** All failures of the node together have a pace as well, for guesses that come from many addresses.
+
+Log-ins that wait are served address by address in turn, so that one with a thousand connections is no faster than one
+with a single connection. A user who has logged in from the same address before is *known* there, goes ahead of all that
+are not, and is held to no pace. When the line is full, the address that has the most in it loses its newest.
+
+What is left: who shares both the address and the name with a guesser has to wait with it, up to a minute for a try. No
+rule can tell the two apart before the password is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from ipaddress import IPv6Address, ip_address
+
+from headwater.errors import HeadwaterError
+from headwater.node.auth.users import User, Users
+
+# --- what failures cost -------------------------------------------------------------------------------------------
+
+FREE_FAILURES = 5
+
+WINDOW_S = 60.0
+"""Free failures with this much quiet after them are forgotten."""
+
+DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""What the last free failure costs, and each one after it; the last entry is the bound."""
+
+MEMORY_S = 900.0
+"""Costly failures are remembered longer. After a mere WINDOW_S of quiet it would pay to use up the free failures, wait,
+and begin again, rather than to bear the delays."""
+
+RECORDS_MAX = 4_096
+"""Peers and users that are remembered at a time; beyond that the one with the oldest failure is forgotten."""
+
+ADDRESS_FREE_FAILURES, ADDRESS_FAILURES_PER_S = 20, 20.0
+NODE_FREE_FAILURES, NODE_FAILURES_PER_S = 100, 50.0
+"""How many failures cost nothing, and how many there may be in a second after that: half a core hashes for the node."""
+
+KNOWN_S = 7 * 86_400.0
+"""How long a user is known at an address after a log-in there."""
+
+_IPV6_HOST_BITS = 64
+"""An IPv6 client chooses these as it likes: a network of this size is one address here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    failures: int
+    last_failure_s: float
+
+    @property
+    def delay_s(self) -> float:
+        costly = self.failures - FREE_FAILURES
+        return 0.0 if costly < 0 else DELAYS_S[min(costly, len(DELAYS_S) - 1)]
+
+    def is_forgotten(self, now_s: float) -> bool:
+        return now_s - self.last_failure_s >= (WINDOW_S if self.failures < FREE_FAILURES else MEMORY_S)
+
+
+class _Pace:
+    """So many failures are free; beyond that there may be so many in a second."""
+
+    def __init__(self, free: int, per_s: float) -> None:
+        self._free, self._per_s = float(free), per_s
+        self._left = self._free
+        self._at_s = float("-inf")
+
+    def wait_s(self, now_s: float) -> float:
+        return max(0.0, (1.0 - self._left_at(now_s)) / self._per_s)
+
+    def failed(self, now_s: float) -> None:
+        self._left, self._at_s = max(0.0, self._left_at(now_s) - 1.0), now_s
+
+    def _left_at(self, now_s: float) -> float:
+        return min(self._free, self._left + max(0.0, now_s - self._at_s) * self._per_s)
+
+
+class LoginThrottle:
+    """Counts failed log-ins: by address and user, by address, and of the whole node.
+
+    Ask just before a password or a proof is checked, and report the outcome in the same step. A peer that opens a
+    thousand connections at once then gains nothing, since the checks come one after the other. A try that was refused
+    is not reported: the peer has learnt nothing from it, and a client that retries with the right password is not held
+    off for ever. Times are in seconds of a clock that never goes back; a peer is an address without a port.
+    """
+
+    def __init__(self, *, records_max: int = RECORDS_MAX) -> None:
+        self._records_max = records_max
+        self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()
+        """By (peer, user), the oldest failure first."""
+        self._addresses: OrderedDict[str, _Pace] = OrderedDict()
+        """The same for addresses."""
+        self._node = _Pace(NODE_FREE_FAILURES, NODE_FAILURES_PER_S)
+        self._known: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Who has logged in from where, and when that was last, the oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def wait_s(self, peer: str, user: str, *, now_s: float) -> float:
+        """How long this peer must wait before it may try this user; 0 where it may try now."""
+        record = self._records.get((peer, user))
+        if record is None or record.is_forgotten(now_s):
+            return 0.0
+        return max(0.0, record.last_failure_s + record.delay_s - now_s)
+
+    def pace_s(self, peer: str, *, now_s: float) -> float:
+        """How long a user who is not known at this address has to wait for the next check from there."""
+        address = self._addresses.get(address_of(peer))
+        return max(self._node.wait_s(now_s), 0.0 if address is None else address.wait_s(now_s))
+
+    def is_known(self, peer: str, user: str, *, now_s: float) -> bool:
+        """Whether this user has logged in from this address before."""
+        last_s = self._known.get((address_of(peer), user))
+        return last_s is not None and now_s - last_s < KNOWN_S
+
+    def failed(self, peer: str, user: str, *, now_s: float) -> None:
+        """The password or the proof was wrong, or there is no such user: a peer must not see which."""
+        record = self._records.pop((peer, user), None)
+        before = 0 if record is None or record.is_forgotten(now_s) else record.failures
+        self._records[peer, user] = _Record(before + 1, now_s)
+        if len(self._records) > self._records_max:
+            self._records.popitem(last=False)
+        address = address_of(peer)
+        pace = self._addresses.pop(address, None) or _Pace(ADDRESS_FREE_FAILURES, ADDRESS_FAILURES_PER_S)
+        pace.failed(now_s)
+        self._addresses[address] = pace
+        if len(self._addresses) > self._records_max:
+            self._addresses.popitem(last=False)
+        self._node.failed(now_s)
+
+    def succeeded(self, peer: str, user: str, *, now_s: float) -> None:
+        """The log-in was right: earlier failures of this user count no longer."""
+        self._records.pop((peer, user), None)
+        pair = (address_of(peer), user)
+        self._known.pop(pair, None)
+        self._known[pair] = now_s
+        if len(self._known) > self._records_max:
+            self._known.popitem(last=False)
+
+
+def address_of(peer: str) -> str:
+    """What counts as one address: with IPv6 the network that a client is given."""
+    try:
+        address = ip_address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if not isinstance(address, IPv6Address):
+        return peer
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> _IPV6_HOST_BITS << _IPV6_HOST_BITS))
+
+
+# --- attempts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginAttempt:
+    """A user wants to log in: with a password, or with a proof that takes no time to check."""
+
+    peer: str
+    user: str
+    password: str | None = field(default=None, repr=False)
+    prove: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether the proof is right, where there is no password."""
+
+    def is_right(self, users: Users) -> bool:
+        """Check it. A password takes about ten milliseconds."""
+        try:
+            return self.prove() if self.password is None else users.check_password(self.user, self.password)
+        except HeadwaterError:
+            return False
+
+
+class LoginOutcome(Enum):
+    RIGHT = auto()
+    WRONG = auto()
+    THROTTLED = auto()
+    """There were too many failures before it: it was not checked."""
+    BUSY = auto()
+    """Too many log-ins wait already: it was not checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoginVerdict:
+    outcome: LoginOutcome
+    wait_s: float = 0.0
+    """When to try again, if it was not checked."""
+
+
+def judge(
+    attempt: LoginAttempt, throttle: LoginThrottle, *, is_right: Callable[[], bool], now_s: float
+) -> LoginVerdict:
+    """Ask the throttle, check, and report the outcome, in one step."""
+    wait_s = throttle.wait_s(attempt.peer, attempt.user, now_s=now_s)
+    if wait_s > 0:
+        return LoginVerdict(LoginOutcome.THROTTLED, wait_s)
+    if is_right():
+        throttle.succeeded(attempt.peer, attempt.user, now_s=now_s)
+        return LoginVerdict(LoginOutcome.RIGHT)
+    throttle.failed(attempt.peer, attempt.user, now_s=now_s)
+    return LoginVerdict(LoginOutcome.WRONG)
+
+
+# --- the line -----------------------------------------------------------------------------------------------------
+
+LINE_MAX = 1_024
+"""Log-ins that wait at a time. A connection has one at a time."""
+BUSY_S = 1.0
+"""When one that found no place may try again."""
+PASSWORDS_KNOWN_MAX = 1_024
+PASSWORD_KNOWN_S = 60.0
+"""How many passwords that were right are remembered, as keyed hashes, and how long: clients poll, and open many
+connections at once."""
+_KEY_BYTES = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    attempt: LoginAttempt
+    verdict: asyncio.Future[LoginVerdict]
+
+
+class _Line:
+    """Who waits, and whose turn is next."""
+
+    def __init__(self) -> None:
+        self._known: deque[_Waiting] = deque()
+        self._others: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        """By address, the next in turn first."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, waiting: _Waiting, *, is_known: bool) -> None:
+        if self._count >= LINE_MAX:
+            self._drop_one()
+        self._count += 1
+        if is_known:
+            self._known.append(waiting)
+        else:
+            self._others.setdefault(address_of(waiting.attempt.peer), deque()).append(waiting)
+
+    def _drop_one(self) -> None:
+        longest = max(self._others.values(), key=len, default=self._known)
+        dropped = (longest if len(longest) >= len(self._known) else self._known).pop()
+        self._count -= 1
+        if not dropped.verdict.done():
+            dropped.verdict.set_result(LoginVerdict(LoginOutcome.BUSY, BUSY_S))
+        self._others = OrderedDict((address, line) for address, line in self._others.items() if line)
+
+    def take(self, throttle: LoginThrottle, now_s: float) -> _Waiting | float:
+        """The next one, or how long it is until there may be one."""
+        if self._known:
+            self._count -= 1
+            return self._known.popleft()
+        soonest_s = float("inf")
+        for address, line in self._others.items():
+            pace_s = throttle.pace_s(address, now_s=now_s)
+            if pace_s <= 0:
+                self._count -= 1
+                waiting = line.popleft()
+                del self._others[address]
+                if line:
+                    self._others[address] = line
+                return waiting
+            soonest_s = min(soonest_s, pace_s)
+        return soonest_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    user: User
+    until_s: float
+
+
+class LoginChecks:
+    """Checks the log-ins of a node, one after the other. `users` are those in force at the moment of the call."""
+
+    def __init__(self, users: Callable[[], Users], *, now_s: Callable[[], float]) -> None:
+        self.throttle = LoginThrottle()
+        self._users = users
+        self._now_s = now_s
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._right: OrderedDict[bytes, _Remembered] = OrderedDict()
+        """Passwords that were right, by the hash of name and password, the oldest first. They go with the user: one who
+        is removed, or has another password by now, is another value."""
+        self._line = _Line()
+        self._has_come = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
+
+    async def check(self, attempt: LoginAttempt) -> LoginVerdict:
+        """Wait for the attempt's turn and check it. The wait may be cancelled."""
+        now_s = self._now_s()
+        # The throttle comes first: a right guess among throttled ones would show itself by a remembered password.
+        wait_s = self.throttle.wait_s(attempt.peer, attempt.user, now_s=now_s)
+        if wait_s > 0:
+            return LoginVerdict(LoginOutcome.THROTTLED, wait_s)
+        if self._is_remembered(attempt):
+            return LoginVerdict(LoginOutcome.RIGHT)
+        waiting = _Waiting(attempt, asyncio.get_running_loop().create_future())
+        is_known = self.throttle.is_known(attempt.peer, attempt.user, now_s=now_s)
+        self._line.add(waiting, is_known=is_known)
+        self._has_come.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._serve_line())
+        return await waiting.verdict
+
+    async def _serve_line(self) -> None:
+        while self._line:
+            self._has_come.clear()
+            taken = self._line.take(self.throttle, self._now_s())
+            if not isinstance(taken, _Waiting):
+                try:
+                    async with asyncio.timeout(taken):
+                        await self._has_come.wait()
+                except TimeoutError:
+                    pass
+            elif not taken.verdict.done():
+                verdict = await self._judge(taken.attempt)
+                if not taken.verdict.done():
+                    taken.verdict.set_result(verdict)
+
+    async def _judge(self, attempt: LoginAttempt) -> LoginVerdict:
+        users = self._users()
+        if attempt.password is None:
+            # A proof is a few hashes: less than it takes to call a thread.
+            return judge(attempt, self.throttle, is_right=lambda: attempt.is_right(users), now_s=self._now_s())
+        is_right = self._is_remembered(attempt)  # by another connection, while this one waited
+        if not is_right and self.throttle.wait_s(attempt.peer, attempt.user, now_s=self._now_s()) <= 0:
+            is_right = await asyncio.get_running_loop().run_in_executor(self._thread, attempt.is_right, users)
+        verdict = judge(attempt, self.throttle, is_right=lambda: is_right, now_s=self._now_s())
+        if verdict.outcome is LoginOutcome.RIGHT:
+            self._remember(attempt, users.by_name[attempt.user])
+        return verdict
+
+    def stop(self) -> None:
+        """No log-in is checked any more. Callers that wait are expected to be cancelled."""
+        if self._worker is not None:
+            self._worker.cancel()
+        self._thread.shutdown(wait=False)
+
+    # --- passwords that were right --------------------------------------------------------------------------------
+
+    def _is_remembered(self, attempt: LoginAttempt) -> bool:
+        if attempt.password is None:
+            return False
+        digest = self._digest(attempt)
+        known = self._right.get(digest)
+        if known is None:
+            return False
+        if known.until_s > self._now_s() and self._users().by_name.get(attempt.user) is known.user:
+            return True
+        del self._right[digest]
+        return False
+
+    def _remember(self, attempt: LoginAttempt, user: User) -> None:
+        digest = self._digest(attempt)
+        self._right.pop(digest, None)
+        self._right[digest] = _Remembered(user, self._now_s() + PASSWORD_KNOWN_S)
+        if len(self._right) > PASSWORDS_KNOWN_MAX:
+            self._right.popitem(last=False)
+
+    def _digest(self, attempt: LoginAttempt) -> bytes:
+        name, password = attempt.user.encode(), (attempt.password or "").encode()
+        return hmac.digest(self._key, len(name).to_bytes(4) + name + password, hashlib.sha256)
