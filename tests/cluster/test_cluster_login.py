@@ -12,12 +12,14 @@ import pytest
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.cluster.nodes import NodePort
 from headwater.cluster.publisher import SECRET_BYTES, new_nodes_login
-from headwater.errors import StatusError
-from headwater.node.auth.users import Action
-from headwater.protocol.cluster_config import PublishedConfig
+from headwater.errors import AuthenticationFailed, StatusError
+from headwater.node.auth.users import SALTS_BYTES, Action, Grant, Role, Users
+from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.session import SetClusterConfig
+from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from support.clusters import LOGIN, VBUCKETS, in_process
+from support.node_process import PASSWORD
 
 
 def test_the_log_in_of_the_nodes_is_for_their_bucket_only(tmp_path: Path) -> None:
@@ -57,6 +59,51 @@ def test_the_log_in_is_drawn_once_and_all_commands_keep_it(tmp_path: Path) -> No
                 assert first.password.encode() not in nodes.running[number].cluster_config("default")
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_an_admin_of_the_bucket_does_not_become_a_node(tmp_path: Path) -> None:
+    """It may read no documents, so it must not learn the nodes' secret, set another one, or name other nodes."""
+
+    async def story() -> None:
+        async with in_process(tmp_path, 1) as nodes, nodes.coordinator() as coordinator:
+            config = await coordinator.init(replicas=0)
+            await nodes.running[0].change_users(_with_bucket_admin)
+            port = NodePort(nodes.address(0), replace(LOGIN, credentials=Credentials("kim", PASSWORD)))
+            own = replace(config, revision=config.revision + 1, login=new_nodes_login("default", os.urandom))
+            foreign = replace(own, login=config.login, nodes=(*config.nodes, NodeAddress(host="192.0.2.1", kv_port=1)))
+            for attempt in (port.publish(own), port.publish(foreign), port.nodes_login()):
+                with pytest.raises(StatusError) as refused:
+                    await attempt
+                assert refused.value.status == Status.EACCESS
+            known = await port.config()
+            assert known is not None
+            assert (known.version, known.nodes) == (config.version, config.nodes)
+            port.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def _with_bucket_admin(users: Users) -> Users:
+    grants = [Grant(Role.BUCKET_ADMIN, "default")]
+    return users.put(users.new_user("kim", PASSWORD, grants, salts=bytes(SALTS_BYTES)))
+
+
+def test_a_node_that_has_left_lets_the_others_in_no_more_not_even_after_a_restart(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with in_process(tmp_path, 2) as nodes:
+            async with nodes.coordinator(0, 1) as coordinator:
+                login = (await coordinator.init(replicas=0)).login
+                assert login is not None
+                assert nodes.running[1].is_node_user(login.user)
+                await coordinator.remove(nodes.name(1))
+            for _ in range(2):
+                with pytest.raises(AuthenticationFailed):
+                    await AsyncKvConnection.open(nodes.address(1), replace(LOGIN, credentials=login))
+                await nodes.stop(1)
+                await nodes.start(1)
+            (await AsyncKvConnection.open(nodes.address(0), replace(LOGIN, credentials=login))).close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_no_two_clusters_have_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ docs/internals/cluster.md has the whole argument.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,16 @@ from typing import Any
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.cluster.failover import FailedOver, fail_nodes_over
-from headwater.cluster.nodes import ClusterStatus, NodeFacts, NodePort, status_of, take_inventory
+from headwater.cluster.nodes import (
+    LOOK_S_MAX,
+    LOST_S_MAX,
+    ClusterStatus,
+    NodeFacts,
+    NodePort,
+    answered,
+    status_of,
+    take_inventory,
+)
 from headwater.cluster.planning import REPLICAS_MAX, Row, empty_map, plan
 from headwater.cluster.publisher import Publisher, new_nodes_login, with_nodes, with_rows
 from headwater.cluster.rebalance import OnProgress, Rebalance, Rebalanced, resolve
@@ -164,7 +173,7 @@ class Coordinator:
 
     async def failover(self, lost: Sequence[str], *, force: bool = False) -> FailedOver:
         """Go on without nodes that are gone: of each vbucket that was active there, the best copy is promoted."""
-        found = await self._found()
+        found = await self._found(lost)
         for name in lost:
             if name not in found.config.names():
                 raise _no_such_node(name, found.config)
@@ -178,7 +187,8 @@ class Coordinator:
 
     async def status(self) -> ClusterStatus:
         found = await self._found()
-        copies = await take_inventory({name: self._port_of(name) for name in found.config.names()})
+        ports = {name: self._port_of(name) for name in found.config.names()}
+        copies = await take_inventory(ports, within_s=LOOK_S_MAX)
         return status_of(found.config, copies, disagreeing=found.disagreeing)
 
     # --- finding the cluster --------------------------------------------------------------------------------------
@@ -200,8 +210,8 @@ class Coordinator:
         for node in config.nodes:
             self._port(node.kv_address, Address(node.host, node.kv_port_for(tls=self._login.tls is not None)))
 
-    async def _found(self) -> FoundCluster:
-        found = await find_cluster(self._seeds, self._port, tls=self._login.tls is not None)
+    async def _found(self, lost: Collection[str] = ()) -> FoundCluster:
+        found = await find_cluster(self._seeds, self._port, tls=self._login.tls is not None, lost=lost)
         if found is None:
             raise InvalidInput(f"{self._seeds[0]} is in no cluster", hint="Make one with `headwater cluster init`")
         self._open_ports(found.config)
@@ -322,13 +332,19 @@ class FoundCluster:
 
 
 async def find_cluster(
-    seeds: Iterable[Address], port_of: Callable[[str, Address], NodePort], *, tls: bool
+    seeds: Iterable[Address], port_of: Callable[[str, Address], NodePort], *, tls: bool, lost: Collection[str] = ()
 ) -> FoundCluster | None:
-    """Ask the seeds, the nodes that they know, and so on. None where no node is in a cluster."""
+    """Ask the seeds, the nodes that they know, and so on. None where no node is in a cluster.
+
+    Nodes that do not answer soon count as those that can't be reached, the `lost` ones sooner: what a node has that
+    was not heard counts when a config is published to it.
+    """
     asked: dict[str, PublishedConfig | HeadwaterError | None] = {}
     addresses = {str(seed): seed for seed in seeds}
     while new := {name: address for name, address in addresses.items() if name not in asked}:
-        answers = await asyncio.gather(*(_ask(port_of(name, address)) for name, address in new.items()))
+        answers = await asyncio.gather(
+            *(_ask(port_of(name, address), LOST_S_MAX if name in lost else LOOK_S_MAX) for name, address in new.items())
+        )
         asked |= dict(zip(new, answers, strict=True))
         for config in answers:
             if isinstance(config, PublishedConfig):
@@ -342,9 +358,9 @@ async def find_cluster(
     return FoundCluster(config=in_force(found), by_node=found)
 
 
-async def _ask(port: NodePort) -> PublishedConfig | HeadwaterError | None:
+async def _ask(port: NodePort, within_s: float) -> PublishedConfig | HeadwaterError | None:
     try:
-        return await port.config()
+        return await answered(port.config(), within_s)
     except HeadwaterError as error:
         return error
 

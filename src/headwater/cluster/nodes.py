@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
 from headwater.cluster.planning import Copy
-from headwater.errors import HeadwaterError, KeyExists, MalformedJson, Overtaken, TemporaryFailure
+from headwater.errors import HeadwaterError, KeyExists, MalformedJson, NoAnswer, Overtaken, TemporaryFailure
 from headwater.node.service import ConfigVersion
 from headwater.protocol.cluster_config import NO_NODE, ClusterConfig, NodeAddress, PublishedConfig
 from headwater.protocol.messages.base import Request
@@ -25,10 +26,27 @@ from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.sasl import Credentials
 
+T = TypeVar("T")
 Topology = tuple[list[str | None], ...]
 _STATES = {state.name.lower(): state for state in VBucketState}
 _RETRY_S = 0.05
 _TRIES_MAX = 100
+
+
+LOOK_S_MAX = 5.0
+"""How long a command looks for nodes that it may do without, all at the same time. One that hangs takes connections and
+never answers: it is as good as one that refuses them, and must not be waited for any longer."""
+LOST_S_MAX = 1.0
+"""The same for nodes that the command gives up: the others are without them meanwhile."""
+
+
+async def answered(question: Awaitable[T], within_s: float | None) -> T:
+    """The answer of a node, or `NoAnswer` if it takes longer; None is as long as the connection allows."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await question
+    except TimeoutError as error:
+        raise NoAnswer(f"it has not answered in {within_s:g} s", hint="Look at that node's load and log") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +199,10 @@ class Inventory:
         return {node: copy for node, copy in found.items() if copy is not None}
 
 
-async def take_inventory(ports: Mapping[str, NodePort]) -> Inventory:
-    """Ask these nodes, all at once."""
-    results = await asyncio.gather(*(port.copies() for port in ports.values()), return_exceptions=True)
+async def take_inventory(ports: Mapping[str, NodePort], *, within_s: float | None = None) -> Inventory:
+    """Ask these nodes, all at once. With `within_s`, one that has not answered by then is unreachable."""
+    asked = (answered(port.copies(), within_s) for port in ports.values())
+    results = await asyncio.gather(*asked, return_exceptions=True)
     copies: dict[str, Mapping[VBucketId, NodeCopy]] = {}
     unreachable: dict[str, HeadwaterError] = {}
     for name, result in zip(ports, results, strict=True):

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from headwater.cluster.nodes import NodePort
+from headwater.cluster.nodes import LOST_S_MAX, NodePort, answered
 from headwater.cluster.planning import Row, VBucketMap
 from headwater.errors import HeadwaterError, Overtaken
 from headwater.log_fields import LogEvent, fields
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 Change = Callable[[PublishedConfig], PublishedConfig]
 
-LOST_S_MAX = 1.0
-"""How long a node that may miss a config is waited for: the others are without it meanwhile."""
 TRIES_MAX = 5
 """How often a node that leaves, and has a config that another coordinator gave to it alone, is sent a yet higher
 revision."""
@@ -178,10 +176,7 @@ class Publisher:
 
         async def ask_within(name: str) -> object:
             try:
-                async with asyncio.timeout(LOST_S_MAX if name in self._may_miss else None):
-                    return await ask(name)
-            except TimeoutError:
-                return HeadwaterError(f"it has not answered in {LOST_S_MAX:.0f} s")
+                return await answered(ask(name), LOST_S_MAX if name in self._may_miss else None)
             except HeadwaterError as error:
                 return error
 

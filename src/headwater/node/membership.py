@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
 from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
 from headwater.log_fields import LogEvent, fields
+from headwater.node.bucket_settings import BucketSettings
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.options import NodeOptions, peer_context
 from headwater.node.replication.peers import Peers, PeerStatistics
@@ -25,7 +26,7 @@ from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.sasl import Credentials
+from headwater.protocol.sasl import Credentials, Mechanism
 from headwater.protocol.status import Status
 from headwater.store.data_format import BUCKET_FACTS, MANIFEST
 from headwater.store.engine import Engine, PutRow, Table
@@ -49,8 +50,8 @@ class MemberSettings:
     now_s: Callable[[], float]
     on_config: Callable[[], None]
     """Called when there is a newer config."""
-    on_login: Callable[[str, Credentials], None]
-    """Called with a bucket and the log-in that the other nodes of it use, to let them in."""
+    on_login: Callable[[str, Credentials | None], None]
+    """Called with a bucket and the log-in that the other nodes of it use, to let them in; None to let in none."""
 
 
 def is_member(engine: Engine) -> bool:
@@ -68,7 +69,10 @@ class ClusterMembership:
         self._settings = settings
         self._address: NodeAddress | None = None
         self._shown: bytes = b""
+        self._admitted: Credentials | None = None
+        """The log-in by which the other nodes are let in."""
         self._removing: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._manifest_uid = service.bucket.manifest.uid
         self.replication = ReplicationManager(
             service, login=self._login, random_bytes=settings.random_bytes, now_s=settings.now_s
@@ -128,8 +132,7 @@ class ClusterMembership:
         self._address = address
         if self.config is not None:
             self._set_config(self.config)
-            if self.config.login is not None:
-                self._settings.on_login(self.config.bucket, self.config.login)
+            self._admit_nodes(self.config)
             self._show()
             await self._ask_others(self.config)
             self._replicate()
@@ -153,10 +156,19 @@ class ClusterMembership:
             self._service.on_change()
         self._service.is_waiting = False
 
+    def ask_again(self) -> None:
+        """The node stood still, and may have been failed over: it serves nothing until the others have been asked."""
+        is_asking = self._asking is not None and not self._asking.done()
+        if self._address is None or self.config is None or len(self.config.nodes) == 1 or is_asking:
+            return
+        self._service.is_waiting = True
+        self._asking = asyncio.create_task(self._ask_others(self.config))
+
     async def stop(self) -> None:
-        if self._removing is not None:
-            self._removing.cancel()
-            await asyncio.gather(self._removing, return_exceptions=True)
+        for task in (self._removing, self._asking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self.peer_statistics.stop()
         await self._peers.stop()
         await self.replication.stop()
@@ -180,13 +192,15 @@ class ClusterMembership:
         known = self.config
         if known is not None and config.version <= known.version and config != known:
             return False
-        if config.login is not None and (known is None or config.login != known.login):
-            self._settings.on_login(config.bucket, config.login)
+        kept = self._service.settings
+        settings = kept if config.settings is None else BucketSettings.decode(config.settings)
         self._set_config(config)
+        self._admit_nodes(config)
         self._take_uuid(config)
         end_takeovers(self._service, config, self.this_node)
         surplus = apply_config(self._service, config, self.this_node)
         self._service.sync_writes.evaluate_all()
+        self._service.set_settings(replace(settings, is_forming=False))
         bucket.pending.extra.append(PutRow(Table.BUCKET, CLUSTER_CONFIG, config.encode(with_login=True)))
         if config != known:
             self._log_config(config)
@@ -198,6 +212,13 @@ class ClusterMembership:
         self._settings.on_config()
         self._peers.notify()
         return True
+
+    def _admit_nodes(self, config: PublishedConfig) -> None:
+        """Let the other nodes in, for as long as this one is in the cluster with them."""
+        login = None if self.this_node is None else config.login
+        if login != self._admitted:
+            self._admitted = login
+            self._settings.on_login(config.bucket, login)
 
     def _log_config(self, config: PublishedConfig) -> None:
         this_node = self.this_node
@@ -227,7 +248,9 @@ class ClusterMembership:
     def _replicate(self) -> None:
         if self.config is not None and self._address is not None:
             wanted = replicated(self._service, self.config, self.this_node)
-            self.replication.follow(self.config, wanted, name=self._address.kv_address)
+            # By the name that the config has for it: a node may have got more ports since.
+            name = self._address.kv_address if self.this_node is None else self.config.names()[self.this_node]
+            self.replication.follow(self.config, wanted, name=name)
 
     def _remove(self, surplus: list[int]) -> None:
         if self._removing is not None:
@@ -295,6 +318,11 @@ class Memberships:
     def of(self, bucket: str) -> ClusterMembership:
         return self._by_bucket[bucket]
 
+    async def close(self, bucket: str) -> None:
+        """The bucket is dropped: the other nodes of its cluster are let in no more."""
+        await self._by_bucket.pop(bucket).stop()
+        self._settings.on_login(bucket, None)
+
     async def start(self, address: NodeAddress) -> None:
         for membership in self._by_bucket.values():
             await membership.start(address)
@@ -302,6 +330,10 @@ class Memberships:
     async def stop(self) -> None:
         for membership in self._by_bucket.values():
             await membership.stop()
+
+    def ask_again(self) -> None:
+        for membership in self._by_bucket.values():
+            membership.ask_again()
 
     def on_durable(self) -> None:
         for membership in self._by_bucket.values():
@@ -347,6 +379,8 @@ def peer_login(
             credentials=credentials,
             bucket=bucket,
             tls=tls,
+            # Both sides prove that they know the secret, and neither sends it: another program may have the address.
+            mechanism=Mechanism.SCRAM_SHA512,
             features=PEER_FEATURES,
             agent="headwater node",
             timeouts=TIMEOUTS,

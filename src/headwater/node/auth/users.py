@@ -53,7 +53,9 @@ class Action(Enum):
     ADMIN = auto()
     """Manage the bucket."""
     SECURITY = auto()
-    """Manage the users of the node."""
+    """Manage the users of the node, and decide which nodes are in a cluster with it."""
+    NODE = auto()
+    """Act as another node of the bucket's cluster: take the names of its connections, learn how its nodes log in."""
 
 
 class Role(StrEnum):

@@ -11,6 +11,7 @@ from headwater.errors import StoreFull
 from headwater.node.auth.user_file import load_users
 from headwater.node.auth.users import Action, Users
 from headwater.node.node_folder import NodeFolder
+from headwater.protocol.sasl import Credentials
 from support.http_node import ADMIN, READER, WRITER, Client, Node
 
 USERS = "/settings/rbac/users"
@@ -242,7 +243,7 @@ def test_a_full_disk_changes_nothing(node: Node, ask: Client, monkeypatch: pytes
 
 
 def test_whom_other_nodes_log_in_as_is_nobody_s_to_see_or_change(node: Node, ask: Client) -> None:
-    node.accounts.let_in("@cluster-beer", "secret", bucket="beer")
+    node.accounts.let_nodes_in("beer", Credentials("@cluster-beer", "secret"))
     path, login = f"{USERS}/local/@cluster-beer", ("@cluster-beer", "secret")
     assert "@cluster" not in json.dumps(ask("GET", USERS).json())
     assert (ask("GET", path).status_code, ask("DELETE", path).status_code) == (404, 404)

@@ -97,6 +97,27 @@ def test_who_may_write_and_not_read_gets_to_see_no_document(node: Node) -> None:
         assert {response.status for response in client.call_all(request)} == {Status.EACCESS}, request
 
 
+@pytest.mark.parametrize("name", [b"replication:a:11210->b:11210:default", b"takeover:a:11210->b:11210"])
+def test_names_of_connections_between_nodes_are_for_nodes(node: Node, name: bytes) -> None:
+    """A connection of the same name ends: a reader could cut replication, and majority writes would hang."""
+    replication = node.client(user="admin")
+    replication.succeed(Open(key=name, flags=OpenFlags.PRODUCER))
+    for user in ("reader", "bucket_full_access"):
+        assert node.client(user=user).refused(Open(key=name, flags=OpenFlags.PRODUCER)) == Status.EACCESS
+    assert node.bucket_service.dcp_sessions[name.decode()] is replication.session
+    node.client(user="admin").succeed(Open(key=name, flags=OpenFlags.PRODUCER))
+    assert node.bucket_service.dcp_sessions[name.decode()] is not replication.session
+
+
+def test_a_name_is_taken_over_by_its_own_user_and_no_other(node: Node) -> None:
+    request = Open(key=b"landing", flags=OpenFlags.PRODUCER)
+    node.client(user="reader").succeed(request)
+    assert node.client(user="writer").refused(request) == Status.EACCESS
+    node.client(user="reader").succeed(request)
+    node.bucket_service.dcp_sessions["landing"].log_out()  # type: ignore[attr-defined]
+    node.client(user="writer").succeed(request)
+
+
 def test_one_who_is_logged_out_has_no_rights(node: Node, client: Client) -> None:
     client.succeed(Set(key=b"k", value=b"v"))
     client.session.log_out()

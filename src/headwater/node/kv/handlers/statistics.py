@@ -87,9 +87,9 @@ def _collections(context: Context, bucket: Bucket) -> Statistics:
 
 
 def _nodes_login(context: Context, bucket: Bucket) -> Statistics:
-    """How the nodes of the cluster log in to each other. An admin may publish another log-in, and ask for this one."""
+    """How the nodes of the cluster log in to each other: for full admins, who may publish another, and nodes."""
     service = context.bucket_service
-    if not context.service.users.may(context.session.user or "", Action.ADMIN, service.name):
+    if not context.session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
     login = service.nodes_login
     if login is not None:
