@@ -94,7 +94,7 @@ def test_a_user_may_do_what_its_roles_say_from_one_moment_to_the_next(
 ) -> None:
     cluster.bucket("default").default_collection().upsert(key, {"n": 1})
     manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_reader", bucket="default")}))
-    with connected(sdk_node, name, PASSWORD) as its_cluster:
+    with connected(sdk_node.url, name, PASSWORD) as its_cluster:
         collection = its_cluster.bucket("default").default_collection()
         assert collection.get(key).content_as[dict] == {"n": 1}
         with pytest.raises(AuthenticationException):
@@ -109,7 +109,7 @@ def test_a_user_may_do_what_its_roles_say_from_one_moment_to_the_next(
 
 def test_who_may_only_write_can_write(sdk_node: NodeProcess, manager: UserManager, name: str, key: str) -> None:
     manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_writer", bucket="default")}))
-    with connected(sdk_node, name, PASSWORD) as its_cluster:
+    with connected(sdk_node.url, name, PASSWORD) as its_cluster:
         collection = its_cluster.bucket("default").default_collection()
         collection.upsert(key, {"n": 1})
         with pytest.raises(AuthenticationException):
@@ -120,10 +120,10 @@ def test_a_user_may_change_its_password_and_no_other_user(
     sdk_node: NodeProcess, manager: UserManager, name: str
 ) -> None:
     manager.upsert_user(User(username=name, password=PASSWORD, roles={Role(name="data_reader", bucket="*")}))
-    with connected(sdk_node, name, PASSWORD) as its_cluster:
+    with connected(sdk_node.url, name, PASSWORD) as its_cluster:
         with pytest.raises((AuthenticationException, CouchbaseException)):
             its_cluster.users().upsert_user(User(username=name, roles={Role(name="admin")}))
         its_cluster.users().change_password("daisies & violets")
-    with connected(sdk_node, name, "daisies & violets") as its_cluster:
+    with connected(sdk_node.url, name, "daisies & violets") as its_cluster:
         its_cluster.bucket("default").default_collection().exists("nothing")
     assert {role.name for role in manager.get_user(name).user.roles} == {"data_reader"}

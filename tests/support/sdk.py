@@ -16,14 +16,14 @@ from couchbase.cluster import Cluster
 from couchbase.exceptions import CouchbaseException
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, UpsertOptions
 
-from support.node_process import PASSWORD, USER, NodeProcess
+from support.node_process import PASSWORD, USER
 
 READY_TIMEOUT = timedelta(seconds=30)
 
 
 @contextmanager
-def connected(node: NodeProcess, user: str, password: str) -> Iterator[Cluster]:
-    cluster = Cluster(node.url, ClusterOptions(PasswordAuthenticator(user, password)))
+def connected(url: str, user: str, password: str) -> Iterator[Cluster]:
+    cluster = Cluster(url, ClusterOptions(PasswordAuthenticator(user, password)))
     try:
         cluster.wait_until_ready(READY_TIMEOUT)
         yield cluster

@@ -28,9 +28,10 @@ may have been delivered in the same moment.
 
 **Copies that are not there.** A node out of reach holds its vbuckets back, until it answers or the cluster map is
 without it. A replica that the map lists as missing holds back, too, unless `missing_replicas_hold` is off: it can't
-take over now, but a node that was failed over may come back behind us, and take over later. A bucket on one node whose
-setting asks for replicas never gets them, so there the option has to be off. `stalled` finds a vbucket that gets no
-further, and `why_held` says what it waits for.
+take over now, but a node that was failed over may come back behind us, and take over later. A bucket on fewer nodes
+than it is to have copies never gets them, so there the option has to be off; on one node, which is how a bucket begins,
+no other could take over, and missing replicas never hold. `stalled` finds a vbucket that gets no further, and
+`why_held` says what it waits for.
 
 **What it can't know.** A replica that takes over inside a snapshot of its own begins its branch where that snapshot
 began, and the answer does not say where that is. So rollbacks become rare, not impossible, and a consumer must still
@@ -332,7 +333,8 @@ class PersistenceGate:
         self._make_void(vbucket)
         row = self._map.vbucket_nodes[vbucket] if vbucket < self._map.vbuckets else (-1,)
         present = [self._map.nodes[node] for node in row if node >= 0]
-        counted = len(row) if self._missing_replicas_hold else len(present)
+        missing_hold = self._missing_replicas_hold and len(self._map.nodes) > 1
+        counted = len(row) if missing_hold else len(present)
         held = before or _HeldVBucket()
         held.vbuuid = vbuuid
         held.copies = {address: _Copy() for address in present}

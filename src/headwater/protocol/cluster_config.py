@@ -47,6 +47,7 @@ BUCKET_CAPABILITIES = (
     "subdoc.ReplaceBodyWithXattr",
     "subdoc.DocumentMacroSupport",
     "subdoc.ReviveDocument",
+    "subdoc.ReplicaRead",
     "preserveExpiry",
     "cbhello",
     "touch",

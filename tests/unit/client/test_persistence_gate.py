@@ -152,6 +152,14 @@ def test_replicas_that_are_missing_hold_if_they_are_meant_to_and_a_missing_activ
     assert gate.released_seqno(VB) == released
 
 
+def test_on_one_node_missing_replicas_never_hold() -> None:
+    gate = PersistenceGate(cluster_map((0, -1), nodes=(A,)), missing_replicas_hold=True)
+    gate.wants(VB, OLD, Seqno(9))
+    for node in asked(gate, 0):
+        answer(gate, node, 9)
+    assert gate.released_seqno(VB) == 9
+
+
 def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
     gate = gate_over(0, missing_replicas_hold=False)
     gate.wants(VBucketId(5), OLD, Seqno(1))

@@ -131,8 +131,8 @@ def check_one(spec: Spec, doc_flags: DocFlags, *, mutates: bool) -> None:
     """Checks a request of one path."""
     _check_doc_flags(doc_flags)
     if doc_flags & DocFlags.CREATE_AS_DELETED:
-        # kv_engine's validators have these two rules for single paths only. With many paths, CREATE_AS_DELETED says what
-        # to do if there is no document, and has no say where there is one: transactions stage over a tombstone so.
+        # kv_engine's validators have these two rules for single paths only. With many paths the flag says what to do if
+        # there is no document, and has no say where there is one: so transactions stage over a tombstone.
         if not doc_flags & _CREATES:
             raise SubdocFailure(Status.EINVAL, f"document flag CREATE_AS_DELETED needs {_CREATES.name}")
         if not spec.flags & PathFlags.XATTR:

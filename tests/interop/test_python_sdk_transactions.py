@@ -1,0 +1,164 @@
+"""Transactions of the Python SDK, on one node and on three: every operation, over every state that a key can be in.
+
+The SDK stages what a transaction writes in extended attributes, of tombstones too, and a second transaction that meets
+such a document has to notice. So these tests are about sub-documents of deleted documents more than about anything
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from couchbase.cluster import Cluster
+from couchbase.collection import Collection
+from couchbase.exceptions import (
+    DocumentExistsException,
+    DocumentNotFoundException,
+    TransactionFailed,
+)
+from couchbase.transactions import AttemptContext
+
+Logic = Callable[[AttemptContext], Any]
+
+
+@pytest.fixture
+def run(any_cluster: Cluster) -> Callable[[Logic], Any]:
+    def run_transaction(logic: Logic) -> Any:
+        return any_cluster.transactions.run(logic)
+
+    return run_transaction
+
+
+def content(documents: Collection, key: str) -> Any:
+    return documents.get(key).content_as[dict]
+
+
+def is_gone(documents: Collection, key: str) -> bool:
+    return not documents.exists(key).exists
+
+
+def test_insert_replace_remove(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
+    """All of them in one transaction, and nothing of it is left beside the documents."""
+    documents.upsert(f"{key}-replaced", {"n": 1})
+    documents.upsert(f"{key}-removed", {"n": 1})
+
+    def logic(ctx: AttemptContext) -> None:
+        ctx.insert(documents, f"{key}-inserted", {"n": 2})
+        ctx.replace(ctx.get(documents, f"{key}-replaced"), {"n": 2})
+        ctx.remove(ctx.get(documents, f"{key}-removed"))
+        assert ctx.get(documents, f"{key}-inserted").content_as[dict] == {"n": 2}
+
+    run(logic)
+    assert content(documents, f"{key}-inserted") == content(documents, f"{key}-replaced") == {"n": 2}
+    assert is_gone(documents, f"{key}-removed")
+
+
+def test_insert_over_a_tombstone(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
+    documents.upsert(key, {"n": 1})
+    documents.remove(key)
+    run(lambda ctx: ctx.insert(documents, key, {"n": 2}))
+    assert content(documents, key) == {"n": 2}
+
+
+def test_changing_what_the_same_transaction_has_inserted(
+    run: Callable[[Logic], Any], documents: Collection, key: str
+) -> None:
+    def logic(ctx: AttemptContext) -> None:
+        ctx.replace(ctx.insert(documents, f"{key}-replaced", {"n": 1}), {"n": 2})
+        ctx.remove(ctx.insert(documents, f"{key}-removed", {"n": 1}))
+        ctx.insert(documents, f"{key}-removed", {"n": 3})
+
+    run(logic)
+    assert content(documents, f"{key}-replaced") == {"n": 2}
+    assert content(documents, f"{key}-removed") == {"n": 3}
+
+
+def test_replacing_what_the_same_transaction_has_replaced(
+    run: Callable[[Logic], Any], documents: Collection, key: str
+) -> None:
+    documents.upsert(key, {"n": 0})
+
+    def logic(ctx: AttemptContext) -> None:
+        ctx.replace(ctx.replace(ctx.get(documents, key), {"n": 1}), {"n": 2})
+
+    run(logic)
+    assert content(documents, key) == {"n": 2}
+
+
+def test_a_rollback_leaves_everything_as_it_was(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
+    documents.upsert(f"{key}-replaced", {"n": 1})
+    documents.upsert(f"{key}-removed", {"n": 1})
+
+    def logic(ctx: AttemptContext) -> None:
+        ctx.insert(documents, f"{key}-inserted", {"n": 2})
+        ctx.replace(ctx.get(documents, f"{key}-replaced"), {"n": 2})
+        ctx.remove(ctx.get(documents, f"{key}-removed"))
+        raise RuntimeError("the application changes its mind")
+
+    with pytest.raises(TransactionFailed):
+        run(logic)
+    assert is_gone(documents, f"{key}-inserted")
+    assert content(documents, f"{key}-replaced") == content(documents, f"{key}-removed") == {"n": 1}
+    # What was staged is gone too: a write that knows nothing of transactions meets no trace of it.
+    documents.insert(f"{key}-inserted", {"n": 3})
+    assert content(documents, f"{key}-inserted") == {"n": 3}
+
+
+def test_errors_that_a_transaction_can_catch(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
+    documents.upsert(key, {"n": 1})
+
+    def logic(ctx: AttemptContext) -> None:
+        with pytest.raises(DocumentNotFoundException):
+            ctx.get(documents, f"{key}-none")
+        with pytest.raises(DocumentExistsException):
+            ctx.insert(documents, key, {"n": 2})
+
+    run(logic)
+    assert content(documents, key) == {"n": 1}
+
+
+@pytest.mark.parametrize("has_written", [False, True], ids=["after its read", "after its write"])
+def test_two_transactions_on_one_document(
+    any_cluster: Cluster, run: Callable[[Logic], Any], documents: Collection, key: str, has_written: bool
+) -> None:
+    """One of them fails, which the Python SDK leaves to the application, and succeeds when it is run again."""
+    documents.upsert(key, {"n": 0})
+
+    def add(amount: int) -> Logic:
+        return lambda ctx: ctx.replace(found := ctx.get(documents, key), {"n": found.content_as[dict]["n"] + amount})
+
+    def first(ctx: AttemptContext) -> None:
+        found = ctx.get(documents, key)
+        if has_written:
+            ctx.replace(found, {"n": 1})
+            with pytest.raises(TransactionFailed):
+                any_cluster.transactions.run(add(10))
+        else:
+            any_cluster.transactions.run(add(10))
+            ctx.replace(found, {"n": 1})
+
+    if has_written:
+        run(first)
+        assert content(documents, key) == {"n": 1}
+        run(add(10))
+    else:
+        with pytest.raises(TransactionFailed):
+            run(first)
+        assert content(documents, key) == {"n": 10}
+        run(add(1))
+    assert content(documents, key) == {"n": 11}
+
+
+def test_a_plain_write_between_read_and_write(run: Callable[[Logic], Any], documents: Collection, key: str) -> None:
+    documents.upsert(key, {"n": 0})
+
+    def logic(ctx: AttemptContext) -> None:
+        found = ctx.get(documents, key)
+        documents.upsert(key, {"n": 5})
+        ctx.replace(found, {"n": 1})
+
+    with pytest.raises(TransactionFailed):
+        run(logic)
+    assert content(documents, key) == {"n": 5}
