@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -28,8 +29,9 @@ def _status(url: str) -> dict[str, Any]:
 
 
 def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
+    """Also after a kill -9 of the process that supervises the nodes: they must not hold the data without it."""
     seen = []
-    for _ in range(2):
+    for end in (signal.SIGKILL, signal.SIGINT):
         with (tmp_path / "log").open("a") as log:
             process = subprocess.Popen(
                 serve_command("--data", str(tmp_path / "data"), *OPTIONS), stdout=subprocess.PIPE, stderr=log, text=True
@@ -40,8 +42,12 @@ def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
             status = _status(ready["ready"])
             assert status["settled"]
             seen.append((ready["ready"], status["uuid"], status["revision"]))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            nodes = [os.pidfd_open(_node_pid(process.pid, f"node-{number}")) for number in (1, 2)]
+            process.send_signal(end)
+            assert process.wait(30) == (0 if end is signal.SIGINT else -end)
+            for node in nodes:
+                assert select.select([node], [], [], 30)[0], "a node goes on without its supervisor"
+                os.close(node)
         finally:
             process.kill()
             process.wait()

@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from click.core import ParameterSource
 from headwater.client.connection_string import Address
 from headwater.client.kv_connection import Login
 from headwater.cluster.coordinator import Coordinator
+from headwater.durable_files import replace_file
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.accounts import ADMIN
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 NODES_MAX = 16
 READY_S_MAX = 120.0
 STOP_S_MAX = 30.0
+SUPERVISED_VARIABLE = "HEADWATER_SUPERVISED"
+"""Set in the environment of the nodes."""
 _OURS = frozenset({"nodes", "replicas", "data", "port", "http_port", "user", "password", "as_json"})
 _ONE_NODE_ONLY = ("upr_port", "upr_bucket", "advertise_port", "advertise_http_port", "tls_cert", "tls_key")
 
@@ -176,9 +179,7 @@ def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
     if path.exists():
         return Credentials(ADMIN, path.read_text().strip()), None
     generated = readable_password(secrets.token_bytes(PASSWORD_RANDOM_BYTES))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(generated + "\n")
+    _keep(path, generated + "\n")
     return Credentials(ADMIN, generated), generated
 
 
@@ -199,8 +200,18 @@ def _ports(options: ClusterOptions) -> list[NodePorts]:
                 http_port=options.http_port + at if options.http_port else http_port,
             )
         )
-    path.write_text(json.dumps([asdict(one) for one in known]))
+    _keep(path, json.dumps([asdict(one) for one in known]))
     return known
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write a small file as a whole: after a crash with half of it, the nodes could not be started again."""
+    try:
+        replace_file(path, text.encode(), is_private=True)
+    except OSError as error:
+        raise HeadwaterError(
+            f"{path} can't be written: {error.strerror}", hint="Check the folder's permissions and free space"
+        ) from error
 
 
 def _free_ports(host: str) -> tuple[int, int]:
@@ -217,15 +228,41 @@ async def _start(
     # so for us: then the nodes make it the first user, and change none.
     is_from_there = options.first_user_only and credentials.user == options.user
     named = () if is_from_there else ("--user", credentials.user)
-    environment = {**os.environ, "HEADWATER_USER": credentials.user, "HEADWATER_PASSWORD": credentials.password}
+    environment = {
+        **os.environ,
+        "HEADWATER_USER": credentials.user,
+        "HEADWATER_PASSWORD": credentials.password,
+        SUPERVISED_VARIABLE: "1",
+    }
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "serve", "--json", "--data", str(options.data / f"node-{at}")),
         *("--port", str(ports.port), "--http-port", str(ports.http_port), *named, *options.arguments),
         env=environment,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         # Ctrl-C is for us, and we stop them.
         start_new_session=True,
     )
+
+
+def stop_with_supervisor(stop: Callable[[], None]) -> None:
+    """In a node that `serve --nodes` has started: stop when that process is gone, however it ended.
+
+    It holds the other end of this node's standard input and never writes to it, so that ends with it, also by kill -9.
+    Otherwise the node would go on alone, and keep the data from the next start.
+    """
+    if SUPERVISED_VARIABLE not in os.environ:
+        return
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(descriptor, 1):
+            loop.remove_reader(descriptor)
+            about = fields(event=LogEvent.NODE_ENDED, reason="the supervisor is gone")
+            logger.warning("the process that supervises this node is gone: the node stops", extra=about)
+            stop()
+
+    loop.add_reader(descriptor, look)
 
 
 async def _ready(process: asyncio.subprocess.Process) -> None:
