@@ -334,6 +334,19 @@ class DataDamaged(StoreError):
     """The files are not what the engine wrote."""
 
 
+class VBucketDamaged(DataDamaged):
+    """What is stored of one vbucket is not what was written. That vbucket is stopped; the others go on."""
+
+    default_hint: ClassVar[str] = (
+        "A replica is fetched again from its active copy by itself; where this is the active copy, fail its node over "
+        "to a replica and add the node again, or restore a backup"
+    )
+
+    def __init__(self, reason: str, *, vbucket: int, hint: str = "") -> None:
+        self.vbucket = vbucket
+        super().__init__(reason, hint=hint or self.default_hint)
+
+
 class DataTooNew(StoreError):
     """The data was written by a newer version of Headwater."""
 

@@ -325,7 +325,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             while after is not None:
                 compacted = compact_vbucket(self.bucket, vbucket, retention, after_seqno=after)
-                self.engine.write(compacted.changes)
+                self.bucket.engine.write(compacted.changes)
                 finish_compaction(self.bucket, vbucket, compacted)
                 after = compacted.reached_seqno
                 self.now_s += after is not None

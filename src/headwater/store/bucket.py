@@ -16,12 +16,13 @@ Published commits stay in memory, and in the journal, until they are settled int
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
-from headwater.errors import LocalProtocolError
+from headwater.errors import LocalProtocolError, VBucketDamaged
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import DurabilityLevel
 from headwater.protocol.kernels.memory import Bytes
@@ -31,10 +32,9 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid, encode_collection_id
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
+from headwater.store.checked_engine import CheckedEngine, CheckedView
 from headwater.store.commits import GroupCommit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
-    BUCKET_FACTS,
-    FORMAT_VERSION,
     MANIFEST,
     BucketFacts,
     Document,
@@ -91,7 +91,7 @@ class Bucket:
         environment: StoreEnvironment,
         next_commit: int,
     ) -> None:
-        self.engine = engine
+        self.engine = CheckedEngine.over(engine, facts.name)
         self.facts = facts
         self.index = index
         self.manifest = manifest
@@ -103,6 +103,8 @@ class Bucket:
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
         self.durable_commit = next_commit - 1
+        self.on_damage: Callable[[VBucketDamaged], None] = lambda error: None
+        """Called with each vbucket that is stopped, in the thread that found the damage."""
         self.max_ttl_s = 0
         """How long documents live at most where their collection does not say; 0 for no bound."""
 
@@ -129,13 +131,27 @@ class Bucket:
         young = self._young_frame(vbucket, entry)
         if young is not None:
             return young
-        with self.engine.view() as view:
-            for _, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=entry.seqno)):
-                run = as_run(block)
-                start, end = find_seqno(run, entry.seqno)
-                assert start >= 0, "the index names a change that is not stored"
-                return run[start:end].copy()
-        raise AssertionError("the index names a change that is not stored")
+        with self.reading(vbucket) as view:
+            frame = view.frame(vbucket, entry.seqno)
+            assert frame is not None, "the index names a change that is not stored"
+            return frame.copy()
+
+    @contextmanager
+    def reading(self, vbucket: int) -> Iterator[CheckedView]:
+        """A view to read a vbucket in. Damage that is found there stops the vbucket."""
+        try:
+            with self.engine.view() as view:
+                yield view
+        except VBucketDamaged as error:
+            self.stop_vbucket(error)
+            raise
+
+    def stop_vbucket(self, error: VBucketDamaged) -> None:
+        """What is stored of a vbucket is damaged: nothing of it is given out or taken from now on."""
+        is_new = error.vbucket not in self.vbuckets.damage
+        self.vbuckets.stop(error)
+        if is_new:
+            self.on_damage(error)
 
     def _young_frame(self, vbucket: int, entry: Entry) -> Bytes | None:
         if entry.commit == self.pending.number & _COMMIT_LOW:
@@ -264,10 +280,6 @@ class Bucket:
         """Store a prepare that has its numbers: one that begins here, or one that was received."""
         assert prepare.collection_id is not None
         vbucket, frame = prepare.vbucket, replace(prepare, opaque=0, frame_infos=()).encode()
-        if self.facts.version < FORMAT_VERSION:
-            # Programs that know no prepares must not open the bucket from now on.
-            self.facts = replace(self.facts, version=FORMAT_VERSION)
-            self.pending.extra.append(PutRow(Table.BUCKET, BUCKET_FACTS, self.facts.encode()))
         self._append(vbucket, frame, prepare.seqno, prepare.cas)
         # It will be of no use once it is decided, and that is soon.
         self.vbuckets.superseded[vbucket] += 1
@@ -481,7 +493,7 @@ class Bucket:
         reached = after_seqno
         young = self.young.of(vbucket, after_seqno=after_seqno)
         if not young or first_seqno(young[0].run(vbucket)) > after_seqno + 1:
-            with self.engine.view() as view:
+            with self.reading(vbucket) as view:
                 for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
                     run = as_run(block)
                     yield run[split_after(run, reached) :]

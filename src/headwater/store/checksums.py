@@ -43,6 +43,7 @@ from headwater.protocol.kernels.memory import (
     kernel_part,
     load_u32,
     load_u64,
+    read_only,
     store_u32,
     store_u64,
     u32,
@@ -156,24 +157,49 @@ def row_seed(table: bytes, key: bytes) -> int:
     return int(crc32c(np.frombuffer(table + b"\0" + key, dtype=np.uint8), u32(0)))
 
 
+def seal_row(value: bytes | memoryview, seed: int) -> Bytes:
+    """A value as the row of any table but that of the blocks."""
+    row = np.empty(len(value) + CHECKSUM_BYTES, dtype=np.uint8)
+    row[:-CHECKSUM_BYTES] = np.frombuffer(value, dtype=np.uint8)
+    crc = int(crc32c(row[:-CHECKSUM_BYTES], u32(seed)))
+    row[-CHECKSUM_BYTES:] = np.frombuffer(crc.to_bytes(CHECKSUM_BYTES), dtype=np.uint8)
+    return row
+
+
+def open_row(row: memoryview, seed: int) -> memoryview | None:
+    """The value of a row that was sealed; None where it is not as it was written."""
+    if len(row) < CHECKSUM_BYTES:
+        return None
+    value = row[:-CHECKSUM_BYTES]
+    crc = int(crc32c(read_only(np.frombuffer(value, dtype=np.uint8)), u32(seed)))
+    return value if crc == int.from_bytes(row[-CHECKSUM_BYTES:]) else None
+
+
 # --- blocks -------------------------------------------------------------------------------------------------------
 
 
 def seal_block(run: Bytes, seed: int) -> Bytes:
-    """A run of sound frames as the row of a block."""
+    """A run as the row of a block."""
     row = np.empty(len(run) + (len(run) // PIECE_BYTES + 1) * ENTRY_BYTES + _END_BYTES, dtype=np.uint8)
     return row[: _seal_block(run, u32(seed), row)]
 
 
 @kernel
 def _seal_block(run: AnyBytes, seed: UInt32, row: Bytes) -> int:
-    """Write a run with its directory. Returns where the row ends."""
+    """Write a run with its directory. Returns where the row ends.
+
+    Older data is sealed before it is opened, and what is no frame must not lead out of the run.
+    """
     start = i64(0)
     at = i64(0)
+    last = u64(0)
     entry: int = i64(len(run))
     while at < len(run):
-        last = load_u64(run, at + 24)
-        at += 24 + i64(load_u32(run, at + 8))
+        if len(run) - at >= 32:
+            last = load_u64(run, at + 24)
+            at = min(at + 24 + i64(load_u32(run, at + 8)), i64(len(run)))
+        else:
+            at = i64(len(run))
         if at - start >= PIECE_BYTES or at >= len(run):
             copy_bytes(row, start, run, start, at - start)
             store_u64(row, entry, last)
@@ -275,6 +301,15 @@ def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
             return at, end
         at = end
     return i64(ABSENT), i64(ABSENT)
+
+
+@kernel
+def check_front(row: AnyBytes, seed: UInt32) -> tuple[int, int]:
+    """Where the first piece of a block ends, once it is checked, and where all its frames end; `DAMAGED` twice."""
+    directory = _directory(row, seed)
+    if directory < 0 or (directory > 0 and not is_piece_sound(row, directory, i64(0))):
+        return i64(DAMAGED), i64(DAMAGED)
+    return _piece_start(row, directory, i64(1)) if directory > 0 else i64(0), directory
 
 
 @kernel

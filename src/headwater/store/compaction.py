@@ -47,6 +47,7 @@ from headwater.protocol.kernels.memory import (
     load_u16,
     load_u32,
     load_u64,
+    read_only,
     u32,
     u64,
 )
@@ -55,8 +56,9 @@ from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, encode_collection_id
 from headwater.protocol.values import Datatype, keep_system_xattrs
 from headwater.store.bucket import Bucket, Written
+from headwater.store.checked_engine import CheckedView
 from headwater.store.data_format import Entry, VBucketFacts, block_last_seqno, blocks_of, vbucket_key
-from headwater.store.engine import Change, DeleteRow, PutRow, Table, View
+from headwater.store.engine import Change, DeleteRow, PutRow, Table
 from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.opening import stored_manifest
 from headwater.store.prepares import NO_PREPARES, sync_frames
@@ -111,7 +113,7 @@ def compact_vbucket(bucket: Bucket, vbucket: int, retention: Retention, *, after
     """
     assert bucket.in_flight is None, "the facts that a commit in flight carries would overwrite those written here"
     now_s = bucket.environment.now_s()
-    with bucket.engine.view() as view:
+    with bucket.reading(vbucket) as view:
         # What is not durable yet may still be taken back. It must not decide about what is.
         stored, manifest = view.get(Table.VBUCKETS, vbucket_key(vbucket)), stored_manifest(view)
         facts = None if stored is None else VBucketFacts.decode(stored)
@@ -199,7 +201,7 @@ class _Part:
     reached_seqno: Seqno | None
 
 
-def _read_part(view: View, vbucket: int, after_seqno: Seqno) -> _Part:
+def _read_part(view: CheckedView, vbucket: int, after_seqno: Seqno) -> _Part:
     keys: list[bytes] = []
     runs: list[Bytes] = []
     size = 0
@@ -218,23 +220,28 @@ def _read_part(view: View, vbucket: int, after_seqno: Seqno) -> _Part:
     )
 
 
-def _window_start(view: View, vbucket: int, now_s: int, retention: Retention) -> int:
+def _window_start(view: CheckedView, vbucket: int, now_s: int, retention: Retention) -> int:
     """The seqno after which every version is kept.
 
     A block of which the first change is too old, or too far from the end, is the last such one where the next is not;
     so only that one has to be walked.
     """
     oldest_cas = u64(max(0, now_s - retention.history_s) * 1_000_000_000)
-    rows = [(block_last_seqno(key), value) for key, value in view.scan(Table.BLOCKS, *blocks_of(vbucket))]
-    window_from = sum(len(value) for _, value in rows) - retention.history_bytes
-    at = start = before = 0
-    for last, value in rows:
-        run = as_run(value)
-        if at < window_from or 0 < _first_cas(run) <= oldest_cas:
-            start = max(before, int(_last_before(run, oldest_cas, i64(window_from - at))))
-        at += len(value)
-        before = last
-    return start
+    fronts = [(key, int(_first_cas(front)), size) for key, front, size in view.fronts(vbucket)]
+    window_from = sum(size for _, _, size in fronts) - retention.history_bytes
+    at = before = 0
+    begins_in: tuple[bytes, int, int] | None = None
+    for key, first_cas, size in fronts:
+        if at < window_from or 0 < first_cas <= oldest_cas:
+            begins_in = key, at, before
+        at += size
+        before = block_last_seqno(key)
+    if begins_in is None:
+        return 0
+    key, at, before = begins_in
+    block = view.get(Table.BLOCKS, key)
+    assert block is not None
+    return max(before, int(_last_before(read_only(as_run(block)), oldest_cas, i64(window_from - at))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

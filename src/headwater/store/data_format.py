@@ -10,18 +10,23 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+import numpy as np
+
 from headwater.errors import DataDamaged, DataTooNew, HeadwaterError
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frame
+from headwater.protocol.kernels.memory import u32
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.values import Datatype
+from headwater.store.checksums import crc32c
 
-FORMAT_VERSION = 2
-"""2 has prepares and aborts among the changes. A bucket of version 1 becomes one of 2 with its first prepare."""
+FORMAT_VERSION = 3
+"""2 has prepares and aborts among the changes; 3 has checksums. Older data becomes data of 3 when it is opened."""
+_CHECKED_VERSION = 3
 VBUCKETS_MAX = 1024
 
 BUCKET_FACTS = b"facts"
@@ -29,6 +34,7 @@ CLEAN_STOP = b"clean-stop"
 """There while the bucket is closed, and only after it was closed in order."""
 MANIFEST = b"manifest"
 
+_RESTORE = "Restore a backup, or start the node on an empty data folder and add it to its cluster again"
 _COMMIT_KEY = struct.Struct(">Q")
 _BLOCK_KEY = struct.Struct(">HQ")
 _VBUCKET_KEY = struct.Struct(">H")
@@ -48,6 +54,11 @@ def block_key(vbucket: int, last_seqno: int) -> bytes:
 
 def block_last_seqno(key: bytes) -> Seqno:
     return Seqno(_number_in(key, _BLOCK_KEY))
+
+
+def vbucket_of_block(key: bytes) -> VBucketId:
+    _number_in(key, _BLOCK_KEY)
+    return VBucketId(int.from_bytes(key[:2]))
 
 
 def vbucket_key(vbucket: int) -> bytes:
@@ -81,13 +92,19 @@ class BucketFacts:
     version: int = FORMAT_VERSION
 
     def encode(self) -> bytes:
-        return json.dumps(
-            {"version": self.version, "name": self.name, "uuid": self.uuid, "vbuckets": self.vbuckets}
-        ).encode()
+        facts = {"version": self.version, "name": self.name, "uuid": self.uuid, "vbuckets": self.vbuckets}
+        if self.version >= _CHECKED_VERSION:
+            facts["crc32c"] = _crc_of(facts)
+        return json.dumps(facts).encode()
 
     @classmethod
     def decode(cls, value: bytes | memoryview) -> BucketFacts:
         facts = _members(value)
+        # Any version that has a checksum is held to it: a version that was changed by the disk must not be believed.
+        if facts.get("version") == _CHECKED_VERSION or "crc32c" in facts:
+            found = facts.pop("crc32c", None)
+            if found != _crc_of(facts):
+                raise DataDamaged("the checksum of the bucket's facts does not fit", hint=_RESTORE)
         version = facts.get("version")
         if not _is_number(version) or version < 1:
             raise DataDamaged("the bucket's facts have no version", hint="Restore the data from a backup")
@@ -172,6 +189,11 @@ class VBucketFacts:
             )
         except (KeyError, TypeError, ValueError, HeadwaterError) as error:
             raise DataDamaged(f"the facts of a vbucket are damaged: {error!r}", hint="Restore the data") from error
+
+
+def _crc_of(facts: dict[str, Any]) -> int:
+    """The checksum of the bucket's facts, whatever the order of their members."""
+    return int(crc32c(np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8), u32(0)))
 
 
 def _is_number(value: object) -> TypeGuard[int]:

@@ -8,17 +8,19 @@ copy, or was brought back from one: its original may have gone on, and given the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from headwater.errors import DataDamaged, MalformedJson
+from headwater.errors import DataDamaged, MalformedJson, VBucketDamaged
+from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.kernels.memory import Bytes, u64
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.checked_engine import FIRST, LAST, CheckedEngine, CheckedView, Progress, upgrade
 from headwater.store.commits import GroupCommit, YoungCommits
 from headwater.store.data_format import (
     BUCKET_FACTS,
@@ -26,18 +28,18 @@ from headwater.store.data_format import (
     MANIFEST,
     BucketFacts,
     VBucketFacts,
+    block_key,
     block_last_seqno,
     blocks_of,
     commit_number,
     vbucket_key,
+    vbucket_of_block,
     vbucket_of_key,
 )
-from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table, View
+from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
 from headwater.store.vbuckets import manifest_uid_after
-
-_FIRST, _LAST = b"", b"\xff" * 16
 
 
 def create_bucket(
@@ -49,14 +51,15 @@ def create_bucket(
     extra: Sequence[Change] = (),
 ) -> Bucket:
     """A new bucket with no vbuckets. `extra` is written with it."""
-    engine.write(
+    bucket = _bare_bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
+    bucket.engine.write(
         [
             PutRow(Table.BUCKET, BUCKET_FACTS, facts.encode()),
             PutRow(Table.BUCKET, MANIFEST, Manifest().encode()),
             *extra,
         ]
     )
-    return _bare_bucket(engine, facts, Manifest(), environment=environment, secret=secret, next_commit=1)
+    return bucket
 
 
 def stored_facts(engine: Engine) -> BucketFacts | None:
@@ -65,36 +68,87 @@ def stored_facts(engine: Engine) -> BucketFacts | None:
         encoded = view.get(Table.BUCKET, BUCKET_FACTS)
         if encoded is not None:
             return BucketFacts.decode(encoded)
-        if any(view.last_before(table, _LAST) is not None for table in Table):
+        if any(view.last_before(table, LAST) is not None for table in Table):
             # A new bucket must not be made over what is left of another.
             raise _damaged("the data holds a bucket without its facts")
         return None
 
 
-def open_bucket(engine: Engine, *, environment: StoreEnvironment, secret: tuple[int, int]) -> Bucket:
-    """The bucket that an engine holds, as it was when it was last durable."""
+def open_bucket(
+    engine: Engine,
+    *,
+    environment: StoreEnvironment,
+    secret: tuple[int, int],
+    on_upgrade: Callable[[Progress], None] = lambda progress: None,
+) -> Bucket:
+    """The bucket that an engine holds, as it was when it was last durable.
+
+    A vbucket that is damaged is stopped, and the others are there; damage to what belongs to all of them is an error.
+    """
+    stored = stored_facts(engine)
+    if stored is None:
+        raise DataDamaged("the data holds no bucket", hint="Create the bucket first, or restore the data")
+    engine = CheckedEngine.over(engine, stored.name)
+    facts = upgrade(engine.unchecked, stored, on_upgrade)
     with engine.view() as view:
-        encoded = view.get(Table.BUCKET, BUCKET_FACTS)
-        if encoded is None:
-            raise DataDamaged("the data holds no bucket", hint="Create the bucket first, or restore the data")
-        facts = BucketFacts.decode(encoded)
+        for _ in view.scan(Table.BUCKET, FIRST, LAST):
+            """A name that the disk has changed is not missed below: its row is checked here."""
         manifest = stored_manifest(view)
         was_clean = engine.was_left_alone and view.get(Table.BUCKET, CLEAN_STOP) is not None
-        commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, _FIRST, _LAST)]
+        commits = [_read_commit(key, value, facts.vbuckets) for key, value in view.scan(Table.JOURNAL, FIRST, LAST)]
         next_commit = commits[-1].number + 1 if commits else 1
         bucket = _bare_bucket(engine, facts, manifest, environment=environment, secret=secret, next_commit=next_commit)
         bucket.young = YoungCommits(commits)
-        for key, value in view.scan(Table.VBUCKETS, _FIRST, _LAST):
-            vbucket = vbucket_of_key(key)
-            if vbucket >= facts.vbuckets:
-                raise _damaged(f"vbucket {vbucket} is beyond the bucket's {facts.vbuckets}")
-            bucket.vbuckets.set_facts(vbucket, VBucketFacts.decode(value))
-            load_vbucket(bucket, view, vbucket)
+        for vbucket in _stored_vbuckets(view, facts):
+            _open_vbucket(bucket, view, vbucket)
     _mark_open(bucket, was_clean=was_clean)
     return bucket
 
 
-def stored_manifest(view: View) -> Manifest:
+def _stored_vbuckets(view: CheckedView, facts: BucketFacts) -> list[int]:
+    """The vbuckets of which facts or changes are stored. Where the facts are missing, the changes still say so."""
+    found = {int(vbucket_of_key(key)) for key, _ in view.sizes(Table.VBUCKETS, FIRST, LAST)}
+    key = FIRST
+    while (row := next(view.sizes(Table.BLOCKS, key, LAST), None)) is not None:
+        vbucket = vbucket_of_block(row[0])
+        found.add(vbucket)
+        key = block_key(vbucket, 2**64 - 1) + b"\0"
+    beyond = [vbucket for vbucket in found if vbucket >= facts.vbuckets]
+    if beyond:
+        raise _damaged(f"vbucket {beyond[0]} is beyond the bucket's {facts.vbuckets}")
+    return sorted(found)
+
+
+def _open_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
+    """Load a vbucket, or stop it where it is damaged."""
+    # What its state was, a vbucket without sound facts does not show.
+    unknown = VBucketFacts(state=VBucketState.DEAD, failover_log=FailoverLog.start(bucket.environment.new_vbuuid()))
+    try:
+        stored = view.get(Table.VBUCKETS, vbucket_key(vbucket))
+        if stored is None:
+            raise VBucketDamaged(
+                f"bucket {bucket.facts.name}: vbucket {vbucket} has lost its state and its failover log",
+                vbucket=vbucket,
+            )
+        bucket.vbuckets.set_facts(vbucket, _decoded_facts(bucket, vbucket, stored))
+        load_vbucket(bucket, view, vbucket)
+    except VBucketDamaged as error:
+        if bucket.vbuckets.facts[vbucket] is None:
+            bucket.vbuckets.set_facts(vbucket, unknown)
+        bucket.index.clear(vbucket)
+        bucket.prepares.clear(vbucket)
+        bucket.stop_vbucket(error)
+
+
+def _decoded_facts(bucket: Bucket, vbucket: int, stored: memoryview) -> VBucketFacts:
+    try:
+        return VBucketFacts.decode(stored)
+    except DataDamaged as error:
+        reason = f"bucket {bucket.facts.name}: vbucket {vbucket}: {error.reason}"
+        raise VBucketDamaged(reason, vbucket=vbucket) from error
+
+
+def stored_manifest(view: CheckedView) -> Manifest:
     encoded = view.get(Table.BUCKET, MANIFEST)
     if encoded is None:
         raise _damaged("the bucket's manifest is gone")
@@ -115,7 +169,7 @@ def close_bucket(bucket: Bucket) -> None:
     bucket.engine.write([PutRow(Table.BUCKET, CLEAN_STOP, b"1")])
 
 
-def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
+def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
     """Rebuild the index and the numbers of a vbucket from its stored changes."""
     bucket.index.clear(vbucket)
     bucket.prepares.clear(vbucket)
@@ -124,7 +178,10 @@ def load_vbucket(bucket: Bucket, view: View, vbucket: int) -> None:
     for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket)):
         last = block_last_seqno(key)
         if not is_sound(as_run(block), vbucket, u64(reached), u64(last)):
-            raise _damaged(f"the changes of vbucket {vbucket} from {reached + 1} to {last} are damaged")
+            raise VBucketDamaged(
+                f"bucket {bucket.facts.name}: vbucket {vbucket}, its changes from {reached + 1} to {last} are damaged",
+                vbucket=vbucket,
+            )
         _load_run(bucket, vbucket, as_run(block), commit=0)
         reached = last
     for commit in bucket.young.of(vbucket):
@@ -178,7 +235,7 @@ def _bare_bucket(
 def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
     changes: list[Change] = [DeleteRow(Table.BUCKET, CLEAN_STOP)]
     for vbucket, facts in enumerate(bucket.vbuckets.facts):
-        if was_clean or facts is None or facts.state != VBucketState.ACTIVE:
+        if was_clean or facts is None or bucket.vbuckets.states[vbucket] != VBucketState.ACTIVE:
             continue
         high = Seqno(int(bucket.vbuckets.high_seqnos[vbucket]))
         log = facts.failover_log.branch(bucket.environment.new_vbuuid(), at_seqno=high)

@@ -31,12 +31,15 @@ from headwater.protocol.kernels.memory import (
 from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.numbers import CollectionId
 from headwater.store.bucket import Bucket
+from headwater.store.checked_engine import CheckedView
 from headwater.store.data_format import blocks_of
-from headwater.store.engine import Table, View
+from headwater.store.engine import Table
 from headwater.store.runs import as_run
 
 _FRAME_BYTES_MIN = 24 + 18 + 2
 _SLOTS_MIN = 256
+_DURABLE_WRITE = np.uint64(1 << 63)
+"""Marks a remembered seqno as that of a prepare, commit or abort. No vbucket gets to seqnos of 64 bits."""
 NO_SEQNOS: Column = np.empty(0, dtype=np.uint64)
 _NO_COLLECTIONS: Column = np.empty(0, dtype=np.uint32)
 
@@ -49,6 +52,8 @@ class SnapshotScan:
     """The seqnos to leave out, ascending."""
     last_wanted_seqno: int
     """The last change that the stream will get, 0 for none."""
+    end_seqno: int
+    """Where the snapshot has to end: at the seqno asked for, or before a change that must not be in the same one."""
 
 
 def scan_snapshot(
@@ -60,12 +65,16 @@ def scan_snapshot(
     wanted: Column | None,
     with_events: bool,
     with_prepares: bool = False,
+    splits: bool = False,
 ) -> SnapshotScan:
     """Look through the changes of a snapshot. `wanted` are the collections of the stream, None for all.
 
     A snapshot holds a key once: its newest version at the snapshot's end. The store keeps older versions inside the
     history window, so the newest of each key is remembered by the hash of its key, and the one before it is left out.
-    Prepares and aborts are no versions of their documents: they neither supersede nor are they superseded.
+    Prepares and aborts are no versions of their documents: with `with_prepares` they supersede one another, else the
+    stream does not get them.
+
+    With `splits` no prepare, commit or abort is left out, so that the snapshot ends before the second one of a key.
     """
     table = _empty_table(_SLOTS_MIN)
     found: list[Column] = []
@@ -77,13 +86,19 @@ def scan_snapshot(
             smaller, table = table, _empty_table(4 * (keys + frames_max))
             _reenter(smaller, table)
         superseded = np.empty(frames_max, dtype=np.uint64)
-        count, fresh, reached = _scan(
-            run, u64(end_seqno), bucket.index.secret, filtered, ids, with_events, with_prepares, table, superseded
-        )
+        count, fresh, reached, is_split = _scan(
+            run, u64(end_seqno), bucket.index.secret, filtered, ids, with_events, with_prepares, splits, table,
+            superseded,
+        )  # fmt: skip
         found.append(superseded[:count])
         keys += fresh
         last = int(reached) or last
-    return SnapshotScan(superseded=np.sort(np.concatenate(found)) if found else NO_SEQNOS, last_wanted_seqno=last)
+        if is_split:
+            end_seqno = last
+            break
+    return SnapshotScan(
+        superseded=np.sort(np.concatenate(found)) if found else NO_SEQNOS, last_wanted_seqno=last, end_seqno=end_seqno
+    )
 
 
 def _empty_table(slots: int) -> Column:
@@ -94,37 +109,42 @@ def _empty_table(slots: int) -> Column:
 class SyncSeqnos:
     """What a snapshot holds of durable writes. Each is 0 where there is none."""
 
+    first_visible: int
+    """The first change that is neither a prepare nor an abort."""
     max_visible: int
-    """The last change that is neither a prepare nor an abort."""
+    """The last of those."""
     high_prepared: int
     high_completed: int
     """The highest seqno of a prepare that is committed or aborted."""
 
 
 def sync_seqnos(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> SyncSeqnos:
-    visible = prepared = completed = 0
+    first = visible = prepared = completed = 0
     for run in bucket.runs(vbucket, after_seqno=after_seqno):
         found = [int(seqno) for seqno in _sync_seqnos(run, u64(end_seqno))]
-        visible, prepared, completed = found[0] or visible, found[1] or prepared, max(found[2], completed)
-    return SyncSeqnos(max_visible=visible, high_prepared=prepared, high_completed=completed)
+        first, visible = first or found[0], found[1] or visible
+        prepared, completed = found[2] or prepared, max(found[3], completed)
+    return SyncSeqnos(first_visible=first, max_visible=visible, high_prepared=prepared, high_completed=completed)
 
 
 def collection_high_seqnos(bucket: Bucket, vbuckets: Sequence[int], collection: CollectionId) -> list[int]:
     """The last durable seqno of a collection in each vbucket: that of its creation at least, 0 where it never was.
 
+    Prepares and aborts count, as in a server of 7.0.5.
+
     No part of the store counts these, so the changes themselves are read, the newest first. A collection that is
     written to is found at once; for one that is not, everything that came after its last change has to be read.
     """
-    with bucket.engine.view() as view:
-        return [_high_seqno(bucket, view, vbucket, collection) for vbucket in vbuckets]
+    return [_high_seqno(bucket, vbucket, collection) for vbucket in vbuckets]
 
 
-def _high_seqno(bucket: Bucket, view: View, vbucket: int, collection: CollectionId) -> int:
-    found = (int(_last_of_collection(run, collection)) for run in _runs_newest_first(bucket, view, vbucket))
-    return next((seqno for seqno in found if seqno), 0)
+def _high_seqno(bucket: Bucket, vbucket: int, collection: CollectionId) -> int:
+    with bucket.reading(vbucket) as view:
+        found = (int(_last_of_collection(run, collection)) for run in _runs_newest_first(bucket, view, vbucket))
+        return next((seqno for seqno in found if seqno), 0)
 
 
-def _runs_newest_first(bucket: Bucket, view: View, vbucket: int) -> Iterator[Bytes]:
+def _runs_newest_first(bucket: Bucket, view: CheckedView, vbucket: int) -> Iterator[Bytes]:
     for commit in reversed(bucket.young.of(vbucket)):
         yield commit.run(vbucket)
     start, end = blocks_of(vbucket)
@@ -139,12 +159,14 @@ def _runs_newest_first(bucket: Bucket, view: View, vbucket: int) -> Iterator[Byt
 @kernel
 def _scan(
     run: AnyBytes, end_seqno: UInt64, secret: UInt64s, filtered: bool, wanted: UInt32s, with_events: bool,
-    with_prepares: bool, table: UInt64Rows, superseded: UInt64s,
-) -> tuple[int, int, int]:  # fmt: skip
+    with_prepares: bool, splits: bool, table: UInt64Rows, superseded: UInt64s,
+) -> tuple[int, int, int, bool]:  # fmt: skip
+    """Returns how many are superseded, how many keys are new, the last that the stream gets, whether it is split."""
     at = i64(0)
     count = i64(0)
     keys = i64(0)
     last = u64(0)
+    is_split = False
     mask = len(table) - 1
     while at < len(run):
         seqno = load_u64(run, at + 24)
@@ -154,28 +176,32 @@ def _scan(
         if opcode == SYSTEM_EVENT:
             if with_events:
                 last = seqno
-        elif opcode == PREPARE or opcode == ABORT:
-            if with_prepares:
-                last = seqno
-        else:
+        elif with_prepares or (opcode != PREPARE and opcode != ABORT):
             key_at = at + 24 + i64(run[at + 4])
             position = np.searchsorted(wanted, u32(collection_id(run, key_at)))
             if not filtered or (position < len(wanted) and wanted[position] == collection_id(run, key_at)):
+                is_undecided = opcode == PREPARE or opcode == ABORT
+                is_durable_write = is_undecided or load_u32(run, at + 12) != 0
                 high, low = siphash128(run, key_at, i64(load_u16(run, at + 2)), secret[0], secret[1])
+                if is_undecided:
+                    low = ~low
                 slot = i64(high & u64(mask))
                 while table[slot, 2] != 0 and (table[slot, 0] != high or table[slot, 1] != low):
                     slot = (slot + 1) & mask
-                if table[slot, 2] != 0:
-                    superseded[count] = table[slot, 2]
-                    count += 1
-                else:
+                if table[slot, 2] == 0:
                     keys += 1
+                elif splits and (is_durable_write or table[slot, 2] & _DURABLE_WRITE != 0):
+                    is_split = True
+                    break
+                else:
+                    superseded[count] = table[slot, 2] & ~_DURABLE_WRITE
+                    count += 1
                 table[slot, 0] = high
                 table[slot, 1] = low
-                table[slot, 2] = seqno
+                table[slot, 2] = seqno | _DURABLE_WRITE if is_durable_write else seqno
                 last = seqno
         at += 24 + i64(load_u32(run, at + 8))
-    return count, keys, last
+    return count, keys, last, is_split
 
 
 @kernel
@@ -191,8 +217,9 @@ def _reenter(table: UInt64Rows, larger: UInt64Rows) -> None:
 
 
 @kernel
-def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int]:
+def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int, int]:
     at = i64(0)
+    first = u64(0)
     visible = u64(0)
     prepared = u64(0)
     completed = u64(0)
@@ -207,10 +234,12 @@ def _sync_seqnos(run: AnyBytes, end_seqno: UInt64) -> tuple[int, int, int]:
             completed = max(completed, load_u64(run, at + 32))
         else:
             visible = seqno
+            if first == 0:
+                first = seqno
             if load_u32(run, at + 12) != 0:
                 completed = max(completed, seqno - u64(load_u32(run, at + 12)))
         at += 24 + i64(load_u32(run, at + 8))
-    return visible, prepared, completed
+    return first, visible, prepared, completed
 
 
 @kernel
@@ -222,7 +251,7 @@ def _last_of_collection(run: AnyBytes, wanted: int) -> int:
         extras_at = at + 24
         key_at = extras_at + i64(run[at + 4])
         opcode = run[at + 1]
-        if is_document_change(opcode):
+        if is_document_change(opcode) or opcode == PREPARE or opcode == ABORT:
             if collection_id(run, key_at) == u64(wanted):
                 seqno = load_u64(run, extras_at)
         elif opcode == SYSTEM_EVENT and load_u32(run, extras_at + 8) == 0:

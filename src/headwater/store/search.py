@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headwater.errors import VBucketDamaged
 from headwater.protocol.kernels.frame_header import collection_id, is_document_change, prefix_bytes
 from headwater.protocol.kernels.memory import (
     AnyBytes,
@@ -148,17 +149,22 @@ def _search_young(matches: _Matches, searched: SearchedBucket) -> bool:
 
 
 def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
-    """Returns whether all blocks were read."""
+    """Returns whether all blocks could be read, and were."""
     wanted = matches.search.vbucket
     # The vbucket that may have the newest change comes first.
     unread = [(-cas, vbucket, _SEQNO_END) for vbucket, cas in searched.bounds if wanted in (None, vbucket)]
     heapq.heapify(unread)
+    is_through = True
     with searched.engine.view() as view:
         while unread:
             bound, vbucket, before = heapq.heappop(unread)
             if matches.is_exhausted or matches.newer_than(-bound) >= matches.search.rows:
                 return False
-            block = view.last_before(Table.BLOCKS, block_key(vbucket, before))
+            try:
+                block = view.last_before(Table.BLOCKS, block_key(vbucket, before))
+            except VBucketDamaged:
+                is_through = False  # What is damaged is not shown, nor what lies before it.
+                continue
             if block is None or block[0] < block_key(vbucket, 0):
                 continue
             run = as_run(block[1])
@@ -166,7 +172,7 @@ def _search_blocks(matches: _Matches, searched: SearchedBucket) -> bool:
             # No change before this block has a higher CAS than its first; a system event has none, and says nothing.
             first_cas = int.from_bytes(run[16:24]) or -bound
             heapq.heappush(unread, (-first_cas, vbucket, block_last_seqno(block[0])))
-    return True
+    return is_through
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from headwater.errors import StoreError
+from headwater.errors import StoreError, VBucketDamaged
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
+from headwater.store.checked_engine import CheckedView
 from headwater.store.commits import GroupCommit
 from headwater.store.data_format import (
     BUCKET_FACTS,
@@ -33,7 +34,7 @@ from headwater.store.data_format import (
     commit_key,
     vbucket_key,
 )
-from headwater.store.engine import Change, DeleteRow, PutRow, Table, View
+from headwater.store.engine import Change, DeleteRow, PutRow, Table
 from headwater.store.opening import load_vbucket, stored_manifest
 from headwater.store.runs import as_run, last_seqno, split_after, split_before
 
@@ -91,10 +92,10 @@ def settle_now(bucket: Bucket) -> None:
     settling.finish()
 
 
-def settle_vbucket(view: View, vbucket: int, commits: list[GroupCommit]) -> list[Change]:
+def settle_vbucket(view: CheckedView, vbucket: int, commits: list[GroupCommit]) -> list[Change]:
     """The changes that bring a vbucket's part of the commits into its blocks."""
     start, end = blocks_of(vbucket)
-    last = view.last_before(Table.BLOCKS, end)
+    last = view.last_size_before(Table.BLOCKS, end)
     reached = block_last_seqno(last[0]) if last is not None and last[0] >= start else 0
     fresh = [run[split_after(run, reached) :] for run in (commit.run(vbucket) for commit in commits)]
     size = sum(len(run) for run in fresh)
@@ -104,11 +105,16 @@ def settle_vbucket(view: View, vbucket: int, commits: list[GroupCommit]) -> list
     changes: list[Change] = []
     # Blocks up to twice the size of what comes behind them are taken along. So there are few small blocks, and a change
     # is written again only a few times before its block is full, however little is settled at a time.
-    while last is not None and last[0] >= start and len(last[1]) < BLOCK_BYTES_TARGET and len(last[1]) <= 2 * size:
-        merged.insert(0, as_run(last[1]))
+    while last is not None and last[0] >= start and last[1] < BLOCK_BYTES_TARGET and last[1] <= 2 * size:
+        try:
+            block = view.get(Table.BLOCKS, last[0])
+        except VBucketDamaged:
+            break  # A damaged block stays as it is, for what reads it next to find.
+        assert block is not None
+        merged.insert(0, as_run(block))
         changes.append(DeleteRow(Table.BLOCKS, last[0]))
-        size += len(last[1])
-        last = view.last_before(Table.BLOCKS, last[0])
+        size += len(block)
+        last = view.last_size_before(Table.BLOCKS, last[0])
     return [*changes, *blocks(vbucket, np.concatenate([*merged, *fresh]))]
 
 
@@ -116,7 +122,7 @@ def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:
     """A run cut into blocks of about the target size."""
     while len(run):
         cut = split_before(run, BLOCK_BYTES_TARGET)
-        yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].tobytes())
+        yield PutRow(Table.BLOCKS, block_key(vbucket, last_seqno(run[:cut])), run[:cut].data)
         run = run[cut:]
 
 
@@ -171,10 +177,21 @@ def remove_vbuckets(bucket: Bucket, vbuckets: Sequence[int]) -> None:
         changes += [*_drop_after(bucket, vbucket, Seqno(0)), DeleteRow(Table.VBUCKETS, vbucket_key(vbucket))]
     bucket.engine.write(changes)
     for vbucket in vbuckets:
+        bucket.vbuckets.damage.pop(vbucket, None)
         bucket.vbuckets.set_facts(vbucket, None)
         bucket.vbuckets.reset_numbers(vbucket)
         bucket.index.clear(vbucket)
         bucket.prepares.clear(vbucket)
+
+
+def reset_vbucket(bucket: Bucket, vbucket: int) -> None:
+    """Drop what is stored of a damaged vbucket, so that a copy of it can be received from another node."""
+    facts = bucket.vbuckets.facts[vbucket]
+    assert facts is not None, "only vbuckets that exist are reset"
+    remove_vbuckets(bucket, [vbucket])
+    log = FailoverLog.start(bucket.environment.new_vbuuid())
+    bucket.set_vbucket_facts(vbucket, VBucketFacts(state=facts.state, failover_log=log, topology=facts.topology))
+    bucket.commit_now()
 
 
 def flush(bucket: Bucket, *, active_only: bool = False) -> None:
@@ -190,6 +207,7 @@ def flush(bucket: Bucket, *, active_only: bool = False) -> None:
     }
     # One commit for all: a crash leaves either everything or nothing.
     for vbucket, facts in existing.items():
+        bucket.vbuckets.damage.pop(vbucket, None)
         bucket.pending.extra += _drop_after(bucket, vbucket, Seqno(0))
         log = FailoverLog.start(bucket.environment.new_vbuuid())
         bucket.set_vbucket_facts(vbucket, VBucketFacts(state=facts.state, failover_log=log, topology=facts.topology))
@@ -218,9 +236,10 @@ def abandon(bucket: Bucket) -> list[int]:
         bucket.manifest = stored_manifest(view)
         facts = view.get(Table.BUCKET, BUCKET_FACTS)
         bucket.facts = bucket.facts if facts is None else BucketFacts.decode(facts)
-        stored = {key: bytes(value) for key, value in view.scan(Table.VBUCKETS, b"", b"\xff" * 16)}
-    for vbucket in range(len(bucket.vbuckets)):
-        encoded = stored.get(vbucket_key(vbucket))
+        stored = {vbucket: _stored_facts(bucket, view, vbucket) for vbucket in range(len(bucket.vbuckets))}
+    for vbucket, encoded in stored.items():
+        if vbucket in bucket.vbuckets.damage:
+            continue
         bucket.vbuckets.set_facts(vbucket, None if encoded is None else VBucketFacts.decode(encoded))
         changed = bucket.vbuckets.high_seqnos[vbucket] != bucket.vbuckets.durable_seqnos[vbucket]
         if encoded is not None and changed:
@@ -235,6 +254,15 @@ def abandon(bucket: Bucket) -> list[int]:
     return void
 
 
+def _stored_facts(bucket: Bucket, view: CheckedView, vbucket: int) -> bytes | None:
+    try:
+        stored = view.get(Table.VBUCKETS, vbucket_key(vbucket))
+    except VBucketDamaged as error:
+        bucket.stop_vbucket(error)
+        return None
+    return None if stored is None else bytes(stored)
+
+
 def _bring_to_rest(bucket: Bucket) -> None:
     assert bucket.in_flight is None, "what is in flight would be written after it was taken back"
     bucket.commit_now()
@@ -242,14 +270,23 @@ def _bring_to_rest(bucket: Bucket) -> None:
 
 
 def _reload(bucket: Bucket, vbucket: int) -> None:
-    with bucket.engine.view() as view:
-        load_vbucket(bucket, view, vbucket)
+    try:
+        with bucket.reading(vbucket) as view:
+            load_vbucket(bucket, view, vbucket)
+    except VBucketDamaged:
+        # It is stopped. What called this goes on with the others.
+        bucket.index.clear(vbucket)
+        bucket.prepares.clear(vbucket)
 
 
 def _drop_after(bucket: Bucket, vbucket: int, seqno: Seqno) -> list[Change]:
     """What removes the changes after a seqno from the blocks."""
     changes: list[Change] = []
-    with bucket.engine.view() as view:
+    if seqno == 0:
+        # Nothing is kept, so nothing is read: this also removes what is damaged.
+        with bucket.engine.view() as view:
+            return [DeleteRow(Table.BLOCKS, key) for key, _ in view.sizes(Table.BLOCKS, *blocks_of(vbucket))]
+    with bucket.reading(vbucket) as view:
         for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=seqno + 1)):
             run = as_run(block)
             kept = run[: split_after(run, seqno)]

@@ -7,10 +7,11 @@ read it, and only modules of the store write to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from headwater.errors import VBucketDamaged
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frame
 from headwater.protocol.kernels.frame_header import SYSTEM_EVENT
@@ -64,6 +65,9 @@ class VBuckets:
     """Where the history window began when the compaction that is under way did; one line for all its steps."""
     manifest_uids: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The manifest that the system events of each have come to, durable or not."""
+    damage: dict[int, VBucketDamaged] = field(default_factory=dict)
+    """The vbuckets that are stopped because what is stored of them is damaged, and what was found. Their state is dead
+    to all that serves, streams or receives; their facts have the one that they are to have."""
 
     @classmethod
     def empty(cls, count: int) -> VBuckets:
@@ -93,8 +97,17 @@ class VBuckets:
 
     def set_facts(self, vbucket: int, facts: VBucketFacts | None) -> None:
         self.facts[vbucket] = facts
-        self.states[vbucket] = ABSENT if facts is None else facts.state
+        if facts is None:
+            self.states[vbucket] = ABSENT
+        else:
+            self.states[vbucket] = VBucketState.DEAD if vbucket in self.damage else facts.state
         self.vbuuids[vbucket] = 0 if facts is None else facts.failover_log.newest.vbuuid
+
+    def stop(self, error: VBucketDamaged) -> None:
+        """What is stored of a vbucket is damaged: no client and no stream gets anything of it from now on."""
+        self.damage.setdefault(error.vbucket, error)
+        if self.exists(error.vbucket):
+            self.states[error.vbucket] = VBucketState.DEAD
 
     def reset_numbers(self, vbucket: int) -> None:
         for array in (

@@ -83,8 +83,8 @@ def write(bucket: Bucket, *keys: str, value: bytes = b"{}") -> None:
 
 def copy_of(bucket: Bucket) -> MemoryEngine:
     """What a process that dies now would leave behind."""
-    assert isinstance(bucket.engine, MemoryEngine)
-    return deepcopy(bucket.engine)
+    assert isinstance(bucket.engine.unchecked, MemoryEngine)
+    return deepcopy(bucket.engine.unchecked)
 
 
 # --- superseded versions ------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -458,6 +458,21 @@ def damaged(engine: Engine, change: PutRow | DeleteRow) -> str:
     return raised.value.reason
 
 
+def stopped(engine: Engine, change: PutRow, vbucket: int) -> str:
+    """Why a vbucket is stopped after a change of a row; all others must go on."""
+    before = [state_of(opened(engine), other) for other in range(3)]
+    engine.write([change])
+    bucket = opened(engine)
+    assert list(bucket.vbuckets.damage) == [vbucket]
+    assert bucket.vbuckets.state(vbucket) is VBucketState.DEAD
+    for other in {0, 1, 2} - {vbucket}:
+        assert state_of(bucket, other) == before[other]
+    error = bucket.vbuckets.damage[vbucket]
+    assert error.hint
+    assert "\n" not in str(error)
+    return error.reason
+
+
 def test_no_bucket_is_no_bucket() -> None:
     assert stored_facts(MemoryEngine()) is None
     with pytest.raises(DataDamaged, match="holds no bucket"):
@@ -476,8 +491,8 @@ def test_newer_data_is_refused_before_anything_is_touched() -> None:
     engine = MemoryEngine()
     close_bucket(filled(engine))
     with engine.view() as view:
-        facts = json.loads(bytes(view.get(Table.BUCKET, BUCKET_FACTS) or b""))
-    engine.write([PutRow(Table.BUCKET, BUCKET_FACTS, json.dumps({**facts, "version": FORMAT_VERSION + 1}).encode())])
+        facts = BucketFacts.decode(view.get(Table.BUCKET, BUCKET_FACTS) or b"")
+    engine.write([PutRow(Table.BUCKET, BUCKET_FACTS, replace(facts, version=FORMAT_VERSION + 1).encode())])
     with pytest.raises(DataTooNew):
         opened(engine)
     with engine.view() as view:
@@ -491,7 +506,7 @@ def test_a_manifest_that_is_not_one() -> None:
 
 def test_vbuckets_that_are_not() -> None:
     good = facts_of(new_bucket(), 0).encode()
-    assert damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"))
+    assert "facts" in stopped(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(1), b"{}"), 1)
     assert "beyond" in damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, vbucket_key(4), good))
     assert damaged(filled(MemoryEngine()).engine, PutRow(Table.VBUCKETS, b"\0\0\1", good))
 
@@ -501,8 +516,8 @@ def test_changes_that_are_not(data: bytes) -> None:
     settled = filled(MemoryEngine())
     settle_now(settled)
     high = int(settled.vbuckets.durable_seqnos[1])
-    reason = damaged(settled.engine, PutRow(Table.BLOCKS, block_key(1, high), data))
-    assert reason == f"the changes of vbucket 1 from 1 to {high} are damaged"
+    reason = stopped(settled.engine, PutRow(Table.BLOCKS, block_key(1, high), data), 1)
+    assert reason == f"bucket default: vbucket 1, its changes from 1 to {high} are damaged"
     assert "commit 99" in damaged(filled(MemoryEngine()).engine, PutRow(Table.JOURNAL, commit_key(99), data))
 
 
@@ -512,9 +527,9 @@ def test_rows_that_are_in_the_wrong_place() -> None:
     high = int(settled.vbuckets.durable_seqnos[1])
     with settled.engine.view() as view:
         block = bytes(view.get(Table.BLOCKS, block_key(1, high)) or b"")
-    assert damaged(settled.engine, PutRow(Table.BLOCKS, block_key(2, high + 1), block))
+    assert stopped(settled.engine, PutRow(Table.BLOCKS, block_key(2, high + 1), block), 2)
     settled.engine.write([DeleteRow(Table.BLOCKS, block_key(2, high + 1))])
-    assert damaged(settled.engine, PutRow(Table.BLOCKS, block_key(1, high + 1), block))
+    assert stopped(settled.engine, PutRow(Table.BLOCKS, block_key(1, high + 1), block), 1)
     settled.engine.write([DeleteRow(Table.BLOCKS, block_key(1, high + 1))])
-    assert damaged(settled.engine, PutRow(Table.BLOCKS, block_key(1, 2**64 - 2), block))
+    assert stopped(settled.engine, PutRow(Table.BLOCKS, block_key(1, 2**64 - 2), block), 1)
     assert damaged(filled(MemoryEngine()).engine, PutRow(Table.JOURNAL, b"\0", block))

@@ -18,9 +18,7 @@ from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, 
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import expire_documents
-from headwater.store.data_format import FORMAT_VERSION
 from headwater.store.engine import MemoryEngine
-from headwater.store.opening import create_bucket, stored_facts
 from headwater.store.prepares import (
     PendingPrepare,
     decide_by_changes,
@@ -226,18 +224,6 @@ def test_what_is_inherited_of_a_dropped_collection_is_aborted() -> None:
     bucket.commit_now()
     assert pending_keys(bucket) == []
     assert frames_of(bucket)[-1][0] == Opcode.DCP_ABORT
-
-
-def test_a_bucket_of_the_older_format_is_marked_with_its_first_prepare(clock: Clock) -> None:
-    made = new_bucket(clock=clock)
-    engine = MemoryEngine()
-    older = create_bucket(engine, replace(made.facts, version=1), environment=clock.environment(), secret=(1, 2))
-    older.set_vbucket_state(VB, VBucketState.ACTIVE)
-    older.commit_now()
-    assert stored_facts(engine) == replace(made.facts, version=1)
-    prepare(older, b"k")
-    older.commit_now()
-    assert stored_facts(engine) == replace(made.facts, version=FORMAT_VERSION)
 
 
 def test_a_received_change_decides_the_prepare_of_its_document(bucket: Bucket) -> None:
