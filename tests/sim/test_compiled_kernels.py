@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.node.node import KERNEL_PACKAGES
+from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.sim.plan import RunPlan
 from headwater.sim.run import run_seed

@@ -15,7 +15,13 @@ import uvloop
 
 from headwater.cli.options import EXIT_FAILED
 from headwater.cli.output import FORMATS, LEVELS, set_up_logging
-from headwater.cli.serving_nodes import NODES_MAX, ClusterOptions, names_first_user_only, run_nodes
+from headwater.cli.serving_nodes import (
+    NODES_MAX,
+    ClusterOptions,
+    names_first_user_only,
+    run_nodes,
+    stop_with_supervisor,
+)
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.node import Node, Started
@@ -39,8 +45,12 @@ def default_data_folder() -> Path:
 @click.option("--advertise-host", help="The name clients reach the node by, where it differs from --host.")
 @click.option("--advertise-port", type=click.IntRange(1, 65535), help="The port they reach it by, if not --port.")
 @click.option("--advertise-http-port", type=click.IntRange(1, 65535), help="The same for --http-port.")
+@click.option("--advertise-tls-port", type=click.IntRange(1, 65535), help="The same for --tls-port.")
+@click.option("--advertise-http-tls-port", type=click.IntRange(1, 65535), help="The same for --http-tls-port.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Key-value port; 0 for a free one. [default: 11210]")
 @click.option("--http-port", type=click.IntRange(0, 65535), help="HTTP port; 0 for a free one. [default: 8091]")
+@click.option("--tls-port", type=click.IntRange(0, 65535), help="The same with TLS. [default: 11207]")
+@click.option("--http-tls-port", type=click.IntRange(0, 65535), help="The same with TLS. [default: 18091]")
 @click.option("--upr-port", type=click.IntRange(0, 65535), help="Serve the UPR draft on this port; 0 for a free one.")
 @click.option("--upr-bucket", help="The bucket that it streams. [default: the first one]")
 @click.option("--bucket", "buckets", multiple=True, help="A bucket to serve; repeat for more. [default: default]")
@@ -54,7 +64,13 @@ def default_data_folder() -> Path:
 @click.option("--password", envvar="HEADWATER_PASSWORD", help="Its password.")
 @click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Certificate, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Its key, PEM.")
-@click.option("--insecure", is_flag=True, help="Listen beyond loopback without TLS.")
+@click.option("--tls-only", is_flag=True, help="With TLS, have no ports without it beside.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond loopback without TLS; with a certificate, on ports without TLS beside those that have it.",
+)
+@click.option("--cluster-name", metavar="NAME", help="What clients call the cluster. [default: as it is, or headwater]")
 @click.option(
     "--durability",
     type=click.Choice(["disk", "memory"]),
@@ -126,8 +142,12 @@ def serve(
     advertise_host: str | None,
     advertise_port: int | None,
     advertise_http_port: int | None,
+    advertise_tls_port: int | None,
+    advertise_http_tls_port: int | None,
     port: int | None,
     http_port: int | None,
+    tls_port: int | None,
+    http_tls_port: int | None,
     upr_port: int | None,
     upr_bucket: str | None,
     buckets: tuple[str, ...],
@@ -137,7 +157,9 @@ def serve(
     password: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    tls_only: bool,
     insecure: bool,
+    cluster_name: str | None,
     durability: str,
     history_seconds: int,
     history_bytes: int,
@@ -162,6 +184,9 @@ def serve(
     With no options it listens on loopback, serves one bucket `default`, keeps its data in your data folder and makes
     a password, which it shows once.
 
+    With --tls-cert and --tls-key it has ports with TLS beside the plain ones, as Couchbase has them, on loopback and
+    with --insecure. Otherwise, and with --tls-only, all its ports have TLS, and --port and --http-port name those.
+
     SIGTERM and Ctrl-C are a clean stop, with exit code 0. It is 1 where the node can't start, and 2 for a wrong command
     line.
 
@@ -183,8 +208,12 @@ def serve(
             advertise_host=advertise_host,
             advertise_port=advertise_port,
             advertise_http_port=advertise_http_port,
+            advertise_tls_port=advertise_tls_port,
+            advertise_http_tls_port=advertise_http_tls_port,
             port=port,
             http_port=http_port,
+            tls_port=tls_port,
+            http_tls_port=http_tls_port,
             upr_port=upr_port,
             upr_bucket=upr_bucket,
             buckets=buckets or ("default",),
@@ -195,7 +224,9 @@ def serve(
             first_user_only=names_first_user_only(context),
             tls_cert=tls_cert,
             tls_key=tls_key,
+            tls_only=tls_only,
             insecure=insecure,
+            cluster_name=cluster_name,
             ack_when_durable=durability == "disk",
             retention=Retention(history_s=history_seconds, history_bytes=history_bytes, purge_age_s=purge_age_seconds),
             expiry_every_s=expiry_interval,
@@ -225,6 +256,7 @@ async def _run(options: NodeOptions, *, as_json: bool, log_format: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    stop_with_supervisor(stop.set)
     node = Node(options)
     started = await _start(node, stop)
     if started is None:
@@ -260,9 +292,12 @@ async def _start(node: Node, stop: asyncio.Event) -> Started | None:
 def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
     """The one line on standard output that says the node is ready."""
     if not as_json:
-        click.echo(f"ready {started.url}")
+        click.echo(" ".join(["ready", started.url, *filter(None, [started.plain_url])]))
         return
-    line = {"ready": started.url, "http": started.http_url, "user": started.user, "data": str(options.data)}
+    line: dict[str, object] = {"ready": started.url, "http": started.http_url}
+    if started.plain_url is not None:
+        line |= {"plain": started.plain_url, "plain_http": started.plain_http_url}
+    line |= {"user": started.user, "data": str(options.data), "buckets": list(started.buckets)}
     if started.upr_address is not None:
         line["upr"] = started.upr_address
     if started.generated_password is not None:
@@ -279,7 +314,8 @@ def _print_more(started: Started, options: NodeOptions) -> None:
         )
     if started.upr_address is not None:
         click.echo(f"UPR draft on {started.upr_address}, with no log-in", err=True)
-    click.echo(f"dashboard {started.http_url}/ui/", err=True)
+    plain = "" if started.plain_http_url is None else f", without TLS {started.plain_http_url}/ui/"
+    click.echo(f"dashboard {started.http_url}/ui/{plain}", err=True)
 
 
 def _log_ready(started: Started, options: NodeOptions) -> None:
@@ -287,6 +323,9 @@ def _log_ready(started: Started, options: NodeOptions) -> None:
     dashboard = f"{started.http_url}/ui/"
     about = fields(event=LogEvent.NODE_READY, address=started.url, dashboard=dashboard)
     logger.info("ready at %s, dashboard at %s", started.url, dashboard, extra=about)
+    if started.plain_url is not None:
+        about = fields(event=LogEvent.NODE_READY, address=started.plain_url)
+        logger.info("without TLS at %s", started.plain_url, extra=about)
     if started.generated_password is not None:
         path = str(options.data / "password")
         about = fields(event=LogEvent.NODE_READY, user=started.user, path=path)

@@ -1,8 +1,9 @@
 """What a node takes from the machine it runs on: its data folder, clocks, randomness, and its memory.
 
+    node.json     what the node is, beside its buckets and users (`NodeIdentity`)
     users.json    who may do what (`auth.user_file`)
     password      the generated password of the first user, if there is one
-    buckets/NAME  a bucket's engine
+    buckets/NAME  a bucket's engine; `.dropped-…` beside it is one whose files are being removed
 
 All that a node keeps goes through its folder, and all that it asks of the machine through its `NodeEnvironment`: the
 simulation gives it others, and the node does not notice. No other module of the node opens a file.
@@ -11,21 +12,63 @@ simulation gives it others, and the node does not notice. No other module of the
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import os
 import secrets
+import shutil
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from headwater.errors import StoreError
+from headwater.durable_files import replace_file, sync_folder
+from headwater.errors import DataDamaged, StoreError, StoreFull
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import Users
 from headwater.protocol.numbers import Vbuuid
 from headwater.store.engine import Engine
 from headwater.store.lmdb_engine import LmdbEngine
+
+_DROPPED = ".dropped-"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdentity:
+    """What a node is, beside its buckets and users. It is drawn once, and stays over starts."""
+
+    uuid: str
+    cluster_uuid: str
+    """Of the cluster that the node is alone in; one that it joins has its own."""
+    cluster_name: str = ""
+    quotas_mb: Mapping[str, int] = field(default_factory=dict)
+    """The memory quotas that were set, by REST's names for them."""
+    dropped: frozenset[str] = frozenset()
+    """Buckets that were dropped. `--bucket` does not make them again, and what is left of their files goes."""
+
+    def encode(self) -> bytes:
+        members: dict[str, Any] = {**asdict(self), "version": 1, "dropped": sorted(self.dropped)}
+        return json.dumps(members, indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> NodeIdentity:
+        try:
+            members = json.loads(data)
+            return cls(
+                uuid=str(members["uuid"]),
+                cluster_uuid=str(members["cluster_uuid"]),
+                cluster_name=str(members["cluster_name"]),
+                quotas_mb={str(name): int(quota) for name, quota in members["quotas_mb"].items()},
+                dropped=frozenset(map(str, members["dropped"])),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DataDamaged(
+                f"node.json in the data folder is damaged: {error!r}",
+                hint="Restore it from a backup; without it the node gets another identity",
+            ) from error
 
 
 class Folder(Protocol):
@@ -38,6 +81,16 @@ class Folder(Protocol):
     def open_engine(self, bucket: str) -> Engine: ...
 
     def disk_bytes(self, bucket: str) -> int: ...
+
+    def remove_bucket(self, bucket: str) -> None:
+        """Remove a bucket whose engine is closed. After a crash on the way, `remove_dropped` does the rest."""
+        ...
+
+    def remove_dropped(self) -> None: ...
+
+    def load_identity(self) -> NodeIdentity | None: ...
+
+    def store_identity(self, identity: NodeIdentity) -> None: ...
 
     def load_users(self) -> Users | None: ...
 
@@ -70,13 +123,58 @@ class NodeFolder:
         return self._data / "buckets"
 
     def bucket_names(self) -> list[str]:
-        return sorted(entry.name for entry in self._buckets.iterdir()) if self._buckets.exists() else []
+        # No bucket's name begins with a dot (`options`).
+        names = (entry.name for entry in self._buckets.iterdir()) if self._buckets.exists() else ()
+        return sorted(name for name in names if not name.startswith("."))
 
     def open_engine(self, bucket: str) -> Engine:
         return LmdbEngine(self._buckets / bucket)
 
     def disk_bytes(self, bucket: str) -> int:
         return sum(file.stat().st_blocks * 512 for file in (self._buckets / bucket).iterdir())
+
+    def remove_bucket(self, bucket: str) -> None:
+        # By one rename the bucket is gone as a whole: a crash never leaves a part of its files under its name.
+        dropped = self._buckets / f"{_DROPPED}{bucket}-{secrets.token_hex(4)}"
+        try:
+            (self._buckets / bucket).rename(dropped)
+            sync_folder(self._buckets)
+            shutil.rmtree(dropped)
+        except OSError as error:
+            raise StoreError(
+                f"the files of bucket {bucket} can't be removed: {error.strerror}",
+                hint="Check the folder's permissions and the disk; the next start tries again",
+            ) from error
+
+    def remove_dropped(self) -> None:
+        for entry in self._buckets.glob(f"{_DROPPED}*"):
+            shutil.rmtree(entry, ignore_errors=True)
+
+    # --- what the node is -----------------------------------------------------------------------------------------
+
+    @property
+    def _identity_path(self) -> Path:
+        return self._data / "node.json"
+
+    def load_identity(self) -> NodeIdentity | None:
+        try:
+            return NodeIdentity.decode(self._identity_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(
+                f"{self._identity_path} can't be read: {error.strerror}", hint="Check the folder's permissions"
+            ) from error
+
+    def store_identity(self, identity: NodeIdentity) -> None:
+        try:
+            replace_file(self._identity_path, identity.encode())
+        except OSError as error:
+            kind = StoreFull if error.errno in _NO_ROOM else StoreError
+            raise kind(
+                f"{self._identity_path} can't be written: {error.strerror}",
+                hint="Check the folder's permissions and free space; nothing has changed",
+            ) from error
 
     # --- users ----------------------------------------------------------------------------------------------------
 

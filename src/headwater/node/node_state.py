@@ -307,6 +307,85 @@ class NodeState:
         self._members.on_void(service)
         self._durable.notify()
 
+    # --- making, changing and dropping buckets --------------------------------------------------------------------
+
+    @property
+    def address(self) -> NodeAddress:
+        """Where clients reach the node."""
+        return self._address
+
+    def settings(self, bucket: str) -> BucketSettings:
+        return self._services[bucket].settings
+
+    async def create_bucket(self, name: str, settings: BucketSettings, *, vbuckets: int | None = None) -> None:
+        """Make a bucket on this node, and return when it is served.
+
+        A `LocalProtocolError` says what speaks against it, a `StoreError` that it could not be stored.
+        """
+        check_bucket_name(name)
+        await self._buckets.create(name, settings, vbuckets=vbuckets or self.options.vbuckets, address=self._address)
+        self.on_bucket_made(name)
+        self.config_changes.notify()
+
+    async def drop_bucket(self, name: str) -> None:
+        """Drop a bucket of this node with all its data: its streams end, and its connections are closed."""
+        options = self.options
+        if options.upr_port is not None and name == (options.upr_bucket or options.buckets[0]):
+            raise LocalProtocolError(
+                f"the UPR port streams bucket {name!r}", hint="Start the node without --upr-port, or with another bucket"
+            )
+        await self._buckets.drop(name, end=self._end_bucket)
+        self.config_changes.notify()
+
+    async def _end_bucket(self, service: BucketService) -> None:
+        self._listener.close_bucket(service)
+        await self.on_bucket_dropped(service.name)
+
+    async def flush_bucket(self, name: str) -> None:
+        """Drop all documents of a bucket that are active here. Consumers roll back to 0, and so do the replicas."""
+        service = self._services[name]
+
+        def flush_at_rest() -> None:
+            flush(service.bucket, active_only=True)
+            active = np.flatnonzero(service.bucket.vbuckets.states == VBucketState.ACTIVE).tolist()
+            service.forget_locks(active)
+            service.sync_writes.evaluate_all()
+            for vbucket in active:
+                service.on_rolled_back(VBucketId(vbucket))
+
+        await self._loops[name].at_rest(flush_at_rest)
+
+    async def change_settings(self, bucket: str, settings: BucketSettings) -> None:
+        """Go by other settings of a bucket that is in no cluster, and return when they are durable."""
+        service = self._services[bucket]
+        commit = service.set_settings(settings)
+        while service.bucket.durable_commit < commit:
+            await self._durable.after(self._durable.count)
+        stored = stored_settings(service.bucket.engine)
+        if stored != settings:
+            service.settings, service.bucket.max_ttl_s = stored, stored.max_ttl_s
+            raise StoreError("the settings could not be stored", hint="Free disk space and try again")
+        self.config_changes.notify()
+
+    def change_identity(self, **changes: Any) -> None:
+        """Change what the node says of itself and of a cluster that it is alone in. It is durable then."""
+        self._buckets.change_identity(**changes)
+        self.config_changes.notify()
+
+    def _on_durable(self) -> None:
+        self._wake()
+        self._members.on_durable()
+        self._durable.notify()
+
+    def _wake(self) -> None:
+        """A commit is durable: answers and streams go on."""
+        self._listener.send_durable()
+
+    def _on_void(self, service: BucketService, commits: Collection[int]) -> None:
+        self._listener.fail_waiting(service, commits)
+        self._members.on_void(service)
+        self._durable.notify()
+
     # --- collections ----------------------------------------------------------------------------------------------
 
     async def change_manifest(self, bucket: str, change: Callable[[Manifest], Manifest]) -> Manifest:

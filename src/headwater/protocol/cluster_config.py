@@ -99,6 +99,10 @@ class NodeAddress:
     def http_address(self) -> str:
         return join_host_port(self.host, self.http_port or self.http_tls_port or self.kv_port or self.kv_tls_port)
 
+    @property
+    def kv_ports(self) -> frozenset[int]:
+        return frozenset(port for port in (self.kv_port, self.kv_tls_port) if port is not None)
+
     def kv_port_for(self, *, tls: bool) -> int:
         """The key-value port to connect to, with or without TLS; the other one where there is only that."""
         port = self.kv_tls_port if tls else self.kv_port
@@ -290,9 +294,10 @@ class PublishedConfig:
         return tuple(node.kv_address for node in self.nodes)
 
     def index_of(self, node: NodeAddress) -> int | None:
-        """Which of the nodes this one is. A node is the one with its key-value address, whatever else has changed."""
-        names = self.names()
-        return names.index(node.kv_address) if node.kv_address in names else None
+        """Which of the nodes this one is. A node is the one with its host and one of its key-value ports, whatever else
+        has changed: it may have got ports with TLS since, or given up those without."""
+        at_host = ((at, known) for at, known in enumerate(self.nodes) if known.host == node.host)
+        return next((at for at, known in at_host if known.kv_ports & node.kv_ports), None)
 
     def holders(self, vbucket: int) -> tuple[int, ...]:
         """All nodes that have, get or may still have a copy, each once."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from headwater.errors import StoreFull
 from headwater.node.auth.users import Users
+from headwater.node.node_folder import NodeIdentity
 from headwater.store.engine import Change, MemoryEngine
 
 CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=None)
@@ -71,6 +72,7 @@ class SimulatedDisk:
     def __init__(self, random: Random, users: Users) -> None:
         self.random = random
         self.users = users
+        self.identity = NodeIdentity(uuid="", cluster_uuid="0" * 32)
         self.delay_s_max = 0.002
         self.is_full = False
         self.writes = 0
@@ -108,6 +110,18 @@ class SimulatedFolder:
 
     def disk_bytes(self, bucket: str) -> int:
         return 0
+
+    def remove_bucket(self, bucket: str) -> None:
+        del self._disk.engines[bucket]
+
+    def remove_dropped(self) -> None:
+        pass
+
+    def load_identity(self) -> NodeIdentity:
+        return self._disk.identity
+
+    def store_identity(self, identity: NodeIdentity) -> None:
+        self._disk.identity = identity
 
     def load_users(self) -> Users:
         return self._disk.users

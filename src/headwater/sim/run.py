@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.client.cluster_map import vbucket_of
-from headwater.node.node import KERNEL_PACKAGES
+from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.protocol.numbers import SEQNO_MAX
 from headwater.protocol.snapshots import StreamOffset

@@ -117,7 +117,7 @@ class Nursery:
 def main() -> None:
     """Import, and fork for each line."""
     from headwater.cli.serve import serve
-    from headwater.node.node import KERNEL_PACKAGES
+    from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
     from headwater.protocol.kernels.machine_code import compile_kernels
 
     compile_kernels(*KERNEL_PACKAGES)

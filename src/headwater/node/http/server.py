@@ -74,6 +74,14 @@ class HttpServer:
         """The node is ready: the dashboard begins to take numbers."""
         self._app.state.dashboard.start()
 
+    def watch_bucket(self, name: str) -> None:
+        """A bucket was made while the node runs."""
+        self._app.state.dashboard.watch(name)
+
+    async def forget_bucket(self, name: str) -> None:
+        """A bucket is dropped. When this returns, nothing here reads it any more."""
+        await self._app.state.dashboard.forget(name)
+
     async def stop(self) -> None:
         """End the streams, let requests under way end, and close the sockets."""
         self._app.state.streams.close()

@@ -100,6 +100,11 @@ class BucketBrowser:
         finally:
             self._waiting -= 1
 
+    async def finish_searches(self) -> None:
+        """Return once no search is under way that was asked for before."""
+        async with self._one_at_a_time:
+            pass
+
     # --- vbuckets and connections ---------------------------------------------------------------------------------
 
     async def show_vbucket(self, call: Call) -> Response:

@@ -65,8 +65,19 @@ class Dashboard:
     def start(self) -> None:
         """Begin to take numbers: the node serves from now on."""
         for name in self._node.bucket_names():
-            self._samplers[name] = BucketSampler(self._node, name)
+            self.watch(name)
         self._tasks = [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._landings.watch())]
+
+    def watch(self, bucket: str) -> None:
+        self._samplers[bucket] = BucketSampler(self._node, bucket)
+
+    async def forget(self, bucket: str) -> None:
+        """A bucket is dropped. When this returns, nothing here reads it any more."""
+        sampler = self._samplers.pop(bucket, None)
+        if sampler is not None:
+            sampler.cluster.close()
+        self._feed.ticks.notify()
+        await self.browser.finish_searches()
 
     def close(self) -> None:
         """End what would never end by itself: the node stops."""
@@ -84,7 +95,7 @@ class Dashboard:
             await asyncio.sleep(min(TICK_S_MAX, max(TICK_S, took_s / TICK_SHARE_MAX)))
             began_s = time.thread_time()
             try:
-                for sampler in self._samplers.values():
+                for sampler in list(self._samplers.values()):
                     sampler.sample()
                     if self._feed.viewers or tick % PEERS_IDLE_TICKS == 0:
                         sampler.cluster.ask()
@@ -113,7 +124,13 @@ class Dashboard:
 
     async def stream_live(self, call: Call) -> Response:
         name = call.path("bucket")
-        return self._feed.stream(self._samplers[name], lambda: self._sessions.may_see(call.request, name))
+        sampler = self._samplers[name]
+
+        def still_allowed() -> bool:
+            # The bucket may have been dropped, and another one made with its name.
+            return self._samplers.get(name) is sampler and self._sessions.may_see(call.request, name)
+
+        return self._feed.stream(sampler, still_allowed)
 
     async def show_metrics(self, request: Request) -> Response:
         samplers = list(self._samplers.values())

@@ -1,0 +1,269 @@
+"""The buckets of a node, from their making to their end: opened at the start, made and dropped while the node runs.
+
+`node_state` has one and gives the rest of the node its services. What a crash leaves is decided by one write each:
+
+* a bucket is there once its facts are stored, with its settings. A folder without them is removed by the next start,
+  and so is a bucket that was made for several nodes and has got no config of its cluster;
+* a bucket is gone once `node.json` names it as dropped. Its files follow, at the latest with the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from headwater.errors import LocalProtocolError, StoreError
+from headwater.log_fields import LogEvent, fields
+from headwater.node.bucket_settings import BucketSettings, stored_settings
+from headwater.node.commit_loop import CommitLoop
+from headwater.node.membership import Memberships, is_member
+from headwater.node.node_folder import Folder, NodeEnvironment, NodeIdentity
+from headwater.node.options import NodeOptions
+from headwater.node.service import BucketService
+from headwater.protocol.cluster_config import NodeAddress
+from headwater.protocol.kernels.machine_code import compile_kernels
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.data_format import BucketFacts
+from headwater.store.engine import Engine
+from headwater.store.opening import close_bucket, create_bucket, open_bucket, stored_facts
+
+logger = logging.getLogger(__name__)
+
+KERNEL_PACKAGES = (
+    "headwater.protocol.kernels.frame_runs",
+    "headwater.protocol.kernels.siphash",
+    "headwater.store",
+    "headwater.node",
+)
+"""Where the kernels are that a node calls. It compiles them before it is ready: that takes a minute on a new machine,
+during which it could answer no client. Later starts load what was kept."""
+BUCKETS_MAX = 30
+"""Couchbase's default bound. Each bucket has a thread and a file of its own."""
+CLUSTER_NAME = "headwater"
+"""Of a cluster that was given none. gocbcore labels what it measures with the name, and has a use for no empty one."""
+_UUID_BYTES = 16
+
+
+class BucketLifecycle:
+    """Opens, makes, drops and closes. Everything but `open_all` is called in the node's event loop."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        environment: NodeEnvironment,
+        folder: Folder,
+        members: Memberships,
+        *,
+        on_durable: Callable[[], None],
+        on_void: Callable[[BucketService, Collection[int]], None],
+    ) -> None:
+        self.options = options
+        self._environment = environment
+        self._store_environment = StoreEnvironment(now_ns=environment.now_ns, new_vbuuid=environment.new_vbuuid)
+        self._folder = folder
+        self._members = members
+        self._on_durable = on_durable
+        self._on_void = on_void
+        self.identity: NodeIdentity
+        self._stored_identity: NodeIdentity | None = None
+        self.services: dict[str, BucketService] = {}
+        self.loops: dict[str, CommitLoop] = {}
+        self._engines: dict[str, Engine] = {}
+        self._buckets: dict[str, Bucket] = {}
+        """Those that are opened; a service is built for each once all are."""
+        self._closed: set[str] = set()
+        self._changing = asyncio.Lock()
+        """One bucket is made or dropped at a time."""
+        self.is_stopping = False
+
+    # --- starting and stopping ------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Open the engines: where another process has one, nothing has been changed yet."""
+        self._stored_identity = self._folder.load_identity()
+        self.identity = self._stored_identity or NodeIdentity(
+            uuid=self._environment.random_bytes(_UUID_BYTES).hex(),
+            cluster_uuid=self._environment.random_bytes(_UUID_BYTES).hex(),
+            cluster_name=CLUSTER_NAME,
+        )
+        asked = [name for name in self.options.buckets if name not in self.identity.dropped]
+        for name in dict.fromkeys((*self._folder.bucket_names(), *asked)):
+            self._engines[name] = self._folder.open_engine(name)
+        for name in [name for name in self._engines if name in self.identity.dropped]:
+            self._remove(name)
+        self._folder.remove_dropped()
+        self._forget_dropped()
+        if self.options.cluster_name is not None:
+            self.change_identity(cluster_name=self.options.cluster_name)
+
+    def open_all(self, report: Callable[[str], None]) -> None:
+        """Open the buckets. It may take long, and may run in a thread; `report` gets what is done at the moment."""
+        report("it loads or compiles its kernels")
+        compile_kernels(*KERNEL_PACKAGES)
+        for number, name in enumerate(list(self._engines), start=1):
+            if self.is_stopping:
+                return
+            report(f"it opens bucket {name!r}, {number} of {len(self._engines)}")
+            self._open(name)
+
+    def serve_all(self) -> None:
+        for name in self._buckets:
+            self._serve(name)
+
+    async def stop(self) -> None:
+        for loop in list(self.loops.values()):
+            await loop.stop()
+        self.close_buckets()
+
+    def close_buckets(self) -> None:
+        """Those that are open by now."""
+        for name in [name for name in list(self._buckets) if name not in self._closed]:
+            self._closed.add(name)
+            try:
+                close_bucket(self._buckets[name])
+            except StoreError as error:
+                about = fields(
+                    event=LogEvent.STORE_FAILED, bucket=name, error=type(error).__name__, reason=error.reason
+                )
+                logger.error("bucket %s was not closed in order: %s", name, error, extra=about)
+
+    def close_engines(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    # --- one bucket -----------------------------------------------------------------------------------------------
+
+    def _open(self, name: str) -> None:
+        engine = self._engines[name]
+        if stored_facts(engine) is None:
+            if name in self.options.buckets:
+                self._buckets[name] = self._create(name, BucketSettings(), vbuckets=self.options.vbuckets)
+            else:
+                self._remove(name)
+            return
+        bucket = open_bucket(engine, environment=self._store_environment, secret=self._secret())
+        if not engine.was_left_alone:
+            logger.warning(
+                "bucket %s was not stopped in order, or is a copy: its history begins a new branch",
+                name,
+                extra=fields(event=LogEvent.NEW_BRANCH, bucket=name),
+            )
+        if not is_member(engine):
+            if stored_settings(bucket.engine).is_forming:
+                self._remove(name)
+                return
+            self._activate(bucket)
+        self._buckets[name] = bucket
+
+    def _create(self, name: str, settings: BucketSettings, *, vbuckets: int) -> Bucket:
+        uuid = self._environment.random_bytes(_UUID_BYTES).hex()
+        bucket = create_bucket(
+            self._engines[name],
+            BucketFacts(name=name, uuid=uuid, vbuckets=vbuckets),
+            environment=self._store_environment,
+            secret=self._secret(),
+            extra=[settings.row()],
+        )
+        if not settings.is_forming:
+            self._activate(bucket)
+        return bucket
+
+    def _secret(self) -> tuple[int, int]:
+        return self._environment.random_number(bits=64), self._environment.random_number(bits=64)
+
+    def _activate(self, bucket: Bucket) -> None:
+        """Make all vbuckets of a new bucket active, or of one whose making was cut short."""
+        if self.options.bare or any(bucket.vbuckets.facts):
+            return
+        for vbucket in range(len(bucket.vbuckets)):
+            bucket.set_vbucket_state(vbucket, VBucketState.ACTIVE)
+        bucket.commit_now()
+
+    def _serve(self, name: str) -> BucketService:
+        bucket, options = self._buckets[name], self.options
+        loop = CommitLoop(
+            bucket,
+            retention=options.retention,
+            expiry_every_s=options.expiry_every_s,
+            compact_every_s=options.compact_every_s,
+            on_durable=self._on_durable,
+            on_void=lambda commits: self._on_void(service, commits),
+            on_failed=self._environment.end_process,
+        )
+        service = BucketService(
+            bucket=bucket,
+            ack_when_durable=options.ack_when_durable,
+            on_change=loop.on_change,
+            when_at_rest=loop.run_at_rest,
+            is_at_rest=loop.is_at_rest,
+            settings=stored_settings(bucket.engine),
+        )
+        self.loops[name], self.services[name] = loop, service
+        loop.start()
+        self._members.open(service, loop)
+        return service
+
+    # --- while the node runs --------------------------------------------------------------------------------------
+
+    async def create(self, name: str, settings: BucketSettings, *, vbuckets: int, address: NodeAddress) -> None:
+        """Make a bucket. A `LocalProtocolError` says what speaks against it, a `StoreError` that it was not made."""
+        async with self._changing:
+            if name in self.services:
+                raise LocalProtocolError("Bucket with given name already exists")
+            if len(self.services) >= BUCKETS_MAX:
+                raise LocalProtocolError(
+                    f"a node has at most {BUCKETS_MAX} buckets", hint="Drop one that is not needed any more"
+                )
+            self.change_identity(dropped=self.identity.dropped - {name})
+            try:
+                self._engines[name] = await _in_thread(self._folder.open_engine, name)
+                self._buckets[name] = await _in_thread(partial(self._create, vbuckets=vbuckets), name, settings)
+            except BaseException:
+                if name in self._engines:
+                    self._remove(name)
+                raise
+            self._closed.discard(name)
+            self._serve(name)
+            await self._members.of(name).start(address)
+
+    async def drop(self, name: str, *, end: Callable[[BucketService], Awaitable[None]]) -> None:
+        """Drop a bucket with all its data. `end` gets it when its vbuckets are gone, and ends what still reads it."""
+        async with self._changing:
+            if name not in self.services:
+                raise LocalProtocolError(f"there is no bucket {name!r}")
+            # From here on it is gone, whatever happens: the next start does what is left to do.
+            self.change_identity(dropped=self.identity.dropped | {name})
+            service = self.services.pop(name)
+            await self._members.close(name)
+            await self.loops.pop(name).stop()
+            for vbucket in range(len(service.bucket.vbuckets)):
+                service.bucket.vbuckets.set_facts(vbucket, None)
+            await end(service)
+            del self._buckets[name]
+            await _in_thread(self._remove, name)
+            self._forget_dropped()
+
+    def _remove(self, name: str) -> None:
+        self._engines.pop(name).close()
+        self._folder.remove_bucket(name)
+
+    def _forget_dropped(self) -> None:
+        """Those whose files are gone need no note, unless `--bucket` would make them again."""
+        self.change_identity(dropped=self.identity.dropped & set(self.options.buckets))
+
+    def change_identity(self, **changes: Any) -> None:
+        """Change what the node is. It is stored where it differs: a node must be able to start on a full disk."""
+        identity = replace(self.identity, **changes)
+        if identity != self._stored_identity:
+            self._folder.store_identity(identity)
+        self.identity = self._stored_identity = identity
+
+
+async def _in_thread(action: Callable[..., Any], *arguments: Any) -> Any:
+    """A bucket that is made or removed waits for the disk, and no client is to wait for that."""
+    return await asyncio.get_running_loop().run_in_executor(None, action, *arguments)
