@@ -22,11 +22,12 @@ from headwater.cli.serving_nodes import (
     run_nodes,
     stop_with_supervisor,
 )
+from headwater.cluster.coordinator import CoordinationForNodes
 from headwater.errors import HeadwaterError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.node import Node, Started
 from headwater.node.node_folder import keep_freed_memory
-from headwater.node.options import VBUCKETS, NodeOptions, ServerLimits
+from headwater.node.options import SCRUB_BYTES_PER_S, VBUCKETS, NodeOptions, ServerLimits
 from headwater.store.compaction import Retention
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,13 @@ def default_data_folder() -> Path:
 )
 @click.option("--expiry-interval", default=60.0, show_default=True, help="Seconds between looks for expired documents.")
 @click.option("--compact-interval", default=10.0, show_default=True, help="Seconds between looks for what to compact.")
+@click.option(
+    "--scrub-bytes-per-second",
+    type=click.IntRange(min=0),
+    default=SCRUB_BYTES_PER_S,
+    show_default=True,
+    help="How fast stored data is read in search of damage; 0 for not at all.",
+)
 @click.option(
     "--connections-max",
     default=ServerLimits().connections_max,
@@ -166,6 +174,7 @@ def serve(
     purge_age_seconds: int,
     expiry_interval: float,
     compact_interval: float,
+    scrub_bytes_per_second: int,
     connections_max: int,
     auth_seconds: float,
     idle_seconds: float,
@@ -231,6 +240,7 @@ def serve(
             retention=Retention(history_s=history_seconds, history_bytes=history_bytes, purge_age_s=purge_age_seconds),
             expiry_every_s=expiry_interval,
             compact_every_s=compact_interval,
+            scrub_bytes_per_s=scrub_bytes_per_second,
             limits=ServerLimits(
                 connections_max=connections_max,
                 auth_s=auth_seconds,
@@ -257,7 +267,7 @@ async def _run(options: NodeOptions, *, as_json: bool, log_format: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     stop_with_supervisor(stop.set)
-    node = Node(options)
+    node = Node(options, coordination=CoordinationForNodes())
     started = await _start(node, stop)
     if started is None:
         return

@@ -191,6 +191,7 @@ class BucketLifecycle:
             retention=options.retention,
             expiry_every_s=options.expiry_every_s,
             compact_every_s=options.compact_every_s,
+            scrub_bytes_per_s=options.scrub_bytes_per_s,
             on_durable=self._on_durable,
             on_void=lambda commits: self._on_void(service, commits),
             on_failed=self._environment.end_process,

@@ -11,25 +11,43 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from headwater.errors import StoreError
+from headwater.errors import StoreError, VBucketDamaged
 from headwater.log_fields import LogEvent, fields
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction, worth_compacting
-from headwater.store.engine import Change
+from headwater.store.engine import Change, Table
+from headwater.store.scrub import Finding, Scrub
 from headwater.store.settling import Settling, abandon, is_due
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+SCRUB_STEP_S = 0.1
+SCRUB_REST_S = 60.0
+"""Between two passes: a small bucket is not to be read without end."""
+
 RETRY_S = 0.5
 """How long to wait after a commit could not be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed:
+    """The last pass of the scrub that came to its end."""
+
+    passes: int = 0
+    completed_ns: int = 0
+    """When; 0 for never."""
+    read_bytes: int = 0
+    findings: int = 0
 
 
 class CommitLoop:
@@ -42,6 +60,7 @@ class CommitLoop:
         retention: Retention,
         expiry_every_s: float,
         compact_every_s: float,
+        scrub_bytes_per_s: int = 0,
         on_durable: Callable[[], None],
         on_void: Callable[[Collection[int]], None],
         on_failed: Callable[[], None],
@@ -50,6 +69,8 @@ class CommitLoop:
         self._retention = retention
         self._expiry_every_s = expiry_every_s
         self._compact_every_s = compact_every_s
+        self._scrub_bytes_per_s = scrub_bytes_per_s
+        self.scrubbed = Scrubbed()
         self._on_durable = on_durable
         self._on_void = on_void
         self._on_failed = on_failed
@@ -67,11 +88,17 @@ class CommitLoop:
         return not self._resting.locked()
 
     def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bucket.on_damage = self._on_damage
+        for error in self._bucket.vbuckets.damage.values():
+            self._log_damage(error)
         self._tasks = [
             asyncio.create_task(self._commit_forever()),
             asyncio.create_task(self._expire_forever()),
             asyncio.create_task(self._compact_forever()),
         ]
+        if self._scrub_bytes_per_s:
+            self._tasks.append(asyncio.create_task(self._scrub_forever()))
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
 
@@ -210,8 +237,10 @@ class CommitLoop:
         while True:
             await asyncio.sleep(self._expiry_every_s)
             for vbucket in np.flatnonzero(self._bucket.vbuckets.states == VBucketState.ACTIVE).tolist():
-                if expire_documents(self._bucket, vbucket):
-                    self._dirty.set()
+                # Damage that this meets has stopped the vbucket and is reported.
+                with suppress(VBucketDamaged):
+                    if expire_documents(self._bucket, vbucket):
+                        self._dirty.set()
                 await asyncio.sleep(0)
 
     async def _compact_forever(self) -> None:
@@ -224,8 +253,8 @@ class CommitLoop:
     async def _compact(self, vbucket: int) -> None:
         after: Seqno | None = Seqno(0)
         while after is not None and self._bucket.vbuckets.facts[vbucket] is not None:
-            compacted = compact_vbucket(self._bucket, vbucket, self._retention, after_seqno=after)
             try:
+                compacted = compact_vbucket(self._bucket, vbucket, self._retention, after_seqno=after)
                 await self._in_disk_thread(partial(self._bucket.engine.write, compacted.changes))
             except StoreError as error:
                 logger.error(
@@ -236,3 +265,46 @@ class CommitLoop:
                 return
             finish_compaction(self._bucket, vbucket, compacted)
             after = compacted.reached_seqno
+
+    # --- damage ---------------------------------------------------------------------------------------------------
+
+    def _on_damage(self, error: VBucketDamaged) -> None:
+        """A vbucket was stopped, by whichever thread has read it."""
+        self._loop.call_soon_threadsafe(self._announce_damage, error)
+
+    def _announce_damage(self, error: VBucketDamaged) -> None:
+        self._log_damage(error)
+        # Streams look at their vbuckets when there is something new, and those of this one have to end.
+        self._on_durable()
+
+    def _log_damage(self, error: VBucketDamaged) -> None:
+        about = {**self._failure(error), **fields(vbucket=error.vbucket)}
+        logger.error("%s; the vbucket is stopped, the others go on", error, extra=about)
+
+    async def _scrub_forever(self) -> None:
+        """Read everything that is stored, slowly, again and again."""
+        while True:
+            scrub = Scrub(self._bucket.engine.unchecked, self._bucket.facts.name)
+            found = 0
+            while not scrub.is_done:
+                for finding in await asyncio.to_thread(scrub.step, max(1, int(self._scrub_bytes_per_s * SCRUB_STEP_S))):
+                    found += 1
+                    await self._on_finding(finding)
+                await asyncio.sleep(SCRUB_STEP_S)
+            self.scrubbed = Scrubbed(
+                passes=self.scrubbed.passes + 1,
+                completed_ns=self._bucket.environment.now_ns(),
+                read_bytes=scrub.read_bytes,
+                findings=found,
+            )
+            await asyncio.sleep(SCRUB_REST_S)
+
+    async def _on_finding(self, finding: Finding) -> None:
+        if isinstance(finding.error, VBucketDamaged):
+            self._bucket.stop_vbucket(finding.error)
+            return
+        logger.error("%s", finding.error, extra=self._failure(finding.error))
+        if finding.table is Table.JOURNAL:
+            # What the row held is in memory. Settled, it is stored once more, and the row goes.
+            async with self._resting:
+                await self._settle()

@@ -42,6 +42,7 @@ KV_TLS_PORT = 11207
 HTTP_PORT = 8091
 HTTP_TLS_PORT = 18091
 VBUCKETS = 1024
+SCRUB_BYTES_PER_S = 8 * 1024 * 1024
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 BUCKET_NAME_CHARS_MAX = 100
@@ -91,6 +92,8 @@ class NodeOptions:
     retention: Retention = field(default_factory=Retention)
     expiry_every_s: float = 60.0
     compact_every_s: float = 10.0
+    scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
+    """How fast stored data is read in search of damage; 0 for not at all."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     open_metrics: bool = False
     """Whether `/metrics` needs no log-in."""

@@ -241,4 +241,5 @@ def node_options(host: str, *, world: World) -> NodeOptions:
         retention=plan.retention,
         expiry_every_s=plan.expiry_every_s,
         compact_every_s=plan.compact_every_s,
+        scrub_bytes_per_s=0,
     )

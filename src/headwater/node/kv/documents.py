@@ -79,6 +79,7 @@ class Target:
 def target_of(context: Context, request: DocumentRequest, *, state: VBucketState = VBucketState.ACTIVE) -> Target:
     """The document a request is about. The vbucket must be here and in this state, the collection must exist."""
     service = context.bucket_service
+    refuse_damaged(service, request.vbucket)
     if service.bucket.vbuckets.state(request.vbucket) != state:
         refuse_vbucket(context)
     collection_id = DEFAULT_COLLECTION if request.collection_id is None else request.collection_id
@@ -93,6 +94,14 @@ def target_to_write(context: Context, request: DocumentRequest) -> Target:
     if in_the_way is not None:
         raise RequestRefused(in_the_way)
     return target
+
+
+def refuse_damaged(service: BucketService, vbucket: int) -> None:
+    """A vbucket whose stored data is damaged serves nothing. kv_engine has the same status for a document it can't read
+    (couchstore's checksum errors are temporary failures): the client tries again, maybe with a replica by then."""
+    damage = service.bucket.vbuckets.damage.get(vbucket)
+    if damage is not None:
+        raise RequestRefused(Status.ETMPFAIL, damage.reason)
 
 
 def refuse_vbucket(context: Context) -> NoReturn:

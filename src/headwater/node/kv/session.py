@@ -23,7 +23,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from headwater.errors import MalformedFrameInfo, MalformedMessage, UnknownOpcode
+from headwater.errors import MalformedFrameInfo, MalformedMessage, StoreError, UnknownOpcode
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.login_checks import LoginVerdict
 from headwater.node.auth.users import Action
@@ -361,7 +361,7 @@ class KvSession(SessionState):
             if self.bucket.ack_when_durable:
                 self._reply_commit = max(self._reply_commit, self.bucket.bucket.pending.number)
             self._writes.add(self.bucket, before)
-            self._turn_bytes += run.consumed_bytes
+            self._turn_bytes += TURN_BYTES if run.is_cut_short else run.consumed_bytes
             self.bucket.on_change()
         return run.sets > 0
 
@@ -395,6 +395,9 @@ class KvSession(SessionState):
             answer = HANDLERS[type(message)](context, message)
         except RequestRefused as refused:
             answer = self._refusal(context, refused)
+        except StoreError as error:
+            # What was asked for could not be read: kv_engine calls that a temporary failure, too.
+            answer = self._refusal(context, RequestRefused(Status.ETMPFAIL, error.reason))
         if self.login is not None:
             return  # It is answered when it has been checked.
         if context.sync_write is not None:

@@ -46,6 +46,8 @@ from headwater.store.bucket import Bucket
 
 CHUNK_BYTES = 512 * 1024
 """What a stream sends before the next one has its turn."""
+_NO_COMMITS = 2**63 - 1
+"""No seqno is higher: in a snapshot from disk every commit comes as the whole change (`snapshot`)."""
 
 
 class Stream:
@@ -65,6 +67,7 @@ class Stream:
         end_seqno: Seqno,
         snapshot_start_seqno: Seqno,
         is_takeover: bool = False,
+        is_disk_only: bool = False,
         ignores_purges: bool = False,
     ) -> None:
         self._bucket = bucket
@@ -73,6 +76,7 @@ class Stream:
         self._filter = stream_filter
         self._first_marker_start: int | None = snapshot_start_seqno
         self.is_takeover = is_takeover
+        self._is_disk_only = is_disk_only
         self._dead_commit: int | None = None
         """The commit that makes the vbucket dead here. Once it is durable, the consumer's may become active."""
         self._snapshot: Snapshot | None = None
@@ -88,6 +92,7 @@ class Stream:
         self.passed_seqno: int = start_seqno
         """Everything up to here has been sent, or is not for this stream."""
         self.end_seqno = end_seqno
+        self._high_seqno_at_start = int(bucket.vbuckets.durable_seqnos[vbucket])
         self.state = ProducerStream.ACCEPTED
         self.was_rolled_back = False
         """The vbucket was taken back, so that this stream is over, wherever it had come."""
@@ -145,6 +150,9 @@ class Stream:
         self.bytes_sent += output.used - start
 
     def _produce(self, output: Output, *, until: int) -> None:
+        damage = self._bucket.vbuckets.damage.get(self.vbucket)
+        if damage is not None:
+            raise damage
         ending = self._cause_to_end()
         if ending is not None:
             output.append(self._end(ending))
@@ -202,7 +210,8 @@ class Stream:
         if self.passed_seqno >= self.end_seqno:
             # Also where start and end are the same: the recorded 7.0.5 server ends such a stream without a marker.
             return self._end(EndReached)
-        if int(self._bucket.vbuckets.durable_seqnos[self.vbucket]) <= self.passed_seqno:
+        high_seqno = int(self._bucket.vbuckets.durable_seqnos[self.vbucket])
+        if high_seqno <= self.passed_seqno:
             return self._hand_over()
         snapshot = take_snapshot(
             self._bucket,
@@ -211,9 +220,12 @@ class Stream:
             stream_filter=self._filter,
             wants_history=self._controls.change_streams,
             with_prepares=self._shape.sync_writes,
+            from_disk=self._is_disk_only,
+            is_live=self._high_seqno_at_start <= self.passed_seqno
+            and high_seqno < self.end_seqno
+            and not self.is_takeover,
         )
         if snapshot.is_void:
-            # The stream knows of no seqno-advanced: pass it in silence.
             self.passed_seqno = snapshot.end_seqno
             return b""
         self._advance(BackfillDone if snapshot.in_memory else BackfillStarted)
@@ -272,7 +284,7 @@ class Stream:
                 end_seqno=snapshot.end_seqno,
                 until=until,
                 superseded=snapshot.superseded,
-                history_start_seqno=history_start(self._bucket, self.vbucket),
+                commits_after_seqno=history_start(self._bucket, self.vbucket) if snapshot.in_memory else _NO_COMMITS,
             )
             at = sent.at
             if sent.passed_seqno:

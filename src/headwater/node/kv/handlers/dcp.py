@@ -17,9 +17,9 @@ from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.users import Action
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
 from headwater.node.kv.context import CloseSession, Context
-from headwater.node.kv.documents import refuse_vbucket
+from headwater.node.kv.documents import refuse_damaged, refuse_vbucket
 from headwater.node.producer.connection import ProducerConnection, is_name
-from headwater.node.producer.controls import BadControl, Controls
+from headwater.node.producer.controls import BadControl
 from headwater.node.service import RequestRefused
 from headwater.protocol.failover_log import RollbackDemand
 from headwater.protocol.features import Feature
@@ -37,11 +37,16 @@ from headwater.protocol.messages.dcp_streams import (
     StreamRequest,
     StreamRequestResponse,
 )
+from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX
 from headwater.protocol.states import PRODUCER_ENDPOINT, EndpointState, transition
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRefusal
+from headwater.protocol.values import Datatype
 
 logger = logging.getLogger(__name__)
+
+NODE_CONNECTION_PREFIXES = ("replication:", "takeover:")
+"""The names of connections between nodes begin so (`node.replication`, `cluster.rebalance`)."""
 
 
 def dcp(context: Context, request: Request) -> Response | None:
@@ -72,7 +77,8 @@ def _open(context: Context, request: Open) -> PlainResponse:
     # Notifiers are in the flags of "Open Connection" (kv_engine, DCP docs); servers of today have none.
     if OpenFlags.NOTIFIER in request.flags:
         raise RequestRefused(Status.EINVAL, "a connection is a producer or a consumer, and no notifier")
-    consumer_name = _consumer_name(request.value)
+    _check_may_take_name(context, request.key.decode(errors="replace"))
+    consumer_name = _consumer_name(request)
     if OpenFlags.PRODUCER not in request.flags:
         return _open_as_consumer(context, request, consumer_name)
     session = context.session
@@ -85,16 +91,31 @@ def _open(context: Context, request: Open) -> PlainResponse:
             may_compress=session.has(Feature.SNAPPY),
             opened_s=context.service.now_s(),
             has_right=lambda: session.may(Action.STREAM),
-            controls=Controls(consumer_name=consumer_name),
         )
     )
     return context.ok()
 
 
-def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> PlainResponse:
-    """What comes over such a connection is written without a question, so it needs the right to administer."""
+def _check_may_take_name(context: Context, name: str) -> None:
+    """A connection of the same name ends (`open_dcp`), so a name is taken from its own user, or by a node.
+
+    Names of replication and takeovers are for nodes even where no connection has them: one that is lost is made again,
+    and must not find its name taken.
+    """
     session = context.session
-    if not session.may(Action.ADMIN):
+    if session.may(Action.NODE):
+        return
+    if name.startswith(NODE_CONNECTION_PREFIXES):
+        raise RequestRefused(Status.EACCESS, "names of replication and takeover connections are for nodes")
+    known = context.bucket_service.dcp_sessions.get(name)
+    if known is not None and known.user not in (None, session.user):
+        raise RequestRefused(Status.EACCESS, "a connection of another user has this name")
+
+
+def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> PlainResponse:
+    """What comes over such a connection is written without a question, as it comes from a node."""
+    session = context.session
+    if not session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
     session.open_dcp(
         ConsumerConnection(
@@ -110,15 +131,31 @@ def _open_as_consumer(context: Context, request: Open, consumer_name: str) -> Pl
     return context.ok()
 
 
-def _consumer_name(value: bytes) -> str:
-    """The consumer's name in a topology, if the value, a JSON object, has it. A control may give it as well."""
+def _consumer_name(request: Open) -> str:
+    """The consumer's name in a topology, if the value, a JSON object, has it. A producer learns it by a control.
+
+    What is refused is what the recorded 7.0.5 server refused; the connection stays, and may be opened again.
+    """
+    if not request.value:
+        if request.datatype != Datatype.RAW:
+            raise RequestRefused(Status.EINVAL, "an open without a value has the datatype raw")
+        return ""
+    if request.datatype != Datatype.JSON:
+        raise RequestRefused(Status.EINVAL, "an open with a value has the datatype JSON")
     try:
-        decoded = json.loads(value) if value else {}
+        decoded = json.loads(request.value)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(Status.EINVAL, "the value is not JSON") from error
     if not isinstance(decoded, dict):
         raise RequestRefused(Status.EINVAL, "the value is not a JSON object")
-    return str(decoded.get("consumer_name", ""))
+    if unknown := decoded.keys() - {"consumer_name"}:
+        raise RequestRefused(Status.EINVAL, f"{min(unknown)!r} is not known in the value of an open")
+    if decoded and OpenFlags.PRODUCER in request.flags:
+        raise RequestRefused(Status.EINVAL, "consumer_name is for a node that is to be the consumer")
+    name = decoded.get("consumer_name", "")
+    if not isinstance(name, str) or len(name.encode()) > CONNECTION_NAME_BYTES_MAX:
+        raise RequestRefused(Status.EINVAL, f"consumer_name is a string of at most {CONNECTION_NAME_BYTES_MAX} bytes")
+    return name
 
 
 def _control(context: Context, request: Control) -> PlainResponse:
@@ -139,9 +176,13 @@ def _noop(context: Context, request: DcpNoop) -> PlainResponse:
 
 def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
     """It decides about the writes of others, who trust that a copy is there: that is for nodes and not for readers."""
-    if not context.session.may(Action.ADMIN):
+    if not context.session.may(Action.NODE):
         raise RequestRefused(Status.EACCESS)
-    controls = _connection(context).controls
+    connection = _connection(context)
+    controls = connection.controls
+    if not connection.has_streamed(request.vbucket):
+        # As recorded from a 7.0.5 server. For a stream that has ended meanwhile it is no fault.
+        raise CloseSession
     if not controls.sync_writes or not controls.consumer_name:
         raise RequestRefused(
             Status.EINVAL, "sync writes are not enabled on this connection, or its consumer has no name"
@@ -154,6 +195,7 @@ def _seqno_acknowledged(context: Context, request: SeqnoAcknowledged) -> None:
 
 def _stream_request(context: Context, request: StreamRequest) -> Response:
     connection = _connection(context)
+    refuse_damaged(context.bucket_service, request.vbucket)
     admission = connection.admit(request)
     if isinstance(admission, RollbackDemand):
         context.bucket_service.ended.rollbacks += 1
@@ -163,7 +205,8 @@ def _stream_request(context: Context, request: StreamRequest) -> Response:
         _refuse(context, admission)
     else:
         connection.open_stream(request, admission)
-        if connection.controls.sync_writes:
+        # It takes back what the copy had acknowledged, and so only a node may say it: durable writes would fail.
+        if connection.controls.sync_writes and context.session.may(Action.NODE):
             sync_writes = context.bucket_service.sync_writes
             sync_writes.begin_stream(request.vbucket, connection.controls.consumer_name, request.start_seqno)
     facts = connection.bucket.vbuckets.facts[request.vbucket]

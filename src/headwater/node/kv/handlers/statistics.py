@@ -208,12 +208,15 @@ def _of_vbuckets(
 
 
 def _state(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
-    yield f"vb_{vbucket}", facts.state.name.lower()
+    state = bucket.vbuckets.state(vbucket) or facts.state
+    yield f"vb_{vbucket}", state.name.lower()
 
 
 def _details(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics:
     documents, tombstones = _documents(bucket, vbucket)
     yield from _state(bucket, vbucket, facts)
+    if vbucket in bucket.vbuckets.damage:
+        yield f"vb_{vbucket}:damage", bucket.vbuckets.damage[vbucket].reason
     yield f"vb_{vbucket}:num_items", documents
     yield f"vb_{vbucket}:num_tombstones", tombstones
     yield f"vb_{vbucket}:high_seqno", bucket.vbuckets.durable_seqnos[vbucket]
@@ -237,8 +240,10 @@ def _copy(bucket: Bucket, vbucket: VBucketId, facts: VBucketFacts) -> Statistics
     """What decides which of two copies is the more advanced, in one line: state, seqno, branches of its history.
 
     The seqno is that up to which it is whole, and the branches are those that it is on by then: the others it knows by
-    name only, from the log of its active one.
+    name only, from the log of its active one. A damaged copy is none: no other must be made from it.
     """
+    if vbucket in bucket.vbuckets.damage:
+        return
     seqno = whole_seqno(bucket, vbucket)
     branches = ",".join(str(entry.vbuuid) for entry in facts.failover_log.truncate(seqno).entries)
     yield f"vb_{vbucket}", f"{facts.state.name.lower()} {seqno} {branches}"

@@ -137,11 +137,19 @@ def _check_at_rest(context: Context) -> None:
 
 
 def get_all_vb_seqnos(context: Context, request: GetAllVbSeqnos) -> GetAllVbSeqnosResponse:
-    """The durable high seqnos of vbuckets, of one collection in them where that is asked for."""
+    """The durable high seqnos of vbuckets, of one collection in them where that is asked for.
+
+    As recorded from a 7.0.5 server, prepares and aborts count for one collection, for DCP connections with sync writes,
+    and for clients without collections. All others get the last seqno that they can see.
+    """
     bucket = context.bucket_service.bucket
     vbuckets = _in_state(bucket, request.state or _ANY_ALIVE)
     if request.collection is None:
-        seqnos = [int(bucket.vbuckets.durable_seqnos[vbucket]) for vbucket in vbuckets]
+        session = context.session
+        with_prepares = session.dcp is not None and session.dcp.controls.sync_writes
+        is_all = with_prepares or not session.negotiated.collections
+        numbers = bucket.vbuckets.durable_seqnos if is_all else bucket.vbuckets.visible_seqnos
+        seqnos = numbers[vbuckets].tolist()
     else:
         if not context.session.negotiated.collections:
             raise RequestRefused(Status.EINVAL, "a client that asks for a collection negotiates collections first")
@@ -157,9 +165,8 @@ def _in_state(bucket: Bucket, wanted: int) -> list[VBucketId]:
     if wanted != _ANY_ALIVE and not VBucketState(wanted).is_known:
         raise RequestRefused(Status.EINVAL, f"{wanted} is not the state of a vbucket")
     states = _ALIVE if wanted == _ANY_ALIVE else {wanted}
-    return [
-        VBucketId(vbucket) for vbucket, facts in enumerate(bucket.vbuckets.facts) if facts and facts.state in states
-    ]
+    # A vbucket that is damaged counts as dead: a seqno of it would be taken for all that there is.
+    return [VBucketId(vbucket) for vbucket, state in enumerate(bucket.vbuckets.states.tolist()) if state in states]
 
 
 def seqno_persistence(context: Context, request: SeqnoPersistence) -> PlainResponse:
