@@ -33,6 +33,11 @@ from headwater.protocol.messages.base import LayoutField
 from headwater.protocol.messages.dcp_changes import CacheItem, CacheTransfer, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import GetFailoverLogResponse, StreamRequestResponse, VBucketState
 from headwater.protocol.messages.documents import CounterResponse, GetResponse
+from headwater.protocol.messages.range_scan import (
+    RangeScanContinueResponse,
+    RangeScanCreateResponse,
+    ScannedDocument,
+)
 from headwater.protocol.messages.session import GetErrorMap, Hello, HelloResponse
 from headwater.protocol.messages.subdocument import (
     SPECS_MAX,
@@ -50,11 +55,17 @@ from headwater.protocol.messages.subdocument import (
 from headwater.protocol.messages.vbuckets import (
     GetAllVbSeqnosResponse,
     GetVBucketResponse,
+    KeyState,
+    Observe,
+    ObservedDocument,
+    ObservedKey,
+    ObserveResponse,
     ObserveSeqno,
     ObserveSeqnoResponse,
     SetVBucket,
     VBucketSeqno,
 )
+from headwater.protocol.messages.with_meta import SetWithMeta
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import SUCCESSFUL, Status
 from headwater.protocol.values import Datatype
@@ -105,6 +116,19 @@ cache_items = st.builds(
     key=st.binary(min_size=1, max_size=KEY_BYTES_MAX),
     value=short_bytes,
 )
+_place = {"vbucket": u16, "key": st.binary(max_size=KEY_BYTES_MAX)}
+observed_keys = st.builds(ObservedKey, **_place)
+observed_documents = st.builds(ObservedDocument, **_place, state=u8.map(KeyState), cas=u64)
+scanned_documents = st.builds(
+    ScannedDocument,
+    flags=u32,
+    expiry=u32,
+    seqno=u64,
+    cas=u64,
+    datatype=u8.map(Datatype),
+    key=st.binary(max_size=KEY_BYTES_MAX),
+    value=short_bytes,
+)
 path_flags = u8.map(PathFlags)
 lookup_specs = st.builds(LookupSpec, opcode=u8.map(Opcode), flags=path_flags, path=short_bytes)
 mutation_specs = st.builds(MutationSpec, opcode=u8.map(Opcode), flags=path_flags, path=short_bytes, value=short_bytes)
@@ -144,6 +168,14 @@ STRUCTURED: dict[type[Message], Parts] = {
         st.fixed_dictionaries(_observed),
         st.fixed_dictionaries({**_observed, "old_vbuuid": u64, "last_received_seqno": u64}),
     ),
+    Observe: st.fixed_dictionaries({"keys": _some(observed_keys, size_min=1)}),
+    ObserveResponse: st.fixed_dictionaries({"documents": _some(observed_documents)}),
+    RangeScanCreateResponse: st.fixed_dictionaries({"scan_id": st.binary(min_size=16, max_size=16)}),
+    RangeScanContinueResponse: st.one_of(
+        st.fixed_dictionaries({"has_documents": st.just(0), "keys": _some(short_bytes)}),
+        st.fixed_dictionaries({"has_documents": st.just(1), "documents": _some(scanned_documents)}),
+    ),
+    SetWithMeta: st.fixed_dictionaries({"value": short_bytes, "extended_meta": st.none() | short_bytes}),
     CounterResponse: st.fixed_dictionaries({"count": u64}),
     SubdocGet: st.fixed_dictionaries({"path": short_bytes, "new_value": short_bytes}),
     MultiLookup: st.fixed_dictionaries({"specs": _some(lookup_specs)}),
@@ -163,7 +195,9 @@ def structured_parts(cls: type[Message]) -> Parts | None:
 _WIDTHS = {"B": u8, "H": u16, "I": u32, "Q": u64}
 
 
-def _number(field: LayoutField) -> st.SearchStrategy[int]:
+def _number(field: LayoutField) -> st.SearchStrategy[int | bytes]:
+    if field.code not in _WIDTHS:
+        return st.binary(min_size=field.width_bytes, max_size=field.width_bytes)
     return _WIDTHS[field.code].map(field.convert)
 
 

@@ -207,14 +207,12 @@ def layout_parts(layout: Layout, data: bytes, offset: int) -> Iterator[Part]:
         numbers = layout.unpack(data, index * layout.size_bytes)
         at = offset + index * layout.size_bytes
         for layout_field in layout.fields:
-            number = numbers[layout_field.name]
-            yield Part(
-                name=layout_field.name,
-                offset=at,
-                width_bytes=layout_field.width_bytes,
-                number=number,
-                meaning=number_meaning(layout_field.name, number),
-            )
+            place: dict[str, Any] = {"name": layout_field.name, "offset": at, "width_bytes": layout_field.width_bytes}
+            number: int | bytes = numbers[layout_field.name]
+            if isinstance(number, bytes):
+                yield Part(**place, text=f"0x{number.hex()}")
+            else:
+                yield Part(**place, number=number, meaning=number_meaning(layout_field.name, number))
             at += layout_field.width_bytes
     if repeats > ITEMS_SHOWN_MAX:
         yield Part(name="...", text=f"{repeats - ITEMS_SHOWN_MAX} more of these")

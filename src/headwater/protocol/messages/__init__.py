@@ -14,9 +14,11 @@ from headwater.protocol.messages import (  # noqa: F401  (imported to be entered
     dcp_changes,
     dcp_streams,
     documents,
+    range_scan,
     session,
     subdocument,
     vbuckets,
+    with_meta,
 )
 from headwater.protocol.messages.base import (
     REQUESTS,

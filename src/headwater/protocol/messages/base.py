@@ -37,7 +37,7 @@ from headwater.protocol.values import Datatype
 
 @dataclass(frozen=True, slots=True)
 class LayoutField:
-    """One integer of a layout: its name, its width and the type it is given."""
+    """One integer of a layout, or bytes: its name, its width and the type it is given."""
 
     name: str
     code: str
@@ -62,6 +62,11 @@ def u32(name: str, convert: Callable[[int], int] = int) -> LayoutField:
 
 def u64(name: str, convert: Callable[[int], int] = int) -> LayoutField:
     return LayoutField(name, "Q", convert)
+
+
+def octets(name: str, count: int) -> LayoutField:
+    """Bytes that are no number."""
+    return LayoutField(name, f"{count}s")
 
 
 class Layout:

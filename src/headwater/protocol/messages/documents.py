@@ -215,12 +215,25 @@ class GetMetaQuiet(GetMeta):
     opcode = Opcode.GETQ_META
 
 
+@message
+class GetRandomKey(Request):
+    """Any document of a collection; of the default one where none is named. The answer has its key."""
+
+    opcode = Opcode.GET_RANDOM_KEY
+    layouts = (NO_FIELDS, Layout(u32("collection")))
+
+    collection: CollectionId | None = None
+
+    def layout(self) -> Layout:
+        return self.layouts[0 if self.collection is None else 1]
+
+
 # --- responses ----------------------------------------------------------------------------------------------------
 
 
 @message
 class GetResponse(Response):
-    """A document. The key is there only where the request asked for it (`GETK`)."""
+    """A document. The key is there only where the request asked for it (`GETK`), or did not say it (a random one)."""
 
     opcodes = (
         Opcode.GET,
@@ -231,6 +244,7 @@ class GetResponse(Response):
         Opcode.GAT,
         Opcode.GATQ,
         Opcode.GET_LOCKED,
+        Opcode.GET_RANDOM_KEY,
     )
     layouts = (_FLAGS,)
 
@@ -261,6 +275,12 @@ class StoreResponse(Response):
         Opcode.APPENDQ,
         Opcode.PREPEND,
         Opcode.PREPENDQ,
+        Opcode.SET_WITH_META,
+        Opcode.SETQ_WITH_META,
+        Opcode.ADD_WITH_META,
+        Opcode.ADDQ_WITH_META,
+        Opcode.DEL_WITH_META,
+        Opcode.DELQ_WITH_META,
     )
     layouts = (NO_FIELDS, _MUTATION_TOKEN)
 

@@ -13,7 +13,7 @@ from headwater.protocol.features import Opcode
 from headwater.protocol.frames import HEADER_BYTES
 from headwater.protocol.messages.base import NO_FIELDS, Layout, Request, Response, message, u8, u16, u32, u64
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import CollectionId, ManifestUid, Seqno, VBucketId, Vbuuid
+from headwater.protocol.numbers import Cas, CollectionId, ManifestUid, OpenIntEnum, Seqno, VBucketId, Vbuuid
 
 # --- states -------------------------------------------------------------------------------------------------------
 
@@ -174,6 +174,107 @@ class ObserveSeqnoResponse(Response):
         observed: dict[str, Any] = layout.unpack(value)
         del observed["format"]
         return observed
+
+
+# --- documents, and whether they are durable ----------------------------------------------------------------------
+
+_OBSERVED_KEY = Layout(u16("vbucket"), u16("key_bytes"))
+_OBSERVED_STATE = Layout(u8("state"), u64("cas"))
+OBSERVED_KEYS_MAX = 2048
+"""In one request. Each is looked up by itself, and others wait meanwhile."""
+
+
+class KeyState(OpenIntEnum):
+    NOT_PERSISTED = 0x00
+    PERSISTED = 0x01
+    NOT_FOUND = 0x80
+    """There is none, or it was deleted and that is persisted."""
+    LOGICALLY_DELETED = 0x81
+    """It was deleted, which is not persisted yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedKey:
+    """A document to ask for. Its key is that of the wire: with its collection id, where collections are negotiated."""
+
+    vbucket: VBucketId
+    key: bytes
+
+    @property
+    def key_bytes(self) -> int:
+        return len(self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedDocument(ObservedKey):
+    state: KeyState
+    cas: Cas
+
+
+@message
+class Observe(Request):
+    """Are these documents persisted, and which versions of them? The keys are in the value, whatever their vbuckets."""
+
+    opcode = Opcode.OBSERVE
+
+    keys: tuple[ObservedKey, ...]
+
+    def encode_value(self) -> bytes:
+        return b"".join(_OBSERVED_KEY.pack(key) + key.key for key in self.keys)
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        keys: list[ObservedKey] = []
+        at = 0
+        while at < len(value):
+            if len(keys) == OBSERVED_KEYS_MAX:
+                raise MalformedMessage(f"Observe names at most {OBSERVED_KEYS_MAX} keys", offset=HEADER_BYTES)
+            key, at = _observed_key(value, at)
+            keys.append(ObservedKey(**key))
+        if not keys:
+            raise MalformedMessage("Observe must name a key", offset=HEADER_BYTES)
+        return {"keys": tuple(keys)}
+
+
+@message
+class ObserveResponse(Response):
+    """The documents in the order that they were asked for. The CAS of the header has times, which we leave at 0."""
+
+    opcodes = (Opcode.OBSERVE,)
+
+    opcode: Opcode = Opcode.OBSERVE
+    documents: tuple[ObservedDocument, ...]
+
+    def encode_value(self) -> bytes:
+        return b"".join(
+            _OBSERVED_KEY.pack(document) + document.key + _OBSERVED_STATE.pack(document) for document in self.documents
+        )
+
+    @classmethod
+    def decode_value(cls, value: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        documents = []
+        at = 0
+        while at < len(value):
+            key, at = _observed_key(value, at)
+            if len(value) - at < _OBSERVED_STATE.size_bytes:
+                raise MalformedMessage(f"an observed document ends at {len(value)} bytes", offset=HEADER_BYTES)
+            observed = _OBSERVED_STATE.unpack(value, at)
+            at += _OBSERVED_STATE.size_bytes
+            state, cas = KeyState(observed["state"]), Cas(observed["cas"])
+            documents.append(ObservedDocument(**key, state=state, cas=cas))
+        return {"documents": tuple(documents)}
+
+
+def _observed_key(value: bytes, at: int) -> tuple[dict[str, Any], int]:
+    """A vbucket and a key of it, and where they end."""
+    if len(value) - at < _OBSERVED_KEY.size_bytes:
+        raise MalformedMessage(f"an observed key starts {len(value) - at} bytes before the end", offset=HEADER_BYTES)
+    found = _OBSERVED_KEY.unpack(value, at)
+    at += _OBSERVED_KEY.size_bytes
+    end = at + found["key_bytes"]
+    if end > len(value):
+        raise MalformedMessage(f"an observed key of {found['key_bytes']} bytes is cut off", offset=HEADER_BYTES)
+    return {"vbucket": VBucketId(found["vbucket"]), "key": value[at:end]}, end
 
 
 @message
