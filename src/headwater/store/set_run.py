@@ -81,6 +81,9 @@ _KEY_OFFSET = HEADER_BYTES + _SET_EXTRAS_BYTES
 _REQUEST_BYTES_MIN = _KEY_OFFSET + 1
 _GROWTH_BYTES = HEADER_BYTES + MUTATION_EXTRAS_BYTES + 1 - _KEY_OFFSET
 """A stored frame is this much longer than its request, one byte of it the collection id of an older client."""
+_GROWTHS_MAX = 32
+"""Tables of the index that one run may grow. Those of all vbuckets get full at about the same time, and each takes a
+while: what comes behind waits for the next run."""
 _TOKEN_BYTES = 16
 _RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
 
@@ -111,6 +114,8 @@ class SetRun:
     consumed_bytes: int
     sets: int
     responses: bytes
+    is_cut_short: bool = False
+    """There may be more sets, but this was enough for a turn."""
 
 
 def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_tokens: bool, now_ns: int) -> SetRun:
@@ -129,7 +134,7 @@ def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_to
     states = np.where(undecided > 0, ABSENT, numbers.states) if undecided.any() else numbers.states
     at = written = 0
     first = pending.count
-    while True:
+    for _ in range(_GROWTHS_MAX):
         outcome = _apply(
             data, at, collections, mutation_tokens, u64(now_ns), known, max_ttls, scratch,
             index.slots, index.tables, index.secret,
@@ -142,7 +147,12 @@ def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_to
         if stop != SetRunStop.GROW:
             break
         index.make_room(full, 1)
-    return SetRun(consumed_bytes=at, sets=pending.count - first, responses=responses[:written].tobytes())
+    return SetRun(
+        consumed_bytes=at,
+        sets=pending.count - first,
+        responses=responses[:written].tobytes(),
+        is_cut_short=stop == SetRunStop.GROW,
+    )
 
 
 @inlined_part
