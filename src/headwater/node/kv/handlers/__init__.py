@@ -91,6 +91,7 @@ _VBUCKETS: dict[type[Request], Handler] = {
     vbucket_messages.GetAllVbSeqnos: vbuckets.get_all_vb_seqnos,
     vbucket_messages.SeqnoPersistence: vbuckets.seqno_persistence,
     vbucket_messages.ObserveSeqno: document.observe_seqno,
+    vbucket_messages.Observe: document.observe,
     session.Flush: vbuckets.flush,
     session.FlushQuiet: vbuckets.flush,
 }

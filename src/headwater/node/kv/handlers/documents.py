@@ -6,6 +6,7 @@ done and says so to `kv.documents`, which does it.
 
 from __future__ import annotations
 
+from headwater.errors import MalformedLeb128
 from headwater.node.kv.context import Context
 from headwater.node.kv.documents import (
     LOCK_S_DEFAULT,
@@ -13,6 +14,7 @@ from headwater.node.kv.documents import (
     Target,
     body_of,
     check_cas,
+    collection_by_id,
     expiry_time,
     join_value,
     live,
@@ -56,8 +58,16 @@ from headwater.protocol.messages.documents import (
     Touch,
     Unlock,
 )
-from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
-from headwater.protocol.numbers import Cas, Seqno
+from headwater.protocol.messages.vbuckets import (
+    KeyState,
+    Observe,
+    ObservedDocument,
+    ObservedKey,
+    ObserveResponse,
+    ObserveSeqno,
+    ObserveSeqnoResponse,
+)
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, Seqno, decode_collection_id
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Written
@@ -136,6 +146,37 @@ def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoRespon
         current_seqno=durable,
         old_vbuuid=request.vbuuid if is_older else None,
         last_received_seqno=shared if is_older else None,
+    )
+
+
+def observe(context: Context, request: Observe) -> ObserveResponse:
+    """Which versions of some documents there are, and whether they are durable. Replicas are asked, too."""
+    return context.reply(ObserveResponse, documents=tuple(_observed(context, asked) for asked in request.keys))
+
+
+def _observed(context: Context, asked: ObservedKey) -> ObservedDocument:
+    bucket = context.bucket_service.bucket
+    state = bucket.vbuckets.state(asked.vbucket)
+    if state is None or state == VBucketState.DEAD:
+        refuse_vbucket(context)
+    collection, key = DEFAULT_COLLECTION, asked.key
+    if context.session.negotiated.collections:
+        try:
+            collection, at = decode_collection_id(asked.key)
+        except MalformedLeb128 as error:
+            raise RequestRefused(Status.EINVAL, error.reason) from error
+        key = asked.key[at:]
+    entry = bucket.find(asked.vbucket, collection_by_id(context, collection).id, key)
+    is_durable = entry is not None and bucket.commit_of(entry) <= bucket.durable_commit
+    if entry is None or (entry.is_deleted and is_durable):
+        # kv_engine forgets a deleted document once that is persisted, and clients wait for it to be gone.
+        return ObservedDocument(vbucket=asked.vbucket, key=asked.key, state=KeyState.NOT_FOUND, cas=Cas(0))
+    observed = KeyState.PERSISTED if is_durable else KeyState.NOT_PERSISTED
+    return ObservedDocument(
+        vbucket=asked.vbucket,
+        key=asked.key,
+        state=KeyState.LOGICALLY_DELETED if entry.is_deleted else observed,
+        cas=entry.cas,
     )
 
 

@@ -7,17 +7,19 @@ Names are Couchbase's where it has the same thing. Seqnos are durable ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from headwater.node.auth.users import Action
 from headwater.node.consumer_views import ConsumerView, ReceivedStreamView
 from headwater.node.kv.context import Context
-from headwater.node.kv.documents import refuse_vbucket
+from headwater.node.kv.documents import live_or_refuse, refuse_vbucket, target_of
 from headwater.node.producer.statistics import ConnectionStatistics, StreamStatistics, connection_statistics
 from headwater.node.service import RequestRefused
+from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.session import Stat
-from headwater.protocol.numbers import VBucketId
+from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import VBucketFacts
@@ -33,7 +35,9 @@ def stat(context: Context, request: Stat) -> list[PlainResponse]:
     name, _, argument = request.key.decode(errors="replace").partition(" ")
     bucket = context.bucket_service.bucket
     statistics: Statistics
-    if name == "dcp":
+    if name in _OF_DOCUMENTS and argument:
+        statistics = _of_document(context, request.key.partition(b" ")[2], is_checked=_OF_DOCUMENTS[name])
+    elif name == "dcp":
         statistics = _dcp(context, argument or None)
     elif name in _BY_VBUCKET:
         statistics = _of_vbuckets(context, bucket, _BY_VBUCKET[name], argument)
@@ -106,6 +110,63 @@ _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "collections": _collections,
     "headwater-login": _nodes_login,
 }
+
+# --- of one document ----------------------------------------------------------------------------------------------
+
+_OF_DOCUMENTS = {"key": False, "vkey": True}
+"""By whether the stored document is held against what is known of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The document that the argument of `stat key` names, in the form of a request about one."""
+
+    vbucket: VBucketId
+    collection_id: CollectionId | None
+    key: bytes
+
+
+def _of_document(context: Context, argument: bytes, *, is_checked: bool) -> Statistics:
+    """What there is of a document."""
+    service = context.bucket_service
+    bucket = service.bucket
+    asked = _asked_document(bucket.manifest, argument)
+    state = bucket.vbuckets.state(asked.vbucket)
+    if state is None:
+        refuse_vbucket(context)
+    target = target_of(context, asked, state=state)
+    entry = live_or_refuse(context, target)
+    document = target.read(entry)
+    # Where writers are answered when they are durable, this answer waits for that, too.
+    yield "key_is_dirty", _boolean(not service.ack_when_durable and bucket.commit_of(entry) > bucket.durable_commit)
+    yield "key_exptime", document.expiry
+    yield "key_flags", document.flags
+    yield "key_cas", document.cas
+    yield "key_vb_state", state.name.lower()
+    if is_checked:
+        is_valid = (document.seqno, document.cas, document.key) == (entry.seqno, entry.cas, asked.key)
+        yield "key_valid", "valid" if is_valid else "this_is_a_bug"
+
+
+def _asked_document(manifest: Manifest, argument: bytes) -> _Asked:
+    """`KEY VBUCKET`, and behind that the collection where it is not the default one: `scope.name`, or its id in hex."""
+    words = argument.rsplit(b" ", 2)
+    collection: CollectionId | None = None
+    if len(words) == 3 and not words[2].isdigit():
+        collection = _named_collection(manifest, words.pop().decode(errors="replace"))
+    else:
+        words = argument.rsplit(b" ", 1)
+    if len(words) != 2 or not words[0] or not words[1].isdigit():
+        raise RequestRefused(Status.EINVAL, "name the key and its vbucket, and behind them a collection if need be")
+    return _Asked(vbucket=VBucketId(int(words[1])), collection_id=collection, key=words[0])
+
+
+def _named_collection(manifest: Manifest, name: str) -> CollectionId:
+    for scope, collection in manifest.collections():
+        if name in (f"{scope.name}.{collection.name}", f"0x{collection.id:x}"):
+            return collection.id
+    raise RequestRefused(Status.UNKNOWN_COLLECTION, manifest_uid=f"{manifest.uid:x}")
+
 
 # --- of DCP connections -------------------------------------------------------------------------------------------
 

@@ -35,11 +35,18 @@ from headwater.protocol.messages.subdocument import (
     MutationSpec,
     PathFlags,
 )
-from headwater.protocol.messages.vbuckets import ObserveSeqno
-from headwater.protocol.numbers import Cas, Seqno, VBucketId, Vbuuid
+from headwater.protocol.messages.vbuckets import (
+    OBSERVED_KEYS_MAX,
+    KeyState,
+    Observe,
+    ObservedKey,
+    ObserveResponse,
+    ObserveSeqno,
+)
+from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
-from support.kv_harness import Client, Node
+from support.kv_harness import WITH_COLLECTIONS, Client, Node
 
 # --- get ----------------------------------------------------------------------------------------------------------
 
@@ -127,6 +134,51 @@ def test_an_expired_document_of_a_replica_is_hidden_and_left_alone(node: Node, c
     node.clock.advance(11)
     assert client.refused(GetReplica(key=b"k")) == Status.KEY_ENOENT
     assert node.bucket.vbuckets.high_seqnos[0] == 1
+
+
+# --- observe ------------------------------------------------------------------------------------------------------
+
+
+def observed(client: Client, *keys: ObservedKey) -> list[tuple[KeyState, int]]:
+    client.send(Observe(keys=keys))
+    (response,) = client.received()
+    assert isinstance(response, ObserveResponse)
+    assert [(found.vbucket, found.key) for found in response.documents] == [(key.vbucket, key.key) for key in keys]
+    return [(found.state, found.cas) for found in response.documents]
+
+
+def test_observe_says_what_is_durable(node: Node, client: Client) -> None:
+    """Also while it is not: clients ask again until it is."""
+    key, other = ObservedKey(vbucket=VBucketId(3), key=b"k"), ObservedKey(vbucket=VBucketId(1), key=b"other")
+    writer = node.client()
+    writer.send(Set(key=b"k", vbucket=VBucketId(3), value=b"1"))
+    cas = node.bucket.vbuckets.max_cas[3]
+    assert observed(client, key, other) == [(KeyState.NOT_PERSISTED, cas), (KeyState.NOT_FOUND, 0)]
+    node.commit()
+    assert observed(client, other, key) == [(KeyState.NOT_FOUND, 0), (KeyState.PERSISTED, cas)]
+    node.bucket.set_vbucket_state(3, VBucketState.REPLICA)
+    assert observed(client, key) == [(KeyState.PERSISTED, cas)]
+    node.bucket.set_vbucket_state(3, VBucketState.ACTIVE)
+    node.commit()
+    writer.send(Delete(key=b"k", vbucket=VBucketId(3)))
+    assert observed(client, key) == [(KeyState.LOGICALLY_DELETED, node.bucket.vbuckets.max_cas[3])]
+    node.commit()
+    assert observed(client, key) == [(KeyState.NOT_FOUND, 0)]
+
+
+def test_observe_in_collections(node: Node) -> None:
+    client = node.client(features=WITH_COLLECTIONS)
+    stored = client.succeed(Set(key=b"k", collection_id=CollectionId(0), value=b"1"))
+    assert observed(client, ObservedKey(vbucket=VBucketId(0), key=b"\x00k")) == [(KeyState.PERSISTED, stored.cas)]
+    for key, status in ((b"\x09k", Status.UNKNOWN_COLLECTION), (b"\xff", Status.EINVAL)):
+        assert client.refused(Observe(keys=(ObservedKey(vbucket=VBucketId(0), key=key),))) == status
+
+
+def test_observe_refused(node: Node, client: Client) -> None:
+    assert client.refused(Observe(keys=(ObservedKey(vbucket=VBucketId(99), key=b"k"),))) == Status.NOT_MY_VBUCKET
+    assert client.refused(Observe(keys=())) == Status.EINVAL
+    many = (ObservedKey(vbucket=VBucketId(0), key=b"k"),) * (OBSERVED_KEYS_MAX + 1)
+    assert client.refused(Observe(keys=many)) == Status.EINVAL
 
 
 # --- metadata -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from headwater.protocol.numbers import CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.receiving import begin_snapshot, receive_change, take_failover_log
-from support.kv_harness import START_S, Client, Node
+from support.kv_harness import START_S, WITH_COLLECTIONS, Client, Node
 
 
 def statistics(client: Client, group: bytes = b"") -> dict[str, str]:
@@ -36,6 +36,48 @@ def statistics(client: Client, group: bytes = b"") -> dict[str, str]:
         found[response.key.decode()] = response.value.decode()
     assert len(found) == len(responses)
     return found
+
+
+@pytest.mark.parametrize("name", [b"key", b"vkey"])
+def test_statistics_of_one_document(node: Node, client: Client, name: bytes) -> None:
+    stored = client.succeed(Set(key=b"a key", value=b"{}", flags=7, expiry=60, vbucket=VBucketId(3)))
+    found = statistics(client, name + b" a key 3")
+    expected = {
+        "key_is_dirty": "false",
+        "key_exptime": str(node.clock.now_s() + 60),
+        "key_flags": "7",
+        "key_cas": str(stored.cas),
+        "key_vb_state": "active",
+    }
+    assert found == {**expected, "key_valid": "valid"} if name == b"vkey" else expected
+    node.bucket_service.ack_when_durable = False
+    client.send(Set(key=b"a key", value=b"1", vbucket=VBucketId(3)), Stat(key=name + b" a key 3"))
+    dirty = next(r for r in client.received() if isinstance(r, PlainResponse) and r.key == b"key_is_dirty")
+    assert dirty.value == b"true"
+
+
+def test_statistics_of_a_document_of_a_collection(node: Node, client: Client) -> None:
+    node.set_manifest(Manifest().with_scope("s").with_collection("s", "c"))
+    collection = node.bucket.manifest.scopes[-1].collections[0].id
+    writer = node.client(features=WITH_COLLECTIONS)
+    writer.succeed(Set(key=b"k", collection_id=collection, value=b"{}", flags=9))
+    for named in (b"s.c", b"0x%x" % collection):
+        assert statistics(client, b"key k 0 " + named)["key_flags"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("argument", "status"),
+    [
+        (b"none 0", Status.KEY_ENOENT),
+        (b"k 99", Status.NOT_MY_VBUCKET),
+        (b"k", Status.EINVAL),
+        (b" 0", Status.EINVAL),
+        (b"k x", Status.EINVAL),
+        (b"k 0 no.such", Status.UNKNOWN_COLLECTION),
+    ],
+)
+def test_documents_that_have_no_statistics(client: Client, argument: bytes, status: Status) -> None:
+    assert client.refused(Stat(key=b"key " + argument)) == status
 
 
 def test_general_statistics(node: Node, client: Client) -> None:
