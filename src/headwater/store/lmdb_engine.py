@@ -1,8 +1,12 @@
 """LMDB as the engine: ACID with no recovery of ours, and read transactions that are snapshots.
 
-The file `owner` is locked by the process that has the folder. When it is closed in order, it is left with which file
-the data was and when that file was last changed. No copy of the folder and no copy laid over it fits that: the system
-sets the time of a change, and no program can choose it. So a copy is noticed when it is opened.
+The folder is locked by the process that has it. The file `owner` in it holds, after the folder was closed in order,
+which file the data was and when that file was last changed. No copy of the folder and no copy laid over it fits that:
+the system sets the time of a change, and no program can choose it. So a copy is noticed when it is opened. The file may
+be deleted, which makes a copy of the data; so it is not what the lock depends on.
+
+Every transaction stores its own number in a table of this module. The number that a meta page has must be the one in
+its tree: a page that the disk has changed could otherwise present an older state of the data as the newest.
 
 The node opens one engine for each bucket. This is the only module of the store that touches files.
 """
@@ -34,6 +38,9 @@ _FILE = "data.mdb"
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _ROOM_BYTES_MIN = 64 * 1024
 _IDENTITY_BYTES_MAX = 128
+_OWN_TABLE = b"engine"
+_TRANSACTION = b"transaction"
+_NUMBER = struct.Struct(">Q")
 
 
 class LmdbEngine:
@@ -44,17 +51,25 @@ class LmdbEngine:
         self._was_written = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock: int | None = _hold(folder)
+            self._lock: int | None = _hold(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                # Older programs lock this file and not the folder.
+                self._owner = _hold(folder / "owner", os.O_RDWR | os.O_CREAT)
+            except BaseException:
+                os.close(self._lock)
+                raise
         except OSError as error:
             raise _unusable(folder, error.strerror or str(error)) from error
         try:
             found = _identity(folder / _FILE)
-            self.was_left_alone = found is None or found == os.pread(self._lock, _IDENTITY_BYTES_MAX, 0)
-            check_pages(folder / _FILE, [table.value.decode() for table in Table])
+            self.was_left_alone = found is None or found == os.pread(self._owner, _IDENTITY_BYTES_MAX, 0)
+            check_pages(folder / _FILE, [*(table.value.decode() for table in Table), _OWN_TABLE.decode()])
             self._environment = lmdb.open(
-                str(folder), map_size=MAP_BYTES, max_dbs=len(Table), max_readers=_READERS_MAX, meminit=False, mode=0o700
-            )
+                str(folder), map_size=MAP_BYTES, max_dbs=len(Table) + 1, max_readers=_READERS_MAX, meminit=False,
+                mode=0o700,
+            )  # fmt: skip
             self._tables = {table: self._environment.open_db(table.value) for table in Table}
+            self._own_table = self._environment.open_db(_OWN_TABLE)
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error):
@@ -80,6 +95,7 @@ class LmdbEngine:
                         transaction.put(change.key, change.value, db=self._tables[change.table])
                     else:
                         transaction.delete(change.key, db=self._tables[change.table])
+                transaction.put(_TRANSACTION, _NUMBER.pack(transaction.id()), db=self._own_table)
         except lmdb.Error as error:
             raise _translated(error, self._folder) from error
 
@@ -91,7 +107,8 @@ class LmdbEngine:
             self._environment.close()
             if self.was_left_alone or self._was_written:
                 # A copy that was never opened as a bucket stays one: a start may be given up before that.
-                _note_identity(self._lock, self._folder / _FILE)
+                _note_identity(self._owner, self._folder / _FILE)
+        os.close(self._owner)
         os.close(self._lock)
         self._lock = None
 
@@ -118,13 +135,14 @@ class _LmdbView:
             return (bytes(cursor.key()), cursor.value()) if found else None
 
 
-def _hold(folder: Path) -> int:
-    """Lock the folder for this process; the lock goes with the process, however it ends."""
-    descriptor = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
+def _hold(path: Path, flags: int) -> int:
+    """Lock a file or folder for this process; the lock goes with the process, however it ends."""
+    descriptor = os.open(path, flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
+        folder = path if path.is_dir() else path.parent
         raise DataInUse(
             f"another process holds the data in {folder}", hint="Stop it, or give this one a folder of its own"
         ) from error
@@ -143,12 +161,12 @@ def _identity(file: Path) -> bytes | None:
     return f"{status.st_ino} {status.st_ctime_ns}".encode()
 
 
-def _note_identity(lock: int, file: Path) -> None:
+def _note_identity(owner: int, file: Path) -> None:
     # Data without the note is taken for a copy, which costs a branch and is never wrong: a full disk is no fault here.
     with suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, _identity(file) or b"", 0)
-        os.fsync(lock)
+        os.ftruncate(owner, 0)
+        os.pwrite(owner, _identity(file) or b"", 0)
+        os.fsync(owner)
 
 
 def _translated(error: lmdb.Error, folder: Path) -> StoreError:
@@ -188,7 +206,7 @@ def _has_room(folder: Path) -> bool:
 # the last pages were taken and freed within one transaction.
 #
 # `lmdb.verify` has the same purpose, but version 3.0.0 takes a value that was overwritten by a shorter one within one
-# transaction for damage. What no walk can see is damage inside values; `runs.frame_end` sees some of it.
+# transaction for damage. What no walk can see is damage inside values: that is what their checksums are for.
 #
 # Pages of LMDB 0.9, little-endian:
 #
@@ -301,10 +319,13 @@ class _File:
         self._used = np.zeros(0, dtype=np.bool_)
         self._free_lists: list[bytes] = []
         self._names: set[str] = set()
+        self._mains: list[tuple[int, _Tree]] = []
+        """The number and the tree of tables of each meta page."""
 
     def check(self) -> set[str]:
         """The names of the tables, if all is sound."""
         free, main = self._newest_trees()
+        self._check_numbers()
         self._used = np.zeros(self._last_page + 1, dtype=np.bool_)
         for tree in (free, main):
             self._walk(tree)
@@ -332,10 +353,47 @@ class _File:
             abs(metas[0][0] - metas[1][0]) > 1
         ):
             raise _Damage("the meta pages do not follow each other")
+        self._mains = [(transaction, main) for transaction, _, _, main in metas]
         _, self._last_page, free_tree, main_tree = max(metas, key=lambda meta: meta[0])
         if not _METAS - 1 <= self._last_page <= self._size_bytes // self._page_bytes + _SHORT_PAGES_MAX:
             raise _Damage(f"the last page is {self._last_page} in a file of {self._size_bytes} bytes")
         return free_tree, main_tree
+
+    def _check_numbers(self) -> None:
+        """Each meta page has the number of the transaction whose tree it leads to.
+
+        The tree of the older one is still whole: LMDB takes no page of it before the next transaction is on its way.
+        """
+        for transaction, main in self._mains:
+            if self._stored_number(main) not in (None, transaction):
+                raise _Damage(f"the meta page of transaction {transaction} leads to the data of another one")
+
+    def _stored_number(self, main: _Tree) -> int | None:
+        """The number that a transaction has stored of itself; None where there is none, or not to be found."""
+        try:
+            table = self._find(main, _OWN_TABLE)
+            stored = None if table is None else self._find(_Tree.decode("", table), _TRANSACTION)
+            return None if stored is None else int(_NUMBER.unpack(stored)[0])
+        except (_Damage, struct.error):
+            return None  # In the newest tree the walk finds it; in the older one it does no harm.
+
+    def _find(self, tree: _Tree, key: bytes) -> bytes | None:
+        """The value of a key, if its page holds it."""
+        number = tree.root
+        for level in range(tree.depth):
+            page = self._read(number * self._page_bytes, self._page_bytes)
+            nodes = list(self._nodes(page, number))
+            keys = [page[at + _NODE.size : at + _NODE.size + node[3]] for at, node in nodes]
+            if level == tree.depth - 1:
+                if key not in keys:
+                    return None
+                at, (low, high, _, key_bytes) = nodes[keys.index(key)]
+                value_at = at + _NODE.size + key_bytes
+                return page[value_at : value_at + (low | high << 16)]
+            below = max(index for index in range(len(keys)) if index == 0 or keys[index] <= key)
+            low, high, flags, _ = nodes[below][1]
+            number = low | high << 16 | flags << 32
+        return None
 
     # --- trees ----------------------------------------------------------------------------------------------------
 

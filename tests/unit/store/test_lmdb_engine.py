@@ -12,13 +12,18 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from headwater.errors import DataDamaged
+from headwater.errors import DataDamaged, DataInUse
 from headwater.store import lmdb_engine
-from headwater.store.lmdb_engine import check_pages
+from headwater.store.engine import PutRow, Table
+from headwater.store.lmdb_engine import LmdbEngine, check_pages
 
 PAGE = 4096
 TABLES = ["one", "two", "three"]
 SIZES = [0, 10, 300, 2000, 5000, 60_000]
+
+
+NUMBER_AT = 144
+"""Where a meta page has the number of its transaction."""
 
 
 def new_environment(folder: Path) -> lmdb.Environment:
@@ -258,3 +263,34 @@ def test_other_builds_of_lmdb_are_left_alone(tmp_path: Path, monkeypatch: pytest
         check_pages(tmp_path / "data.mdb", TABLES)
     monkeypatch.setattr(lmdb_engine.lmdb, "version", lambda: (1, 0, 0))
     check_pages(tmp_path / "data.mdb", TABLES)
+
+
+@pytest.mark.parametrize("transactions", [5, 6, 7, 8])
+def test_no_older_state_passes_for_the_newest(tmp_path: Path, transactions: int) -> None:
+    """One flipped bit of a meta page's number could make it the older of the two, or its older one the newer."""
+    engine = LmdbEngine(tmp_path)
+    for number in range(transactions):
+        engine.write([PutRow(Table.BUCKET, b"k", b"%d" % number)])
+    engine.close()
+    path = tmp_path / "data.mdb"
+    sound = path.read_bytes()
+    tables = [*(table.value.decode() for table in Table), "engine"]
+    check_pages(path, tables)
+    for meta in range(2):
+        for bit in range(64):
+            damaged = bytearray(sound)
+            damaged[meta * PAGE + NUMBER_AT + bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            with pytest.raises(DataDamaged, match=r"meta page"):
+                check_pages(path, tables)
+
+
+def test_the_lock_does_not_depend_on_a_file_that_may_be_deleted(tmp_path: Path) -> None:
+    engine = LmdbEngine(tmp_path)
+    (tmp_path / "owner").unlink()
+    with pytest.raises(DataInUse):
+        LmdbEngine(tmp_path)
+    engine.close()
+    again = LmdbEngine(tmp_path)
+    assert not again.was_left_alone
+    again.close()
