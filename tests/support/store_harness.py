@@ -62,6 +62,10 @@ class FailingEngine:
     def was_left_alone(self) -> bool:
         return self.inner.was_left_alone
 
+    @property
+    def block_versions(self) -> Int64s:
+        return self.inner.block_versions
+
     def view(self) -> AbstractContextManager[View]:
         return self.inner.view()
 

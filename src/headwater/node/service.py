@@ -22,6 +22,7 @@ from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
+from headwater.store.read_run import DocumentReads
 from headwater.store.settling import YOUNG_BYTES_MAX
 
 ConfigVersion = tuple[int, int]
@@ -128,6 +129,7 @@ class BucketService:
     """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
     settings: BucketSettings = field(default_factory=BucketSettings)
     sync_writes: SyncWrites = field(init=False)
+    reads: DocumentReads = field(init=False)
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
@@ -156,6 +158,7 @@ class BucketService:
 
     def __post_init__(self) -> None:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
+        self.reads = DocumentReads(self.bucket)
         self.bucket.max_ttl_s = self.settings.max_ttl_s
 
     @property

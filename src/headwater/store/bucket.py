@@ -25,7 +25,7 @@ import numpy as np
 from headwater.errors import LocalProtocolError, VBucketDamaged
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.frames import DurabilityLevel
-from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.kernels.memory import Bytes, Column
 from headwater.protocol.manifest import Collection, Manifest
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
@@ -33,7 +33,7 @@ from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuu
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
 from headwater.store.checked_engine import CheckedEngine, CheckedView
-from headwater.store.commits import GroupCommit, PendingCommit, YoungCommits
+from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
     MANIFEST,
     BucketFacts,
@@ -51,8 +51,6 @@ from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
 from headwater.store.vbuckets import VBuckets, encode_stored_event, manifest_of_runs
-
-_COMMIT_LOW = 0xFFFFFFFF
 
 MakeValue = Callable[[Cas, Seqno], bytes]
 """A value that names its own write: it is made once the CAS and the seqno are known."""
@@ -107,6 +105,8 @@ class Bucket:
         """Called with each vbucket that is stopped, in the thread that found the damage."""
         self.max_ttl_s = 0
         """How long documents live at most where their collection does not say; 0 for no bound."""
+        self._columns: tuple[Column, Column] = (np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.uint32))
+        self._columns_of: tuple[Manifest | None, int] = (None, 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -115,6 +115,17 @@ class Bucket:
     def max_ttl_s_of(self, collection: Collection) -> int:
         """How long documents of a collection live at most; 0 for no bound. None in the manifest is the bucket's own."""
         return self.max_ttl_s if collection.max_ttl_s is None else collection.max_ttl_s
+
+    @property
+    def collection_columns(self) -> tuple[Column, Column]:
+        """For kernels: the ids of the collections, ascending, and the longest life of a document in each; 0 for any."""
+        manifest, max_ttl_s = self._columns_of
+        if manifest is not self.manifest or max_ttl_s != self.max_ttl_s:
+            by_id = sorted((found.id, self.max_ttl_s_of(found)) for _, found in self.manifest.collections())
+            columns = np.array(by_id, dtype=np.uint32).reshape(-1, 2).T
+            self._columns = np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[1])
+            self._columns_of = self.manifest, self.max_ttl_s
+        return self._columns
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -154,24 +165,24 @@ class Bucket:
             self.on_damage(error)
 
     def _young_frame(self, vbucket: int, entry: Entry) -> Bytes | None:
-        if entry.commit == self.pending.number & _COMMIT_LOW:
+        if entry.commit == self.pending.number & COMMIT_LOW:
             return self.pending.find(vbucket, entry.seqno)
         for commit in (self.in_flight, self._young_by_low(entry.commit)):
-            if commit is not None and commit.number & _COMMIT_LOW == entry.commit:
+            if commit is not None and commit.number & COMMIT_LOW == entry.commit:
                 run = commit.run(vbucket)
                 start, end = find_seqno(run, entry.seqno)
                 return run[start:end] if start >= 0 else None
         return None
 
     def _young_by_low(self, low: int) -> GroupCommit | None:
-        high = self.durable_commit & ~_COMMIT_LOW
-        return self.young.get(high | low) or self.young.get((high - _COMMIT_LOW - 1) | low)
+        high = self.durable_commit & ~COMMIT_LOW
+        return self.young.get(high | low) or self.young.get((high - COMMIT_LOW - 1) | low)
 
     def commit_of(self, entry: Entry) -> int:
         """The number of the commit that has to be durable before the entry may be shown to a client."""
-        if entry.commit == self.pending.number & _COMMIT_LOW:
+        if entry.commit == self.pending.number & COMMIT_LOW:
             return self.pending.number
-        if self.in_flight is not None and entry.commit == self.in_flight.number & _COMMIT_LOW:
+        if self.in_flight is not None and entry.commit == self.in_flight.number & COMMIT_LOW:
             return self.in_flight.number
         return self.durable_commit
 
@@ -235,7 +246,7 @@ class Bucket:
         self.vbuckets.superseded[vbucket] += supersedes
         entry = Entry(
             seqno=change.seqno, cas=change.cas, rev_seqno=change.rev_seqno, expiry=expiry,
-            commit=self.pending.number & _COMMIT_LOW, is_deleted=is_deleted, is_locked=is_locked,
+            commit=self.pending.number & COMMIT_LOW, is_deleted=is_deleted, is_locked=is_locked,
             has_xattrs=Datatype.XATTR in change.datatype,
         )  # fmt: skip
         self.index.put(vbucket, as_run(change.encode_key()), entry)
@@ -252,7 +263,7 @@ class Bucket:
         index, numbers = self.index, self.vbuckets
         index.make_room(vbucket, documents)
         superseded, cas_max, deleted_rev = index_run(
-            index.slots, index.tables, vbucket, index.secret, run, commit & _COMMIT_LOW
+            index.slots, index.tables, vbucket, index.secret, run, commit & COMMIT_LOW
         )
         numbers.superseded[vbucket] += superseded
         numbers.max_cas[vbucket] = max(int(numbers.max_cas[vbucket]), int(cas_max))

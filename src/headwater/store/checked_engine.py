@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headwater.errors import DataDamaged, VBucketDamaged
-from headwater.protocol.kernels.memory import Bytes, read_only, u32, u64
+from headwater.protocol.kernels.memory import Bytes, Int64s, read_only, u32, u64
 from headwater.store.checksums import (
     ABSENT,
     DAMAGED,
@@ -64,6 +64,10 @@ class CheckedEngine:
     @property
     def was_left_alone(self) -> bool:
         return self.unchecked.was_left_alone
+
+    @property
+    def block_versions(self) -> Int64s:
+        return self.unchecked.block_versions
 
     @contextmanager
     def view(self) -> Iterator[CheckedView]:

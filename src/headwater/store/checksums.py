@@ -54,7 +54,7 @@ PIECE_BYTES = 4096
 CHECKSUM_BYTES = 4
 ENTRY_BYTES = 16
 """Of the directory of a block, for each piece."""
-_END_BYTES = 8
+BLOCK_END_BYTES = 8
 ABSENT, DAMAGED = -1, -2
 """What `find_frame` returns in place of a position."""
 
@@ -180,7 +180,7 @@ def open_row(row: memoryview, seed: int) -> memoryview | None:
 
 def seal_block(run: Bytes, seed: int) -> Bytes:
     """A run as the row of a block."""
-    row = np.empty(len(run) + (len(run) // PIECE_BYTES + 1) * ENTRY_BYTES + _END_BYTES, dtype=np.uint8)
+    row = np.empty(len(run) + (len(run) // PIECE_BYTES + 1) * ENTRY_BYTES + BLOCK_END_BYTES, dtype=np.uint8)
     return row[: _seal_block(run, u32(seed), row)]
 
 
@@ -210,16 +210,16 @@ def _seal_block(run: AnyBytes, seed: UInt32, row: Bytes) -> int:
             start = at
     store_u32(row, entry, u32((entry - len(run)) // ENTRY_BYTES))
     store_u32(row, entry + 4, _finish(row, i64(len(run)), entry + 4, u32(seed) ^ _ONES) ^ _ONES)
-    return entry + _END_BYTES
+    return entry + BLOCK_END_BYTES
 
 
 @inlined_part
 def _directory(row: Bytes, seed: int) -> int:
     """Where the directory of a block starts, which is where its frames end; -1 where it is damaged."""
     size = i64(len(row))
-    if size < _END_BYTES:
+    if size < BLOCK_END_BYTES:
         return -1
-    start: int = size - _END_BYTES - ENTRY_BYTES * i64(load_u32(row, size - _END_BYTES))
+    start: int = size - BLOCK_END_BYTES - ENTRY_BYTES * i64(load_u32(row, size - BLOCK_END_BYTES))
     if start < 0 or _finish(row, start, size - 4, u32(seed) ^ _ONES) ^ _ONES != load_u32(row, size - 4):
         return -1
     return start
@@ -236,7 +236,7 @@ def check_block(row: AnyBytes, seed: UInt32) -> int:
     directory = _directory(row, seed)
     if directory < 0:
         return -1
-    pieces = (i64(len(row)) - _END_BYTES - directory) // ENTRY_BYTES
+    pieces = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
     piece = i64(0)
     while piece + 3 <= pieces:
         entry = directory + piece * ENTRY_BYTES
@@ -282,7 +282,7 @@ def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
     if directory < 0:
         return i64(DAMAGED), i64(DAMAGED)
     low = i64(0)
-    pieces = high = (i64(len(row)) - _END_BYTES - directory) // ENTRY_BYTES
+    pieces = high = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
     while low < high:
         middle = (low + high) // 2
         if load_u64(row, directory + middle * ENTRY_BYTES) < seqno:
@@ -301,6 +301,18 @@ def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
             return at, end
         at = end
     return i64(ABSENT), i64(ABSENT)
+
+
+@kernel_part
+def checksum_of(data: Bytes, start: int, end: int) -> int:
+    """The checksum of a part of some bytes, as the directory of a block has it of a piece."""
+    return int(_finish(data, start, end, _ONES) ^ _ONES)
+
+
+@kernel
+def directory_start(row: AnyBytes, seed: UInt32) -> int:
+    """Where the directory of a block starts; -1 where it is damaged."""
+    return _directory(row, seed)
 
 
 @kernel

@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headwater.protocol.kernels.memory import Bytes, Column
+from headwater.protocol.kernels.memory import Bytes, Column, address_of
 from headwater.store.engine import Change
 from headwater.store.runs import as_run, find_seqno, first_seqno, group_by_vbucket
 
 _FIRST_BYTES = 1024 * 1024
 _FIRST_ITEMS = 4096
+_FIRST_PLACES = 4096
+COMMIT_LOW = 0xFFFFFFFF
+"""The index keeps so much of a commit's number."""
+PLACE_NUMBER, PLACE_DATA, PLACE_STARTS = range(3)
+"""Columns of `YoungCommits.places`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +55,16 @@ class YoungCommits(dict[int, GroupCommit]):
     def __init__(self, commits: Iterable[GroupCommit] = ()) -> None:
         super().__init__()
         self.total_bytes = 0
+        self.places = np.full((_FIRST_PLACES, 3), -1, dtype=np.int64)
+        """For kernels: the low half of a commit's number, the addresses of its data and of its group starts. A commit
+        has the row of its number modulo the rows, of which there is a power of two."""
         self._by_vbucket: dict[int, deque[GroupCommit]] = {}
         for commit in commits:
             self[commit.number] = commit
 
     def __setitem__(self, number: int, commit: GroupCommit) -> None:
         super().__setitem__(number, commit)
+        self._enter_place(commit)
         self.total_bytes += len(commit.data)
         for vbucket in commit.vbuckets():
             self._by_vbucket.setdefault(vbucket, deque()).append(commit)
@@ -63,10 +72,20 @@ class YoungCommits(dict[int, GroupCommit]):
     def __delitem__(self, number: int) -> None:
         commit = self[number]
         super().__delitem__(number)
+        self.places[number & (len(self.places) - 1)] = -1
         self.total_bytes -= len(commit.data)
         for vbucket in commit.vbuckets():
             oldest = self._by_vbucket[vbucket].popleft()
             assert oldest is commit, "commits are settled in their order"
+
+    def _enter_place(self, commit: GroupCommit) -> None:
+        row = self.places[commit.number & (len(self.places) - 1)]
+        if row[PLACE_NUMBER] != -1:
+            self.places = np.full((2 * len(self.places), 3), -1, dtype=np.int64)
+            for known in self.values():
+                self._enter_place(known)
+            return
+        row[:] = commit.number & COMMIT_LOW, address_of(commit.data), address_of(commit.group_starts)
 
     def of(self, vbucket: int, *, after_seqno: int = 0) -> list[GroupCommit]:
         """The commits that may have changes of a vbucket after a seqno, oldest first.

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+
+from headwater.protocol.cluster_config import VBUCKETS_MAX
+from headwater.protocol.kernels.memory import Int64s
+
 
 class Table(Enum):
     BUCKET = b"bucket"
@@ -63,6 +68,11 @@ class Engine(Protocol):
         """Whether the tables are those that were closed last, where they were closed: no copy, nor brought back."""
         ...
 
+    @property
+    def block_versions(self) -> Int64s:
+        """By vbucket, a number that rises after a write has changed its blocks; the last one rises with every such."""
+        ...
+
     def view(self) -> AbstractContextManager[View]: ...
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -70,6 +80,21 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def new_block_versions() -> Int64s:
+    return np.zeros(VBUCKETS_MAX + 1, dtype=np.int64)
+
+
+def count_block_writes(versions: Int64s, changes: Sequence[Change]) -> None:
+    """Raise the versions of the vbuckets whose blocks have been changed. Called once the changes are durable.
+
+    The last is raised first: a reader that finds it as it was before has read no version that was raised since.
+    """
+    changed = [int.from_bytes(change.key[:2]) for change in changes if change.table is Table.BLOCKS]
+    if changed:
+        versions[-1] += 1
+        versions[changed] += 1
 
 
 # --- tables in memory ---------------------------------------------------------------------------------------------
@@ -87,6 +112,7 @@ class MemoryEngine:
     def __init__(self) -> None:
         self._rows: Rows = {table: {} for table in Table}
         self._keys: Keys = {table: [] for table in Table}
+        self.block_versions: Int64s = new_block_versions()
         self._open_views = 0
         """Views of the tables as they are now."""
 
@@ -113,6 +139,7 @@ class MemoryEngine:
                 rows[change.key] = bytes(change.value)
             elif rows.pop(change.key, None) is not None:
                 del keys[bisect_left(keys, change.key)]
+        count_block_writes(self.block_versions, changes)
 
     def close(self) -> None:
         """Nothing to close: the tables stay, so that a bucket can be opened from them again."""

@@ -29,7 +29,8 @@ import lmdb
 import numpy as np
 
 from headwater.errors import DataDamaged, DataInUse, StoreError, StoreFull
-from headwater.store.engine import Change, PutRow, Table, View
+from headwater.protocol.kernels.memory import Int64s
+from headwater.store.engine import Change, PutRow, Table, View, count_block_writes, new_block_versions
 
 MAP_BYTES = 2**42
 """Address space, not disk: the file grows as it is filled."""
@@ -49,6 +50,7 @@ class LmdbEngine:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._was_written = False
+        self.block_versions: Int64s = new_block_versions()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _hold(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -98,6 +100,7 @@ class LmdbEngine:
                 transaction.put(_TRANSACTION, _NUMBER.pack(transaction.id()), db=self._own_table)
         except lmdb.Error as error:
             raise _translated(error, self._folder) from error
+        count_block_writes(self.block_versions, changes)
 
     def close(self) -> None:
         """Does nothing the second time: by then the number of the lock may be another file's."""

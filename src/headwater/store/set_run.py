@@ -90,7 +90,7 @@ _RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
 _ACTIVE = int(VBucketState.ACTIVE)
 _SUCCESS = int(Status.SUCCESS)
 _DEFAULT_COLLECTION = int(DEFAULT_COLLECTION)
-_UNKNOWN = -1
+UNKNOWN_COLLECTION = -1
 
 
 class SetRunStop(IntEnum):
@@ -125,10 +125,7 @@ def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_to
     pending.reserve(len(data) + requests_max * _GROWTH_BYTES, requests_max)
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
-    # The ids of the collections, ascending, and the longest life of a document in each; 0 for no bound.
-    by_id = sorted((collection.id, bucket.max_ttl_s_of(collection)) for _, collection in bucket.manifest.collections())
-    known = np.array([number for number, _ in by_id], dtype=np.uint32)
-    max_ttls = np.array([max_ttl_s for _, max_ttl_s in by_id], dtype=np.uint32)
+    known, max_ttls = bucket.collection_columns
     # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
     undecided = bucket.prepares.counts
     states = np.where(undecided > 0, ABSENT, numbers.states) if undecided.any() else numbers.states
@@ -200,14 +197,14 @@ def _apply(
         end = at + HEADER_BYTES + i64(load_u32(data, at + 8))
         if end > len(data):
             break
-        collection = _collection(data, key_at, value_at, collections, known)
-        if collection == _UNKNOWN:
+        collection = known_collection(data, key_at, value_at, collections, known)
+        if collection == UNKNOWN_COLLECTION:
             stop = _OTHER
             break
         if is_full(tables, vbucket):
             stop = _GROW
             break
-        high, low = _key_hash(data, key_at, value_at, collections, scratch, secret)
+        high, low = key_hash(data, key_at, value_at, collections, scratch, secret)
         slot = probe(slots, tables[vbucket, BASE], tables[vbucket, CAPACITY], high, low)
         if slot >= 0:
             if slots[slot, REVISION] & u64(LOCKED | HAS_XATTRS):
@@ -254,22 +251,22 @@ def _is_plain_set(data: Bytes, at: int) -> bool:
 
 
 @inlined_part
-def _collection(data: Bytes, key_at: int, key_end: int, collections: bool, known: Column) -> int:
-    """Where the collection of a sound key stands among those that are known, or `_UNKNOWN`."""
+def known_collection(data: Bytes, key_at: int, key_end: int, collections: bool, known: Column) -> int:
+    """Where the collection of a sound key stands among those that are known, or `UNKNOWN_COLLECTION`."""
     key_bytes = key_end - key_at
     if not collections:
         is_sound = 1 <= key_bytes <= KEY_BYTES_MAX and len(known) != 0 and known[0] == _DEFAULT_COLLECTION
-        return 0 if is_sound else _UNKNOWN
+        return 0 if is_sound else UNKNOWN_COLLECTION
     prefix = prefix_bytes(data, key_at, key_end)
     if prefix == 0 or key_bytes - prefix < 1 or key_bytes - prefix > KEY_BYTES_MAX:
-        return _UNKNOWN
+        return UNKNOWN_COLLECTION
     collection = collection_id(data, key_at)
     position = np.searchsorted(known, u32(collection))
-    return position if position < len(known) and known[position] == collection else _UNKNOWN
+    return position if position < len(known) and known[position] == collection else UNKNOWN_COLLECTION
 
 
 @inlined_part
-def _key_hash(
+def key_hash(
     data: Bytes, key_at: int, key_end: int, collections: bool, scratch: Bytes, secret: Column
 ) -> tuple[int, int]:
     """The hash of the key as it is stored: with its collection id."""

@@ -5,8 +5,8 @@ back, and with it all that follow: `Outgoing` says which commit it waits for, an
 sends it when the bucket has published that commit. The answer to a durable write waits for its outcome
 (`DeferredAnswer`); a peer that has agreed to unordered execution gets other answers meanwhile.
 
-Runs of plain sets, which is what bulk loads consist of, are handled by a kernel (`store.set_run`); everything else goes
-message by message through the table of handlers.
+Runs of plain sets, which is what bulk loads consist of, and of gets are handled by kernels (`store.set_run`,
+`store.read_run`); everything else goes message by message through the table of handlers.
 
 What one call of `receive_data` does is bounded, so that a connection can't keep the others waiting: requests that are
 left wait for the next turn. They also wait for a log-in to be checked, for a durable write to be decided, for answers
@@ -38,6 +38,7 @@ from headwater.node.service import BucketService, RequestRefused, Service
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.flow_control import COUNTED
 from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, RequestInfo, decode_frame_infos, find
+from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Request, Response
 from headwater.protocol.status import Status, status_for_peer
@@ -62,6 +63,7 @@ SILENT_ON_SUCCESS = frozenset(
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
 WRITE_OPCODES = frozenset(request.opcode for request, action in NEEDED.items() if action is Action.WRITE)
+_GETS = frozenset({Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ})
 _SERVED_INFOS = frozenset(
     {RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL, RequestInfo.STREAM_ID}
 )
@@ -238,7 +240,7 @@ class KvSession(SessionState):
         self._turn_requests = self._turn_bytes = 0
         try:
             while (waits_for := self._next_waits_for()) is Waits.FOR_NOTHING:
-                if self._handle_sets():
+                if self._handle_run():
                     continue
                 frame = self._next_frame()
                 if frame is None:
@@ -337,33 +339,54 @@ class KvSession(SessionState):
         """What has come and is not a whole request yet, or is held back."""
         return self._frames.buffered_bytes
 
-    def _handle_sets(self) -> bool:
-        """Hand a run of plain sets to the kernel. False where there is none."""
+    def _handle_run(self) -> bool:
+        """Hand a run of plain sets or of gets to its kernel. False where there is none."""
         if self.bucket is None or self.bucket.is_waiting or self._held is not None:
             return False
         if self._frames.buffered_bytes < HEADER_BYTES:
             return False
-        before = self.bucket.bucket.pending.used_bytes
         with self._frames.peek() as view:
-            if view[0] != Magic.REQUEST or view[1] not in (Opcode.SET, Opcode.SETQ) or not self.may(Action.WRITE):
+            if view[0] != Magic.REQUEST:
                 return False
-            run = apply_set_run(
-                self.bucket.bucket,
-                np.frombuffer(view, dtype=np.uint8),
-                collections=self.negotiated.collections,
-                mutation_tokens=self.has(Feature.MUTATION_SEQNO),
-                now_ns=self.service.now_ns(),
-            )
+            if view[1] in (Opcode.SET, Opcode.SETQ):
+                return self._apply_sets(self.bucket, np.frombuffer(view, dtype=np.uint8))
+            if view[1] in _GETS:
+                return self._answer_reads(self.bucket, np.frombuffer(view, dtype=np.uint8))
+        return False
+
+    def _apply_sets(self, bucket: BucketService, data: Bytes) -> bool:
+        if not self.may(Action.WRITE):
+            return False
+        before = bucket.bucket.pending.used_bytes
+        run = apply_set_run(
+            bucket.bucket,
+            data,
+            collections=self.negotiated.collections,
+            mutation_tokens=self.has(Feature.MUTATION_SEQNO),
+            now_ns=self.service.now_ns(),
+        )
         self._frames.skip(run.consumed_bytes)
         if run.sets:
             self.requests += run.sets
             self._reply += run.responses
-            if self.bucket.ack_when_durable:
-                self._reply_commit = max(self._reply_commit, self.bucket.bucket.pending.number)
-            self._writes.add(self.bucket, before)
+            if bucket.ack_when_durable:
+                self._reply_commit = max(self._reply_commit, bucket.bucket.pending.number)
+            self._writes.add(bucket, before)
             self._turn_bytes += TURN_BYTES if run.is_cut_short else run.consumed_bytes
-            self.bucket.on_change()
+            bucket.on_change()
         return run.sets > 0
+
+    def _answer_reads(self, bucket: BucketService, data: Bytes) -> bool:
+        if not self.may(Action.READ):
+            return False
+        run = bucket.reads.answer_run(data, collections=self.negotiated.collections, shows_json=self.understands_json)
+        self._frames.skip(run.consumed_bytes)
+        self.requests += run.reads
+        self._reply += run.responses
+        self._turn_bytes += run.consumed_bytes + len(run.responses)
+        if bucket.ack_when_durable:
+            self._reply_commit = max(self._reply_commit, run.commit)
+        return run.reads > 0
 
     def _handle(self, frame: Frame) -> None:
         """Handle one request, and count what it takes."""

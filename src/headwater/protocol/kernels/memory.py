@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
 from headwater.protocol.kernels.machine_code import KernelCache, register_kernel
@@ -184,6 +185,33 @@ borrowed: Any = intrinsic(_borrowed)
 """The same array without its reference count, for a kernel to hand to its parts. These count references wherever the
 compiler does not see that it is needless, and for one item that takes as long as the rest of the work. The caller of
 the kernel holds the array meanwhile."""
+
+
+def _array_at(item: Any, item_bytes: int) -> Any:
+    array_type = types.Array(item, 1, "C")
+
+    def array_at(typing_context: Any, address: Any, length: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            made = context.make_array(array_type)(context, builder)
+            pointer = builder.inttoptr(args[0], context.get_data_type(item).as_pointer())
+            stride = context.get_constant(types.intp, item_bytes)
+            populate_array(made, data=pointer, shape=[args[1]], strides=[stride], itemsize=stride, meminfo=None)
+            return made._getvalue()
+
+        return array_type(types.int64, types.int64), codegen
+
+    return intrinsic(array_at)
+
+
+bytes_at = _array_at(types.uint8, 1)
+"""The bytes at an address, so many of them, as an array. The caller of the kernel holds the memory meanwhile."""
+int64s_at = _array_at(types.int64, 8)
+
+
+def address_of(array: Column) -> int:
+    """Where an array lies, for a table of addresses that a kernel reads. What keeps the address keeps the array."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:

@@ -1,0 +1,355 @@
+"""The read kernel: a run of gets, from request bytes to answers in one pass.
+
+Key-value sessions call it with what has come. The kernel takes the requests as they lie in the receive buffer, looks
+each key up in the index, finds the newest version where it lies (`frame_places`) and writes the answer. It stops in
+front of the first request that is anything else, or that needs a closer look, such as one for a document that is locked
+or has expired, and leaves it to the handlers of `node.kv`, which must always give the same result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from headwater.protocol.frames import HEADER_BYTES
+from headwater.protocol.kernels.frame_header import GET, GETK, GETKQ, GETQ, JSON, RAW, REQUEST, RESPONSE, XATTR
+from headwater.protocol.kernels.memory import (
+    Bytes,
+    Column,
+    Int64Rows,
+    Int64s,
+    UInt16s,
+    UInt32s,
+    UInt64Rows,
+    UInt64s,
+    borrowed,
+    bytes_at,
+    copy_bytes,
+    i64,
+    inlined_part,
+    kernel,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_u16,
+    store_u32,
+    store_u64,
+    u16,
+    u32,
+    u64,
+)
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.numbers import KEY_BYTES_MAX
+from headwater.protocol.status import Status
+from headwater.store.bucket import Bucket
+from headwater.store.commits import COMMIT_LOW
+from headwater.store.engine import View
+from headwater.store.frame_places import (
+    NOT_FOUND,
+    UNKNOWN_BLOCKS,
+    UNKNOWN_DIRECTORY,
+    BlockPlaces,
+    in_blocks,
+    in_pending,
+    in_run,
+    in_young,
+)
+from headwater.store.index import BASE, CAPACITY, CAS, DELETED, LOCKED, PLACE, REVISION, SEQNO, probe
+from headwater.store.runs import EMPTY_RUN
+from headwater.store.set_run import UNKNOWN_COLLECTION, key_hash, known_collection
+from headwater.store.vbuckets import ABSENT
+
+ANSWERS_BYTES = 256 * 1024
+"""What one call of the kernel may answer; more for a single large document."""
+_FLAGS_BYTES = 4
+_STORED_FLAGS_AT = HEADER_BYTES + 16
+"""In a stored mutation they follow seqno and revision."""
+_ACTIVE = int(VBucketState.ACTIVE)
+_SUCCESS = int(Status.SUCCESS)
+_KEY_ENOENT = int(Status.KEY_ENOENT)
+_NO_STARTS: Column = np.zeros(1, dtype=np.int64)
+_NO_COMMIT = -1
+_NO_ROOM, _DAMAGED = -1, -2
+"""In place of where an answer ends."""
+_ANSWER_GROWTH_BYTES = HEADER_BYTES
+"""An answer is at most so much longer than the stored frame, whose extras are longer than its flags."""
+
+
+class ReadRunStop(IntEnum):
+    """Why the kernel stopped."""
+
+    END = 0
+    """No whole request is left."""
+    OTHER = 1
+    """The next request is for the handlers."""
+    ROOM = 2
+    """The next answer has no room."""
+    BLOCKS = 3
+    """Where the blocks of a vbucket lie has to be found out."""
+    DIRECTORY = 4
+    """The directory of a block has to be read."""
+
+
+_END, _OTHER, _ROOM, _BLOCKS, _DIRECTORY = (int(stop) for stop in ReadRunStop)
+
+
+class Shows(IntEnum):
+    """What the answers show that is not durable: they have to wait for it."""
+
+    DURABLE = 0
+    IN_FLIGHT = 1
+    PENDING = 2
+
+
+_IN_FLIGHT, _PENDING = int(Shows.IN_FLIGHT), int(Shows.PENDING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRun:
+    """What the kernel did."""
+
+    consumed_bytes: int
+    reads: int
+    responses: bytes
+    commit: int
+    """The commit that has to be durable before the answers are sent; 0 for none."""
+
+
+class DocumentReads:
+    """The reads of one bucket: the kernel, and the memory it works with."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._places = BlockPlaces(len(bucket.vbuckets))
+        self._scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
+        self._answers: Bytes = np.empty(ANSWERS_BYTES, dtype=np.uint8)
+
+    def answer_run(self, data: Bytes, *, collections: bool, shows_json: bool) -> ReadRun:
+        """Answer the gets at the front of `data`, about `ANSWERS_BYTES` of answers at most.
+
+        `collections` says whether their keys have a collection id, `shows_json` whether the client knows of JSON.
+        """
+        engine = self._bucket.engine
+        versions = engine.block_versions
+        # Blocks may be written in another thread. What is known of them is good for this view if none was while it was
+        # taken: a page that is given up is not used for anything else as long as a view of before is open.
+        version = versions[-1]
+        answers, at, written, reads, shows = self._answers, 0, 0, 0, int(Shows.DURABLE)
+        with engine.unchecked.view() as view:
+            while versions[-1] == version:
+                stop, at, written, reads, shows, vbucket, wanted = self._answer(
+                    data, at, answers, written, reads, shows, versions, collections=collections, shows_json=shows_json
+                )
+                if stop == ReadRunStop.BLOCKS:
+                    self._enter_blocks(view, vbucket, version)
+                elif stop == ReadRunStop.ROOM and not written:
+                    answers = np.empty(wanted, dtype=np.uint8)
+                elif stop != ReadRunStop.DIRECTORY or not self._places.enter_directory(vbucket, wanted):
+                    break  # Where a directory is damaged the handlers find that, too, and know what to do.
+        return ReadRun(
+            consumed_bytes=at, reads=reads, responses=answers[:written].tobytes(), commit=self._commit_number(shows)
+        )
+
+    def _enter_blocks(self, view: View, vbucket: int, version: int) -> None:
+        versions = self._bucket.engine.block_versions
+        of_vbucket = int(versions[vbucket])
+        if versions[-1] == version:
+            self._places.enter_blocks(view, vbucket, version=of_vbucket)
+
+    def _answer(
+        self, data: Bytes, at: int, answers: Bytes, written: int, reads: int, shows: int, versions: Column, *,
+        collections: bool, shows_json: bool,
+    ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
+        bucket, numbers = self._bucket, self._bucket.vbuckets
+        index, pending, in_flight = bucket.index, bucket.pending, bucket.in_flight
+        # A request may have to wait for a durable write, which is the session's to see: to the kernel the vbuckets that
+        # have one are not here.
+        prepares = bucket.prepares
+        states = np.where(prepares.counts > 0, ABSENT, numbers.states) if prepares.held_bytes else numbers.states
+        return _answer(
+            data, at, collections, shows_json, bucket.environment.now_s(), bucket.collection_columns[0], self._scratch,
+            index.slots, index.tables, index.secret, states,
+            pending.frames, pending.vbuckets, pending.starts, pending.count, pending.used_bytes,
+            pending.number & COMMIT_LOW,
+            EMPTY_RUN if in_flight is None else in_flight.data,
+            _NO_STARTS if in_flight is None else in_flight.group_starts,
+            _NO_COMMIT if in_flight is None else in_flight.number & COMMIT_LOW,
+            bucket.young.places, self._places.heads, versions, answers, written, reads, shows,
+        )  # fmt: skip
+
+    def _commit_number(self, shows: int) -> int:
+        if shows == Shows.PENDING:
+            return self._bucket.pending.number
+        in_flight = self._bucket.in_flight
+        return in_flight.number if shows == Shows.IN_FLIGHT and in_flight is not None else 0
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _answer(
+    data: Bytes, at: int, collections: bool, shows_json: bool, now_s: int, known: UInt32s, scratch: Bytes,
+    slots: UInt64Rows, tables: Int64Rows, secret: UInt64s, states: Bytes,
+    pending: Bytes, item_vbuckets: UInt16s, item_starts: Int64s, items: int, pending_used: int, pending_low: int,
+    flying: Bytes, flying_starts: Int64s, flying_low: int, young: Int64Rows, heads: Int64Rows, versions: Int64s,
+    answers: Bytes, written: int, reads: int, shows: int,
+) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
+    """Returns why and where it stopped, the end of the answers, how many and what they show, and, where it stopped for
+    want of something: the vbucket, and the seqno or the room that is wanted."""
+    data = borrowed(data)
+    known = borrowed(known)
+    scratch = borrowed(scratch)
+    secret = borrowed(secret)
+    pending = borrowed(pending)
+    flying = borrowed(flying)
+    answers = borrowed(answers)
+    at = i64(at)
+    written = i64(written)
+    reads = i64(reads)
+    shows = i64(shows)
+    vbucket = i64(0)
+    wanted = i64(0)
+    stop = _END
+    while len(data) - at >= HEADER_BYTES:
+        vbucket = i64(load_u16(data, at + 6))
+        if not _is_plain_get(data, at) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
+            stop = _OTHER
+            break
+        key_at = at + HEADER_BYTES
+        end = key_at + i64(load_u16(data, at + 2))
+        if end > len(data):
+            break
+        if known_collection(data, key_at, end, collections, known) == UNKNOWN_COLLECTION:
+            stop = _OTHER
+            break
+        if len(answers) - written < HEADER_BYTES:
+            stop = _ROOM
+            break
+        high, low = key_hash(data, key_at, end, collections, scratch, secret)
+        capacity = tables[vbucket, CAPACITY]
+        slot = probe(slots, tables[vbucket, BASE], capacity, high, low) if capacity else i64(-1)
+        if slot < 0:
+            written = _write_miss(data, at, answers, written)
+            reads += 1
+            at = end
+            continue
+        if _needs_closer_look(slots[slot, REVISION], slots[slot, PLACE], now_s):
+            stop = _OTHER
+            break
+        commit_low = i64(slots[slot, PLACE] & u64(COMMIT_LOW))
+        if slots[slot, REVISION] & u64(DELETED):
+            answer_end = _write_miss(data, at, answers, written)
+        else:
+            wanted = i64(slots[slot, SEQNO])
+            address, frame_bytes = _locate(
+                commit_low, vbucket, wanted, pending, item_vbuckets, item_starts, items, pending_used, pending_low,
+                flying, flying_starts, flying_low, young, heads, versions,
+            )  # fmt: skip
+            if address <= NOT_FOUND:
+                stop = _BLOCKS if address == UNKNOWN_BLOCKS else _DIRECTORY if address == UNKNOWN_DIRECTORY else _OTHER
+                break
+            frame = bytes_at(address, frame_bytes)
+            answer_end = _write_hit(data, at, slots[slot, CAS], frame, shows_json, answers, written)
+        if answer_end < 0:
+            stop = _ROOM if answer_end == _NO_ROOM else _OTHER
+            wanted = frame_bytes + _ANSWER_GROWTH_BYTES
+            break
+        if commit_low == pending_low:
+            shows = i64(_PENDING)
+        elif commit_low == flying_low:
+            shows = max(shows, i64(_IN_FLIGHT))
+        written = answer_end
+        reads += 1
+        at = end
+    return stop, at, written, reads, shows, vbucket, wanted
+
+
+@inlined_part
+def _needs_closer_look(revision: int, place: int, now_s: int) -> bool:
+    """A lock may have run out, and a document that has expired is to become an expiration."""
+    expiry = i64(place >> u64(32))
+    return bool(revision & u64(LOCKED) or (0 < expiry <= now_s and not revision & u64(DELETED)))
+
+
+@inlined_part
+def _locate(
+    commit_low: int, vbucket: int, seqno: int, pending: Bytes, item_vbuckets: Column, item_starts: Column, items: int,
+    pending_used: int, pending_low: int, flying: Bytes, flying_starts: Column, flying_low: int, young: Column,
+    heads: Column, versions: Column,
+) -> tuple[int, int]:  # fmt: skip
+    """The address and the length of a stored frame, or why there is none yet."""
+    if commit_low == pending_low:
+        address, frame_bytes = in_pending(pending, item_vbuckets, item_starts, items, pending_used, vbucket, seqno)
+    elif commit_low == flying_low:
+        run_at, run_end = flying_starts[vbucket], flying_starts[vbucket + 1]
+        address, frame_bytes = in_run(flying.ctypes.data + run_at, run_end - run_at, seqno)
+    else:
+        address, frame_bytes = in_young(young, commit_low, vbucket, seqno)
+    if address == NOT_FOUND:
+        address, frame_bytes = in_blocks(heads, versions[vbucket], vbucket, seqno)
+    return address, frame_bytes
+
+
+@inlined_part
+def _is_plain_get(data: Bytes, at: int) -> bool:
+    """Whether the header at `at` is that of a get with sound lengths, and with nothing beside its key."""
+    opcode = data[at + 1]
+    if data[at] != REQUEST or opcode not in (GET, GETQ, GETK, GETKQ):
+        return False
+    if data[at + 4] != 0 or data[at + 5] != RAW or load_u64(data, at + 16) != 0:
+        return False
+    return bool(load_u32(data, at + 8) == u32(load_u16(data, at + 2)))
+
+
+@inlined_part
+def _write_miss(data: Bytes, at: int, answers: Bytes, to: int) -> int:
+    """That there is no such document, unless the get at `at` is quiet about it. Returns where the answer ends."""
+    if data[at + 1] == GETQ or data[at + 1] == GETKQ:
+        return to
+    _write_header(data, at, 0, 0, RAW, _KEY_ENOENT, 0, u64(0), answers, to)
+    return to + HEADER_BYTES
+
+
+@inlined_part
+def _write_hit(
+    data: Bytes, at: int, cas: int, frame: Bytes, shows_json: bool, answers: Bytes, to: int
+) -> int:  # fmt: skip
+    """The document in a stored frame as the answer to the get at `at`. Returns where it ends, or why there is none."""
+    datatype = i64(frame[5])
+    value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
+    if datatype & XATTR:
+        # Plain commands do not see extended attributes, which stand in front of the body.
+        if len(frame) - value_at < 4 or i64(load_u32(frame, value_at)) > len(frame) - value_at - 4:
+            return _DAMAGED
+        value_at += 4 + i64(load_u32(frame, value_at))
+    value_bytes = i64(len(frame) - value_at)
+    key_bytes = i64(load_u16(data, at + 2)) if data[at + 1] >= GETK else i64(0)
+    body_bytes: int = _FLAGS_BYTES + key_bytes + value_bytes
+    if len(answers) - to < HEADER_BYTES + body_bytes:
+        return _NO_ROOM
+    shown = datatype & JSON if shows_json else i64(RAW)
+    _write_header(data, at, key_bytes, _FLAGS_BYTES, shown, _SUCCESS, body_bytes, cas, answers, to)
+    store_u32(answers, to + HEADER_BYTES, load_u32(frame, _STORED_FLAGS_AT))
+    key_to = to + HEADER_BYTES + _FLAGS_BYTES
+    copy_bytes(answers, key_to, data, at + HEADER_BYTES, key_bytes)
+    copy_bytes(answers, key_to + key_bytes, frame, value_at, value_bytes)
+    return to + HEADER_BYTES + body_bytes
+
+
+@inlined_part
+def _write_header(
+    data: Bytes, at: int, key_bytes: int, extras_bytes: int, datatype: int, status: int, body_bytes: int, cas: int,
+    answers: Bytes, to: int,
+) -> None:  # fmt: skip
+    answers[to] = RESPONSE
+    answers[to + 1] = data[at + 1]
+    store_u16(answers, to + 2, u16(key_bytes))
+    answers[to + 4] = extras_bytes
+    answers[to + 5] = datatype
+    store_u16(answers, to + 6, u16(status))
+    store_u32(answers, to + 8, u32(body_bytes))
+    store_u32(answers, to + 12, load_u32(data, at + 12))
+    store_u64(answers, to + 16, cas)

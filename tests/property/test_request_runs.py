@@ -1,0 +1,208 @@
+"""The kernels for runs of requests answer as the handlers do, whatever is mixed, pending, locked, expired or deleted.
+
+Two nodes with the same history under one clock get the same bytes. The sessions of one hand runs to the kernels
+(`store.set_run`, `store.read_run`), those of the other handle message by message. Both must answer with the same bytes,
+which wait for the same commit, and end with the same index.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.node.kv.session import KvSession, Outgoing
+from headwater.protocol.features import Feature
+from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.base import Request
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.messages.documents import (
+    Append,
+    Delete,
+    Get,
+    GetLocked,
+    GetQuiet,
+    GetWithKey,
+    GetWithKeyQuiet,
+    Set,
+    SetQuiet,
+    Touch,
+)
+from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocDictUpsert
+from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
+from headwater.protocol.values import Datatype
+from headwater.store.settling import settle_now
+from support.kv_harness import FEATURES, Client, Node
+
+KEYS = [b"a", b"b", b"c", b"d" * 250]
+FRUIT, UNKNOWN = CollectionId(8), CollectionId(9)
+VALUES = [b"", b"{}", b'{"name": "pear", "n": [1, 2, {"deep": null}]}', b"not json", b"x" * 5000, b"[1,2]"]
+GETS = [Get, Get, GetQuiet, GetWithKey, GetWithKeyQuiet]
+
+
+class Pair:
+    """Two nodes, of which the second answers message by message."""
+
+    def __init__(self, folder: Path, features: tuple[Feature, ...], *, ack_when_durable: bool) -> None:
+        self.nodes = [
+            Node(folder / name, vbuckets=4, ack_when_durable=ack_when_durable) for name in ("kernels", "handlers")
+        ]
+        for node in self.nodes:
+            node.set_manifest(Manifest().with_collection("_default", "fruit", max_ttl_s=30))
+            node.bucket.set_vbucket_state(2, VBucketState.REPLICA)
+            node.commit()
+        self._clients = [node.client(features=features) for node in self.nodes]
+        self._clients[1].session._handle_run = lambda: False  # type: ignore[method-assign]
+
+    def send(self, data: bytes) -> None:
+        for client in self._clients:
+            client.send(data)
+        ours, theirs = (_unsent(client) for client in self._clients)
+        assert ours == theirs
+        assert self._clients[0].session.requests == self._clients[1].session.requests
+
+    def each(self, step: str) -> None:
+        for node in self.nodes:
+            bucket = node.bucket
+            if step == "second":
+                node.clock.advance(1)
+            elif step == "seal":
+                bucket.seal()
+            elif step == "publish" and bucket.in_flight is not None:
+                bucket.persist(bucket.in_flight)
+                bucket.publish(bucket.in_flight)
+            elif step == "commit":
+                bucket.commit_now()
+            elif step == "settle" and bucket.in_flight is None:
+                bucket.commit_now()
+                settle_now(bucket)
+
+    def check_index(self) -> None:
+        ours, theirs = (node.bucket for node in self.nodes)
+        for vbucket in range(4):
+            for collection in (DEFAULT_COLLECTION, FRUIT):
+                for key in KEYS:
+                    assert ours.find(vbucket, collection, key) == theirs.find(vbucket, collection, key)
+
+
+def _unsent(client: Client) -> tuple[bytes, int]:
+    pieces = list(client.session.outgoing)
+    client.session.outgoing.clear()
+    waits_for = [piece.commit for piece in pieces if isinstance(piece, Outgoing) and not piece.may_be_sent]
+    return b"".join(piece.data for piece in pieces), max(waits_for, default=0)
+
+
+@contextmanager
+def pair(features: tuple[Feature, ...], *, ack_when_durable: bool = True) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        made = Pair(
+            Path(stack.enter_context(tempfile.TemporaryDirectory())), features, ack_when_durable=ack_when_durable
+        )
+        for node in made.nodes:
+            stack.callback(node.close)
+        yield made
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def requests(draw: st.DrawFn, *, collections: bool) -> bytes:
+    kind = draw(st.sampled_from([*GETS, *GETS, Set, Set, SetQuiet, Delete, GetLocked, Append, Touch, SubdocDictUpsert]))
+    fields: dict[str, object] = {
+        "vbucket": VBucketId(draw(st.sampled_from([0, 0, 0, 0, 1, 2, 3, 7]))),
+        "opaque": draw(st.integers(0, 2**32 - 1)),
+        "key": draw(st.sampled_from(KEYS)),
+    }
+    if collections:
+        fields["collection_id"] = draw(st.sampled_from([DEFAULT_COLLECTION, DEFAULT_COLLECTION, FRUIT, UNKNOWN]))
+    if kind in (Set, SetQuiet):
+        fields |= {"value": draw(st.sampled_from(VALUES)), "flags": draw(st.integers(0, 2**32 - 1))}
+        fields["expiry"] = draw(st.sampled_from([0, 0, 1, 2]))
+    elif kind is Append:
+        fields["value"] = draw(st.sampled_from([b"", b"more"]))
+    elif kind is Touch:
+        fields["expiry"] = draw(st.sampled_from([0, 1]))
+    elif kind is SubdocDictUpsert:
+        fields |= _xattr_upsert()
+    if kind in GETS and draw(st.integers(0, 9)) == 0:
+        fields |= draw(st.sampled_from([{"datatype": Datatype.JSON}, {"cas": 5}, {"datatype": Datatype(0x80)}]))
+    request = kind(**fields)
+    assert isinstance(request, Request)
+    return request.encode()
+
+
+def _xattr_upsert() -> dict[str, object]:
+    return {"path": b"mark", "new_value": b"1", "flags": PathFlags.XATTR, "doc_flags": DocFlags.MKDOC}
+
+
+STEPS = ["second", "seal", "publish", "commit", "settle"]
+
+
+@st.composite
+def stories(draw: st.DrawFn, *, collections: bool) -> list[bytes | str]:
+    several = st.lists(requests(collections=collections), min_size=1, max_size=12).map(b"".join)
+    return draw(st.lists(st.one_of(several, several, st.sampled_from(STEPS)), max_size=14))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), collections=st.booleans(), json=st.booleans(), ack_when_durable=st.booleans())
+def test_runs_are_answered_as_the_handlers_do(
+    data: st.DataObject, collections: bool, json: bool, ack_when_durable: bool
+) -> None:
+    features = tuple(feature for feature in FEATURES if json or feature is not Feature.JSON)
+    if collections:
+        features += (Feature.COLLECTIONS,)
+    with pair(features, ack_when_durable=ack_when_durable) as both:
+        for step in data.draw(stories(collections=collections)):
+            if isinstance(step, str):
+                both.each(step)
+            else:
+                both.send(step)
+        both.each("commit")
+        both.send(b"".join(Get(vbucket=VBucketId(0), key=key, **_in_default(collections)).encode() for key in KEYS))
+        both.check_index()
+
+
+def _in_default(collections: bool) -> dict[str, CollectionId]:
+    return {"collection_id": DEFAULT_COLLECTION} if collections else {}
+
+
+# --- what is served by the kernel, and what it needs ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["pending", "in flight", "young", "in a block"])
+def test_a_get_needs_no_handler(where: str) -> None:
+    """Wherever the document lies: a get that went to the handlers would be right as well, and slow."""
+    with pair(FEATURES) as both:
+        both.send(b"".join(Set(key=b"k%d" % number, value=b"v" * 900).encode() for number in range(30)))
+        for step in {"pending": [], "in flight": ["seal"], "young": ["commit"], "in a block": ["settle"]}[where]:
+            both.each(step)
+        client = both.nodes[0].client()
+        with patch.object(KvSession, "_handle", side_effect=AssertionError("a handler was called")):
+            client.session.receive_data(b"".join(Get(key=b"k%d" % number).encode() for number in [*range(30), 99]))
+        answers, _ = _unsent(client)
+        assert len(answers) == 30 * (24 + 4 + 900) + 24
+
+
+def test_answers_longer_than_the_kernel_keeps_room_for() -> None:
+    with pair(FEATURES) as both:
+        for request in (Set(key=b"small", value=b"1"), Set(key=b"large", value=b"z" * 3_000_000)):
+            both.send(request.encode())
+            both.each("settle")
+        both.send((Get(key=b"small").encode() + Get(key=b"large").encode()) * 3)
+
+
+def test_blocks_that_are_written_again_are_read_where_they_are_then() -> None:
+    """Settling merges small blocks into larger ones, and the old pages are used for other rows."""
+    with pair(FEATURES) as both:
+        for turn in range(8):
+            both.send(b"".join(Set(key=b"%d" % number, value=b"%d" % turn * 500).encode() for number in range(50)))
+            both.each("settle")
+            both.send(b"".join(Get(key=b"%d" % number).encode() for number in range(50)))
