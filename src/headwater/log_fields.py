@@ -18,6 +18,8 @@ class LogEvent(StrEnum):
     """A batch of changes is in the tables."""
     CLUSTER_CONFIG = "cluster_config"
     """Another config of the cluster counts: after a failover, a rebalance, or when nodes come and go."""
+    BUCKETS_CHANGED = "buckets_changed"
+    """A bucket was made, changed, flushed or dropped."""
     COLLECTIONS_CHANGED = "collections_changed"
     """A scope or a collection was created, dropped or changed."""
     COMPILING = "compiling"

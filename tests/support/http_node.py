@@ -14,8 +14,9 @@ import httpx
 from headwater.node.auth.accounts import Accounts, Change
 from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.auth.users import DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, Users
+from headwater.node.bucket_settings import BucketSettings
 from headwater.node.http.app import http_app
-from headwater.node.node_folder import NodeFolder
+from headwater.node.node_folder import NodeFolder, NodeIdentity
 from headwater.node.node_state import BucketUsage, ChangeSignal, NodeState
 from headwater.protocol.cluster_config import BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
 from headwater.protocol.manifest import Manifest
@@ -63,6 +64,8 @@ class Node:
     logged: list[str] = field(default_factory=list)
     durable_uid: int = 0
     fault: Exception | None = None
+    bucket_settings: BucketSettings = field(default_factory=BucketSettings)
+    identity: NodeIdentity = field(default_factory=lambda: NodeIdentity(uuid=UUID, cluster_uuid=UUID))
 
     def __post_init__(self) -> None:
         folder = NodeFolder(self.folder)
@@ -101,6 +104,9 @@ class Node:
     def usage(self, bucket: str) -> BucketUsage:
         assert bucket == "beer"
         return BucketUsage(items=3, disk_bytes=4096, memory_bytes=1024, memory_quota_bytes=2048)
+
+    def settings(self, bucket: str) -> BucketSettings:
+        return self.bucket_settings
 
     def cluster_config(self, bucket: str | None) -> bytes:
         if bucket is None:

@@ -222,6 +222,9 @@ class AsyncKvConnection(asyncio.Protocol):
         if self._receiver is not None:
             self._receiver.on_data(data)
             return
+        if self.is_closed:
+            # It was given up while this was on its way, which uvloop delivers all the same.
+            return
         try:
             if self._ready.done():
                 self._exchange.receive_data(data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -305,6 +305,23 @@ async def _overtaken_first(publisher: Publisher) -> AsyncIterator[None]:
 
 def _no_such_node(name: str, config: PublishedConfig) -> InvalidInput:
     return InvalidInput(f"{name} is no node of the cluster", hint=f"Its nodes are {', '.join(config.names())}")
+
+
+# --- for nodes ----------------------------------------------------------------------------------------------------
+
+
+class CoordinationForNodes:
+    """What a node has done by a coordinator of its own, where its HTTP side is asked to change its cluster."""
+
+    async def form(self, seeds: Sequence[Address], login: Login, *, replicas: int, settings: Mapping[str, Any]) -> None:
+        with closing(Coordinator(seeds, login)) as coordinator:
+            await coordinator.init(replicas=replicas, settings=settings)
+
+    async def change(
+        self, seeds: Sequence[Address], login: Login, change: Callable[[PublishedConfig], PublishedConfig]
+    ) -> None:
+        with closing(Coordinator(seeds, login)) as coordinator:
+            await coordinator.change(change)
 
 
 # --- finding the cluster ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from headwater.node.auth.accounts import ADMIN
 from headwater.node.http.server import HttpServer
 from headwater.node.kv_listener import KvListener
 from headwater.node.node_folder import NodeEnvironment
-from headwater.node.node_state import SERVER_VERSION, NodeState
+from headwater.node.node_state import SERVER_VERSION, Coordination, NodeState
 from headwater.node.options import NodeOptions, server_context
 from headwater.node.service import Service
 from headwater.node.upr_listener import UprListener
@@ -46,8 +46,13 @@ class Started:
 class Node(NodeState):
     """A node that can be started and stopped."""
 
-    def __init__(self, options: NodeOptions, environment: NodeEnvironment | None = None) -> None:
-        super().__init__(options, environment or NodeEnvironment())
+    def __init__(
+        self,
+        options: NodeOptions,
+        environment: NodeEnvironment | None = None,
+        coordination: Coordination | None = None,
+    ) -> None:
+        super().__init__(options, environment or NodeEnvironment(), coordination)
         self._upr: UprListener | None = None
         self._upr_address: str | None = None
         self._tls: ssl.SSLContext | None = None

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 
 from headwater import __version__
+from headwater.client.connection_string import Address
+from headwater.client.kv_connection import Login
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, fields
 from headwater.node.auth.accounts import Accounts, Change
@@ -31,7 +33,15 @@ from headwater.node.node_folder import NodeEnvironment, NodeIdentity
 from headwater.node.options import NodeOptions, check_bucket_name
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.service import BucketService, ConfigVersion, Traffic
-from headwater.protocol.cluster_config import NO_NODE, BucketMap, ClusterNodes, NodeAddress, bucket_config, node_config
+from headwater.protocol.cluster_config import (
+    NO_NODE,
+    BucketMap,
+    ClusterNodes,
+    NodeAddress,
+    PublishedConfig,
+    bucket_config,
+    node_config,
+)
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -76,6 +86,23 @@ class BucketUsage:
     memory_quota_bytes: int
 
 
+class Coordination(Protocol):
+    """What the node asks of the coordinator (`headwater.cluster`), where its HTTP side is asked to change a cluster.
+
+    A `HeadwaterError` says what was not done, and what to do.
+    """
+
+    async def form(self, seeds: Sequence[Address], login: Login, *, replicas: int, settings: Mapping[str, Any]) -> None:
+        """Share a bucket that is empty on all these nodes out over them."""
+        ...
+
+    async def change(
+        self, seeds: Sequence[Address], login: Login, change: Callable[[PublishedConfig], PublishedConfig]
+    ) -> None:
+        """Have all nodes go by what `change` makes of the config of a bucket."""
+        ...
+
+
 async def _nothing_to_end(bucket: str) -> None:
     pass
 
@@ -83,7 +110,9 @@ async def _nothing_to_end(bucket: str) -> None:
 class NodeState:
     """The parts of a node, and what is asked of them."""
 
-    def __init__(self, options: NodeOptions, environment: NodeEnvironment) -> None:
+    def __init__(
+        self, options: NodeOptions, environment: NodeEnvironment, coordination: Coordination | None = None
+    ) -> None:
         self.options = options
         self.environment = environment
         self.folder = environment.open_folder(options.data)
@@ -124,6 +153,7 @@ class NodeState:
             on_void=self._on_void,
         )
         self._services, self._loops = self._buckets.services, self._buckets.loops
+        self._coordination = coordination
         self.on_bucket_made: Callable[[str], None] = lambda name: None
         self.on_bucket_dropped: Callable[[str], Awaitable[None]] = _nothing_to_end
         """Called when a bucket comes and goes, for the dashboard, which reads it."""
@@ -236,6 +266,14 @@ class NodeState:
     def address(self) -> NodeAddress:
         """Where clients reach the node."""
         return self._address
+
+    @property
+    def coordination(self) -> Coordination:
+        if self._coordination is None:
+            raise LocalProtocolError(
+                "this node was started without a coordinator", hint="Start the nodes with `headwater serve`"
+            )
+        return self._coordination
 
     def settings(self, bucket: str) -> BucketSettings:
         return self._services[bucket].settings
@@ -377,10 +415,13 @@ class NodeState:
 
     def _notice_state_changes(self) -> None:
         """A vbucket that has another state makes another config, and so do other settings, buckets and names."""
-        states = self.identity.cluster_name, {
-            name: (service.bucket.facts.uuid, service.settings, service.bucket.vbuckets.states.tobytes())
-            for name, service in self._services.items()
-        }
+        states = (
+            self.identity.cluster_name,
+            {
+                name: (service.bucket.facts.uuid, service.settings, service.bucket.vbuckets.states.tobytes())
+                for name, service in self._services.items()
+            },
+        )
         if states != self._known_states:
             self._known_states = states
             self._revision += 1

@@ -119,6 +119,15 @@ class Manifest:
         changed = replace(scope, collections=(*scope.collections, collection))
         return self._next(scopes=self._replaced(changed), ids_used=self.ids_used + 1)
 
+    def with_changed_collection(self, scope_name: str, changed: Collection) -> Manifest:
+        """The same with other settings of a collection, which keeps its id and its name."""
+        scope = self._scope_or_raise(scope_name)
+        known = scope.collection(changed.name)
+        if known is None or known.id != changed.id:
+            raise LocalProtocolError(f'collection "{scope_name}.{changed.name}" is unknown')
+        kept = tuple(changed if collection.id == changed.id else collection for collection in scope.collections)
+        return self._next(scopes=self._replaced(replace(scope, collections=kept)))
+
     def without_collection(self, scope_name: str, name: str) -> Manifest:
         scope = self._scope_or_raise(scope_name)
         if not scope.collection(name):

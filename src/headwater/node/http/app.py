@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, LogEvent
 from headwater.node.auth.users import Action
-from headwater.node.http import buckets, pools, users
+from headwater.node.http import bucket_management, buckets, pools, users
 from headwater.node.http.call import Call, ConfigStreams, Json, Refusal
 from headwater.node.http.dashboard.dashboard import Dashboard
 from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
@@ -56,11 +56,23 @@ _OWN_BUCKET = "/headwater/buckets/{bucket}"
 
 ROUTES: dict[str, dict[str, Endpoint]] = {
     "/pools": {"GET": Endpoint(pools.show_pools)},
-    "/pools/default": {"GET": Endpoint(pools.show_pool)},
+    "/pools/default": {
+        "GET": Endpoint(pools.show_pool),
+        "POST": Endpoint(bucket_management.change_pool, Action.SECURITY),
+    },
     "/poolsStreaming/default": {"GET": Endpoint(pools.stream_pool)},
     "/pools/default/nodeServices": {"GET": Endpoint(pools.show_node_services)},
-    "/pools/default/buckets": {"GET": Endpoint(pools.show_buckets)},
-    _BUCKET: {"GET": Endpoint(pools.show_bucket, Action.USE)},
+    "/pools/default/buckets": {
+        "GET": Endpoint(pools.show_buckets),
+        "POST": Endpoint(bucket_management.create_bucket, Action.SECURITY),
+    },
+    _BUCKET: {
+        "GET": Endpoint(pools.show_bucket, Action.USE),
+        "POST": Endpoint(bucket_management.update_bucket, Action.ADMIN),
+        "PUT": Endpoint(bucket_management.update_bucket, Action.ADMIN),
+        "DELETE": Endpoint(bucket_management.drop_bucket, Action.ADMIN),
+    },
+    f"{_BUCKET}/controller/doFlush": {"POST": Endpoint(bucket_management.flush_bucket, Action.ADMIN)},
     "/pools/default/bucketsStreaming/{bucket}": {"GET": Endpoint(pools.stream_bucket, Action.USE)},
     "/pools/default/b/{bucket}": {"GET": Endpoint(pools.show_config, Action.USE)},
     "/pools/default/bs/{bucket}": {"GET": Endpoint(pools.stream_config, Action.USE)},
@@ -85,8 +97,13 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     f"{_BUCKET}/scopes/{{scope}}": {"DELETE": Endpoint(buckets.drop_scope, Action.ADMIN)},
     f"{_BUCKET}/scopes/{{scope}}/collections": {"POST": Endpoint(buckets.create_collection, Action.ADMIN)},
     f"{_BUCKET}/scopes/{{scope}}/collections/{{collection}}": {
-        "DELETE": Endpoint(buckets.drop_collection, Action.ADMIN)
+        "PATCH": Endpoint(buckets.update_collection, Action.ADMIN),
+        "DELETE": Endpoint(buckets.drop_collection, Action.ADMIN),
     },
+    "/headwater/node": {"POST": Endpoint(bucket_management.change_node, Action.SECURITY)},
+    "/headwater/buckets": {"POST": Endpoint(bucket_management.create_bucket_here, Action.SECURITY)},
+    _OWN_BUCKET: {"DELETE": Endpoint(bucket_management.drop_bucket_here, Action.ADMIN)},
+    f"{_OWN_BUCKET}/flush": {"POST": Endpoint(bucket_management.flush_bucket_here, Action.ADMIN)},
     f"{_OWN_BUCKET}/dcp": {"GET": Endpoint(buckets.show_connections, Action.READ)},
     f"{_OWN_BUCKET}/vbuckets/{{vbucket}}/rollback": {"POST": Endpoint(buckets.roll_back, Action.ADMIN)},
     f"{_OWN_BUCKET}/replicas/hold": {"POST": Endpoint(buckets.hold_replicas, Action.ADMIN)},
@@ -298,7 +315,9 @@ def _check_right(call: Call) -> None:
         permissions = [_PERMISSIONS[needs].format(bucket=bucket)]
         raise Refusal(403, {"message": "Forbidden. User needs the following permissions", "permissions": permissions})
     if bucket is not None and call.node.bucket(bucket) is None:
-        raise Refusal.no_bucket(bucket)
+        is_of_bucket_itself = "/scopes" not in call.request.scope["route"].path
+        # The SDKs' bucket managers look for these words, and their collection managers for others.
+        raise Refusal(404, "Requested resource not found.") if is_of_bucket_itself else Refusal.no_bucket(bucket)
 
 
 # --- errors that handlers raise -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -93,15 +93,43 @@ async def create_collection(call: Call) -> Response:
     return await _changed(call, change)
 
 
+async def update_collection(call: Call) -> Response:
+    """Change how long documents of a collection live, or whether its history is kept. What is not given stays."""
+    scope_name, name = call.path("scope"), call.path("collection")
+    form = await call.form("maxTTL", "history")
+    changes: dict[str, Any] = {}
+    if "maxTTL" in form:
+        changes["max_ttl_s"] = _max_ttl_s(form)
+    if "history" in form:
+        changes["history"] = _history(form)
+    if not changes:
+        raise Refusal.errors(400, "Give maxTTL, history or both")
+    if "maxTTL" in form and (scope_name, name) == (DEFAULT_NAME, DEFAULT_NAME):
+        # Clients that know of no collections write there, by the bucket's own rules.
+        raise Refusal.errors(400, "The default collection has the bucket's: change that", field="maxTTL")
+
+    def change(manifest: Manifest) -> Manifest:
+        known = _collection_or_refuse(manifest, scope_name, name)
+        return manifest.with_changed_collection(scope_name, replace(known, **changes))
+
+    return await _changed(call, change)
+
+
 async def drop_collection(call: Call) -> Response:
     scope_name, name = call.path("scope"), call.path("collection")
 
     def change(manifest: Manifest) -> Manifest:
-        if _scope_or_refuse(manifest, scope_name).collection(name) is None:
-            raise Refusal.errors(404, f'Collection with name "{name}" in scope "{scope_name}" is not found')
+        _collection_or_refuse(manifest, scope_name, name)
         return manifest.without_collection(scope_name, name)
 
     return await _changed(call, change)
+
+
+def _collection_or_refuse(manifest: Manifest, scope_name: str, name: str) -> Collection:
+    collection = _scope_or_refuse(manifest, scope_name).collection(name)
+    if collection is None:
+        raise Refusal.errors(404, f'Collection with name "{name}" in scope "{scope_name}" is not found')
+    return collection
 
 
 def _scope_or_refuse(manifest: Manifest, name: str) -> Scope:

@@ -33,6 +33,10 @@ ENSURE_S_DEFAULT = 30.0
 ENSURE_S_MAX = 300.0
 """How long a request may wait for a manifest."""
 
+OTHER_NODE_S_MAX = 20.0
+OTHER_NODE_BYTES_MAX = 64 * 1024
+"""How long another node of the cluster may take to do its part of a change, and how long its answer may be."""
+
 # --- log-ins ------------------------------------------------------------------------------------------------------
 
 SESSIONS_MAX = 256

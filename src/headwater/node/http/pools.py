@@ -1,7 +1,7 @@
 """Handlers for what clients bootstrap from: the pool, its buckets and their configs.
 
 All of it is made from the cluster config that the key-value side gives, so that every way to bootstrap leads to the
-same nodes. Nothing here changes anything.
+same nodes. Nothing here changes anything (`bucket_management` does).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import platform
 import sys
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from headwater.protocol.cluster_config import ClusterConfig, ConfigNode, bucket_
 from headwater.protocol.manifest import COLLECTIONS_MAX, SCOPES_MAX
 from headwater.store.bucket import Bucket
 
+_MB = 1024 * 1024
 _SYSTEM = f"{platform.machine()}-{sys.platform}"
 
 
@@ -100,6 +102,7 @@ def _pool(call: Call) -> dict[str, Any]:
             {"bucketName": bucket.facts.name, "uuid": bucket.facts.uuid} for bucket in _readable_buckets(call)
         ],
         "nodeServicesUri": "/pools/default/nodeServices",
+        **call.node.identity.quotas_mb,
         "maxCollectionCount": COLLECTIONS_MAX,
         "maxScopeCount": SCOPES_MAX,
         "balanced": True,
@@ -110,7 +113,8 @@ def _pool(call: Call) -> dict[str, Any]:
 def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
     facts = bucket.facts
     config = ClusterConfig.decode(call.node.cluster_config(facts.name))
-    usage = call.node.usage(facts.name)
+    usage, settings = call.node.usage(facts.name), call.node.settings(facts.name)
+    quota_bytes = usage.memory_quota_bytes if settings.ram_quota_mb is None else settings.ram_quota_mb * _MB
     return {
         "name": facts.name,
         "uuid": facts.uuid,
@@ -126,24 +130,29 @@ def _bucket(call: Call, bucket: Bucket) -> dict[str, Any]:
         "collectionsManifestUid": f"{bucket.manifest.uid:x}",
         "vBucketServerMap": config.server_map,
         "nodes": _nodes(call, config),
-        "controllers": {},
+        # The SDKs see by this path whether the bucket can be flushed.
+        "controllers": {"flush": f"{_path(facts.name)}/controller/doFlush"} if settings.flush_enabled else {},
         "replicaNumber": config.replicas,
         "replicaIndex": False,
-        "maxTTL": 0,
+        "maxTTL": settings.max_ttl_s,
         "compressionMode": "passive",
         "conflictResolutionType": "seqno",
         "durabilityMinLevel": "none",
         # Keys are always in memory, values need not be.
         "evictionPolicy": "valueOnly",
-        "quota": {"ram": usage.memory_quota_bytes, "rawRAM": usage.memory_quota_bytes},
+        "quota": {"ram": quota_bytes * len(config.nodes), "rawRAM": quota_bytes},
         "basicStats": {
             "itemCount": usage.items,
             "diskUsed": usage.disk_bytes,
             "dataUsed": usage.disk_bytes,
             "memUsed": usage.memory_bytes,
-            "quotaPercentUsed": 100 * usage.memory_bytes / max(1, usage.memory_quota_bytes),
+            "quotaPercentUsed": 100 * usage.memory_bytes / max(1, quota_bytes),
         },
     }
+
+
+def _path(bucket: str) -> str:
+    return f"/pools/default/buckets/{quote(bucket, safe='')}"
 
 
 def _nodes(call: Call, config: ClusterConfig) -> list[dict[str, Any]]:

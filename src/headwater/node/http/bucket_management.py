@@ -1,0 +1,345 @@
+"""Handlers that make, change, flush and drop buckets, and name the cluster, as Couchbase's cluster manager has them.
+
+Settings that the node does not honour are refused with the reason, not taken in silence. In a cluster the node that
+is asked does it on all nodes: a bucket is made on each (`other_nodes`) and shared out by the coordinator; settings and
+names travel with the published config; a flush and a drop are done on every node. Where a node did not do its part, the
+answer names it, and asking again does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import Response
+
+from headwater.client.kv_connection import Login
+from headwater.errors import HeadwaterError, LocalProtocolError
+from headwater.log_fields import LogEvent
+from headwater.node.auth.users import Action
+from headwater.node.bucket_settings import (
+    MAX_TTL_S_MAX,
+    RAM_QUOTA_MB_MAX,
+    RAM_QUOTA_MB_MIN,
+    REPLICAS_MAX,
+    BucketSettings,
+)
+from headwater.node.http.call import Call, Refusal
+from headwater.node.http.other_nodes import OtherNodes, Reply, describe
+from headwater.node.membership import PEER_FEATURES
+from headwater.node.options import check_bucket_name, check_cluster_name
+from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
+
+_OWN_BUCKETS = ("headwater", "buckets")
+
+# --- the fields of the forms --------------------------------------------------------------------------------------
+
+_NUMBERS: dict[str, tuple[str, int, int]] = {
+    "ramQuotaMB": ("ram_quota_mb", RAM_QUOTA_MB_MIN, RAM_QUOTA_MB_MAX),
+    "replicaNumber": ("replicas", 0, REPLICAS_MAX),
+    "maxTTL": ("max_ttl_s", 0, MAX_TTL_S_MAX),
+}
+_FLAGS = {"flushEnabled": "flush_enabled", "isForming": "is_forming"}
+_BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
+_FIXED: dict[str, tuple[frozenset[str], str]] = {
+    "bucketType": (
+        frozenset({"membase", "couchbase"}),
+        "Buckets keep their documents on disk: take bucketType couchbase",
+    ),
+    "storageBackend": (frozenset({"couchstore"}), "There is one kind of storage, which is shown as couchstore"),
+    "evictionPolicy": (frozenset({"valueOnly"}), "Keys stay in memory and values need not: take valueOnly"),
+    "compressionMode": (frozenset({"passive"}), "Values are kept as clients send them: take passive"),
+    "conflictResolutionType": (frozenset({"seqno"}), "Conflicts are resolved by revision: take seqno"),
+    "durabilityMinLevel": (frozenset({"none"}), "Each write chooses its durability: take none"),
+    "replicaIndex": (frozenset({"0", "false"}), "There are no views, so their indexes have no replicas: take 0"),
+    "historyRetentionCollectionDefault": (
+        frozenset({"0", "false"}),
+        "Each collection chooses whether its history is kept: take false",
+    ),
+    "historyRetentionBytes": (frozenset({"0"}), "How much history is kept is an option of the node: --history-bytes"),
+    "historyRetentionSeconds": (
+        frozenset({"0"}),
+        "How long history is kept is an option of the node: --history-seconds",
+    ),
+}
+"""Settings of Couchbase that a bucket here has one value of."""
+_SETTINGS = (*_NUMBERS, "flushEnabled", *_FIXED)
+_VBUCKETS_MAX = 1024
+
+
+def _asked_settings(form: Mapping[str, str], before: BucketSettings) -> BucketSettings:
+    """What a form makes of the settings. All that is wrong with it is in one refusal, as in Couchbase."""
+    changes: dict[str, int | bool] = {}
+    errors: dict[str, str] = {}
+    for name, text in form.items():
+        if name in _NUMBERS:
+            setting, smallest, largest = _NUMBERS[name]
+            number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
+            changes[setting] = number
+            if not smallest <= number <= largest:
+                errors[name] = f"A number from {smallest} to {largest}"
+        elif name in _FLAGS:
+            changes[_FLAGS[name]] = _BOOLEANS.get(text, False)
+            if text not in _BOOLEANS:
+                errors[name] = "Either 1 or 0"
+        elif name in _FIXED and text not in _FIXED[name][0]:
+            errors[name] = _FIXED[name][1]
+    if errors:
+        raise Refusal(400, {"errors": errors})
+    return replace(before, **changes)  # type: ignore[arg-type]
+
+
+def _asked_vbuckets(form: Mapping[str, str], default: int) -> int:
+    text = form.get("numVBuckets", str(default))
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
+    if not 1 <= number <= _VBUCKETS_MAX or number & (number - 1):
+        raise Refusal.errors(400, f"A power of two, from 1 to {_VBUCKETS_MAX}", field="numVBuckets")
+    return number
+
+
+def _asked_name(form: Mapping[str, str]) -> str:
+    name = form.get("name", "")
+    try:
+        check_bucket_name(name)
+    except LocalProtocolError as error:
+        raise Refusal.errors(400, f"{error.reason}: {error.hint}", field="name") from error
+    return name
+
+
+def _check_full_admin(call: Call) -> None:
+    """Some changes concern more than the bucket: the node's disk, or the config that only full admins may publish."""
+    if not call.node.users.may(call.user, Action.SECURITY, None):
+        raise Refusal(
+            403,
+            {
+                "message": "Forbidden. User needs the following permissions",
+                "permissions": ["cluster.buckets!create", "cluster.admin.security.admin!write"],
+            },
+        )
+
+
+def _log(call: Call, what: str, bucket: str) -> None:
+    call.node.log(
+        f"{call.user!r} {what} bucket {bucket!r}", event=LogEvent.BUCKETS_CHANGED, user=call.user, bucket=bucket
+    )
+
+
+# --- making -------------------------------------------------------------------------------------------------------
+
+
+async def create_bucket(call: Call) -> Response:
+    """Make a bucket on all nodes of the cluster, and answer when it is served."""
+    form = await call.form("name", *_SETTINGS, "numVBuckets")
+    name, settings = _asked_name(form), _asked_settings(form, BucketSettings())
+    vbuckets = _asked_vbuckets(form, call.node.options.vbuckets)
+    if call.node.bucket(name) is not None:
+        raise _exists()
+    others = OtherNodes.of(call)
+    if others.nodes:
+        await _create_on_all(call, others, name, settings, vbuckets)
+    else:
+        await _create_here(call, name, settings, vbuckets)
+    _log(call, "made", name)
+    return Response(status_code=202)
+
+
+async def create_bucket_here(call: Call) -> Response:
+    """Make a bucket on this node alone. With `isForming` it waits for the config of its cluster."""
+    form = await call.form("name", *_NUMBERS, *_FLAGS, "numVBuckets")
+    name, settings = _asked_name(form), _asked_settings(form, BucketSettings())
+    await _create_here(call, name, settings, _asked_vbuckets(form, call.node.options.vbuckets))
+    _log(call, "made", name)
+    return Response(status_code=202)
+
+
+async def _create_here(call: Call, name: str, settings: BucketSettings, vbuckets: int) -> None:
+    if call.node.bucket(name) is not None:
+        raise _exists()
+    await call.node.create_bucket(name, settings, vbuckets=vbuckets)
+
+
+def _exists() -> Refusal:
+    # The SDKs look for these words.
+    return Refusal.errors(400, "Bucket with given name already exists", field="name")
+
+
+async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: BucketSettings, vbuckets: int) -> None:
+    """Make it on each node, where it waits; then share it out. Where that fails, it is on no node."""
+    forming = replace(settings, is_forming=True)
+    replies = await others.ask(
+        "POST", *_OWN_BUCKETS, form={"name": name, **_form_of(forming), "numVBuckets": str(vbuckets)}
+    )
+    failed = {node: reply for node, reply in replies.items() if not reply.is_done}
+    made = {node: reply for node, reply in replies.items() if reply.is_done}
+    try:
+        if failed:
+            raise Refusal.errors(503, f"The bucket was not made: {describe(failed)}")
+        await _create_here(call, name, forming, vbuckets)
+        await call.node.coordination.form(
+            others.seeds(call.node.address),
+            _coordinators_login(others, name),
+            replicas=settings.replicas,
+            settings=settings.encode(),
+        )
+    except BaseException as error:
+        await _undo(call, others, name, made)
+        if isinstance(error, HeadwaterError):
+            raise Refusal.errors(503, f"The bucket was not made: {error}") from error
+        raise
+
+
+async def _undo(call: Call, others: OtherNodes, name: str, made: Mapping[str, Reply]) -> None:
+    """What can't be undone now, because a node is gone, that node removes when it starts: it has got no config."""
+    if call.node.bucket(name) is not None and call.node.settings(name).is_forming:
+        await call.node.drop_bucket(name)
+    await others.ask("DELETE", *_OWN_BUCKETS, name, only=made)
+
+
+def _form_of(settings: BucketSettings) -> dict[str, str]:
+    members = settings.encode()
+    numbers = {
+        name: str(members[setting]) for name, (setting, _, _) in _NUMBERS.items() if members[setting] is not None
+    }
+    return numbers | {name: "1" if members[setting] else "0" for name, setting in _FLAGS.items()}
+
+
+def _coordinators_login(others: OtherNodes, bucket: str) -> Login:
+    """As the user who asks: a config is set by full admins only."""
+    return Login(
+        credentials=others.credentials, bucket=bucket, tls=others.tls, features=PEER_FEATURES, agent="headwater node"
+    )
+
+
+# --- changing -----------------------------------------------------------------------------------------------------
+
+
+async def update_bucket(call: Call) -> Response:
+    name = call.bucket.facts.name
+    form = await call.form("name", *_SETTINGS)
+    if form.get("name", name) != name:
+        raise Refusal.errors(400, "A bucket keeps its name", field="name")
+    config = call.node.membership(name).config
+    before = call.node.settings(name)
+    settings = _asked_settings(form, before if config is None else replace(before, replicas=config.replicas))
+    if config is None:
+        await call.node.change_settings(name, settings)
+    else:
+        _check_full_admin(call)
+        await _publish(call, name, lambda config: _with_settings(config, settings))
+    _log(call, "changed the settings of", name)
+    return Response()
+
+
+def _with_settings(config: PublishedConfig, settings: BucketSettings) -> PublishedConfig:
+    """The same config with other settings. Another number of replicas is there with the next rebalance."""
+    copies = settings.replicas + 1
+    rows = tuple((*row, *(NO_NODE,) * copies)[:copies] for row in config.rows)
+    is_settled = config.settled and settings.replicas == config.replicas
+    return replace(config, settings=settings.encode(), replicas=settings.replicas, rows=rows, settled=is_settled)
+
+
+async def _publish(call: Call, bucket: str, change: Any) -> None:
+    others = OtherNodes.of(call)
+    try:
+        seeds, login = others.seeds(call.node.address), _coordinators_login(others, bucket)
+        await call.node.coordination.change(seeds, login, change)
+    except HeadwaterError as error:
+        raise Refusal.errors(503, f"Not all nodes of the cluster have it: {error}") from error
+
+
+async def flush_bucket(call: Call) -> Response:
+    """Drop all documents on all nodes. Vbuckets begin histories of their own, so every consumer rolls back to 0."""
+    name = call.bucket.facts.name
+    if not call.node.settings(name).flush_enabled:
+        # The SDKs look for these words.
+        raise Refusal.errors(400, "Flush is disabled for the bucket")
+    replies = await OtherNodes.of(call).ask("POST", *_OWN_BUCKETS, name, "flush")
+    await call.node.flush_bucket(name)
+    failed = {node: reply for node, reply in replies.items() if not reply.is_done}
+    if failed:
+        raise Refusal.errors(503, f"The bucket was flushed, but {describe(failed)}")
+    _log(call, "flushed", name)
+    return Response()
+
+
+async def flush_bucket_here(call: Call) -> Response:
+    """Drop what is active on this node."""
+    await call.node.flush_bucket(call.bucket.facts.name)
+    return Response()
+
+
+# --- dropping -----------------------------------------------------------------------------------------------------
+
+
+async def drop_bucket(call: Call) -> Response:
+    """Drop a bucket on all nodes, on this one last: it is asked again if another one has not done it."""
+    _check_full_admin(call)
+    name = call.bucket.facts.name
+    replies = await OtherNodes.of(call).ask("DELETE", *_OWN_BUCKETS, name)
+    failed = {node: reply for node, reply in replies.items() if not reply.is_done and reply.status != 404}
+    if failed:
+        raise Refusal.errors(503, f"The bucket is not dropped everywhere, try again: {describe(failed)}")
+    await call.node.drop_bucket(name)
+    _log(call, "dropped", name)
+    return Response()
+
+
+async def drop_bucket_here(call: Call) -> Response:
+    _check_full_admin(call)
+    name = call.bucket.facts.name
+    await call.node.drop_bucket(name)
+    _log(call, "dropped", name)
+    return Response()
+
+
+# --- the cluster --------------------------------------------------------------------------------------------------
+
+_QUOTA = "memoryQuota"
+_NO_SERVICES = tuple(f"{service}MemoryQuota" for service in ("index", "fts", "cbas", "eventing", "query"))
+
+
+async def change_pool(call: Call) -> Response:
+    """Name the cluster, and keep the memory quota of its buckets."""
+    form = await call.form("clusterName", _QUOTA, *_NO_SERVICES)
+    name, quotas = _asked_identity(call, form)
+    others = OtherNodes.of(call)
+    failed = {
+        node: reply
+        for node, reply in (await others.ask("POST", "headwater", "node", form=form)).items()
+        if not reply.is_done
+    }
+    call.node.change_identity(cluster_name=name, quotas_mb=quotas)
+    if failed:
+        raise Refusal.errors(503, f"Not all nodes of the cluster have it: {describe(failed)}")
+    if "clusterName" in form:
+        for bucket in sorted(call.node.bucket_names()):
+            if call.node.membership(bucket).config is not None:
+                await _publish(call, bucket, lambda config: replace(config, cluster_name=name))
+    call.node.log(f"{call.user!r} changed the cluster to {form}", event=LogEvent.CLUSTER_CONFIG, user=call.user)
+    return Response()
+
+
+async def change_node(call: Call) -> Response:
+    """The same for what this node keeps of it."""
+    name, quotas = _asked_identity(call, await call.form("clusterName", _QUOTA, *_NO_SERVICES))
+    call.node.change_identity(cluster_name=name, quotas_mb=quotas)
+    return Response()
+
+
+def _asked_identity(call: Call, form: Mapping[str, str]) -> tuple[str, dict[str, int]]:
+    identity = call.node.identity
+    name, quotas = form.get("clusterName", identity.cluster_name), dict(identity.quotas_mb)
+    try:
+        check_cluster_name(name)
+    except LocalProtocolError as error:
+        raise Refusal.errors(400, error.reason, field="clusterName") from error
+    for quota in _NO_SERVICES:
+        if quota in form:
+            raise Refusal.errors(400, "The node has no such service: it keeps documents only", field=quota)
+    if _QUOTA in form:
+        text = form[_QUOTA]
+        quotas[_QUOTA] = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else -1
+        if not RAM_QUOTA_MB_MIN <= quotas[_QUOTA] <= RAM_QUOTA_MB_MAX:
+            raise Refusal.errors(400, f"A number from {RAM_QUOTA_MB_MIN} to {RAM_QUOTA_MB_MAX}", field=_QUOTA)
+    return name, quotas
