@@ -19,6 +19,7 @@ RAM_QUOTA_MB_DEFAULT = 100
 """Couchbase asks for a quota, and this is the least it takes."""
 _BUCKETS = ("pools", "default", "buckets")
 _BYTES_PER_MB = 1024 * 1024
+Find = Callable[[], Management]
 
 
 @click.group()
@@ -43,14 +44,15 @@ def buckets() -> None:
 
 
 def _on_node(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the management side of the node of its URL, and all options that it takes to get there."""
+    """Gives a command what finds the node of its URL, and all options that it takes to get there."""
 
     @click.argument("url", metavar="URL")
     @management_options
     @errors_reported
     @functools.wraps(command)
     def wrapped(url: str, access: Access, **rest: Any) -> None:
-        command(access.open(ManagementUrl.parse(url, needs_bucket=False)), **rest)
+        where = ManagementUrl.parse(url, needs_bucket=False)
+        command(lambda: access.open(where), **rest)
 
     return wrapped
 
@@ -97,14 +99,14 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @buckets.command("list")
 @_on_node
-def list_buckets(node: Management, as_json: bool) -> None:
+def list_buckets(find: Find, as_json: bool) -> None:
     """List the buckets and their settings.
 
     \b
     Example:
       headwater buckets list couchbase://127.0.0.1
     """
-    answer = node.ask("GET", *_BUCKETS).accepted()
+    answer = find().ask("GET", *_BUCKETS).accepted()
     try:
         rows = [_row(bucket) for bucket in answer]
     except (LookupError, TypeError, AttributeError) as error:
@@ -127,7 +129,7 @@ def list_buckets(node: Management, as_json: bool) -> None:
 @click.option("--vbuckets", type=click.IntRange(1, 1024), metavar="N", help="A power of two. [default: the node's]")
 @click.option("--this-node-only", is_flag=True, help="Leave the other nodes of its cluster without it.")
 def create_bucket(
-    node: Management, name: str, form: dict[str, str], vbuckets: int | None, this_node_only: bool, as_json: bool
+    find: Find, name: str, form: dict[str, str], vbuckets: int | None, this_node_only: bool, as_json: bool
 ) -> None:
     """Create a bucket, on all nodes of the cluster. When the command returns, it is served.
 
@@ -140,14 +142,14 @@ def create_bucket(
     if vbuckets is not None:
         form["numVBuckets"] = str(vbuckets)
     path = ("headwater", "buckets") if this_node_only else _BUCKETS
-    _report("created", name, node.ask("POST", *path, form=form), as_json=as_json)
+    _report("created", name, find().ask("POST", *path, form=form), as_json=as_json)
 
 
 @buckets.command("update")
 @_on_node
 @_name_argument
 @_settings_options
-def update_bucket(node: Management, name: str, form: dict[str, str], as_json: bool) -> None:
+def update_bucket(find: Find, name: str, form: dict[str, str], as_json: bool) -> None:
     """Change the settings of a bucket. What is not given stays as it is.
 
     Another number of replicas is there after the next `headwater cluster rebalance`.
@@ -158,13 +160,13 @@ def update_bucket(node: Management, name: str, form: dict[str, str], as_json: bo
     """
     if not form:
         raise click.UsageError("Give what is to change: --ram-quota-mb, --replicas, --max-ttl or --flush-enabled.")
-    _report("changed", name, node.ask("POST", *_BUCKETS, name, form=form), as_json=as_json)
+    _report("changed", name, find().ask("POST", *_BUCKETS, name, form=form), as_json=as_json)
 
 
 @buckets.command("flush")
 @_on_node
 @_name_argument
-def flush_bucket(node: Management, name: str, as_json: bool) -> None:
+def flush_bucket(find: Find, name: str, as_json: bool) -> None:
     """Drop all documents of a bucket; its collections stay. Flushing has to be enabled for it.
 
     There is no way back. Every consumer of its changes rolls back to the beginning.
@@ -173,13 +175,13 @@ def flush_bucket(node: Management, name: str, as_json: bool) -> None:
     Example:
       headwater buckets flush couchbase://127.0.0.1 travel
     """
-    _report("flushed", name, node.ask("POST", *_BUCKETS, name, "controller", "doFlush"), as_json=as_json)
+    _report("flushed", name, find().ask("POST", *_BUCKETS, name, "controller", "doFlush"), as_json=as_json)
 
 
 @buckets.command("drop")
 @_on_node
 @_name_argument
-def drop_bucket(node: Management, name: str, as_json: bool) -> None:
+def drop_bucket(find: Find, name: str, as_json: bool) -> None:
     """Drop a bucket with all its data, on all nodes of the cluster.
 
     There is no way back. Its streams end, and its connections are closed. `headwater serve --bucket` does not make it
@@ -189,7 +191,7 @@ def drop_bucket(node: Management, name: str, as_json: bool) -> None:
     Example:
       headwater buckets drop couchbase://127.0.0.1 travel
     """
-    _report("dropped", name, node.ask("DELETE", *_BUCKETS, name), as_json=as_json)
+    _report("dropped", name, find().ask("DELETE", *_BUCKETS, name), as_json=as_json)
 
 
 # --- output -------------------------------------------------------------------------------------------------------
