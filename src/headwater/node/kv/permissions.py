@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.node.auth.users import Action
-from headwater.protocol.messages import dcp_streams, documents, session, subdocument, vbuckets
+from headwater.protocol.messages import dcp_streams, documents, session, subdocument, vbuckets, with_meta
 from headwater.protocol.messages.base import Request
 from headwater.protocol.states import TO_A_CONSUMER, TO_A_PRODUCER, TO_BOTH
 
@@ -42,6 +42,7 @@ _WRITES = (
     subdocument.SubdocArrayAddUnique,
     subdocument.SubdocCounter,
     subdocument.MultiMutation,
+    with_meta.SetWithMeta,
 )
 _ADMINISTERS = (
     session.SetClusterConfig,

@@ -58,7 +58,8 @@ logger = logging.getLogger(__name__)
 SILENT_ON_SUCCESS = frozenset(
     {
         Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ, Opcode.DECREMENTQ,
-        Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.FLUSHQ, Opcode.QUITQ,
+        Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META,
+        Opcode.FLUSHQ, Opcode.QUITQ,
     }
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headwater.node.kv.handlers import collections, connection, dcp, statistics, subdocument, vbuckets
+from headwater.node.kv.handlers import collections, connection, dcp, statistics, subdocument, vbuckets, with_meta
 from headwater.node.kv.handlers import documents as document
 from headwater.node.kv.permissions import DCP_MESSAGES
 from headwater.protocol.messages import documents, session
 from headwater.protocol.messages import subdocument as subdocument_messages
 from headwater.protocol.messages import vbuckets as vbucket_messages
+from headwater.protocol.messages import with_meta as with_meta_messages
 from headwater.protocol.messages.base import Request, Response
 
 Handler = Callable[[Any, Any], Response | Sequence[Response] | None]
@@ -65,6 +66,12 @@ _DOCUMENTS: dict[type[Request], Handler] = {
     documents.DecrementQuiet: document.decrement,
     documents.GetLocked: document.get_locked,
     documents.Unlock: document.unlock,
+    with_meta_messages.SetWithMeta: with_meta.set_with_meta,
+    with_meta_messages.SetWithMetaQuiet: with_meta.set_with_meta,
+    with_meta_messages.AddWithMeta: with_meta.add_with_meta,
+    with_meta_messages.AddWithMetaQuiet: with_meta.add_with_meta,
+    with_meta_messages.DeleteWithMeta: with_meta.delete_with_meta,
+    with_meta_messages.DeleteWithMetaQuiet: with_meta.delete_with_meta,
 }
 
 _SUBDOCUMENTS: dict[type[Request], Handler] = {
