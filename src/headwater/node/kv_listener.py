@@ -21,6 +21,7 @@ from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.kv.context import CloseSession, PendingLogin
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
 from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing, Waits
+from headwater.node.node_folder import give_back_freed_memory
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
@@ -43,6 +44,10 @@ _PRODUCE_BYTES = 1024 * 1024
 """What a DCP connection gets to send before others have their turn."""
 _COPIED_BYTES_MAX = 64 * 1024
 """What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
+_GIVE_BACK_BYTES = 32 * 1024 * 1024
+_GIVE_BACK_LOOKS = 30
+"""After so much was written, the memory that it took goes back to the system: when it is quiet, and once more after so
+many quiet looks."""
 _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
 """How long a node that stops waits for peers that do not answer its farewell."""
 
@@ -59,6 +64,8 @@ class KvListener:
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
         self.is_stopped = False
+        self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
+        """Since memory was last given back: what was written, what was at the last look, and looks with no write."""
         self.spare_output = SpareOutput()
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -97,6 +104,8 @@ class KvListener:
         """A commit is durable: answers that waited for it go out, and streams go on."""
         for bucket in self.service.buckets.values():
             bucket.sync_writes.on_durable()
+            newest = bucket.bucket.young.get(bucket.bucket.durable_commit)
+            self._written_bytes += 0 if newest is None else len(newest.data)
         for connection in list(self.connections):
             session = connection.session
             if session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
@@ -139,6 +148,19 @@ class KvListener:
             self._decide_sync_writes()
             for connection in list(self.connections):
                 connection.check_times(loop.time())
+            await self._give_memory_back(loop)
+
+    async def _give_memory_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Much was written, and nothing since the last look. What was settled and compacted meanwhile goes as well."""
+        is_quiet, self._written_bytes_before = self._written_bytes == self._written_bytes_before, self._written_bytes
+        if self._written_bytes < _GIVE_BACK_BYTES or not is_quiet:
+            return
+        self._quiet_looks += 1
+        if self._quiet_looks % _GIVE_BACK_LOOKS == 1:
+            # Not in the loop: it takes a while where much has been freed.
+            await loop.run_in_executor(None, give_back_freed_memory)
+        if self._quiet_looks > _GIVE_BACK_LOOKS:
+            self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
 
     def _decide_sync_writes(self) -> None:
         """Let durable writes run out of time. What is decided without a commit has nothing else to send its answer."""
