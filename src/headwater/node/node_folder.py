@@ -250,3 +250,12 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
     mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc give back all that it keeps: the node is at rest after much work."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return
+    trim(0)
