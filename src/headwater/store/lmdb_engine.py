@@ -42,6 +42,7 @@ _IDENTITY_BYTES_MAX = 128
 _OWN_TABLE = b"engine"
 _TRANSACTION = b"transaction"
 _NUMBER = struct.Struct(">Q")
+_LOST = -1
 
 
 class LmdbEngine:
@@ -365,18 +366,24 @@ class _File:
     def _check_numbers(self) -> None:
         """Each meta page has the number of the transaction whose tree it leads to.
 
-        The tree of the older one is still whole: LMDB takes no page of it before the next transaction is on its way.
+        The tree of the older one is still whole: LMDB takes no page of it before the next transaction is on its way. A
+        compacted copy (`mdb_copy -c`) counts from 0 again.
         """
+        is_compacted = [transaction for transaction, _ in self._mains] == [0, 1]
         for transaction, main in self._mains:
-            if self._stored_number(main) not in (None, transaction):
+            number = self._stored_number(main)
+            if number not in (None, transaction) and (number == _LOST or not is_compacted):
                 raise _Damage(f"the meta page of transaction {transaction} leads to the data of another one")
 
     def _stored_number(self, main: _Tree) -> int | None:
-        """The number that a transaction has stored of itself; None where there is none, or not to be found."""
+        """The number that a transaction has stored of itself; `_LOST` where its row has lost its key, None without."""
         try:
-            table = self._find(main, _OWN_TABLE)
-            stored = None if table is None else self._find(_Tree.decode("", table), _TRANSACTION)
-            return None if stored is None else int(_NUMBER.unpack(stored)[0])
+            record = self._find(main, _OWN_TABLE)
+            table = None if record is None else _Tree.decode("", record)
+            if table is None or not table.entries:
+                return None
+            stored = self._find(table, _TRANSACTION)
+            return _LOST if stored is None else int(_NUMBER.unpack(stored)[0])
         except (_Damage, struct.error):
             return None  # In the newest tree the walk finds it; in the older one it does no harm.
 
@@ -432,8 +439,11 @@ class _File:
         list_end, nodes_start = _PAGE.unpack_from(page)[3:]
         if not _PAGE.size < list_end <= nodes_start <= self._page_bytes or list_end % 2:
             raise _Damage(f"page {number} has no sound list of nodes")
-        for at in struct.unpack_from(f"<{(list_end - _PAGE.size) // 2}H", page, _PAGE.size):
-            if not nodes_start <= at <= self._page_bytes - _NODE.size:
+        starts = struct.unpack_from(f"<{(list_end - _PAGE.size) // 2}H", page, _PAGE.size)
+        if min(starts) != nodes_start:
+            raise _Damage(f"the nodes of page {number} do not begin where it says")
+        for at in starts:
+            if at > self._page_bytes - _NODE.size:
                 raise _Damage(f"a node of page {number} lies outside it")
             node = _NODE.unpack_from(page, at)
             if at + _NODE.size + node[3] > self._page_bytes:
