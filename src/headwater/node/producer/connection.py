@@ -147,9 +147,13 @@ class ProducerConnection:
     def set_control(self, key: bytes, value: bytes) -> None:
         """Take a control message; `BadControl` where it is not one."""
         try:
-            self.controls = with_control(self.controls, key.decode(), value.decode())
+            controls = with_control(self.controls, key.decode(), value.decode())
         except UnicodeDecodeError as error:
             raise BadControl(key) from error
+        if controls.deleted_user_xattrs and OpenFlags.INCLUDE_DELETED_USER_XATTRS not in self.flags:
+            # As recorded from a 7.0.5 server: the control only asks whether the flag is known.
+            raise BadControl(key)
+        self.controls = controls
         self.window = self.window.resized(self.controls.buffer_bytes)
         self._shapes.clear()
 
@@ -175,6 +179,7 @@ class ProducerConnection:
             end_seqno=accepted.end_seqno,
             snapshot_start_seqno=accepted.snapshot_start_seqno,
             is_takeover=StreamFlags.TAKEOVER in request.flags,
+            is_disk_only=StreamFlags.DISK_ONLY in request.flags,
             ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
         )
         key = (request.vbucket, accepted.stream_id)
@@ -198,6 +203,10 @@ class ProducerConnection:
             self.ended_messages += stream.frames_sent
             self._open_ids[key[0]].discard(key[1])
         return stream
+
+    def has_streamed(self, vbucket: VBucketId) -> bool:
+        """Whether the vbucket has, or had, a stream on this connection."""
+        return vbucket in self._open_ids
 
     def on_rolled_back(self, vbucket: VBucketId) -> None:
         """The vbucket was taken back: its streams end, whatever they have sent."""
@@ -262,13 +271,15 @@ class ProducerConnection:
         else:
             values = Values.KEEP
         if values not in self._shapes:
+            # As recorded from a 7.0.5 server: the control for expirations counts with this flag only.
+            include_delete_times = OpenFlags.INCLUDE_DELETE_TIMES in flags
             self._shapes[values] = Shape(
                 strip_prefix=not self.knows_collections,
                 values=values,
                 include_xattrs=OpenFlags.INCLUDE_XATTRS in flags,
                 include_deleted_user_xattrs=OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags,
-                include_delete_times=OpenFlags.INCLUDE_DELETE_TIMES in flags or self.controls.expiry_opcode,
-                expiry_opcode=self.controls.expiry_opcode,
+                include_delete_times=include_delete_times,
+                expiry_opcode=include_delete_times and self.controls.expiry_opcode,
                 compress=self.may_compress and self.controls.force_value_compression,
                 sync_writes=self.controls.sync_writes,
             )
