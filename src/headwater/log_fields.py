@@ -87,6 +87,7 @@ class Fields(TypedDict, total=False):
     duration_s: Annotated[float, "how long it took, in seconds"]
     error: Annotated[str, "the class of the error, as the reference of errors names it"]
     from_seqno: Annotated[int, "the last seqno before a rollback"]
+    left_out: Annotated[int, "how many messages of this kind, by this peer, were not logged before this one"]
     limit: Annotated[int, "the limit that was met"]
     manifest: Annotated[str, "the uid of the collections manifest, in hex"]
     method: Annotated[str, "the HTTP method"]

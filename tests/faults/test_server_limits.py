@@ -169,6 +169,23 @@ def test_slow_loris_in_the_tls_handshake(start_node: StartNode, tmp_path: Path) 
         assert encrypted.recv(24)
 
 
+def test_unfinished_handshakes_count_as_connections(start_node: StartNode, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    node = start_node(*FEW_VBUCKETS, "--connections-max", "2", "--tls-cert", str(certificate), "--tls-key", str(key))
+    with connected(node), connected(node) as second:
+        with connected(node) as refused:
+            wait_until_closed(refused, within_s=SLACK_S)
+        second.sendall(b"no TLS at all" * 10)
+        wait_until_closed(second, within_s=SLACK_S)
+        context = ssl.create_default_context(cafile=str(certificate))
+        with connected(node) as sock, context.wrap_socket(sock, server_hostname="127.0.0.1") as encrypted:
+            encrypted.sendall(Noop().encode())
+            assert encrypted.recv(24)
+        # One is still in its handshake when the node stops.
+        assert node.stop() == 0
+    assert "Traceback" not in node.log()
+
+
 # --- bytes that are no requests -----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
@@ -26,6 +26,7 @@ from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
 from headwater.node.service import BucketService, Service
+from headwater.node.tls_accept import TlsDoor
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse
@@ -62,6 +63,7 @@ class KvListener:
         self.connections: dict[ServedConnection, None] = {}
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
+        self._doors: list[TlsDoor] = []
         self._watch: asyncio.Task[None] | None = None
         self.is_stopped = False
         self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
@@ -70,15 +72,18 @@ class KvListener:
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port: the one asked for, or a free one for 0."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: ServedConnection(self, is_tls=tls is not None),
-            host,
-            port,
-            ssl=tls,
-            # The handshake comes before there is a connection that could be watched.
-            ssl_handshake_timeout=None if tls is None else self.limits.auth_s,
-        )
+
+        def make_connection() -> ServedConnection:
+            return ServedConnection(self, is_tls=tls is not None)
+
+        make_protocol: Callable[[], asyncio.Protocol] = make_connection
+        if tls is not None:
+            door = TlsDoor(
+                tls, make_connection, handshake_s=self.limits.auth_s, has_room=lambda handshakes: self.has_room()
+            )
+            self._doors.append(door)
+            make_protocol = door.open_protocol
+        server = await asyncio.get_running_loop().create_server(make_protocol, host, port)
         self._servers.append(server)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_connections())
@@ -89,6 +94,8 @@ class KvListener:
         self.is_stopped = True
         for server in self._servers:
             server.close()
+        for door in self._doors:
+            door.close()
         if self._watch is not None:
             self._watch.cancel()
         for connection in list(self.connections):
@@ -99,6 +106,12 @@ class KvListener:
             if not any(connection.is_tls for connection in self.connections):
                 break
             await asyncio.sleep(_FAREWELL_LOOK_S)
+        for connection in list(self.connections):
+            connection.abort()
+
+    def has_room(self) -> bool:
+        """Whether there may be one more connection. Handshakes that are not complete count as well."""
+        return len(self.connections) + sum(len(door.handshakes) for door in self._doors) < self.limits.connections_max
 
     def send_durable(self) -> None:
         """A commit is durable: answers that waited for it go out, and streams go on."""
@@ -205,7 +218,7 @@ class ServedConnection(asyncio.Protocol):
             # It was accepted just before, and is none of those that were closed.
             self._transport.abort()
             return
-        if len(self._listener.connections) >= self._limits.connections_max:
+        if not self._listener.has_room():
             logger.warning(
                 "connection from %s refused: %d are open",
                 *(peer, self._limits.connections_max),
@@ -430,12 +443,15 @@ class ServedConnection(asyncio.Protocol):
 
     def _drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason, extra=self._dropped(reason))
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     def _dropped(self, reason: str, error: RemoteProtocolError | None = None) -> dict[str, Any]:
         about = {**self.session.log_fields(), **fields(event=LogEvent.CONNECTION_DROPPED, reason=reason)}
         return about if error is None else {**about, **fields(error=type(error).__name__)}
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         """Close after what may be sent has been."""
