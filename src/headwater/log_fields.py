@@ -70,6 +70,10 @@ class LogEvent(StrEnum):
     """Something could not be written to the disk."""
     USERS_CHANGED = "users_changed"
     """A user was added, changed or removed, or has changed its own password."""
+    VBUCKET_DAMAGED = "vbucket_damaged"
+    """What is stored is not what was written. The vbucket that is named is stopped; without one it is the bucket's."""
+    VBUCKET_FETCHED = "vbucket_fetched"
+    """A replica that was damaged is fetched from its active copy again."""
 
 
 class Fields(TypedDict, total=False):

@@ -278,7 +278,9 @@ class CommitLoop:
         self._on_durable()
 
     def _log_damage(self, error: VBucketDamaged) -> None:
-        about = {**self._failure(error), **fields(vbucket=error.vbucket)}
+        about = fields(
+            event=LogEvent.VBUCKET_DAMAGED, bucket=self._bucket.facts.name, vbucket=error.vbucket, reason=error.reason
+        )
         logger.error("%s; the vbucket is stopped, the others go on", error, extra=about)
 
     async def _scrub_forever(self) -> None:
@@ -303,7 +305,8 @@ class CommitLoop:
         if isinstance(finding.error, VBucketDamaged):
             self._bucket.stop_vbucket(finding.error)
             return
-        logger.error("%s", finding.error, extra=self._failure(finding.error))
+        about = fields(event=LogEvent.VBUCKET_DAMAGED, bucket=self._bucket.facts.name, reason=finding.error.reason)
+        logger.error("%s", finding.error, extra=about)
         if finding.table is Table.JOURNAL:
             # What the row held is in memory. Settled, it is stored once more, and the row goes.
             async with self._resting:

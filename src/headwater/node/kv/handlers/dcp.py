@@ -255,6 +255,7 @@ def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
 
 
 def _get_failover_log(context: Context, request: GetFailoverLog) -> GetFailoverLogResponse:
+    refuse_damaged(context.bucket_service, request.vbucket)
     numbers = context.bucket_service.bucket.vbuckets
     facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
     if facts is None:
