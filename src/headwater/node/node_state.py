@@ -22,6 +22,7 @@ from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, fields
 from headwater.node.auth.accounts import Accounts, Change
 from headwater.node.auth.login_checks import LoginChecks
+from headwater.node.auth.sharing import UserSharing
 from headwater.node.auth.users import Users
 from headwater.node.bucket_lifecycle import BucketLifecycle
 from headwater.node.bucket_settings import BucketSettings, stored_settings
@@ -125,7 +126,7 @@ class NodeState:
         self.login_checks = LoginChecks(lambda: self._users, now_s=self.now_s)
         """One for the key-value side and for HTTP: guesses count wherever they are made."""
         self._started_s = self.now_s()
-        self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes)
+        self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes, now_ns=environment.now_ns)
         self._users: Users
         self._durable = ChangeSignal()
         self._listener: KvListener
@@ -142,6 +143,7 @@ class NodeState:
                 now_s=self.now_s,
                 on_config=self.config_changes.notify,
                 on_login=self._accounts.let_nodes_in,
+                users=UserSharing(self._accounts, random_bytes=environment.random_bytes),
             )
         )
         self._buckets = BucketLifecycle(
@@ -186,13 +188,15 @@ class NodeState:
         """Whether other nodes of a cluster log in as this user."""
         return self._accounts.is_node(name)
 
-    async def change_users(self, change: Change) -> None:
-        """Put what `change` makes of the users into force, those of other nodes left out. It is durable then.
+    async def change_users(self, change: Change) -> dict[str, str]:
+        """Put what `change` makes of the users into force, on all nodes of its clusters. It is durable here then.
 
-        `change` is called once, in a thread. What it raises is raised here; a `StoreError` says that the users are as
-        they were, and so does a `LocalProtocolError` where there would be no admin left.
+        Returns the nodes that do not have it yet, and why; they get it when they can be reached. `change` is called
+        once, in a thread. What it raises is raised here; a `StoreError` says that the users are as they were, and so
+        does a `LocalProtocolError` where there would be no admin left.
         """
         await self._accounts.change(change)
+        return await self._members.share_users()
 
     def _put_in_force(self, users: Users) -> None:
         """Rights are looked up with every request, but a user who is gone must not come back with a namesake."""

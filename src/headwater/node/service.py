@@ -155,6 +155,8 @@ class BucketService:
     """The connections that receive them, those with no stream included, oldest first."""
     statistics: dict[str, Callable[[], Statistics]] = field(default_factory=dict)
     """Groups of `stat` that other parts of the node offer: of its replicators, and of its dashboard."""
+    node_statistics: dict[str, Callable[[str], Statistics]] = field(default_factory=dict)
+    """Groups that are for other nodes of the bucket's cluster only, each with what stands behind its name."""
 
     def __post_init__(self) -> None:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)

@@ -51,6 +51,7 @@ class Endpoint:
 
 _BUCKET = "/pools/default/buckets/{bucket}"
 _USERS = "/settings/rbac/users"
+_GROUPS = "/settings/rbac/groups"
 _OWN_BUCKET = "/headwater/buckets/{bucket}"
 """For what Couchbase has no path."""
 
@@ -85,6 +86,12 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
         "GET": Endpoint(users.show_user, Action.SECURITY),
         "PUT": Endpoint(users.put_user, Action.SECURITY),
         "DELETE": Endpoint(users.remove_user, Action.SECURITY),
+    },
+    _GROUPS: {"GET": Endpoint(users.show_groups, Action.SECURITY)},
+    f"{_GROUPS}/{{name:path}}": {
+        "GET": Endpoint(users.show_group, Action.SECURITY),
+        "PUT": Endpoint(users.put_group, Action.SECURITY),
+        "DELETE": Endpoint(users.remove_group, Action.SECURITY),
     },
     f"{_BUCKET}/scopes": {
         "GET": Endpoint(buckets.show_manifest, Action.USE),
