@@ -156,7 +156,7 @@ def test_slow_loris_after_the_login(start_node: StartNode) -> None:
 
 def test_slow_loris_in_the_tls_handshake(start_node: StartNode, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
-    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    tls = ("--tls-only", "--tls-cert", str(certificate), "--tls-key", str(key))
     node = start_node(*FEW_VBUCKETS, "--auth-seconds", str(SOON_S), *tls)
     with connected(node) as silent:
         wait_until_closed(silent, within_s=SOON_S + SLACK_S)
@@ -171,7 +171,9 @@ def test_slow_loris_in_the_tls_handshake(start_node: StartNode, tmp_path: Path) 
 
 def test_unfinished_handshakes_count_as_connections(start_node: StartNode, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
-    node = start_node(*FEW_VBUCKETS, "--connections-max", "2", "--tls-cert", str(certificate), "--tls-key", str(key))
+    node = start_node(
+        *FEW_VBUCKETS, "--tls-only", "--connections-max", "2", "--tls-cert", str(certificate), "--tls-key", str(key)
+    )
     with connected(node), connected(node) as second:
         with connected(node) as refused:
             wait_until_closed(refused, within_s=SLACK_S)
