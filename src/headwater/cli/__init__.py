@@ -17,6 +17,7 @@ from headwater.phrases import COMPILING, did_you_mean, report_first_compile
 
 COMMANDS = (
     "buckets",
+    "check",
     "cluster",
     "collections",
     "decode",

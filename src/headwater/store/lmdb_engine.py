@@ -46,18 +46,23 @@ _LOST = -1
 
 
 class LmdbEngine:
-    """One LMDB environment in one folder, held by one process."""
+    """One LMDB environment in one folder, held by one process.
 
-    def __init__(self, folder: Path) -> None:
+    With `read_only` nothing in the folder is changed.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self._folder = folder
+        self._is_read_only = read_only
         self._was_written = False
         self.block_versions: Int64s = new_block_versions()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                folder.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _hold(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 # Older programs lock this file and not the folder.
-                self._owner = _hold(folder / "owner", os.O_RDWR | os.O_CREAT)
+                self._owner = _hold(folder / "owner", os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
             except BaseException:
                 os.close(self._lock)
                 raise
@@ -69,10 +74,11 @@ class LmdbEngine:
             check_pages(folder / _FILE, [*(table.value.decode() for table in Table), _OWN_TABLE.decode()])
             self._environment = lmdb.open(
                 str(folder), map_size=MAP_BYTES, max_dbs=len(Table) + 1, max_readers=_READERS_MAX, meminit=False,
-                mode=0o700,
+                mode=0o700, readonly=read_only, create=not read_only, lock=not read_only,
             )  # fmt: skip
             self._tables = {table: self._environment.open_db(table.value) for table in Table}
-            self._own_table = self._environment.open_db(_OWN_TABLE)
+            if not read_only:
+                self._own_table = self._environment.open_db(_OWN_TABLE)
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error):
@@ -90,6 +96,7 @@ class LmdbEngine:
             raise _translated(error, self._folder) from error
 
     def write(self, changes: Sequence[Change]) -> None:
+        assert not self._is_read_only
         self._was_written = True
         try:
             with self._environment.begin(write=True) as transaction:
@@ -109,7 +116,7 @@ class LmdbEngine:
             return
         if hasattr(self, "_environment"):
             self._environment.close()
-            if self.was_left_alone or self._was_written:
+            if not self._is_read_only and (self.was_left_alone or self._was_written):
                 # A copy that was never opened as a bucket stays one: a start may be given up before that.
                 _note_identity(self._owner, self._folder / _FILE)
         os.close(self._owner)
