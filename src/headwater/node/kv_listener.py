@@ -69,6 +69,8 @@ class KvListener:
         self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
         """Since memory was last given back: what was written, what was at the last look, and looks with no write."""
         self.spare_output = SpareOutput()
+        self._seen_commits: dict[str, int] = {}
+        """The newest durable commit of each bucket when streams were last woken."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port: the one asked for, or a free one for 0."""
@@ -119,11 +121,27 @@ class KvListener:
             bucket.sync_writes.on_durable()
             newest = bucket.bucket.young.get(bucket.bucket.durable_commit)
             self._written_bytes += 0 if newest is None else len(newest.data)
+        changed = {bucket.bucket: self._changed_vbuckets(bucket) for bucket in self.service.buckets.values()}
         for connection in list(self.connections):
             session = connection.session
-            if session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
+            vbuckets = None if session.dcp is None else changed.get(session.dcp.bucket)
+            if session.dcp is not None and vbuckets is not None:
+                # Most commits change few vbuckets, and most connections have no stream that waits for them.
+                if session.dcp.wake(vbuckets) or session.outgoing or session.unordered:
+                    connection.send_ready(is_awake=True)
+            elif session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
                 connection.send_ready()
         self.make_use_of_room()
+
+    def _changed_vbuckets(self, bucket: BucketService) -> list[int] | None:
+        """The vbuckets that have changes in the commit that is the newest since this was asked last; None where there
+        may be more, or where it is more than changes that came."""
+        newest = bucket.bucket.durable_commit
+        seen, self._seen_commits[bucket.name] = self._seen_commits.get(bucket.name), newest
+        commit = bucket.bucket.young.get(newest)
+        if commit is None or seen != newest - 1 or commit.extra or commit.advanced_seqnos:
+            return None
+        return list(commit.vbuckets())
 
     def make_use_of_room(self) -> None:
         """A commit has been closed, or is durable: what waited for room may go on."""
@@ -289,13 +307,16 @@ class ServedConnection(asyncio.Protocol):
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def send_ready(self) -> None:
-        """Send the answers whose commits are durable, in order, as long as the peer reads."""
+    def send_ready(self, *, is_awake: bool = False) -> None:
+        """Send the answers whose commits are durable, in order, as long as the peer reads; then what streams have.
+
+        `is_awake` says that no stream has to be looked for that has something to send.
+        """
         if self._transport is None:
             return
         self._send(self._transport)
         if not self.session.outgoing:
-            self._send_streams(self._transport)
+            self._send_streams(self._transport, is_awake=is_awake)
             self._send_as_consumer(self._transport)
         self._hold_or_take(self._transport)
         if self.session.is_quitting and not self.session.outgoing and not self.session.unordered:
@@ -345,13 +366,13 @@ class ServedConnection(asyncio.Protocol):
         transport.write(piece.data)
         self._sent_s = asyncio.get_running_loop().time()
 
-    def _send_streams(self, transport: asyncio.Transport) -> None:
+    def _send_streams(self, transport: asyncio.Transport, *, is_awake: bool) -> None:
         """Let the streams of a DCP connection produce, if the peer reads. What is left waits for the next turn."""
         dcp = self.session.dcp
         if dcp is None or not self._peer_reads or transport.is_closing():
             return
         output = self._listener.spare_output.take()
-        dcp.produce_into(output, _PRODUCE_BYTES)
+        dcp.produce_into(output, _PRODUCE_BYTES, is_awake=is_awake)
         if not output.used:
             self._listener.spare_output.give_back(output)
             return

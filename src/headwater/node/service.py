@@ -16,6 +16,7 @@ from headwater.node.bucket_settings import BucketSettings
 from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.durability import SyncWrites
 from headwater.node.producer.connection import ProducerConnection
+from headwater.node.producer.live_frames import LiveFrames
 from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
@@ -130,6 +131,7 @@ class BucketService:
     settings: BucketSettings = field(default_factory=BucketSettings)
     sync_writes: SyncWrites = field(init=False)
     reads: DocumentReads = field(init=False)
+    live_frames: LiveFrames = field(init=False)
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
@@ -161,6 +163,7 @@ class BucketService:
     def __post_init__(self) -> None:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
         self.reads = DocumentReads(self.bucket)
+        self.live_frames = LiveFrames(self.bucket)
         self.bucket.max_ttl_s = self.settings.max_ttl_s
 
     @property

@@ -67,6 +67,7 @@ class UprSession:
             knows_collections=False,
             may_compress=False,
             opened_s=now_s,
+            live=service.live_frames,
             kind="upr",
             # The draft has expirations: they are not to come as deletions, which takes both.
             controls=Controls(expiry_opcode=True),

@@ -90,6 +90,7 @@ def _open(context: Context, request: Open) -> PlainResponse:
             knows_collections=session.negotiated.collections,
             may_compress=session.has(Feature.SNAPPY),
             opened_s=context.service.now_s(),
+            live=context.bucket_service.live_frames,
             has_right=lambda: session.may(Action.STREAM),
         )
     )
