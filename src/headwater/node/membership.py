@@ -9,12 +9,13 @@ client will ever see.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
-from headwater.errors import DataDamaged, HeadwaterError, LocalProtocolError, MalformedJson
+from headwater.errors import DataDamaged, HeadwaterError, LocalProtocolError, MalformedJson, StoreError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.sharing import UserSharing
 from headwater.node.bucket_settings import BucketSettings
@@ -337,8 +338,13 @@ class Memberships:
 
     async def close(self, bucket: str) -> None:
         """The bucket is dropped: the other nodes of its cluster are let in no more."""
-        await self._by_bucket.pop(bucket).stop()
+        membership = self._by_bucket.pop(bucket)
+        await membership.stop()
         self._settings.on_login(bucket, None)
+        if membership.config is not None:
+            # If the users can't be stored now, they name a cluster too many, which does no harm.
+            with contextlib.suppress(StoreError):
+                await self._settings.users.leave(membership.config.uuid)
 
     async def start(self, address: NodeAddress) -> None:
         for membership in self._by_bucket.values():
