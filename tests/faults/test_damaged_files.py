@@ -10,14 +10,17 @@ reads it. The long form asks real nodes over the network, and reads their stream
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from urllib.request import urlopen
 
 import lmdb
 import pytest
@@ -219,6 +222,7 @@ def test_damage_is_found(stored: Path, tmp_path: Path, damage: Damage) -> None:
 
 _GET, _STREAM_REQUEST, _MUTATION, _STREAM_END, _MARKER = 0x00, 0x53, 0x57, 0x55, 0x56
 _HEADER = struct.Struct(">BBHBBHIIQ")
+_TO_LATEST = 0x04
 _UNREADABLE = {0x07, 0x84, 0x86}
 """Not my vbucket, internal error, temporary failure."""
 
@@ -251,6 +255,15 @@ def log_in(connection: socket.socket, node: NodeProcess) -> Frames:
     return received
 
 
+def open_streams(connection: socket.socket, vbuckets: Iterable[int], *, flags: int) -> None:
+    name = b"a judge"
+    opened = _HEADER.pack(0x80, 0x50, len(name), 8, 0, 0, 8 + len(name), 0, 0) + struct.pack(">II", 0, 1) + name
+    connection.sendall(opened)
+    for vbucket in vbuckets:
+        extras = struct.pack(">IIQQQQQ", flags, 0, 0, 2**64 - 1, 0, 0, 0)
+        connection.sendall(_HEADER.pack(0x80, _STREAM_REQUEST, 0, 48, 0, vbucket, 48, vbucket, 0) + extras)
+
+
 def gets(connection: socket.socket, answers: Frames) -> int:
     """Ask for every document by its key."""
     found = RIGHT
@@ -267,13 +280,7 @@ def gets(connection: socket.socket, answers: Frames) -> int:
 
 def streamed(connection: socket.socket, received: Frames) -> int:
     """Read every vbucket from 0 to its end. One that does not come to its end is found; what comes must be right."""
-    name = b"a judge"
-    connection.sendall(
-        _HEADER.pack(0x80, 0x50, len(name), 8, 0, 0, 8 + len(name), 0, 0) + struct.pack(">II", 0, 1) + name
-    )
-    for vbucket in range(VBUCKETS):
-        extras = struct.pack(">IIQQQQQ", 0x04, 0, 0, 2**64 - 1, 0, 0, 0)
-        connection.sendall(_HEADER.pack(0x80, _STREAM_REQUEST, 0, 48, 0, vbucket, 48, vbucket, 0) + extras)
+    open_streams(connection, range(VBUCKETS), flags=_TO_LATEST)
     seen: dict[bytes, bytes] = {}
     ends = {}
     for magic, opcode, specific, body in received:
@@ -307,6 +314,29 @@ def served(data: Path) -> int:
             with socket.create_connection((node.address.host, node.address.port), timeout=20) as connection:
                 outcomes.append(judge(connection, log_in(connection, node)))
         return max(outcomes)
+
+
+def test_a_running_node_stops_what_is_damaged_and_serves_the_rest(stored: Path, tmp_path: Path) -> None:
+    copy = damaged_copy(stored, tmp_path, nothing, 0)
+    with NodeProcess(copy, "--vbuckets", str(VBUCKETS)) as node:
+        node.start()
+        with socket.create_connection((node.address.host, node.address.port), timeout=20) as live:
+            received = log_in(live, node)
+            open_streams(live, [2], flags=0)
+            sent = list(islice((frame for frame in received if frame[1] == _MUTATION), len(DOCUMENTS) // VBUCKETS))
+            assert {vbucket for _, _, vbucket, _ in sent} == {2}
+            # In the mapped file this is as if the system had read the page again, and the disk had changed it.
+            path = copy / "buckets" / "default" / "data.mdb"
+            at = places(bytearray(path.read_bytes()), b"value-0002.")[0]
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(b"V")
+            with socket.create_connection((node.address.host, node.address.port), timeout=20) as connection:
+                assert gets(connection, log_in(connection, node)) == FOUND
+            assert next(received)[1::2] == (_STREAM_END, struct.pack(">I", 5))
+        with urlopen(f"{node.http_url}/ready") as answer:
+            assert json.load(answer) == {"status": "ready", "damaged_vbuckets": 1}
+        assert node.log().count("the vbucket is stopped, the others go on") == 1
 
 
 @pytest.mark.soak

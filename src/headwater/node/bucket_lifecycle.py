@@ -202,6 +202,7 @@ class BucketLifecycle:
             on_change=loop.on_change,
             when_at_rest=loop.run_at_rest,
             is_at_rest=loop.is_at_rest,
+            scrubbed=lambda: loop.scrubbed,
             settings=stored_settings(bucket.engine),
         )
         self.loops[name], self.services[name] = loop, service

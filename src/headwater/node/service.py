@@ -24,6 +24,7 @@ from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.read_run import DocumentReads
+from headwater.store.scrub import Scrubbed
 from headwater.store.settling import YOUNG_BYTES_MAX
 
 ConfigVersion = tuple[int, int]
@@ -128,6 +129,8 @@ class BucketService:
     """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
     """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+    scrubbed: Callable[[], Scrubbed] = Scrubbed
+    """The last pass over what is stored, in search of damage."""
     settings: BucketSettings = field(default_factory=BucketSettings)
     sync_writes: SyncWrites = field(init=False)
     reads: DocumentReads = field(init=False)
