@@ -50,7 +50,7 @@ class _Handshake(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._received = bytearray()
-        """What came with the last bytes of the handshake."""
+        """At first what came before the handshake began, then what came with the last bytes of it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are asyncio's in all but their ancestry.
@@ -58,7 +58,6 @@ class _Handshake(asyncio.Protocol):
         if self._door.is_closed or not self._door.has_room(len(self._door.handshakes)):
             self._transport.abort()
             return
-        self._transport.pause_reading()
         self._door.handshakes[self] = None
         self._task = asyncio.get_running_loop().create_task(self._shake_hands())
 
@@ -67,15 +66,27 @@ class _Handshake(asyncio.Protocol):
 
     async def _shake_hands(self) -> None:
         door, loop = self._door, asyncio.get_running_loop()
-        try:
-            encrypted = await loop.start_tls(
+        # uvloop begins to read when `connection_made` returns, whatever was asked there, so a fast client's hello is
+        # here already. It is handed on once TLS has taken our place.
+        starting = loop.create_task(
+            loop.start_tls(
                 self._transport, self, door.context, server_side=True, ssl_handshake_timeout=door.handshake_s
             )
+        )
+        try:
+            while self._transport.get_protocol() is self and not starting.done():
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            hello, self._received = self._received, bytearray()
+            if hello and not starting.done():
+                _hand_on(self._transport.get_protocol(), hello)
+            encrypted = await starting
         except (OSError, TimeoutError):
             # It speaks no TLS, or none that we speak, or takes too long. There is no protocol to report that to.
             self._transport.abort()
             return
         finally:
+            starting.cancel()
             door.handshakes.pop(self, None)
         if encrypted is None or encrypted.is_closing():
             return
@@ -89,3 +100,14 @@ class _Handshake(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
         self._transport.abort()
+
+
+def _hand_on(protocol: asyncio.BaseProtocol, data: bytearray) -> None:
+    """Have the protocol of TLS take bytes that it did not read itself."""
+    buffered = cast(asyncio.BufferedProtocol, protocol)
+    while data:
+        room = memoryview(buffered.get_buffer(len(data)))
+        taken = min(len(room), len(data))
+        room[:taken] = data[:taken]
+        del data[:taken]
+        buffered.buffer_updated(taken)
