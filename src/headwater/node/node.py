@@ -62,7 +62,13 @@ class Node(NodeState):
         """The thread that opens the buckets."""
         self._http: HttpServer | None = None
         if self.environment.serves_http:
-            self._http = HttpServer(self, open_metrics=options.open_metrics, landing_urls=options.landing_urls)
+            self._http = HttpServer(
+                self,
+                open_metrics=options.open_metrics,
+                landing_urls=options.landing_urls,
+                hosts=options.own_names,
+                is_tls_only=not options.serves_plain,
+            )
             self.on_bucket_made, self.on_bucket_dropped = self._http.watch_bucket, self._http.forget_bucket
 
     # --- starting and stopping ------------------------------------------------------------------------------------
