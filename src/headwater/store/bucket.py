@@ -46,7 +46,7 @@ from headwater.store.data_format import (
     decode_document,
     vbucket_key,
 )
-from headwater.store.engine import Change, Engine, PutRow, Table
+from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
@@ -109,7 +109,9 @@ class Bucket:
         self.in_flight: GroupCommit | None = None
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
-        self.durable_commit = next_commit - 1
+        self.durable_commit = self.opened_commit = next_commit - 1
+        self.is_marked_clean = False
+        """The mark of a clean stop is still stored, as there was no room to take it away: the next commit does it."""
         self.on_damage: Callable[[VBucketDamaged], None] = lambda error: None
         """Called with each vbucket that is stopped, in the thread that found the damage."""
         self.max_ttl_s = 0
@@ -486,7 +488,10 @@ class Bucket:
         changes: list[Change] = list(commit.extra)
         if len(commit.data):
             changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.data.data))
+        if self.is_marked_clean:
+            changes.append(DeleteRow(Table.BUCKET, CLEAN_STOP))
         self.engine.write(changes)
+        self.is_marked_clean = False
 
     def publish(self, commit: GroupCommit) -> None:
         """The commit in flight is durable."""
@@ -534,6 +539,11 @@ class Bucket:
                 yield run[start:]
 
     def is_young(self, vbucket: int, *, from_seqno: int) -> bool:
-        """Whether the changes from a seqno on are all in commits that are still in memory."""
+        """Whether the changes from a seqno on are all in commits that are still in memory.
+
+        What was read back when the bucket was opened comes from disk.
+        """
         commits = self.young.of(vbucket, after_seqno=from_seqno - 1)
-        return bool(commits) and first_seqno(commits[0].run(vbucket)) <= from_seqno
+        if not commits or commits[0].number <= self.opened_commit:
+            return False
+        return first_seqno(commits[0].run(vbucket)) <= from_seqno
