@@ -170,7 +170,8 @@ async def put_group(call: Call) -> Response:
         raise Refusal.errors(400, "The node asks no LDAP server", field="ldap_group_ref")
     grants = _grants(call, form.get("roles", ""), frozenset() if known is None else known.grants)
     group = Group(name=name, grants=grants, description=form.get("description", ""))
-    return await _change(call, lambda users: users.put_group(group), f"stored group {name!r} with {_listed(grants)}")
+    what = f"stored group {name!r} with the roles {_listed(grants)}"
+    return await _change(call, lambda users: users.put_group(group), what)
 
 
 async def remove_group(call: Call) -> Response:

@@ -45,7 +45,6 @@ _WRITES = (
     with_meta.SetWithMeta,
 )
 _ADMINISTERS = (
-    session.SetClusterConfig,
     session.Flush,
     session.Verbosity,
     vbuckets.SetVBucket,
@@ -72,6 +71,7 @@ NEEDED: dict[type[Request], Action] = {
     **dict.fromkeys(DCP_MESSAGES, Action.STREAM),
     **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
     **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
+    session.SetClusterConfig: Action.SECURITY,
     **dict.fromkeys(_with_subclasses(_USES), Action.USE),
 }
 
