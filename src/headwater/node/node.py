@@ -112,6 +112,8 @@ class Node(NodeState):
         self.is_ready = False
         self.why_not_ready = "it stops"
         self._buckets.is_stopping = True
+        # Who waits for a manifest sees that it will not come.
+        self._durable.notify()
         await self._members.stop()
         if self._http is not None:
             await self._http.stop()
@@ -119,6 +121,7 @@ class Node(NodeState):
             await self._listener.stop()
         if self._upr is not None:
             await self._upr.stop()
+        self.login_checks.stop()
         await self._buckets.stop()
         if self._loading is not None:
             await asyncio.wait({self._loading})

@@ -297,12 +297,19 @@ class NodeState:
         options = self.options
         if options.upr_port is not None and name == (options.upr_bucket or options.buckets[0]):
             raise LocalProtocolError(f"the UPR port streams bucket {name!r}", hint="Start the node without --upr-port")
-        await self._buckets.drop(name, end=self._end_bucket)
+        self._remember_cluster(without=name)
+        await self._buckets.drop(name, forget=self.on_bucket_dropped, close=self._listener.close_bucket)
         self.config_changes.notify()
 
-    async def _end_bucket(self, service: BucketService) -> None:
-        self._listener.close_bucket(service)
-        await self.on_bucket_dropped(service.name)
+    def _remember_cluster(self, *, without: str) -> None:
+        """With its last bucket a cluster has no config, and would be forgotten."""
+        memberships = {name: self._members.of(name) for name in self._services}
+        if any(one.config is not None for name, one in memberships.items() if name != without):
+            return
+        config, this_node = memberships[without].config, memberships[without].this_node
+        if config is not None and this_node is not None:
+            others = tuple(node for at, node in enumerate(config.nodes) if at != this_node)
+            self._buckets.change_identity(nodes=others, cluster_name=config.cluster_name or self.identity.cluster_name)
 
     async def flush_bucket(self, name: str) -> None:
         """Drop all documents of a bucket that are active here. Consumers roll back to 0, and so do the replicas."""
@@ -370,10 +377,15 @@ class NodeState:
         return manifest
 
     async def wait_for_manifest(self, bucket: str, uid: int) -> None:
-        """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled."""
+        """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled.
+
+        A `StoreError` says that the node stops first.
+        """
         service = self._services[bucket]
         while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
+            if not self.is_ready:
+                raise StoreError("the node stops, and the manifest has not come", hint="Ask another node, or later")
 
     # --- cluster configs ------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from headwater.protocol.values import Datatype
 from headwater.store.checked_engine import CheckedEngine, CheckedView
 from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
+    CLEAN_STOP,
     MANIFEST,
     BucketFacts,
     Document,
