@@ -303,11 +303,9 @@ class NodeState:
 
     def _remember_cluster(self, *, without: str) -> None:
         """With its last bucket a cluster has no config, and would be forgotten."""
-        memberships = {name: self._members.of(name) for name in self._services}
-        if any(one.config is not None for name, one in memberships.items() if name != without):
-            return
-        config, this_node = memberships[without].config, memberships[without].this_node
-        if config is not None and this_node is not None:
+        configs = {name: service.config for name, service in self._services.items() if service.config is not None}
+        config = configs.get(without)
+        if config is not None and len(configs) == 1 and (this_node := self._services[without].this_node) is not None:
             others = tuple(node for at, node in enumerate(config.nodes) if at != this_node)
             self._buckets.change_identity(nodes=others, cluster_name=config.cluster_name or self.identity.cluster_name)
 
