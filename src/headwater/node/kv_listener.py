@@ -177,6 +177,8 @@ class KvListener:
             await asyncio.sleep(_TICK_S)
             self.service.stay_awake()
             self._decide_sync_writes()
+            for bucket in self.service.buckets.values():
+                bucket.range_scans.tick(self.service.now_s())
             for connection in list(self.connections):
                 connection.check_times(loop.time())
             await self._give_memory_back(loop)

@@ -17,6 +17,7 @@ from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.durability import SyncWrites
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.live_frames import LiveFrames
+from headwater.node.range_scans import RangeScans
 from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
@@ -136,6 +137,7 @@ class BucketService:
     reads: DocumentReads = field(init=False)
     live_frames: LiveFrames = field(init=False)
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
+    range_scans: RangeScans = field(default_factory=RangeScans)
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
     ended: Traffic = field(default_factory=Traffic)

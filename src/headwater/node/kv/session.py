@@ -475,7 +475,10 @@ class KvSession(SessionState):
 
     def disconnected(self) -> None:
         """The connection is gone."""
+        for bucket in self.service.buckets.values():
+            bucket.range_scans.end_of(self)
         if self.bucket is not None:
+            self.bucket.range_scans.end_of(self)  # It may have been dropped, and be none of the service's any more.
             self.bucket.ended.requests += self.requests
         connection = self.dcp or self.consumer
         if connection is None or self.bucket is None:
