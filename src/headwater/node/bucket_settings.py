@@ -66,7 +66,10 @@ def stored_settings(engine: Engine) -> BucketSettings:
     if stored is None:
         return BucketSettings()
     try:
-        return BucketSettings.decode(json.loads(stored))
+        members = json.loads(stored)
+        if not isinstance(members, dict):
+            raise MalformedJson("they are no object")
+        return BucketSettings.decode(members)
     except (ValueError, TypeError, AttributeError, MalformedJson) as error:
         raise DataDamaged(
             f"the settings of a bucket are damaged: {error!r}", hint="Restore the data from a backup or a replica"
