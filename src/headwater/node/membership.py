@@ -170,7 +170,12 @@ class ClusterMembership:
         is_asking = self._asking is not None and not self._asking.done()
         if self._address is None or self.config is None or len(self.config.nodes) == 1 or is_asking:
             return
-        self._service.is_waiting = True
+        config, self._service.is_waiting = self.config, True
+        logger.warning(
+            "bucket %s: the node stood still; it asks the other nodes before it serves again",
+            config.bucket,
+            extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=config.bucket, config=config.revision),
+        )
         self._asking = asyncio.create_task(self._ask_others(self.config))
 
     async def stop(self) -> None:

@@ -9,15 +9,16 @@ and a disk may take long to write.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headwater.errors import LocalProtocolError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, encode_users, readable_password
 from headwater.node.auth.users import ALL_BUCKETS, DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, User, Users
 from headwater.protocol.cluster_config import nodes_user
 from headwater.protocol.sasl import Credentials
@@ -42,6 +43,19 @@ class UserFolder(Protocol):
     def forget_password(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SharedUsers:
+    """The users as other nodes get them. Made in a thread with each change: thousands of users take a while."""
+
+    text: str
+    digest: str
+
+    @classmethod
+    def of(cls, users: Users) -> SharedUsers:
+        text = encode_users(replace(users, clusters=frozenset()))
+        return cls(text.decode(), hashlib.sha256(text).hexdigest())
+
+
 class Accounts:
     """The users of one node. `load`, then `store`."""
 
@@ -56,6 +70,7 @@ class Accounts:
         self._random_bytes = random_bytes
         self._now_ns = now_ns
         self._stored: Users
+        self.shared: SharedUsers
         self._is_on_disk = False
         self._nodes: dict[str, User] = {}
         """The users that other nodes log in as, by name."""
@@ -90,7 +105,7 @@ class Accounts:
                 _warn_of_unused(users, name, password, source="HEADWATER_USER")
             else:
                 users = self._with_admin(users, name, password).stamped(users, now_ms=self._now_ms())
-        self._stored = users
+        self._stored, self.shared = users, SharedUsers.of(users)
         # A start that changes nothing writes nothing, so that it needs no room on the disk.
         self._is_on_disk = users == loaded
         return generated
@@ -145,15 +160,15 @@ class Accounts:
         the users are as they were. One that is not this node's own comes from another, with the times of its changes.
         """
         async with self._one_at_a_time:
-            self._stored = await asyncio.to_thread(self._store_changed, change, is_own=is_own)
+            self._stored, self.shared = await asyncio.to_thread(self._store_changed, change, is_own=is_own)
             self.on_change(self.in_force)
 
-    def _store_changed(self, change: Change, *, is_own: bool) -> Users:
+    def _store_changed(self, change: Change, *, is_own: bool) -> tuple[Users, SharedUsers]:
         users = change(self._stored)
         if is_own:
             users = users.stamped(self._stored, now_ms=self._now_ms())
         if users == self._stored:
-            return self._stored
+            return self._stored, self.shared
         if not users.has_admin:
             raise LocalProtocolError(
                 "the node would have no admin left", hint="Give another user the role admin on this node first"
@@ -163,7 +178,7 @@ class Accounts:
         if before is not None and (after is None or after.credentials != before.credentials):
             # What lies in the data folder is its first password, which is wrong from now on.
             self._folder.forget_password()
-        return users
+        return users, SharedUsers.of(users)
 
     def _now_ms(self) -> int:
         return self._now_ns() // 1_000_000

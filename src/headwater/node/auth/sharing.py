@@ -18,20 +18,19 @@ A node that was left out of a cluster forgets it, and joins when it is added aga
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.accounts import Accounts
-from headwater.node.auth.user_file import USER_FILE_BYTES_MAX, decode_users, encode_users
+from headwater.node.auth.user_file import USER_FILE_BYTES_MAX, decode_users
 from headwater.node.auth.users import Group, User, Users, newest_removed
 
 logger = logging.getLogger(__name__)
 
 _NAME_BYTES = 16
-_PIECE_BYTES = 1024 * 1024
+_PIECE_CHARS = 1024 * 1024
 """Of what a node gives of its users in one statistic."""
 
 _Entry = tuple[int, User | Group | None]
@@ -44,7 +43,6 @@ class UserSharing:
     def __init__(self, accounts: Accounts, *, random_bytes: Callable[[int], bytes]) -> None:
         self._accounts = accounts
         self._random_bytes = random_bytes
-        self._digested: tuple[Users, str] | None = None
 
     # --- giving ---------------------------------------------------------------------------------------------------
 
@@ -53,20 +51,14 @@ class UserSharing:
 
     def digest(self, cluster: str) -> str:
         """The same on two nodes of a cluster where they have the same users; empty where this one has just joined."""
-        users = self._accounts.stored
-        if cluster not in users.clusters:
-            return ""
-        if self._digested is None or self._digested[0] is not users:
-            text = encode_users(replace(users, clusters=frozenset()))
-            self._digested = users, hashlib.sha256(text).hexdigest()
-        return self._digested[1]
+        return self._accounts.shared.digest if self.is_shared_in(cluster) else ""
 
     def pieces(self, cluster: str) -> Iterator[tuple[str, str]]:
         """The users in pieces, to be given to `take` of another node; none where this node has just joined."""
         if self.is_shared_in(cluster):
-            text = encode_users(replace(self._accounts.stored, clusters=frozenset())).decode()
-            for at in range(0, len(text), _PIECE_BYTES):
-                yield str(at), text[at : at + _PIECE_BYTES]
+            text = self._accounts.shared.text
+            for at in range(0, len(text), _PIECE_CHARS):
+                yield str(at), text[at : at + _PIECE_CHARS]
 
     # --- taking ---------------------------------------------------------------------------------------------------
 
@@ -87,9 +79,9 @@ class UserSharing:
         text = "".join(pieces.values()).encode()
         if not text or len(text) > USER_FILE_BYTES_MAX:
             return
-        theirs = decode_users(text)
 
         def change(ours: Users) -> Users:
+            theirs = decode_users(text)
             if ours.sharing == theirs.sharing:
                 return replace(merged(ours, theirs), clusters=ours.clusters | {cluster})
             if cluster in ours.clusters:
