@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from headwater.protocol.numbers import VBucketId, Vbuuid
 from headwater.store.range_scan import RangeScan
 
-SCANS_MAX = 64
-"""Of a bucket, at a time."""
+SCANS_MAX = 32
+"""Of a bucket, at a time. Each takes up to 6 MB for its keys, and what was young of its vbucket."""
 SCANS_OF_CONNECTION_MAX = 16
 SCAN_S_MAX = 180.0
 """How long a scan may take in all; kv_engine's default."""

@@ -1,7 +1,7 @@
 """Range scans: the documents of one collection in one vbucket, in the order of their keys, as they were at one moment.
 
 Handlers of the key-value side begin a scan and take it part by part. It sees what was durable when it began: it holds a
-view of the blocks and the commits that were young then, until it is closed.
+view of the blocks and copies of what was young then, until it is closed.
 
 No part of the store knows the order of keys: changes lie in the order of their seqnos, and the index has hashes. So a
 scan walks all changes of the vbucket and keeps the lowest keys that it meets, as many as a chunk holds. When the chunk
@@ -56,7 +56,7 @@ from headwater.store.data_format import Entry, block_last_seqno, blocks_of, deco
 from headwater.store.engine import Table
 from headwater.store.runs import as_run, first_seqno, split_after
 
-CHUNK_KEYS = 2**17
+CHUNK_KEYS = 2**16
 _KEY_BYTES_MEAN = 64
 """A chunk has room for so many bytes a key. Where keys are longer, it holds fewer."""
 ABOVE_ALL_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)
@@ -250,7 +250,8 @@ def _runs(bucket: Bucket, view: CheckedView, vbucket: int) -> Iterator[Bytes]:
     # While commits are settled, their changes lie both in them and in blocks.
     for commit in bucket.young.of(vbucket):
         run = commit.run(vbucket)
-        yield run[split_after(run, reached) :]
+        # A copy, as the run alone would keep the changes of all vbuckets in memory for as long as the scan lives.
+        yield run[split_after(run, reached) :].copy()
 
 
 class _Chunk:

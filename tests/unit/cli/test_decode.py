@@ -35,6 +35,7 @@ from headwater.protocol.messages.dcp_streams import (
     StreamRequestResponse,
 )
 from headwater.protocol.messages.documents import Set, StoreResponse
+from headwater.protocol.messages.range_scan import RangeScanContinue
 from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.messages.subdocument import LookupSpec, MultiLookup
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnosResponse, VBucketSeqno
@@ -96,6 +97,15 @@ SEED_ADD_STREAM = """\
       flags      (24-27): 0x00000001 (TAKEOVER)
 
 """
+
+
+def test_bytes_in_extras_are_hex() -> None:
+    scan_id = bytes(range(16))
+    data = RangeScanContinue(scan_id=scan_id, items_max=500).encode()
+    assert f"0x{scan_id.hex()}" in annotated(data)
+    (frame,) = as_json(data)
+    assert frame["extras"]["scan_id"] == f"0x{scan_id.hex()}"
+    assert frame["extras"]["items_max"] == 500
 
 
 def test_a_packet_is_drawn_as_the_seed_draws_it() -> None:

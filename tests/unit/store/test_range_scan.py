@@ -52,7 +52,7 @@ def documents_of(
     return found
 
 
-def scan(bucket: Bucket, wanted: ScanWanted, *, chunk_keys: int = 2**17) -> RangeScan:
+def scan(bucket: Bucket, wanted: ScanWanted, *, chunk_keys: int = 2**16) -> RangeScan:
     return RangeScan(bucket, 1, wanted, now_s=bucket.environment.now_s(), chunk_keys=chunk_keys)
 
 
@@ -84,7 +84,7 @@ def test_a_scan_finds_what_a_dictionary_would(seed: int) -> None:
             if random.random() < 0.3:
                 settle_now(bucket)
     bucket.commit_now()
-    for chunk_keys in (4, 16, 2**17):
+    for chunk_keys in (4, 16, 2**16):
         low, high = sorted([random_key(random), random_key(random)])
         for wanted in (
             ScanWanted(collection=CollectionId(0)),
@@ -166,7 +166,7 @@ def test_a_scan_is_of_one_moment(tmp_path: object, keys_only: bool) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("chunk_keys", [8, 2**17])
+@pytest.mark.parametrize("chunk_keys", [8, 2**16])
 def test_samples(chunk_keys: int) -> None:
     bucket = new_bucket()
     for number in range(200):
