@@ -16,8 +16,9 @@ from couchbase.management.users import Group, Role, User
 from headwater.cli import main
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.errors import AuthenticationFailed
+from headwater.node.auth import users as node_users
 from headwater.protocol.sasl import Credentials
-from support.clusters import ClusterProcesses
+from support.clusters import ClusterProcesses, in_process
 from support.node_process import PASSWORD, USER, NodeProcess
 from support.sdk import connected
 
@@ -115,6 +116,18 @@ def test_a_node_that_joins_later_has_the_users_too(processes: ClusterProcesses, 
         assert sorted((user["user"], len(user["nodes"])) for user in listed) == [(USER, 4), ("kim", 4)]
         asyncio.run(join_and_leave(leaves=True))
     done(processes, "remove", "kim")
+
+
+def test_a_node_of_an_older_version_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with in_process(tmp_path, 2) as nodes:
+            async with nodes.coordinator(0, 1) as coordinator:
+                await coordinator.init(replicas=0)
+            nodes.running[1].bucket_service("default").node_statistics.clear()
+            missing = await nodes.running[0].change_users(lambda users: users.put_group(node_users.Group(name="lake")))
+            assert missing == {nodes.name(1): "its version does not share users"}
+
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_the_last_admin_stays(processes: ClusterProcesses) -> None:

@@ -260,14 +260,16 @@ class Coordinator:
         return publisher
 
     async def _check_all_reachable(self, config: PublishedConfig) -> None:
-        for name in config.names():
-            try:
-                await self._port_of(name).connection()
-            except HeadwaterError as error:
+        asked = (answered(self._port_of(name).connection(), LOOK_S_MAX) for name in config.names())
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        for name, result in zip(config.names(), results, strict=True):
+            if isinstance(result, HeadwaterError):
                 raise HeadwaterError(
-                    f"{name} can't be reached: {error.reason}",
+                    f"{name} can't be reached: {result.reason}",
                     hint="Start it again, or go on without it by `headwater cluster failover`",
-                ) from error
+                ) from result
+            if isinstance(result, BaseException):
+                raise result
 
     async def _check_joins(
         self, port: NodePort, facts: NodeFacts, *, uuid: str, vbuckets: int, force: bool

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.cluster.nodes import Inventory, NodePort, take_inventory
+from headwater.cluster.nodes import LOOK_S_MAX, Inventory, NodePort, take_inventory
 from headwater.cluster.planning import Row, fail_over
 from headwater.cluster.publisher import Publisher, rows_of, with_frozen, with_nodes, with_rows
 from headwater.errors import HeadwaterError, InvalidInput
@@ -23,6 +23,8 @@ from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import VBucketId
 
 _SHOWN = 10
+_FIRST_LOOK_S_MAX = 2 * LOOK_S_MAX
+"""For the copies of the nodes that stay, before anything is changed: another one of them may hang as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ async def fail_nodes_over(
     if not left:
         raise InvalidInput("no node would be left", hint="Start one of the nodes again")
     ports = {name: port_of(name) for name in left}
-    found = await take_inventory(ports)
+    found = await take_inventory(ports, within_s=_FIRST_LOOK_S_MAX)
     for name, error in found.unreachable.items():
         raise HeadwaterError(
             f"{name} can't be reached either: {error.reason}", hint="Start it again, or fail it over as well"
