@@ -60,7 +60,7 @@ def test_a_vbucket_that_ends_in_an_aborted_durable_write(node: NodeProcess) -> N
         status = surveyor.survey()[vbucket]
         assert (status.high_seqno, status.last_seqno) == (before.high_seqno + 1, before.high_seqno + 3)
         with blocking.connect(f"{node.url}/default", user=USER, password=PASSWORD) as client:
-            batches = client.read(end="now")
+            batches = client.batches(end="now")
             for _ in batches:
                 pass
             offset = batches.offsets[vbucket]
