@@ -1,8 +1,10 @@
-"""A node is killed with kill -9 and failed over while an application writes, and comes back as a replica."""
+"""A node is killed, or hangs, and is failed over while an application writes; it comes back as a replica."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,22 +18,29 @@ MAJORITY = ServerDurability(DurabilityLevel.MAJORITY)
 SETTLED_S_MAX = 20.0
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)], ids=["once", "ten times"])
-def test_a_node_is_killed_and_comes_back(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("losses", "hangs"),
+    [
+        pytest.param(1, False, id="killed once"),
+        pytest.param(10, False, id="killed ten times", marks=pytest.mark.soak),
+        pytest.param(5, True, id="hung five times", marks=pytest.mark.soak),
+    ],
+)
+def test_a_node_is_lost_and_comes_back(tmp_path: Path, losses: int, hangs: bool) -> None:
     with ClusterProcesses(tmp_path, 3) as cluster:
-        asyncio.run(_kill_and_fail_over(cluster, kills))
+        asyncio.run(_lose_and_fail_over(cluster, losses, hangs=hangs))
 
 
-async def _kill_and_fail_over(cluster: ClusterProcesses, kills: int) -> None:
+async def _lose_and_fail_over(cluster: ClusterProcesses, losses: int, *, hangs: bool) -> None:
     async with cluster.coordinator(0, 1, 2) as coordinator:
         await coordinator.init(replicas=1)
     async with (
         SdkWriter(cluster.url(0, 1, 2), durability=MAJORITY, timeout_s=2.5) as writer,
         ClusterConsumer(cluster.url(0, 1, 2)) as consumer,
     ):
-        for kill in range(kills):
+        for loss in range(losses):
             await asyncio.sleep(0.5)
-            await _lose(cluster, kill % 3)
+            await _lose(cluster, loss % 3, hangs=hangs)
         await asyncio.sleep(0.5)
         await writer.stop()
         assert len(writer.acknowledged) > 20, writer.failures[:5]
@@ -40,9 +49,12 @@ async def _kill_and_fail_over(cluster: ClusterProcesses, kills: int) -> None:
     await _replicas_have_all(cluster)
 
 
-async def _lose(cluster: ClusterProcesses, lost: int) -> None:
+async def _lose(cluster: ClusterProcesses, lost: int, *, hangs: bool) -> None:
     seeds = [node for node in range(3) if node != lost]
-    cluster.nodes[lost].kill()
+    if hangs:
+        os.kill(cluster.nodes[lost].pid, signal.SIGSTOP)
+    else:
+        cluster.nodes[lost].kill()
     async with cluster.coordinator(*seeds) as coordinator:
         done = await coordinator.failover([cluster.names[lost]])
         assert done.promoted > 0
@@ -50,7 +62,10 @@ async def _lose(cluster: ClusterProcesses, lost: int) -> None:
         status = await coordinator.status()
         assert sum(node.active for node in status.nodes) == PROCESS_VBUCKETS
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(cluster.nodes[lost].start)
+        if hangs:
+            os.kill(cluster.nodes[lost].pid, signal.SIGCONT)
+        else:
+            await asyncio.to_thread(cluster.nodes[lost].start)
         await coordinator.add(cluster.nodes[lost].address)
         await coordinator.rebalance()
 
