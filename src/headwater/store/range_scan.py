@@ -31,8 +31,11 @@ from headwater.protocol.kernels.memory import (
     AnyBytes,
     Bytes,
     Column,
+    Int64Rows,
     Int64s,
     ReadOnlyBytes,
+    UInt64Rows,
+    UInt64s,
     address_of,
     bytes_at,
     copy_bytes,
@@ -46,6 +49,7 @@ from headwater.protocol.kernels.memory import (
     store_u64,
     u64,
 )
+from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.range_scan import RangeScanContinueResponse, ScannedDocument
 from headwater.protocol.numbers import KEY_BYTES_MAX, CollectionId, VBucketId
@@ -54,6 +58,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
 from headwater.store.data_format import Entry, block_last_seqno, blocks_of, decode_document
 from headwater.store.engine import Table
+from headwater.store.index import BASE, CAPACITY, SEQNO, probe
 from headwater.store.runs import as_run, first_seqno, split_after
 
 CHUNK_KEYS = 2**16
@@ -67,7 +72,7 @@ _NO_DOCUMENT = -1
 _COMPRESSED = -1
 """In place of a count: the next document has to be inflated first."""
 _DRAWS = 16
-_WALKED_BYTES_MAX = 64 * 1024 * 1024
+_WALKED_BYTES_MAX = 32 * 1024 * 1024
 """How much is read to find a random document of a collection that has next to none."""
 
 
@@ -109,8 +114,6 @@ class RangeScan:
             self._runs = list(_runs(bucket, view, vbucket))
             self._addresses = np.array([address_of(run) for run in self._runs], dtype=np.int64)
             self._lengths = np.array([len(run) for run in self._runs], dtype=np.int64)
-            self.walked_bytes = int(self._lengths.sum())
-            """What a walk reads."""
             self._draws = None if wanted.sample is None else self._begin_sample(wanted.sample)
             self._load()
             self._held = stack.pop_all()
@@ -138,13 +141,6 @@ class RangeScan:
         self._given += int(count)
         self._release()
         return part
-
-    def any_key(self, draw: int) -> bytes | None:
-        """One of the keys that are next, by a random number; None where there is none."""
-        if not len(self._order):
-            return None
-        item = self._order[draw % len(self._order)]
-        return self._chunk.keys[self._chunk.starts[item] : self._chunk.starts[item + 1]].tobytes()
 
     def close(self) -> None:
         """Let the view go. A scan that is closed gives out no more."""
@@ -332,14 +328,18 @@ def random_document(bucket: Bucket, collection: CollectionId, *, draw: int, now_
             return FoundDocument(vbucket=vbucket, entry=entry)
     first, walked_bytes = int(numbers.integers(len(vbuckets))), 0
     for vbucket in vbuckets[first:] + vbuckets[:first]:
-        if walked_bytes > _WALKED_BYTES_MAX:
-            return FoundDocument(is_cut_short=True)
-        scan = RangeScan(bucket, vbucket, ScanWanted(collection=collection, keys_only=True), now_s=now_s)
-        walked_bytes += scan.walked_bytes
-        key = scan.any_key(int(numbers.integers(2**62)))
-        scan.close()
-        entry = None if key is None else bucket.find(vbucket, collection, key)
-        if entry is not None and not entry.is_deleted:
+        met, key = 0, b""
+        for run in bucket.runs(vbucket):
+            if walked_bytes > _WALKED_BYTES_MAX:
+                return FoundDocument(is_cut_short=True)
+            walked_bytes += len(run)
+            index = bucket.index
+            met, start, end = _draw_key(
+                run, int(collection), index.slots, index.tables, vbucket, index.secret, now_s, draw >> 1, met
+            )
+            key = run[start:end].tobytes() if end else key
+        entry = bucket.index.find(vbucket, as_run(key)) if key else None
+        if entry is not None:
             return FoundDocument(vbucket=vbucket, entry=entry)
     return FoundDocument()
 
@@ -449,6 +449,35 @@ def _gather(keys: Bytes, starts: Int64s, order: Int64s, new_keys: Bytes, new_sta
     for place in range(len(order)):
         item = order[place]
         copy_bytes(new_keys, new_starts[place], keys, starts[item], starts[item + 1] - starts[item])
+
+
+@kernel
+def _draw_key(
+    run: AnyBytes, collection: int, slots: UInt64Rows, tables: Int64Rows, vbucket: int, secret: UInt64s, now_s: int,
+    draw: int, met: int,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Draw one of the live documents of a collection: each that is met takes the place of the one before with a chance
+    of one in as many as were met by then, which is the same for all in the end. Returns how many that are, and where
+    the key drawn from this run lies, if one was."""
+    at = i64(0)
+    start = i64(0)
+    end = i64(0)
+    while at < len(run):
+        if run[at + 1] == MUTATION:
+            key_at = at + 24 + i64(run[at + 4])
+            key_bytes = i64(load_u16(run, at + 2))
+            if collection_id(run, key_at) == u64(collection):
+                high, low = siphash128(run, key_at, key_bytes, secret[0], secret[1])
+                slot = probe(slots, tables[vbucket, BASE], tables[vbucket, CAPACITY], high, low)
+                expiry = i64(load_u32(run, at + 44))
+                is_newest = slot >= 0 and slots[slot, SEQNO] == load_u64(run, at + 24)
+                if is_newest and (expiry == 0 or expiry > now_s):
+                    met += 1
+                    # The hash of a key is as good as random, and differs with each draw by its number.
+                    if ((low >> u64(1)) ^ u64(draw)) % u64(met) == 0:
+                        start, end = key_at, key_at + key_bytes
+        at += 24 + i64(load_u32(run, at + 8))
+    return met, start, end
 
 
 # --- kernels: parts, as `RangeScanContinueResponse` has them ------------------------------------------------------

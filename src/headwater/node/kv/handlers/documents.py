@@ -24,6 +24,7 @@ from headwater.node.kv.documents import (
     newest,
     preserves_ttl,
     received_body,
+    refuse_damaged,
     refuse_vbucket,
     release,
     remove,
@@ -128,6 +129,7 @@ def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
 
 def observe_seqno(context: Context, request: ObserveSeqno) -> ObserveSeqnoResponse:
     """How far the vbucket is durable, on the branch of history that the client knows."""
+    refuse_damaged(context.bucket_service, request.vbucket)
     vbuckets = context.bucket_service.bucket.vbuckets
     facts = vbuckets.facts[request.vbucket] if vbuckets.exists(request.vbucket) else None
     if facts is None or facts.state == VBucketState.DEAD:
@@ -156,6 +158,7 @@ def observe(context: Context, request: Observe) -> ObserveResponse:
 
 def _observed(context: Context, asked: ObservedKey) -> ObservedDocument:
     bucket = context.bucket_service.bucket
+    refuse_damaged(context.bucket_service, asked.vbucket)
     state = bucket.vbuckets.state(asked.vbucket)
     if state is None or state == VBucketState.DEAD:
         refuse_vbucket(context)

@@ -105,6 +105,17 @@ def _nodes_login(context: Context, bucket: Bucket) -> Statistics:
         yield "password", login.password
 
 
+def _range_scans(context: Context, bucket: Bucket) -> Statistics:
+    """The scans under way. Each may hold a view of the data, and the file can't give room back meanwhile."""
+    now_s = context.service.now_s()
+    for scan_id, running in context.bucket_service.range_scans.running.items():
+        prefix = f"vb_{running.vbucket}:{scan_id.hex()}"
+        yield f"{prefix}:vbuuid", running.vbuuid
+        yield f"{prefix}:collection", f"0x{running.scan.wanted.collection:x}"
+        yield f"{prefix}:key_value", "key" if running.scan.wanted.keys_only else "value"
+        yield f"{prefix}:seconds_left", max(0, int(running.until_s - now_s))
+
+
 OFFERED_GROUPS = frozenset({"replication", "headwater-vbuckets"})
 """Groups of other parts of the node (`BucketService.statistics`): of the copies it keeps, and of all vbuckets, each a
 list, for other nodes that show the cluster. They are empty where no part offers them."""
@@ -112,6 +123,7 @@ _GROUPS: dict[str, Callable[[Context, Bucket], Statistics]] = {
     "": _general,
     "uuid": _uuid,
     "collections": _collections,
+    "range-scans": _range_scans,
     "headwater-login": _nodes_login,
 }
 

@@ -11,6 +11,7 @@ import pytest
 from headwater.node.range_scans import SCAN_S_MAX, SCANS_MAX, SCANS_OF_CONNECTION_MAX
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
+from headwater.protocol.messages.base import PlainResponse
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.documents import Delete, GetRandomKey, Set
 from headwater.protocol.messages.range_scan import (
@@ -19,6 +20,7 @@ from headwater.protocol.messages.range_scan import (
     RangeScanContinueResponse,
     RangeScanCreate,
 )
+from headwater.protocol.messages.session import Stat
 from headwater.protocol.numbers import CollectionId, VBucketId
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
@@ -185,6 +187,18 @@ def test_there_is_a_limit_to_scans(node: Node, client: Client) -> None:
     others[0].succeed(described(**EVERYTHING))
 
 
+@pytest.mark.usefixtures("stored")
+def test_the_statistics_show_scans(client: Client) -> None:
+    scan_id = client.succeed(described(key_only=True, **EVERYTHING)).scan_id
+    *found, _ = client.call_all(Stat(key=b"range-scans"))
+    shown = {
+        response.key.decode(): response.value.decode() for response in found if isinstance(response, PlainResponse)
+    }
+    prefix = f"vb_0:{scan_id.hex()}"
+    assert shown[f"{prefix}:key_value"] == "key"
+    assert shown[f"{prefix}:seconds_left"] == str(int(SCAN_S_MAX))
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 START = {"start": ""}
@@ -250,9 +264,13 @@ def test_a_random_key_of_a_collection_with_next_to_none(node: Node, client: Clie
     writer = node.client(features=WITH_COLLECTIONS)
     for number in range(300):
         writer.succeed(Set(key=b"%d" % number, collection_id=CollectionId(0), value=b"{}"))
-    writer.succeed(Set(key=b"only", collection_id=small, vbucket=VBucketId(5), value=b"{}"))
-    got = writer.succeed(GetRandomKey(collection=small))
-    assert (got.collection_id, got.key) == (small, b"only")
+    for key in (b"one", b"two", b"deleted"):
+        writer.succeed(Set(key=key, collection_id=small, vbucket=VBucketId(5), value=b"{}"))
+    writer.succeed(Delete(key=b"deleted", collection_id=small, vbucket=VBucketId(5)))
+    drawn = {
+        (got.collection_id, got.key) for got in (writer.succeed(GetRandomKey(collection=small)) for _ in range(40))
+    }
+    assert drawn == {(small, b"one"), (small, b"two")}
     assert writer.refused(GetRandomKey(collection=empty)) == Status.KEY_ENOENT
     assert writer.refused(GetRandomKey(collection=CollectionId(99))) == Status.UNKNOWN_COLLECTION
 
