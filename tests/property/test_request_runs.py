@@ -28,6 +28,7 @@ from headwater.protocol.messages.documents import (
     Get,
     GetLocked,
     GetQuiet,
+    GetResponse,
     GetWithKey,
     GetWithKeyQuiet,
     Set,
@@ -36,7 +37,7 @@ from headwater.protocol.messages.documents import (
 )
 from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocDictUpsert
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
-from headwater.protocol.values import Datatype
+from headwater.protocol.values import Datatype, compress
 from headwater.store.settling import settle_now
 from support.kv_harness import FEATURES, Client, Node
 
@@ -57,15 +58,18 @@ class Pair:
             node.set_manifest(Manifest().with_collection("_default", "fruit", max_ttl_s=30))
             node.bucket.set_vbucket_state(2, VBucketState.REPLICA)
             node.commit()
-        self._clients = [node.client(features=features) for node in self.nodes]
-        self._clients[1].session._handle_run = lambda: False  # type: ignore[method-assign]
+        plain = tuple(feature for feature in features if feature is not Feature.SNAPPY)
+        self._clients = [[node.client(features=which) for node in self.nodes] for which in (features, plain)]
+        for _, by_message in self._clients:
+            by_message.session._handle_run = lambda: False  # type: ignore[method-assign]
 
-    def send(self, data: bytes) -> None:
-        for client in self._clients:
+    def send(self, data: bytes, *, without_snappy: bool = False) -> None:
+        clients = self._clients[without_snappy]
+        for client in clients:
             client.send(data)
-        ours, theirs = (_unsent(client) for client in self._clients)
+        ours, theirs = (_unsent(client) for client in clients)
         assert ours == theirs
-        assert self._clients[0].session.requests == self._clients[1].session.requests
+        assert clients[0].session.requests == clients[1].session.requests
 
     def each(self, step: str) -> None:
         for node in self.nodes:
@@ -123,7 +127,11 @@ def requests(draw: st.DrawFn, *, collections: bool) -> bytes:
     if collections:
         fields["collection_id"] = draw(st.sampled_from([DEFAULT_COLLECTION, DEFAULT_COLLECTION, FRUIT, UNKNOWN]))
     if kind in (Set, SetQuiet):
-        fields |= {"value": draw(st.sampled_from(VALUES)), "flags": draw(st.integers(0, 2**32 - 1))}
+        datatype = draw(st.sampled_from([0, 0, 1, 2, 3]))
+        value = draw(st.sampled_from(VALUES))
+        if datatype & Datatype.SNAPPY:
+            value = draw(st.sampled_from([compress(value), compress(value), value, compress(value)[:-1], b"\x80" * 9]))
+        fields |= {"value": value, "datatype": Datatype(datatype), "flags": draw(st.integers(0, 2**32 - 1))}
         fields["expiry"] = draw(st.sampled_from([0, 0, 1, 2]))
     elif kind is Append:
         fields["value"] = draw(st.sampled_from([b"", b"more"]))
@@ -164,9 +172,11 @@ def test_runs_are_answered_as_the_handlers_do(
             if isinstance(step, str):
                 both.each(step)
             else:
-                both.send(step)
+                both.send(step, without_snappy=data.draw(st.booleans()))
         both.each("commit")
-        both.send(b"".join(Get(vbucket=VBucketId(0), key=key, **_in_default(collections)).encode() for key in KEYS))
+        gets = b"".join(Get(vbucket=VBucketId(0), key=key, **_in_default(collections)).encode() for key in KEYS)
+        both.send(gets)
+        both.send(gets, without_snappy=True)
         both.check_index()
 
 
@@ -189,6 +199,24 @@ def test_a_get_needs_no_handler(where: str) -> None:
             client.session.receive_data(b"".join(Get(key=b"k%d" % number).encode() for number in [*range(30), 99]))
         answers, _ = _unsent(client)
         assert len(answers) == 30 * (24 + 4 + 900) + 24
+
+
+def test_what_was_set_compressed_is_stored_and_sent_compressed() -> None:
+    value = b'{"name": "pear", "pad": "%s"}' % (b"x" * 400)
+    packed = compress(value)
+    with pair(FEATURES) as both:
+        client, plain = both.nodes[0].client(), both.nodes[0].client(features=(Feature.XERROR, Feature.JSON))
+        with patch.object(KvSession, "_handle", side_effect=AssertionError("a handler was called")):
+            client.session.receive_data(Set(key=b"k", value=packed, datatype=Datatype.SNAPPY).encode())
+            client.session.receive_data(Get(key=b"k").encode())
+            plain.session.receive_data(Get(key=b"k").encode())
+        both.nodes[0].commit()
+        _, got = client.received()
+        (inflated,) = plain.received()
+        assert isinstance(got, GetResponse)
+        assert isinstance(inflated, GetResponse)
+        assert (got.value, got.datatype) == (packed, Datatype.JSON | Datatype.SNAPPY)
+        assert (inflated.value, inflated.datatype) == (value, Datatype.JSON)
 
 
 def test_answers_longer_than_the_kernel_keeps_room_for() -> None:

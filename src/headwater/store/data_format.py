@@ -21,7 +21,7 @@ from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
-from headwater.protocol.values import Datatype
+from headwater.protocol.values import Datatype, decompress
 from headwater.store.checksums import crc32c
 
 FORMAT_VERSION = 3
@@ -249,6 +249,16 @@ class Document:
     rev_seqno: int
     is_deleted: bool
     delete_time: int = 0
+    packed: bytes | None = None
+    """The value as it is stored, where that is compressed. `value` is always inflated, and `datatype` says so."""
+
+    @property
+    def stored_value(self) -> bytes:
+        return self.value if self.packed is None else self.packed
+
+    @property
+    def stored_datatype(self) -> Datatype:
+        return self.datatype if self.packed is None else self.datatype | Datatype.SNAPPY
 
 
 def decode_document(frame: bytes | memoryview) -> Document:
@@ -259,11 +269,12 @@ def decode_document(frame: bytes | memoryview) -> Document:
     assert isinstance(change, Mutation | Deletion | Expiration), "only changes of documents are read back"
     assert change.collection_id is not None
     mutation = change if isinstance(change, Mutation) else None
+    is_packed = bool(change.datatype & Datatype.SNAPPY)
     return Document(
         collection_id=change.collection_id,
         key=change.key,
-        value=change.value,
-        datatype=change.datatype,
+        value=decompress(change.value) if is_packed else change.value,
+        datatype=change.datatype & ~Datatype.SNAPPY,
         flags=mutation.flags if mutation else 0,
         expiry=mutation.expiry if mutation else 0,
         cas=change.cas,
@@ -271,4 +282,5 @@ def decode_document(frame: bytes | memoryview) -> Document:
         rev_seqno=change.rev_seqno,
         is_deleted=mutation is None,
         delete_time=0 if isinstance(change, Mutation) else change.delete_time or 0,
+        packed=change.value if is_packed else None,
     )

@@ -53,7 +53,7 @@ from headwater.protocol.kernels.siphash import siphash128
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.messages.range_scan import RangeScanContinueResponse, ScannedDocument
 from headwater.protocol.numbers import KEY_BYTES_MAX, CollectionId, VBucketId
-from headwater.protocol.values import Datatype, body_offset, decompress
+from headwater.protocol.values import Datatype, body_offset
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
 from headwater.store.data_format import Entry, block_last_seqno, blocks_of, decode_document
@@ -170,7 +170,7 @@ class RangeScan:
         """A document that its receiver, or its extended attributes, need uncompressed."""
         run = self._runs[self._chunk.run_numbers[item]]
         document = decode_document(run[self._chunk.frame_starts[item] :].data)
-        value, datatype = decompress(document.value), document.datatype & ~Datatype.SNAPPY
+        value, datatype = document.value, document.datatype
         if datatype & Datatype.XATTR:
             value, datatype = value[body_offset(value) :], datatype & ~Datatype.XATTR
         scanned = ScannedDocument(

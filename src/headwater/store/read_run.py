@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.kernels.frame_header import GET, GETK, GETKQ, GETQ, JSON, RAW, REQUEST, RESPONSE, XATTR
+from headwater.protocol.kernels.frame_header import GET, GETK, GETKQ, GETQ, RAW, REQUEST, RESPONSE, SNAPPY, XATTR
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -40,9 +40,11 @@ from headwater.protocol.kernels.memory import (
     u32,
     u64,
 )
+from headwater.protocol.kernels.snappy import inflate_value, stated_length
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.commits import COMMIT_LOW
 from headwater.store.engine import View
@@ -73,8 +75,6 @@ _NO_STARTS: Column = np.zeros(1, dtype=np.int64)
 _NO_COMMIT = -1
 _NO_ROOM, _DAMAGED = -1, -2
 """In place of where an answer ends."""
-_ANSWER_GROWTH_BYTES = HEADER_BYTES
-"""An answer is at most so much longer than the stored frame, whose extras are longer than its flags."""
 
 
 class ReadRunStop(IntEnum):
@@ -126,10 +126,11 @@ class DocumentReads:
         self._scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
         self._answers: Bytes = np.empty(ANSWERS_BYTES, dtype=np.uint8)
 
-    def answer_run(self, data: Bytes, *, collections: bool, shows_json: bool) -> ReadRun:
+    def answer_run(self, data: Bytes, *, collections: bool, datatypes: Datatype) -> ReadRun:
         """Answer the gets at the front of `data`, about `ANSWERS_BYTES` of answers at most.
 
-        `collections` says whether their keys have a collection id, `shows_json` whether the client knows of JSON.
+        `collections` says whether their keys have a collection id. `datatypes` are those that the client has
+        negotiated: a value that is stored compressed is inflated for one that does not know of that.
         """
         engine = self._bucket.engine
         versions = engine.block_versions
@@ -140,7 +141,7 @@ class DocumentReads:
         with engine.unchecked.view() as view:
             while versions[-1] == version:
                 stop, at, written, reads, shows, vbucket, wanted = self._answer(
-                    data, at, answers, written, reads, shows, versions, collections=collections, shows_json=shows_json
+                    data, at, answers, written, reads, shows, versions, collections=collections, datatypes=datatypes
                 )
                 if stop == ReadRunStop.BLOCKS:
                     self._enter_blocks(view, vbucket, version)
@@ -160,7 +161,7 @@ class DocumentReads:
 
     def _answer(
         self, data: Bytes, at: int, answers: Bytes, written: int, reads: int, shows: int, versions: Column, *,
-        collections: bool, shows_json: bool,
+        collections: bool, datatypes: Datatype,
     ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
         bucket, numbers = self._bucket, self._bucket.vbuckets
         index, pending, in_flight = bucket.index, bucket.pending, bucket.in_flight
@@ -169,8 +170,8 @@ class DocumentReads:
         prepares = bucket.prepares
         states = np.where(prepares.counts > 0, ABSENT, numbers.states) if prepares.held_bytes else numbers.states
         return _answer(
-            data, at, collections, shows_json, bucket.environment.now_s(), bucket.collection_columns[0], self._scratch,
-            index.slots, index.tables, index.secret, states,
+            data, at, collections, int(datatypes), bucket.environment.now_s(), bucket.collection_columns[0],
+            self._scratch, index.slots, index.tables, index.secret, states,
             pending.frames, pending.vbuckets, pending.starts, pending.count, pending.used_bytes,
             pending.number & COMMIT_LOW,
             EMPTY_RUN if in_flight is None else in_flight.data,
@@ -191,7 +192,7 @@ class DocumentReads:
 
 @kernel
 def _answer(
-    data: Bytes, at: int, collections: bool, shows_json: bool, now_s: int, known: UInt32s, scratch: Bytes,
+    data: Bytes, at: int, collections: bool, datatypes: int, now_s: int, known: UInt32s, scratch: Bytes,
     slots: UInt64Rows, tables: Int64Rows, secret: UInt64s, states: Bytes,
     pending: Bytes, item_vbuckets: UInt16s, item_starts: Int64s, items: int, pending_used: int, pending_low: int,
     flying: Bytes, flying_starts: Int64s, flying_low: int, young: Int64Rows, heads: Int64Rows, versions: Int64s,
@@ -252,10 +253,10 @@ def _answer(
                 stop = _BLOCKS if address == UNKNOWN_BLOCKS else _DIRECTORY if address == UNKNOWN_DIRECTORY else _OTHER
                 break
             frame = bytes_at(address, frame_bytes)
-            answer_end = _write_hit(data, at, slots[slot, CAS], frame, shows_json, answers, written)
+            answer_end = _write_hit(data, at, slots[slot, CAS], frame, datatypes, answers, written)
         if answer_end < 0:
             stop = _ROOM if answer_end == _NO_ROOM else _OTHER
-            wanted = frame_bytes + _ANSWER_GROWTH_BYTES
+            wanted = _room_for(frame)
             break
         if commit_low == pending_low:
             shows = i64(_PENDING)
@@ -315,7 +316,7 @@ def _write_miss(data: Bytes, at: int, answers: Bytes, to: int) -> int:
 
 @inlined_part
 def _write_hit(
-    data: Bytes, at: int, cas: int, frame: Bytes, shows_json: bool, answers: Bytes, to: int
+    data: Bytes, at: int, cas: int, frame: Bytes, datatypes: int, answers: Bytes, to: int
 ) -> int:  # fmt: skip
     """The document in a stored frame as the answer to the get at `at`. Returns where it ends, or why there is none."""
     datatype = i64(frame[5])
@@ -326,17 +327,32 @@ def _write_hit(
             return _DAMAGED
         value_at += 4 + i64(load_u32(frame, value_at))
     value_bytes = i64(len(frame) - value_at)
+    is_inflated = datatype & SNAPPY and not datatypes & SNAPPY
+    if is_inflated:
+        value_bytes, value_at = stated_length(frame, value_at, i64(len(frame)))
+        datatype &= ~SNAPPY
     key_bytes = i64(load_u16(data, at + 2)) if data[at + 1] >= GETK else i64(0)
     body_bytes: int = _FLAGS_BYTES + key_bytes + value_bytes
     if len(answers) - to < HEADER_BYTES + body_bytes:
         return _NO_ROOM
-    shown = datatype & JSON if shows_json else i64(RAW)
-    _write_header(data, at, key_bytes, _FLAGS_BYTES, shown, _SUCCESS, body_bytes, cas, answers, to)
+    _write_header(data, at, key_bytes, _FLAGS_BYTES, datatype & datatypes, _SUCCESS, body_bytes, cas, answers, to)
     store_u32(answers, to + HEADER_BYTES, load_u32(frame, _STORED_FLAGS_AT))
     key_to = to + HEADER_BYTES + _FLAGS_BYTES
+    value_to = key_to + key_bytes
     copy_bytes(answers, key_to, data, at + HEADER_BYTES, key_bytes)
-    copy_bytes(answers, key_to + key_bytes, frame, value_at, value_bytes)
+    if not is_inflated:
+        copy_bytes(answers, value_to, frame, value_at, value_bytes)
+    elif not inflate_value(frame, value_at, i64(len(frame)), answers, value_to, value_to + value_bytes):
+        return _DAMAGED
     return to + HEADER_BYTES + body_bytes
+
+
+@inlined_part
+def _room_for(frame: Bytes) -> int:
+    """The answer with the document of a frame is at most so long. The frame's extras are longer than its flags."""
+    value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
+    inflated_bytes: int = stated_length(frame, value_at, i64(len(frame)))[0] if frame[5] & SNAPPY else i64(0)
+    return HEADER_BYTES + len(frame) + inflated_bytes
 
 
 @inlined_part

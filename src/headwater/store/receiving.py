@@ -16,7 +16,15 @@ from enum import IntEnum
 
 from headwater.errors import MalformedMessage, SnapshotViolation
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
-from headwater.protocol.kernels.frame_header import EXPIRATION, MUTATION, SYSTEM_EVENT, XATTR, prefix_bytes
+from headwater.protocol.kernels.frame_header import (
+    EXPIRATION,
+    JSON,
+    MUTATION,
+    SNAPPY,
+    SYSTEM_EVENT,
+    XATTR,
+    prefix_bytes,
+)
 from headwater.protocol.kernels.memory import (
     Bytes,
     UInt64,
@@ -28,9 +36,11 @@ from headwater.protocol.kernels.memory import (
     load_u32,
     load_u64,
     store_u32,
+    u8,
     u32,
     u64,
 )
+from headwater.protocol.kernels.snappy import inflated_bytes
 from headwater.protocol.kernels.xattr_split import has_sound_xattrs
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
 from headwater.protocol.messages.dcp_streams import VBucketState
@@ -205,20 +215,20 @@ def _check_seqno(bucket: Bucket, vbucket: int, change: Change | SystemEvent, end
 
 
 def stored_value(value: bytes, datatype: Datatype) -> tuple[bytes, Datatype]:
-    """A value as it is stored, which is uncompressed, and checked."""
-    if Datatype.SNAPPY in datatype:
-        value, datatype = decompress(value), datatype & ~Datatype.SNAPPY
-    if len(value) > VALUE_BYTES_MAX:
-        raise MalformedMessage(f"a value of {len(value)} bytes exceeds {VALUE_BYTES_MAX}")
-    if int(datatype) & ~int(Datatype.JSON | Datatype.XATTR):
+    """A value as it is stored, and checked. One that has extended attributes is stored uncompressed."""
+    if int(datatype) & ~int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR):
         raise MalformedMessage(f"the datatype 0x{datatype:02x} is not known", offset=5)
-    if Datatype.XATTR in datatype:
-        decode_xattrs(value)
-    return value, datatype
+    inflated = decompress(value) if Datatype.SNAPPY in datatype else value
+    if len(inflated) > VALUE_BYTES_MAX:
+        raise MalformedMessage(f"a value of {len(inflated)} bytes exceeds {VALUE_BYTES_MAX}")
+    if Datatype.XATTR not in datatype:
+        return value, datatype
+    decode_xattrs(inflated)
+    return inflated, datatype & ~Datatype.SNAPPY
 
 
 def _stored_form(bucket: Bucket, change: Change) -> Change:
-    """The change as it is stored: uncompressed, with its collection, and removals with their time."""
+    """The change as it is stored: with its collection, and removals with their time."""
     value, datatype = change.value, change.datatype
     if change.nmeta:
         # What older servers put behind the value means nothing any more.
@@ -253,7 +263,7 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
     """Whether a frame that is sound for the store is one, but for its opaque, that it would have written."""
     opcode = run[at + 1]
     datatype = run[at + 5]
-    if opcode == SYSTEM_EVENT or datatype & 0xFA or i64(load_u16(run, at + 6)) != vbucket:
+    if opcode == SYSTEM_EVENT or datatype & ~u8(JSON | SNAPPY | XATTR) or i64(load_u16(run, at + 6)) != vbucket:
         return False
     if opcode == MUTATION and (load_u32(run, at + 48) != 0 or load_u16(run, at + 52) != 0):
         return False
@@ -262,6 +272,8 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
     value_at = key_at + key_bytes
     if key_bytes - prefix_bytes(run, key_at, value_at) > KEY_BYTES_MAX or end - value_at > VALUE_BYTES_MAX:
         return False
+    if datatype & SNAPPY:
+        return not datatype & XATTR and 0 <= inflated_bytes(run, value_at, end) <= VALUE_BYTES_MAX
     return not datatype & XATTR or has_sound_xattrs(run, value_at, end)
 
 

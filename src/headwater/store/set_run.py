@@ -24,6 +24,7 @@ from headwater.protocol.kernels.frame_header import (
     RESPONSE,
     SET,
     SETQ,
+    SNAPPY,
     collection_id,
     prefix_bytes,
 )
@@ -54,9 +55,11 @@ from headwater.protocol.kernels.memory import (
     u64,
 )
 from headwater.protocol.kernels.siphash import siphash128
+from headwater.protocol.kernels.snappy import inflate_value, stated_length
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import DEFAULT_COLLECTION, KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX, VALUE_BYTES_MAX
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from headwater.store.index import (
     BASE,
@@ -84,6 +87,9 @@ _GROWTH_BYTES = HEADER_BYTES + MUTATION_EXTRAS_BYTES + 1 - _KEY_OFFSET
 _GROWTHS_MAX = 32
 """Tables of the index that one run may grow. Those of all vbuckets get full at about the same time, and each takes a
 while: what comes behind waits for the next run."""
+_INFLATED_BYTES_MAX = 64 * 1024
+"""Compressed values are inflated to be checked; one that becomes longer is left to the handlers."""
+_NO_DATATYPE = -1
 _TOKEN_BYTES = 16
 _RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
 
@@ -118,13 +124,20 @@ class SetRun:
     """There may be more sets, but this was enough for a turn."""
 
 
-def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_tokens: bool, now_ns: int) -> SetRun:
-    """Apply the plain sets at the front of `data`. `collections` says whether their keys have a collection id."""
+def apply_set_run(
+    bucket: Bucket, data: Bytes, *, collections: bool, mutation_tokens: bool, now_ns: int,
+    datatypes: Datatype = Datatype.JSON,
+) -> SetRun:  # fmt: skip
+    """Apply the plain sets at the front of `data`. `collections` says whether their keys have a collection id.
+
+    `datatypes` are those that the client has negotiated. A value that comes compressed is stored as it comes.
+    """
     index, numbers, pending = bucket.index, bucket.vbuckets, bucket.pending
     requests_max = len(data) // _REQUEST_BYTES_MIN
     pending.reserve(len(data) + requests_max * _GROWTH_BYTES, requests_max)
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
+    inflated = np.empty(_INFLATED_BYTES_MAX if datatypes & Datatype.SNAPPY else 0, dtype=np.uint8)
     known, max_ttls = bucket.collection_columns
     # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
     undecided = bucket.prepares.counts
@@ -133,7 +146,7 @@ def apply_set_run(bucket: Bucket, data: Bytes, *, collections: bool, mutation_to
     first = pending.count
     for _ in range(_GROWTHS_MAX):
         outcome = _apply(
-            data, at, collections, mutation_tokens, u64(now_ns), known, max_ttls, scratch,
+            data, at, collections, mutation_tokens, u64(now_ns), int(datatypes), known, max_ttls, scratch, inflated,
             index.slots, index.tables, index.secret,
             states, numbers.vbuuids, numbers.high_seqnos, numbers.max_cas, numbers.deleted_revs,
             numbers.superseded,
@@ -165,8 +178,8 @@ def _expiry(asked: int, now_s: int, max_ttl: int) -> int:
 
 @kernel
 def _apply(
-    data: Bytes, at: int, collections: bool, mutation_tokens: bool, now_ns: UInt64,
-    known: UInt32s, max_ttls: UInt32s, scratch: Bytes,
+    data: Bytes, at: int, collections: bool, mutation_tokens: bool, now_ns: UInt64, datatypes: int,
+    known: UInt32s, max_ttls: UInt32s, scratch: Bytes, inflated: Bytes,
     slots: UInt64Rows, tables: Int64Rows, secret: UInt64s,
     states: Bytes, vbuuids: UInt64s, high_seqnos: UInt64s, max_cas: UInt64s, deleted_revs: UInt64s, superseded: Int64s,
     frames: Bytes, used: int, item_vbuckets: UInt16s, item_starts: Int64s, count: int,
@@ -177,6 +190,7 @@ def _apply(
     data = borrowed(data)
     known = borrowed(known)
     scratch = borrowed(scratch)
+    inflated = borrowed(inflated)
     secret = borrowed(secret)
     frames = borrowed(frames)
     responses = borrowed(responses)
@@ -189,7 +203,7 @@ def _apply(
     stop = _END
     while len(data) - at >= HEADER_BYTES:
         vbucket = i64(load_u16(data, at + 6))
-        if not _is_plain_set(data, at) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
+        if not _is_plain_set(data, at, datatypes) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
             stop = _OTHER
             break
         key_at = at + _KEY_OFFSET
@@ -198,7 +212,8 @@ def _apply(
         if end > len(data):
             break
         collection = known_collection(data, key_at, value_at, collections, known)
-        if collection == UNKNOWN_COLLECTION:
+        datatype = _stored_datatype(data, at, value_at, end, inflated)
+        if collection == UNKNOWN_COLLECTION or datatype == _NO_DATATYPE:
             stop = _OTHER
             break
         if is_full(tables, vbucket):
@@ -232,7 +247,7 @@ def _apply(
         item_vbuckets[count] = vbucket
         item_starts[count] = used
         count += 1
-        used = _write_mutation(data, at, value_at, end, collections, seqno, cas, rev, expiry, frames, used)
+        used = _write_mutation(data, at, value_at, end, collections, datatype, seqno, cas, rev, expiry, frames, used)
         if data[at + 1] == SET:
             written = _write_response(data, at, cas, mutation_tokens, vbuuids[vbucket], seqno, responses, written)
         at = end
@@ -240,14 +255,28 @@ def _apply(
 
 
 @inlined_part
-def _is_plain_set(data: Bytes, at: int) -> bool:
+def _is_plain_set(data: Bytes, at: int, datatypes: int) -> bool:
     """Whether the header at `at` is that of a set with sound lengths, for any version, with a value of no odd kind."""
     if data[at] != REQUEST or (data[at + 1] != SET and data[at + 1] != SETQ):
         return False
-    if data[at + 4] != _SET_EXTRAS_BYTES or data[at + 5] > JSON or load_u64(data, at + 16) != 0:
+    if data[at + 4] != _SET_EXTRAS_BYTES or i64(data[at + 5]) & ~datatypes or load_u64(data, at + 16) != 0:
         return False
     value_bytes = i64(load_u32(data, at + 8)) - _SET_EXTRAS_BYTES - i64(load_u16(data, at + 2))
     return bool(0 <= value_bytes <= VALUE_BYTES_MAX)
+
+
+@inlined_part
+def _stored_datatype(data: Bytes, at: int, value_at: int, end: int, inflated: Bytes) -> int:
+    """The datatype of the set's value as it is stored, or `_NO_DATATYPE` where a compressed one is long or not sound.
+
+    What the client says of JSON does not count.
+    """
+    if not data[at + 5] & SNAPPY:
+        return JSON if is_json(data, value_at, end) else RAW
+    length, elements_at = stated_length(data, value_at, end)
+    if length < 0 or length > len(inflated) or not inflate_value(data, elements_at, end, inflated, 0, length):
+        return _NO_DATATYPE
+    return SNAPPY | JSON if is_json(inflated, 0, length) else SNAPPY
 
 
 @inlined_part
@@ -280,8 +309,8 @@ def key_hash(
 
 @inlined_part
 def _write_mutation(
-    data: Bytes, at: int, value_at: int, end: int, collections: bool, seqno: int, cas: int, rev: int, expiry: int,
-    frames: Bytes, to: int,
+    data: Bytes, at: int, value_at: int, end: int, collections: bool, datatype: int, seqno: int, cas: int, rev: int,
+    expiry: int, frames: Bytes, to: int,
 ) -> int:  # fmt: skip
     """The request at `at` as it is stored and streamed. Returns where that ends."""
     key_at = at + _KEY_OFFSET
@@ -291,7 +320,7 @@ def _write_mutation(
     frames[to + 1] = MUTATION
     store_u16(frames, to + 2, u16(stored_key_bytes))
     frames[to + 4] = MUTATION_EXTRAS_BYTES
-    frames[to + 5] = JSON if is_json(data, value_at, end) else RAW
+    frames[to + 5] = datatype
     store_u16(frames, to + 6, load_u16(data, at + 6))
     store_u32(frames, to + 8, u32(MUTATION_EXTRAS_BYTES + stored_key_bytes + end - value_at))
     store_u32(frames, to + 12, u32(0))

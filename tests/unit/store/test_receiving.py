@@ -146,7 +146,8 @@ def test_a_seqno_out_of_range_stops_behind_what_is_sound(bucket: Bucket, last: i
 
 OTHERS = {
     "another vbucket": _set(2, vbucket=VBucketId(2)),
-    "compressed": _set(2, value=compress(b"{}"), datatype=Datatype.SNAPPY),
+    "compressed, and cut off": _set(2, value=compress(b"{}")[:-1], datatype=Datatype.SNAPPY),
+    "compressed with attributes": _set(2, value=compress(bytes(4)), datatype=Datatype.SNAPPY | Datatype.XATTR),
     "a stream id": _set(2, frame_infos=(stream_id(1),)),
     "metadata": _set(2, nmeta=1),
     "a lock": _set(2, lock_time=1),

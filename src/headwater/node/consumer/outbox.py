@@ -114,7 +114,7 @@ def _collection_of(message: SyncWrite) -> CollectionId:
 
 
 def _stored_form(prepare: Prepare) -> Prepare:
-    """The prepare as it is stored: uncompressed and with its collection."""
+    """The prepare as it is stored: with its collection."""
     value, datatype = stored_value(prepare.value, prepare.datatype)
     return replace(
         prepare, value=value, datatype=datatype, lock_time=0, nru=0, collection_id=_collection_of(prepare)

@@ -74,9 +74,11 @@ class SessionState(ABC):
     def understands_json(self) -> bool:
         return self.has(Feature.JSON)
 
-    def datatype_for_peer(self, datatype: Datatype) -> Datatype:
-        """The datatype bits the peer has negotiated."""
-        return datatype & (Datatype.JSON if self.understands_json else Datatype.RAW)
+    @property
+    def datatypes(self) -> Datatype:
+        """The datatype bits the peer has negotiated, of those that plain commands have."""
+        json = Datatype.JSON if self.understands_json else Datatype.RAW
+        return json | (Datatype.SNAPPY if self.has(Feature.SNAPPY) else Datatype.RAW)
 
     def may(self, action: Action) -> bool:
         # It is asked for every run of requests and for every turn of a connection's streams, and users seldom change.

@@ -378,19 +378,19 @@ def _prepare(
 
 # --- values -------------------------------------------------------------------------------------------------------
 #
-# What is stored is never compressed. Extended attributes stand in front of the body; plain commands neither bring nor
-# see them, and a new body leaves those there are in place.
+# A body that comes compressed is checked, and stored as it came unless the document has extended attributes. Those
+# stand in front of the body; plain commands neither bring nor see them, and a new body leaves those there are in place.
 
 
 def received_body(context: Context, value: bytes) -> bytes:
     """The body that a client sends, inflated."""
-    return _received(context, value, _allowed(context))
+    return _received(context, value, context.session.datatypes)
 
 
 def received_parts(context: Context, value: bytes) -> tuple[bytes, bytes]:
     """The section of extended attributes that a client sends, which may be empty, and the body."""
     xattrs = Datatype.XATTR if context.session.has(Feature.XATTR) else Datatype.RAW
-    value = _received(context, value, _allowed(context) | xattrs)
+    value = _received(context, value, context.session.datatypes | xattrs)
     if not context.request.datatype & Datatype.XATTR:
         return b"", value
     try:
@@ -421,8 +421,15 @@ def split_value(document: Document) -> tuple[bytes, bytes]:
     return document.value[:at], document.value[at:]
 
 
-def body_of(document: Document) -> bytes:
-    return split_value(document)[1]
+def shown_value(context: Context, document: Document) -> dict[str, Any]:
+    """The fields of a response that show the body of a document.
+
+    What is stored compressed is sent so, if the client knows of that (as kv_engine does in its passive mode).
+    """
+    datatypes = context.session.datatypes
+    if document.packed is not None and datatypes & Datatype.SNAPPY:
+        return {"value": document.packed, "datatype": document.stored_datatype & datatypes}
+    return {"value": split_value(document)[1], "datatype": document.datatype & datatypes}
 
 
 def join_value(xattrs: bytes, body: bytes) -> tuple[bytes, Datatype]:
@@ -431,11 +438,6 @@ def join_value(xattrs: bytes, body: bytes) -> tuple[bytes, Datatype]:
     check_size(value)
     datatype = Datatype.JSON if is_json(np.frombuffer(body, dtype=np.uint8), 0, len(body)) else Datatype.RAW
     return value, datatype | (Datatype.XATTR if xattrs else Datatype.RAW)
-
-
-def _allowed(context: Context) -> Datatype:
-    allowed = Datatype.JSON if context.session.understands_json else Datatype.RAW
-    return allowed | (Datatype.SNAPPY if context.session.has(Feature.SNAPPY) else Datatype.RAW)
 
 
 def _inflated(value: bytes) -> bytes:

@@ -365,6 +365,7 @@ class KvSession(SessionState):
             collections=self.negotiated.collections,
             mutation_tokens=self.has(Feature.MUTATION_SEQNO),
             now_ns=self.service.now_ns(),
+            datatypes=self.datatypes,
         )
         self._frames.skip(run.consumed_bytes)
         if run.sets:
@@ -380,7 +381,7 @@ class KvSession(SessionState):
     def _answer_reads(self, bucket: BucketService, data: Bytes) -> bool:
         if not self.may(Action.READ):
             return False
-        run = bucket.reads.answer_run(data, collections=self.negotiated.collections, shows_json=self.understands_json)
+        run = bucket.reads.answer_run(data, collections=self.negotiated.collections, datatypes=self.datatypes)
         self._frames.skip(run.consumed_bytes)
         self.requests += run.reads
         self._reply += run.responses

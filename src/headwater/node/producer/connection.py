@@ -291,6 +291,7 @@ class ProducerConnection:
                 include_deleted_user_xattrs=OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags,
                 include_delete_times=include_delete_times,
                 expiry_opcode=include_delete_times and self.controls.expiry_opcode,
+                takes_compressed=self.may_compress,
                 compress=self.may_compress and self.controls.force_value_compression,
                 sync_writes=self.controls.sync_writes,
             )

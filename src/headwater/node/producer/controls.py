@@ -35,7 +35,7 @@ class Controls:
     priority: str = "medium"
     """`high`, `medium` or `low`: shown by `stat dcp`, and makes no difference."""
     force_value_compression: bool = False
-    """Values are sent compressed, where HELLO has negotiated snappy."""
+    """All values are sent compressed, where HELLO has negotiated snappy; without it those that were written so."""
     cursor_dropping: bool = False
     """Makes no difference: a slow consumer is always served from disk."""
     end_on_close: bool = False
@@ -166,6 +166,7 @@ INCLUDE_DELETE_TIMES = 0x08
 EXPIRY_OPCODE = 0x10
 COMPRESS = 0x20
 SYNC_WRITES = 0x40
+TAKES_COMPRESSED = 0x80
 VALUES_SHIFT = 8
 """The bits from here on are one of `Values`."""
 
@@ -189,6 +190,8 @@ class Shape:
     """Attributes of removed documents that are not the system's."""
     include_delete_times: bool = True
     expiry_opcode: bool = True
+    takes_compressed: bool = False
+    """Values that are stored as snappy are sent so. Others get them inflated."""
     compress: bool = False
     """Values that get smaller by it are sent as snappy."""
     sync_writes: bool = False
@@ -204,6 +207,7 @@ class Shape:
             (self.include_deleted_user_xattrs, INCLUDE_DELETED_USER_XATTRS),
             (self.include_delete_times, INCLUDE_DELETE_TIMES),
             (self.expiry_opcode, EXPIRY_OPCODE),
+            (self.takes_compressed, TAKES_COMPRESSED),
             (self.compress, COMPRESS),
             (self.sync_writes, SYNC_WRITES),
         ):

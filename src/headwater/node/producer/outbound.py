@@ -25,6 +25,7 @@ from headwater.node.producer.controls import (
     INCLUDE_XATTRS,
     STRIP_PREFIX,
     SYNC_WRITES,
+    TAKES_COMPRESSED,
     VALUES_SHIFT,
     Shape,
     Values,
@@ -73,12 +74,11 @@ from headwater.protocol.kernels.memory import (
     store_u16,
     store_u32,
     store_u64,
-    u8,
     u16,
     u32,
     u64,
 )
-from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, compressed_bytes_max
+from headwater.protocol.kernels.snappy import HASH_BITS, compress_value, inflate_value, stated_length
 from headwater.store.scan import NO_SEQNOS
 
 OUTPUT_BYTES = 1024 * 1024 + 64 * 1024
@@ -217,8 +217,7 @@ def shape_run(
     sent = Sent._make(done)
     output.used = sent.to
     if sent.stop == OutboundStop.ROOM:
-        frame_bytes = HEADER_BYTES + int.from_bytes(run[sent.at + 8 : sent.at + 12])
-        output.make_room(compressed_bytes_max(frame_bytes) + FRAME_GROWTH_BYTES)
+        output.make_room(_room_for(run, sent.at, shape.bits))
     return sent
 
 
@@ -245,7 +244,7 @@ def _shape(
     table = borrowed(table)
     sync_writes = bits & SYNC_WRITES != 0
     mutations_stay = _mutations_stay(bits, sid)
-    changing_datatypes = u8(0) if bits & INCLUDE_XATTRS else u8(XATTR)
+    changing_datatypes = i64(0 if bits & INCLUDE_XATTRS else XATTR) | i64(0 if bits & TAKES_COMPRESSED else SNAPPY)
     at = i64(at)
     to = i64(to)
     frames = i64(0)
@@ -287,10 +286,10 @@ def _shape(
             _prefetch_behind(run, at, end)
             at = end
             continue
-        if to + _sent_bytes_max(end - at, bits) > len(target):
+        if to + sent_bytes_max(run, at, end, bits) > len(target):
             stop = _ROOM
             break
-        if mutations_stay and opcode == MUTATION and not load_u8(run, at + 5) & changing_datatypes:
+        if mutations_stay and opcode == MUTATION and not i64(load_u8(run, at + 5)) & changing_datatypes:
             copy_bytes(target, to, run, at, end - at)
             store_u32(target, to + 12, u32(opaque))
             to += end - at
@@ -312,11 +311,29 @@ def _mutations_stay(bits: int, sid: int) -> bool:
 
 
 @inlined_part
-def _sent_bytes_max(stored_bytes: int, bits: int) -> int:
-    sent_bytes_max = stored_bytes + FRAME_GROWTH_BYTES
-    if bits & COMPRESS:
-        sent_bytes_max += 32 + stored_bytes // 6  # As `compressed_bytes_max` says.
-    return sent_bytes_max
+def sent_bytes_max(run: Bytes, at: int, end: int, bits: int) -> int:
+    """At most so much is sent of the change at `at`."""
+    stored_bytes = end - at
+    bytes_max: int = stored_bytes + FRAME_GROWTH_BYTES
+    if load_u8(run, at + 5) & SNAPPY:
+        if not bits & TAKES_COMPRESSED:
+            bytes_max += _inflated_bytes(run, at, end)
+    elif bits & COMPRESS:
+        bytes_max += 32 + stored_bytes // 6  # As `compressed_bytes_max` says.
+    return bytes_max
+
+
+@inlined_part
+def _inflated_bytes(run: Bytes, at: int, end: int) -> int:
+    """The length that the compressed value of a change states."""
+    length, _ = stated_length(run, at + HEADER_BYTES + i64(run[at + 4]) + i64(load_u16(run, at + 2)), end)
+    return max(i64(0), length)
+
+
+@kernel
+def _room_for(run: AnyBytes, at: int, bits: int) -> int:
+    """At most so much is sent of the change at `at`."""
+    return sent_bytes_max(run, at, at + HEADER_BYTES + i64(load_u32(run, at + 8)), bits)
 
 
 @inlined_part
@@ -422,6 +439,11 @@ def _write_value(
 ) -> tuple[int, int]:
     """What the consumer wants of attributes and body. Returns where it ends, and its datatype."""
     stored_datatype = i64(run[at + 5])
+    if stored_datatype & SNAPPY and bits >> VALUES_SHIFT == _KEEP and not bits & TAKES_COMPRESSED:
+        # It has no attributes: those are never stored compressed.
+        length, elements_at = stated_length(run, value_at, end)
+        if inflate_value(run, elements_at, end, target, to, to + length):
+            return to + length, stored_datatype & ~SNAPPY
     body_at = value_at
     if stored_datatype & XATTR and end - value_at >= 4:
         body_at = min(end, value_at + 4 + i64(load_u32(run, value_at)))
@@ -449,7 +471,7 @@ def _write_value(
 def _kept_datatype(stored: int, keeps_xattrs: bool, bits: int) -> int:
     values = bits >> VALUES_SHIFT
     if values == _DROP_BUT_KEEP_DATATYPE:
-        return stored
+        return stored if bits & TAKES_COMPRESSED else stored & ~SNAPPY
     kept = stored if values == _KEEP else stored & XATTR
     return kept if keeps_xattrs else kept & ~XATTR
 

@@ -78,7 +78,7 @@ def _measure(
         end = i64(offsets[row + 1])
         length = end - start
         if datatypes[row] & 0x02:
-            length, _ = _stated_length(data, start, end)
+            length, _ = stated_length(data, start, end)
             if length < 0 or length > value_bytes_max:
                 return row
         inflated_offsets[row + 1] = inflated_offsets[row] + length
@@ -86,7 +86,7 @@ def _measure(
 
 
 @kernel_part
-def _stated_length(data: Bytes, at: int, end: int) -> tuple[int, int]:
+def stated_length(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """The inflated length that a value begins with, and where the elements start; -1 where there is none."""
     length = i64(0)
     shift = 0
@@ -110,8 +110,8 @@ def _inflate(
         end = i64(offsets[row + 1])
         to = inflated_offsets[row]
         if datatypes[row] & 0x02:
-            _, elements_at = _stated_length(data, start, end)
-            if not _inflate_one(data, elements_at, end, inflated, to, inflated_offsets[row + 1]):
+            _, elements_at = stated_length(data, start, end)
+            if not inflate_value(data, elements_at, end, inflated, to, inflated_offsets[row + 1]):
                 return row
         else:
             copy_bytes(inflated, to, data, start, end - start)
@@ -119,51 +119,68 @@ def _inflate(
 
 
 @kernel_part
-def _inflate_one(data: Bytes, at: int, end: int, inflated: Bytes, start: int, limit: int) -> bool:
+def _element(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """The element at `at`: where what follows its tag starts, its length, and how far back it copies from.
+
+    A literal, whose bytes follow the tag, has 0 for the last; an element that is cut off has -1 for its length.
+    """
+    tag = i64(data[at])
+    at += 1
+    kind = tag & 3
+    extra = i64(1) if kind == 1 else (i64(2) if kind == 2 else i64(4))
+    if kind == 0:  # The length of a literal is in the tag, or in one to four bytes after it.
+        extra = max(i64(0), (tag >> 2) - 59)
+    if at + extra > end:
+        return at, i64(-1), i64(0)
+    number = i64(0)
+    for i in range(extra):
+        number |= i64(data[at + i]) << (8 * i)
+    at += extra
+    if kind == 0:
+        return at, (number if extra else tag >> 2) + 1, i64(0)
+    if kind == 1:
+        number |= (tag >> 5) << 8
+        return at, ((tag >> 2) & 7) + 4, number if number else i64(-1)
+    return at, (tag >> 2) + 1, number if number else i64(-1)
+
+
+@kernel_part
+def inflate_value(data: Bytes, at: int, end: int, inflated: Bytes, start: int, limit: int) -> bool:
     """Inflate the elements at `at` into exactly `start` to `limit`."""
     to = start
     while at < end:
-        tag = i64(data[at])
-        at += 1
-        kind = tag & 3
-        if kind == 0:  # a literal: its length is in the tag, or in one to four bytes after it
-            length = (tag >> 2) + 1
-            if length > 60:
-                extra = length - 60
-                if at + extra > end:
-                    return False
-                length = i64(0)
-                for i in range(extra):
-                    length |= i64(data[at + i]) << (8 * i)
-                length += 1
-                at += extra
-            if length > end - at or length > limit - to:
+        at, length, offset = _element(data, at, end)
+        if length < 0 or length > limit - to:
+            return False
+        if offset == 0:
+            if length > end - at:
                 return False
             copy_bytes(inflated, to, data, at, length)
             at += length
-            to += length
-            continue
-        offset_bytes = 1 if kind == 1 else (2 if kind == 2 else 4)
-        if at + offset_bytes > end:
+        elif offset < 0 or offset > to - start:
             return False
-        offset = i64(0)
-        for i in range(offset_bytes):
-            offset |= i64(data[at + i]) << (8 * i)
-        at += offset_bytes
-        if kind == 1:
-            length = ((tag >> 2) & 7) + 4
-            offset |= (tag >> 5) << 8
-        else:
-            length = (tag >> 2) + 1
-        if offset == 0 or offset > to - start or length > limit - to:
-            return False
-        if offset >= length:
+        elif offset >= length:
             copy_bytes(inflated, to, inflated, to - offset, length)
         else:  # the copy reads what it has just written
             for i in range(length):
                 inflated[to + i] = inflated[to + i - offset]
         to += length
     return bool(to == limit)
+
+
+@kernel_part
+def inflated_bytes(data: Bytes, at: int, end: int) -> int:
+    """The length that a value inflates to, if it does so without a fault; -1 where it does not."""
+    limit, at = stated_length(data, at, end)
+    to = i64(0)
+    while at < end:
+        at, length, offset = _element(data, at, end)
+        if length < 0 or length > limit - to or offset < 0 or offset > to or (offset == 0 and length > end - at):
+            return -1
+        if offset == 0:
+            at += length
+        to += length
+    return int(limit) if to == limit else -1
 
 
 # --- compressing --------------------------------------------------------------------------------------------------

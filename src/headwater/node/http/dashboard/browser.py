@@ -33,7 +33,7 @@ from headwater.node.producer.statistics import StreamStatistics, connection_stat
 from headwater.protocol.features import Opcode
 from headwater.protocol.manifest import Collection, Manifest
 from headwater.protocol.numbers import SEQNO_MAX
-from headwater.protocol.values import Datatype, decode_xattrs, decompress
+from headwater.protocol.values import Datatype, decode_xattrs
 from headwater.store.bucket import Bucket
 from headwater.store.data_format import Document, VBucketFacts, decode_document
 from headwater.store.search import Search, SearchedBucket, SearchResult, search_changes
@@ -256,8 +256,6 @@ def _numbers(document: Document, manifest: Manifest) -> dict[str, Any]:
 def _parts(document: Document) -> tuple[bytes, dict[str, Any]]:
     value = document.value
     try:
-        if Datatype.SNAPPY in document.datatype:
-            value = decompress(value)
         if Datatype.XATTR in document.datatype:
             parts = decode_xattrs(value)
             return parts.body, {name: _loaded(text) for name, text in parts.xattrs.items()}

@@ -12,7 +12,6 @@ from headwater.node.kv.documents import (
     LOCK_S_DEFAULT,
     LOCK_S_MAX,
     Target,
-    body_of,
     check_cas,
     collection_by_id,
     expiry_time,
@@ -29,6 +28,7 @@ from headwater.node.kv.documents import (
     release,
     remove,
     shown_cas,
+    shown_value,
     split_value,
     store,
     take_lock,
@@ -98,11 +98,10 @@ def _get(
     return context.reply(
         GetResponse,
         cas=shown_cas(target, entry),
-        datatype=context.session.datatype_for_peer(document.datatype),
         flags=document.flags,
         collection_id=request.collection_id if with_key else None,
         key=request.key if with_key else b"",
-        value=body_of(document),
+        **shown_value(context, document),
     )
 
 
@@ -123,7 +122,7 @@ def get_meta(context: Context, request: GetMeta) -> GetMetaResponse:
         # A tombstone has the time of its deletion where a document has its expiry.
         expiry=document.delete_time if document.is_deleted else document.expiry,
         rev_seqno=document.rev_seqno,
-        document_datatype=int(document.datatype) if request.version == _META_WITH_DATATYPE else None,
+        document_datatype=int(document.stored_datatype) if request.version == _META_WITH_DATATYPE else None,
     )
 
 
@@ -219,6 +218,8 @@ def _store_body(context: Context, request: Set, target: Target, body: bytes, *, 
     # A new body leaves the extended attributes alone, those of users too (kv_engine's mutation context has it so).
     xattrs = split_value(target.read(over))[0] if over is not None and over.has_xattrs else b""
     value, datatype = join_value(xattrs, body)
+    if request.datatype & Datatype.SNAPPY and not xattrs:
+        value, datatype = request.value, datatype | Datatype.SNAPPY
     expiry = over.expiry if over is not None and preserves_ttl(request) else _expiry(target, request.expiry)
     written = store(context, target, value=value, datatype=datatype, flags=request.flags, expiry=expiry)
     return _stored(context, target, written)
@@ -282,9 +283,8 @@ def get_and_touch(context: Context, request: Touch) -> GetResponse:
     return context.reply(
         GetResponse,
         cas=cas,
-        datatype=context.session.datatype_for_peer(document.datatype),
         flags=document.flags,
-        value=body_of(document),
+        **shown_value(context, document),
     )
 
 
@@ -298,8 +298,9 @@ def _touch(context: Context, request: Touch) -> tuple[Document, Cas]:
     if expiry == document.expiry:
         return document, entry.cas
     written = store(
-        context, target, value=document.value, datatype=document.datatype, flags=document.flags, expiry=expiry
-    )
+        context, target, value=document.stored_value, datatype=document.stored_datatype, flags=document.flags,
+        expiry=expiry,
+    )  # fmt: skip
     return document, written.cas
 
 
@@ -371,9 +372,8 @@ def get_locked(context: Context, request: GetLocked) -> GetResponse:
     return context.reply(
         GetResponse,
         cas=take_lock(target, entry, lock_s=lock_s),
-        datatype=context.session.datatype_for_peer(document.datatype),
         flags=document.flags,
-        value=body_of(document),
+        **shown_value(context, document),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headwater.node.kv.context import Context
-from headwater.node.kv.documents import body_of, collection_by_id, refuse_damaged, refuse_vbucket
+from headwater.node.kv.documents import collection_by_id, refuse_damaged, refuse_vbucket, shown_value
 from headwater.node.range_scans import SCAN_S_MAX, RunningScan
 from headwater.node.service import RequestRefused
 from headwater.protocol.features import Feature
@@ -273,9 +273,8 @@ def get_random_key(context: Context, request: GetRandomKey) -> GetResponse:
     return context.reply(
         GetResponse,
         cas=document.cas,
-        datatype=context.session.datatype_for_peer(document.datatype),
         flags=document.flags,
         collection_id=collection if context.session.negotiated.collections else None,
         key=document.key,
-        value=body_of(document),
+        **shown_value(context, document),
     )

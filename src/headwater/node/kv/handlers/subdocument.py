@@ -180,7 +180,7 @@ def _for_engine(target: Target, entry: Entry) -> engine.SubdocDocument:
     clock_ns = max(bucket.environment.now_ns(), int(bucket.vbuckets.max_cas[target.vbucket]))
     return engine.SubdocDocument(
         value=document.value,
-        datatype=document.datatype,
+        datatype=document.stored_datatype,
         cas=shown_cas(target, entry),
         seqno=document.seqno,
         vbuuid=facts.failover_log.newest.vbuuid,

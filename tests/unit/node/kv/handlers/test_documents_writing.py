@@ -255,13 +255,17 @@ def test_get_and_touch(node: Node, client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_compressed_values_are_stored_inflated(client: Client, kind: type[Set]) -> None:
+def test_compressed_values_are_stored_as_they_come(client: Client, kind: type[Set]) -> None:
     value = b'{"long":"' + b"x" * 500 + b'"}'
     if kind is Replace:
         client.succeed(Set(key=b"k", value=b"1"))
     client.succeed(kind(key=b"k", value=compress(value), datatype=Datatype.SNAPPY))
     got = client.succeed(Get(key=b"k"))
-    assert (got.value, got.datatype) == (value, Datatype.JSON)
+    assert (got.value, got.datatype) == (compress(value), Datatype.JSON | Datatype.SNAPPY)
+    touched = client.succeed(GetAndTouch(key=b"k", expiry=100))
+    assert (touched.value, touched.datatype) == (got.value, got.datatype)
+    inflated = client.node.client(features=(Feature.XERROR, Feature.JSON)).succeed(Get(key=b"k"))
+    assert (inflated.value, inflated.datatype) == (value, Datatype.JSON)
 
 
 @pytest.mark.parametrize("datatype", [Datatype.XATTR, Datatype(0x08), Datatype.XATTR | Datatype.JSON])
