@@ -91,17 +91,18 @@ shapes = st.builds(
 )  # fmt: skip
 
 
-def shaped_by_hand(stored: Request, shape: Shape, *, opaque: int, sid: int, history_start: int) -> Request | None:
+def shaped_by_hand(stored: Request, shape: Shape, *, opaque: int, sid: int, commits_after: int) -> Request | None:
     """What a consumer gets of one stored change, or None."""
     header: dict[str, Any] = {"opaque": opaque, "frame_infos": (stream_id(sid),) if sid else ()}
     if shape.strip_prefix:
         header["collection_id"] = None
     if isinstance(stored, Abort):
-        swapped = replace(stored, prepared_seqno=stored.abort_seqno, abort_seqno=stored.prepared_seqno, **header)
+        numbers = {"prepared_seqno": stored.abort_seqno, "abort_seqno": stored.prepared_seqno, "cas": 0}
+        swapped = replace(stored, **numbers, **header)
         return swapped if shape.sync_writes else None
     if isinstance(stored, Prepare) and not shape.sync_writes:
         return None
-    if shape.sync_writes and stored.opaque and stored.seqno > history_start:
+    if shape.sync_writes and stored.opaque and stored.seqno > commits_after:
         of = {name: getattr(stored, name) for name in ("vbucket", "collection_id", "key")} | header
         return Commit(**of, prepared_seqno=stored.seqno - stored.opaque, commit_seqno=stored.seqno)
     change = replace(stored, **header, **_value_by_hand(stored, shape))
@@ -145,13 +146,13 @@ def ids(collections: frozenset[int] | None) -> np.ndarray[Any, Any] | None:
     stored_runs(), shapes, u32, st.sampled_from([0, 0, 0x1234]), st.one_of(st.none(), st.frozensets(COLLECTIONS)),
     st.integers(0, 300), st.integers(0, 200), st.data(),
 )  # fmt: skip
-def test_a_run_is_shaped_as_by_hand(messages, shape, opaque, sid, wanted, end_seqno, history_start, data):
+def test_a_run_is_shaped_as_by_hand(messages, shape, opaque, sid, wanted, end_seqno, commits_after, data):
     versions = [message for message in messages if not isinstance(message, Prepare | Abort)]
     superseded = data.draw(st.sets(st.sampled_from(versions).map(seqno_of))) if versions else set()
     output = Output()
     sent = shape_run(
         run_of(messages), 0, output, shape, opaque=opaque, stream_id=sid, wanted=ids(wanted), end_seqno=end_seqno,
-        until=FOR_ALL, superseded=np.array(sorted(superseded), dtype=np.uint64), history_start_seqno=history_start,
+        until=FOR_ALL, superseded=np.array(sorted(superseded), dtype=np.uint64), commits_after_seqno=commits_after,
     )  # fmt: skip
     expected: list[tuple[int, Request]] = []
     passed = 0
@@ -160,7 +161,7 @@ def test_a_run_is_shaped_as_by_hand(messages, shape, opaque, sid, wanted, end_se
         if seqno > end_seqno:
             break
         passed = seqno
-        change = shaped_by_hand(stored, shape, opaque=opaque, sid=sid, history_start=history_start)
+        change = shaped_by_hand(stored, shape, opaque=opaque, sid=sid, commits_after=commits_after)
         is_wanted = wanted is None or stored.collection_id in wanted
         if change is not None and is_wanted and (seqno not in superseded or isinstance(change, Commit)):
             expected.append((seqno, change))

@@ -531,6 +531,7 @@ def arrive(run: Run) -> None:
 def connect(run: Run) -> Connection:
     """Up to the first question about vbuckets or streams, whose answer is on the wire."""
     ask(run)
-    arrive(run)  # the handshake
+    arrive(run)  # HELLO
+    arrive(run)  # the rest of the handshake
     arrive(run)  # open and controls
     return next(iter(run.wires.values()))
