@@ -64,7 +64,8 @@ _RIGHTS = {
     Action.WRITE: "to write",
     Action.STREAM: "to stream",
     Action.ADMIN: "to administer",
-    Action.SECURITY: "that of a full admin",
+    Action.NODE: "of a node, or a full admin",
+    Action.SECURITY: "of a full admin",
 }
 
 

@@ -44,13 +44,10 @@ _WRITES = (
     subdocument.MultiMutation,
     with_meta.SetWithMeta,
 )
-_ADMINISTERS = (
-    session.Flush,
-    session.Verbosity,
-    vbuckets.SetVBucket,
-    vbuckets.DeleteVBucket,
-    vbuckets.SetCollectionsManifest,
-)
+_ADMINISTERS = (session.Flush, session.Verbosity)
+_IS_A_NODE = (vbuckets.SetVBucket, vbuckets.DeleteVBucket, vbuckets.SetCollectionsManifest)
+"""What says where a vbucket is active, and what all nodes agree on. kv_engine wants the right to supervise the node for
+these (`daemon/mcbp_privileges.cc`), which no admin of a bucket has: that one manages collections over HTTP."""
 
 
 _USES = (vbuckets.GetCollectionsManifest, vbuckets.GetCollectionId)
@@ -71,6 +68,7 @@ NEEDED: dict[type[Request], Action] = {
     **dict.fromkeys(DCP_MESSAGES, Action.STREAM),
     **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
     **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
+    **dict.fromkeys(_IS_A_NODE, Action.NODE),
     session.SetClusterConfig: Action.SECURITY,
     **dict.fromkeys(_with_subclasses(_USES), Action.USE),
 }

@@ -36,7 +36,13 @@ from headwater.protocol.messages.session import (
     Version,
 )
 from headwater.protocol.messages.subdocument import MultiLookup, MultiMutation, SubdocCounter
-from headwater.protocol.messages.vbuckets import DeleteVBucket, GetCollectionId, GetCollectionsManifest, SetVBucket
+from headwater.protocol.messages.vbuckets import (
+    DeleteVBucket,
+    GetCollectionId,
+    GetCollectionsManifest,
+    SetCollectionsManifest,
+    SetVBucket,
+)
 from headwater.protocol.sasl import PlainLogin
 from headwater.protocol.status import Status
 from support.kv_harness import FEATURES, PASSWORD, Client, Node
@@ -55,14 +61,15 @@ def stranger(node: Node) -> Client:
 NEEDS = {
     Action.READ: [Get(key=b"k"), GetMeta(key=b"k"), Stat(), MultiLookup(key=b"k", specs=())],
     Action.WRITE: [Set(key=b"k", value=b"v"), GetLocked(key=b"k"), MultiMutation(key=b"k", specs=())],
-    Action.ADMIN: [SetVBucket(state=VBucketState.ACTIVE), DeleteVBucket(), Flush(), Verbosity(level=1)],
+    Action.ADMIN: [Flush(), Verbosity(level=1)],
+    Action.NODE: [SetVBucket(state=VBucketState.ACTIVE), DeleteVBucket(), SetCollectionsManifest(value=b"{}")],
     Action.STREAM: [Open(key=b"consumer", flags=OpenFlags.PRODUCER)],
     Action.USE: [GetCollectionsManifest(), GetCollectionId(value=b"_default._default")],
 }
 MAY = {
     "reader": {Action.USE, Action.READ, Action.STREAM},
     "writer": {Action.USE, Action.READ, Action.STREAM, Action.WRITE},
-    "admin": {Action.USE, Action.READ, Action.STREAM, Action.WRITE, Action.ADMIN},
+    "admin": {Action.USE, Action.READ, Action.STREAM, Action.WRITE, Action.ADMIN, Action.NODE},
     "bucket_admin": {Action.USE, Action.ADMIN},
     "bucket_full_access": {Action.USE, Action.READ, Action.STREAM, Action.WRITE},
     "data_reader": {Action.USE, Action.READ},
