@@ -61,7 +61,7 @@ class Action(Enum):
     SECURITY = auto()
     """Manage the users of the node, and decide which nodes are in a cluster with it."""
     NODE = auto()
-    """Act as a node of the bucket's cluster: set the states of vbuckets, take names of connections, learn the log-in."""
+    """Act as a node of the bucket's cluster: set states of vbuckets, take names of connections, learn the log-in."""
 
 
 class Role(StrEnum):
