@@ -9,8 +9,12 @@ from struct import pack
 import pytest
 
 from headwater.errors import BadMagic, FrameTooLarge
+from headwater.node.auth.login_checks import LoginOutcome, LoginVerdict
 from headwater.node.kv.context import CloseSession
 from headwater.node.kv.handlers import HANDLERS
+from headwater.node.kv.session import TURN_BYTES, TURN_REQUESTS, Waits
+from headwater.node.options import ServerLimits
+from headwater.node.service import COMMIT_BYTES_MAX
 from headwater.protocol.features import Feature, Magic, Opcode
 from headwater.protocol.frames import Frame, FrameInfo, RequestInfo, decode_frames
 from headwater.protocol.messages import decode_message
@@ -127,6 +131,72 @@ def test_guessing_is_slowed_down(node: Node, stranger: Client) -> None:
     assert "too many" in node.logged[-1]
     node.clock.advance(120)
     stranger.succeed(PLAIN)
+
+
+def test_a_second_log_in_forgets_the_bucket_of_the_first(node: Node, client: Client) -> None:
+    client.send(Set(key=b"k", value=b"1"))
+    client.send(SaslAuth(key=b"PLAIN", value=PlainLogin("reader", PASSWORD).encode()))
+    assert client.session.bucket is None
+    assert client.received() == [], "the write before it is not durable yet"
+    node.commit()
+    assert [answer.status for answer in client.received()] == [Status.SUCCESS, Status.SUCCESS]
+    assert client.refused(Get(key=b"k")) == Status.NO_BUCKET
+
+
+# --- turns and room -----------------------------------------------------------------------------------------------
+
+
+def test_a_turn_has_an_end(client: Client) -> None:
+    noops = b"".join(Noop(opaque=number).encode() for number in range(TURN_REQUESTS + 1))
+    client.session.receive_data(noops)
+    assert client.session.waits_for is Waits.FOR_TURN
+    assert len(client.received()) == TURN_REQUESTS
+    client.session.receive_data(b"")
+    assert client.session.waits_for is Waits.FOR_NOTHING
+    assert len(client.received()) == 1
+
+
+def test_large_requests_and_answers_shorten_a_turn(node: Node, client: Client) -> None:
+    client.succeed(Set(key=b"k", value=bytes(TURN_BYTES)))
+    client.session.receive_data(Get(key=b"k").encode() * 3)
+    assert client.session.waits_for is Waits.FOR_TURN
+    assert len(client.received()) == 1
+
+
+def test_nothing_is_handled_while_a_password_is_checked(stranger: Client) -> None:
+    stranger.session.receive_data(WRONG.encode() + Noop().encode())
+    assert stranger.session.waits_for is Waits.FOR_LOGIN
+    assert stranger.received() == []
+    stranger.session.finish_login(LoginVerdict(LoginOutcome.BUSY, 1.0))
+    stranger.session.receive_data(b"")
+    assert [answer.status for answer in stranger.received()] == [Status.ETMPFAIL, Status.SUCCESS]
+
+
+@pytest.mark.parametrize("limits", [ServerLimits(pending_bytes_max=1000), ServerLimits(node_pending_bytes_max=1000)])
+def test_writes_wait_while_too_much_is_not_durable_and_reads_do_not(
+    node: Node, client: Client, limits: ServerLimits
+) -> None:
+    client.session._limits = limits
+    client.succeed(Set(key=b"k", value=b"1"))
+    read, write = Get(key=b"k"), Set(key=b"l", value=bytes(1000))
+    client.send(write, read, write, read)
+    assert client.session.waits_for is Waits.FOR_ROOM
+    node.commit()
+    assert len(client.received()) == 2
+    client.send()
+    assert client.session.waits_for is Waits.FOR_NOTHING
+    node.commit()
+    assert len(client.received()) == 2
+
+
+def test_who_writes_little_does_not_wait_for_who_writes_much(node: Node, client: Client) -> None:
+    large = Set(key=b"k", value=bytes(COMMIT_BYTES_MAX))
+    client.send(large)
+    client.send(large)
+    assert client.session.waits_for is Waits.FOR_ROOM
+    small = node.client()
+    small.send(Set(key=b"l", value=b"1"))
+    assert small.session.waits_for is Waits.FOR_NOTHING
 
 
 # --- small change -------------------------------------------------------------------------------------------------
