@@ -26,7 +26,7 @@ from headwater.node.bucket_settings import (
     BucketSettings,
 )
 from headwater.node.http.call import Call, Refusal
-from headwater.node.http.other_nodes import OtherNodes, Reply, describe
+from headwater.node.http.other_nodes import OtherNodes, describe
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.options import check_bucket_name, check_cluster_name
 from headwater.protocol.cluster_config import NO_NODE, PublishedConfig
@@ -165,17 +165,18 @@ def _exists() -> Refusal:
 
 
 async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: BucketSettings, vbuckets: int) -> None:
-    """Make it on each node, where it waits; then share it out. Where that fails, it is on no node."""
+    """Make it on each node, where it waits; then share it out. Where that fails, it is on no node.
+
+    A node that is gone by then removes it when it starts, as it has got no config of it.
+    """
     forming = replace(settings, is_forming=True)
-    replies = await others.ask(
-        "POST", *_OWN_BUCKETS, form={"name": name, **_form_of(forming), "numVBuckets": str(vbuckets)}
-    )
+    await _create_here(call, name, forming, vbuckets)
+    form = {"name": name, **_form_of(forming), "numVBuckets": str(vbuckets)}
+    replies = await others.ask("POST", *_OWN_BUCKETS, form=form)
     failed = {node: reply for node, reply in replies.items() if not reply.is_done}
-    made = {node: reply for node, reply in replies.items() if reply.is_done}
     try:
         if failed:
             raise Refusal.errors(503, f"The bucket was not made: {describe(failed)}")
-        await _create_here(call, name, forming, vbuckets)
         await call.node.coordination.form(
             others.seeds(call.node.address),
             _coordinators_login(others, name),
@@ -183,17 +184,11 @@ async def _create_on_all(call: Call, others: OtherNodes, name: str, settings: Bu
             settings=settings.encode(),
         )
     except BaseException as error:
-        await _undo(call, others, name, made)
+        await others.ask("DELETE", *_OWN_BUCKETS, name, only=replies.keys() - failed.keys())
+        await call.node.drop_bucket(name)
         if isinstance(error, HeadwaterError):
             raise Refusal.errors(503, f"The bucket was not made: {error}") from error
         raise
-
-
-async def _undo(call: Call, others: OtherNodes, name: str, made: Mapping[str, Reply]) -> None:
-    """What can't be undone now, because a node is gone, that node removes when it starts: it has got no config."""
-    if call.node.bucket(name) is not None and call.node.settings(name).is_forming:
-        await call.node.drop_bucket(name)
-    await others.ask("DELETE", *_OWN_BUCKETS, name, only=made)
 
 
 def _form_of(settings: BucketSettings) -> dict[str, str]:

@@ -12,7 +12,7 @@ import http
 import http.client
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -74,7 +74,7 @@ class OtherNodes:
         return [Address(node.host, node.kv_port_for(tls=tls)) for node in (this_node, *self.nodes)]
 
     async def ask(
-        self, method: str, *path: str, form: Mapping[str, str] | None = None, only: Mapping[str, Reply] | None = None
+        self, method: str, *path: str, form: Mapping[str, str] | None = None, only: Collection[str] | None = None
     ) -> dict[str, Reply]:
         """Ask all of them at the same time, or those named in `only`. The answers are by their names."""
         asked = [node for node in self.nodes if only is None or node.kv_address in only]

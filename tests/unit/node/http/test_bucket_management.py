@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from headwater.errors import ConnectionFailed
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
 from headwater.node.http.app import http_app
+from headwater.node.http.other_nodes import OtherNodes, Reply
 from headwater.node.node import Node
 from headwater.node.node_folder import NodeEnvironment
 from headwater.node.options import NodeOptions
+from headwater.protocol.cluster_config import NodeAddress
 
 ADMIN, BUCKET_ADMIN = ("ann", "pencil-1"), ("bob", "crayon-1")
 Ask = Callable[..., Awaitable[httpx.Response]]
@@ -110,5 +114,31 @@ def test_the_cluster_s_name_and_quota(tmp_path: Path) -> None:
         for form in ({"indexMemoryQuota": "512"}, {"memoryQuota": "1"}, {"clusterName": "a\nb"}):
             refused = await ask("POST", **form)
             assert (refused.status_code, list(refused.json()["errors"])) == (400, list(form))
+
+    with_node(tmp_path, test)
+
+
+def test_a_bucket_that_can_t_be_shared_out_is_on_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def answer(others: OtherNodes, *words: str, **rest: Any) -> dict[str, Reply]:
+        asked.append(words)
+        return {node.kv_address: Reply(202, "") for node in others.nodes}
+
+    class Failing:
+        async def form(self, *arguments: Any, **rest: Any) -> None:
+            raise ConnectionFailed("127.0.0.1:1 can't be reached")
+
+        change = form
+
+    async def test(node: Node, ask: Ask) -> None:
+        monkeypatch.setattr(OtherNodes, "ask", answer)
+        monkeypatch.setattr(node, "_coordination", Failing())
+        node.change_identity(nodes=(NodeAddress(host="127.0.0.1", kv_port=1, http_port=2),))
+        refused = await ask("POST", "/buckets", name="travel")
+        assert refused.status_code == 503
+        assert refused.json() == {"errors": {"_": "The bucket was not made: 127.0.0.1:1 can't be reached"}}
+        assert asked == [("POST", "headwater", "buckets"), ("DELETE", "headwater", "buckets", "travel")]
+        assert list(node.bucket_names()) == ["default"]
 
     with_node(tmp_path, test)
