@@ -7,6 +7,7 @@ import pytest
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
+from headwater.protocol.messages.dcp_streams import StreamFlags
 from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, World, brief, changes, of_type
 
 BOTH = pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
@@ -28,6 +29,16 @@ def test_snapshot_marker_v1_unless_more_is_asked_for(world: World) -> None:
     marker = _marker(world)
     assert marker.version is None
     assert marker.max_visible_seqno is None
+
+
+def test_a_disk_only_stream_has_no_marker_from_memory(world: World) -> None:
+    """What it gets may be young, and still be in memory here."""
+    world.store("a", "b")
+    assert SnapshotFlags.MEMORY in _marker(world).flags
+    consumer = world.consumer(features=COLLECTIONS)
+    consumer.open(flags=StreamFlags.DISK_ONLY)
+    (marker,) = of_type(consumer.received(), SnapshotMarker)
+    assert marker.flags == SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
 
 
 def test_snapshot_marker_v2_0(world: World) -> None:
