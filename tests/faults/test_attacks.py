@@ -185,6 +185,21 @@ def test_a_node_that_is_full_still_reads(start_node: StartNode) -> None:
     assert set(flood.statuses()) == {Status.SUCCESS}
 
 
+def test_who_leaves_requests_unfinished_is_dropped_when_the_node_holds_too_much(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS, "--node-buffer-bytes-max", str(12 * MIB))
+    unfinished = Set(key=b"k", collection_id=DEFAULT_COLLECTION, value=bytes(8 * MIB)).encode()[:-1]
+    with ExitStack() as stack:
+        slow = [stack.enter_context(node.connect()) for _ in range(3)]
+        for connection in slow:
+            connection.sock.sendall(unfinished)
+            with node.connect() as other:
+                other.request(Set(key=b"other", collection_id=DEFAULT_COLLECTION, value=bytes(2 * MIB)))
+        assert slow[0].sock.recv(1) == b""
+        slow[2].sock.sendall(b"\0")
+        assert slow[2].sock.recv(HEADER_BYTES)
+    assert "holds too much for its clients" in node.log()
+
+
 # --- the log ------------------------------------------------------------------------------------------------------
 
 

@@ -133,6 +133,12 @@ def default_data_folder() -> Path:
     show_default=True,
     help="The same for all connections together.",
 )
+@click.option(
+    "--node-buffer-bytes-max",
+    default=ServerLimits().node_buffer_bytes_max,
+    show_default=True,
+    help="Unfinished requests and unread answers of all peers; beyond that the slowest peer is dropped.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
 @click.option(
     "--log-format",
@@ -197,6 +203,7 @@ def serve(
     stalled_seconds: float,
     pending_bytes_max: int,
     node_pending_bytes_max: int,
+    node_buffer_bytes_max: int,
     as_json: bool,
     log_format: str,
     log_level: str,
@@ -267,6 +274,7 @@ def serve(
                 stalled_s=stalled_seconds,
                 pending_bytes_max=pending_bytes_max,
                 node_pending_bytes_max=node_pending_bytes_max,
+                node_buffer_bytes_max=node_buffer_bytes_max,
             ),
             open_metrics=open_metrics,
             http_hosts=http_host,

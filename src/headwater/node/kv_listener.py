@@ -45,6 +45,9 @@ _PRODUCE_BYTES = 1024 * 1024
 """What a DCP connection gets to send before others have their turn."""
 _COPIED_BYTES_MAX = 64 * 1024
 """What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
+_LARGE_BUFFER_BYTES = 1024 * 1024
+_BUFFERS_LOOK_S = 0.05
+"""Who has the node hold more than this is looked at, and how often."""
 _GIVE_BACK_BYTES = 32 * 1024 * 1024
 _GIVE_BACK_LOOKS = 30
 """After so much was written, the memory that it took goes back to the system: when it is quiet, and once more after so
@@ -66,6 +69,7 @@ class KvListener:
         self._doors: list[TlsDoor] = []
         self._watch: asyncio.Task[None] | None = None
         self.is_stopped = False
+        self._buffers_looked_at_s = 0.0
         self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
         """Since memory was last given back: what was written, what was at the last look, and looks with no write."""
         self.spare_output = SpareOutput()
@@ -149,6 +153,20 @@ class KvListener:
             if connection.session.waits_for is Waits.FOR_ROOM:
                 connection.go_on()
 
+    def keep_buffers_bounded(self, now_s: float) -> None:
+        """Where all peers together have the node hold too much, drop the one that has moved nothing for longest.
+
+        These are requests that have not come to their end, and answers that are not read.
+        """
+        if now_s < self._buffers_looked_at_s + _BUFFERS_LOOK_S:
+            return
+        self._buffers_looked_at_s = now_s
+        held = {connection: connection.held_bytes() for connection in self.connections}
+        if sum(held.values()) > self.limits.node_buffer_bytes_max:
+            large = [connection for connection, held_bytes in held.items() if held_bytes > _LARGE_BUFFER_BYTES]
+            if large:
+                min(large, key=lambda connection: connection.moved_s).drop("the node holds too much for its clients")
+
     def fail_waiting(self, bucket: BucketService, commits: Collection[int]) -> None:
         """Commits of a bucket could not be written: what waited for them has not happened."""
         bucket.sync_writes.on_void()
@@ -218,7 +236,7 @@ class ServedConnection(asyncio.Protocol):
         self._has_turn = False
         """Whether a turn of this connection is on its way."""
         self._login: asyncio.Task[None] | None = None
-        self._started_s = self._heard_s = self._sent_s = asyncio.get_running_loop().time()
+        self._started_s = self._heard_s = self._sent_s = self.moved_s = asyncio.get_running_loop().time()
         self.session: KvSession
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
@@ -254,12 +272,24 @@ class ServedConnection(asyncio.Protocol):
             return
         session = self.session
         if session.user is None and not session.is_held_back and session.unhandled_bytes > STRANGER_BYTES_MAX:
-            self._drop("it sends much before it has logged in")
+            self.drop("it sends much before it has logged in")
             return
         if len(data) >= _LONG_READ_BYTES and session.waits_for is Waits.FOR_NOTHING:
             # uvloop reads on and on while there is something to read. Others get their turn first.
             session.waits_for = Waits.FOR_TURN
+        self.moved_s = asyncio.get_running_loop().time()
         self.send_ready()
+        self._bound_buffers()
+
+    def _bound_buffers(self) -> None:
+        if self.held_bytes() > _LARGE_BUFFER_BYTES:
+            self._listener.keep_buffers_bounded(asyncio.get_running_loop().time())
+
+    def held_bytes(self) -> int:
+        """What the node holds for the peer: half a request, answers. Streams have bounds of their own."""
+        if self._transport is None or self.session.dcp is not None:
+            return 0
+        return self.session.unhandled_bytes + self._unsent_bytes() + self._transport.get_write_buffer_size()
 
     def _handle(self, data: bytes) -> bool:
         """Let the session handle what has come. False where that was the end of the connection."""
@@ -298,7 +328,7 @@ class ServedConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._peer_reads = True
-        self._sent_s = asyncio.get_running_loop().time()
+        self._sent_s = self.moved_s = asyncio.get_running_loop().time()
         self.send_ready()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -337,6 +367,7 @@ class ServedConnection(asyncio.Protocol):
         if self.session.is_held_back and not self._handle(b""):
             return
         self.send_ready()
+        self._bound_buffers()
 
     @property
     def _may_go_on(self) -> bool:
@@ -446,25 +477,25 @@ class ServedConnection(asyncio.Protocol):
             try:
                 self.session.consumer.tick(now_s)
             except ConnectionFailed as error:
-                self._drop(error.reason)
+                self.drop(error.reason)
         if self.session.user is None and now_s - self._started_s > limits.auth_s:
-            self._drop("it did not log in")
+            self.drop("it did not log in")
         elif now_s - self._heard_s > limits.idle_s:
-            self._drop("it was silent")
+            self.drop("it was silent")
         elif not self._peer_reads and now_s - self._sent_s > limits.stalled_s:
-            self._drop("it does not read its answers")
+            self.drop("it does not read its answers")
 
     def _keep_alive(self, dcp: ProducerConnection, now_s: float) -> None:
         try:
             noop = dcp.tick(now_s)
         except UnexpectedMessage as error:
-            self._drop(error.reason)
+            self.drop(error.reason)
             return
         if noop and self._transport is not None:
             self._transport.write(noop)
         self.send_ready()
 
-    def _drop(self, reason: str) -> None:
+    def drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason, extra=self._dropped(reason))
         self.abort()
 

@@ -35,6 +35,9 @@ class ServerLimits:
     """What one connection may have written that is not durable yet, before its next writes wait."""
     node_pending_bytes_max: int = 256 * 1024 * 1024
     """The same for all connections together. The most memory that writes take is a few times this."""
+    node_buffer_bytes_max: int = 512 * 1024 * 1024
+    """What the node holds for all peers: requests that have not come to their end, and answers that are not read.
+    Beyond that the peer that has moved nothing for longest is dropped."""
 
 
 KV_PORT = 11210
