@@ -41,8 +41,6 @@ from headwater.store.data_format import (
     Document,
     Entry,
     VBucketFacts,
-    block_last_seqno,
-    blocks_of,
     commit_key,
     decode_document,
     vbucket_key,
@@ -529,10 +527,9 @@ class Bucket:
         young = self.young.of(vbucket, after_seqno=after_seqno)
         if not young or first_seqno(young[0].run(vbucket)) > after_seqno + 1:
             with self.reading(vbucket) as view:
-                for key, block in view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
-                    run = as_run(block)
+                for last, run in view.changes(vbucket, after_seqno=after_seqno):
                     yield run[split_after(run, reached) :]
-                    reached = block_last_seqno(key)
+                    reached = last
         for commit in young:
             run = commit.run(vbucket)
             start = split_after(run, reached)

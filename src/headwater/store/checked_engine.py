@@ -129,6 +129,16 @@ class CheckedView:
             return None if start == ABSENT else row[start:end]
         return None
 
+    def changes(self, vbucket: int, *, after_seqno: int) -> Iterator[tuple[int, Bytes]]:
+        """The blocks of a vbucket that have changes behind a seqno: the last seqno of each, and its frames, which may
+        begin with some up to that seqno. What lies before those is not checked again: a stream comes here often."""
+        for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
+            row = read_only(as_run(value))
+            start, end = check_block(row, u32(row_seed(Table.BLOCKS.value, key)), u64(after_seqno))
+            if start < 0:
+                raise self._damage(Table.BLOCKS, key)
+            yield block_last_seqno(key), row[start:end]
+
     def fronts(self, vbucket: int) -> Iterator[tuple[bytes, Bytes, int]]:
         """Of each block of a vbucket: its key, its first changes, which are checked, and the length of all of them."""
         for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket)):
@@ -155,7 +165,7 @@ def checked_value(table: Table, key: bytes, row: memoryview) -> memoryview | Non
     seed = row_seed(table.value, key)
     if table is not Table.BLOCKS:
         return open_row(row, seed)
-    size = check_block(read_only(as_run(row)), u32(seed))
+    _, size = check_block(read_only(as_run(row)), u32(seed), u64(0))
     return None if size < 0 else row[:size]
 
 

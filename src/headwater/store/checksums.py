@@ -10,8 +10,8 @@ longer than `PIECE_BYTES`, with a checksum of its own, and ends in a directory o
     the frames | for each piece: last seqno, 8 bytes; where it ends, 4; its CRC32C, 4 | pieces, 4 | CRC32C, 4
 
 The last checksum covers the directory. A get finds the piece of a seqno in the directory, and checks and walks that
-piece alone (`find_frame`); streams and scans check all pieces (`check_block`). Nothing that was checked is remembered:
-the engine maps its file, and the system may drop a page and read it from the disk again at any time.
+piece alone (`find_frame`); streams and scans check all pieces that they read (`check_block`). Nothing that was checked
+is remembered: the engine maps its file, and the system may drop a page and read it from the disk again at any time.
 
 The processor has an instruction for CRC32C. It waits three cycles for its own result, so that three pieces are computed
 side by side in the time of one.
@@ -230,14 +230,32 @@ def _piece_start(row: Bytes, directory: int, piece: int) -> int:
     return int(load_u32(row, directory + (piece - 1) * ENTRY_BYTES + 8)) if piece else 0
 
 
+@inlined_part
+def _first_piece(row: Bytes, directory: int, pieces: int, seqno: int) -> int:
+    """The first piece that ends at a seqno or behind it; as many as there are where none does."""
+    low: int = i64(0)
+    high = i64(pieces)
+    while low < high:
+        middle = (low + high) // 2
+        if load_u64(row, directory + middle * ENTRY_BYTES) < seqno:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @kernel
-def check_block(row: AnyBytes, seed: UInt32) -> int:
-    """How many bytes of a block's row are frames, if all are as they were written; -1 where any is not."""
+def check_block(row: AnyBytes, seed: UInt32, after_seqno: UInt64) -> tuple[int, int]:
+    """Where the frames of a block's row start and end, without pieces that hold nothing behind a seqno.
+
+    -1 twice where any of these, or the directory, is not as it was written.
+    """
     directory = _directory(row, seed)
     if directory < 0:
-        return -1
+        return i64(-1), i64(-1)
     pieces = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
-    piece = i64(0)
+    piece = _first_piece(row, directory, pieces, after_seqno + u64(1))
+    start = _piece_start(row, directory, piece)
     while piece + 3 <= pieces:
         entry = directory + piece * ENTRY_BYTES
         first = _piece_start(row, directory, piece)
@@ -255,13 +273,13 @@ def check_block(row: AnyBytes, seed: UInt32) -> int:
             or _finish(row, second + together, third, two) ^ _ONES != load_u32(row, entry + ENTRY_BYTES + 12)
             or _finish(row, third + together, end, three) ^ _ONES != load_u32(row, entry + 2 * ENTRY_BYTES + 12)
         ):
-            return -1
+            return i64(-1), i64(-1)
         piece += 3
     while piece < pieces:
         if not is_piece_sound(row, directory, piece):
-            return -1
+            return i64(-1), i64(-1)
         piece += 1
-    return directory
+    return i64(start), i64(directory)
 
 
 @kernel_part
@@ -281,20 +299,14 @@ def frame_in_block(row: Bytes, seed: int, seqno: int) -> tuple[int, int]:
     directory = _directory(row, seed)
     if directory < 0:
         return i64(DAMAGED), i64(DAMAGED)
-    low = i64(0)
-    pieces = high = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        if load_u64(row, directory + middle * ENTRY_BYTES) < seqno:
-            low = middle + 1
-        else:
-            high = middle
-    if low == pieces:
+    pieces = (i64(len(row)) - BLOCK_END_BYTES - directory) // ENTRY_BYTES
+    piece = _first_piece(row, directory, pieces, seqno)
+    if piece == pieces:
         return i64(ABSENT), i64(ABSENT)
-    if not is_piece_sound(row, directory, low):
+    if not is_piece_sound(row, directory, piece):
         return i64(DAMAGED), i64(DAMAGED)
-    at = _piece_start(row, directory, low)
-    piece_end = i64(load_u32(row, directory + low * ENTRY_BYTES + 8))
+    at = i64(_piece_start(row, directory, piece))
+    piece_end = i64(load_u32(row, directory + piece * ENTRY_BYTES + 8))
     while at < piece_end and load_u64(row, at + 24) <= seqno:
         end = at + 24 + i64(load_u32(row, at + 8))
         if load_u64(row, at + 24) == seqno:

@@ -57,7 +57,7 @@ def test_tables_and_instruction_agree() -> None:
 def test_a_block_gives_back_its_frames_and_no_others(lengths: list[int]) -> None:
     run = run_of(*lengths)
     row = seal_block(run, SEED)
-    assert check_block(row, u32(SEED)) == len(run)
+    assert check_block(row, u32(SEED), u64(0)) == (0, len(run))
     assert row[: len(run)].tobytes() == run.tobytes()
     for seqno in range(1, 2 * len(lengths) + 3):
         start, end = find_frame(row, u32(SEED), u64(seqno))
@@ -74,21 +74,34 @@ def test_no_flipped_bit_passes() -> None:
     found = {seqno: find_frame(row, u32(SEED), u64(seqno)) for seqno in (2, 30, 60)}
     for at in range(0, len(row), 7):
         row[at] ^= 1 << at % 8
-        assert check_block(row, u32(SEED)) == -1
+        assert check_block(row, u32(SEED), u64(0)) == (-1, -1)
         for seqno, (start, end) in found.items():
             # A get checks the piece of its frame and the directory: what it returns is right, or it is refused.
             assert find_frame(row, u32(SEED), u64(seqno)) in ((start, end), (DAMAGED, DAMAGED))
             assert not start <= at < end or find_frame(row, u32(SEED), u64(seqno))[0] == DAMAGED
         row[at] ^= 1 << at % 8
-    assert check_block(row, u32(SEED)) == len(run)
+    assert check_block(row, u32(SEED), u64(0)) == (0, len(run))
+
+
+def test_what_a_stream_has_got_is_not_checked_again() -> None:
+    run = run_of(*[700] * 30)
+    row = seal_block(run, SEED)
+    start, end = check_block(row, u32(SEED), u64(30))
+    assert end == len(run)
+    assert int.from_bytes(row[start + 24 : start + 32]) <= 32 < int.from_bytes(row[start + 24 : start + 32]) + 12
+    row[start - 1] ^= 1
+    assert check_block(row, u32(SEED), u64(30)) == (start, end)
+    assert check_block(row, u32(SEED), u64(2)) == (-1, -1)
+    row[start] ^= 1
+    assert check_block(row, u32(SEED), u64(30)) == (-1, -1)
 
 
 def test_a_row_in_the_wrong_place_is_damage() -> None:
     row = seal_block(run_of(10, 10), SEED)
-    assert check_block(row, u32(row_seed(b"blocks", b"other"))) == -1
+    assert check_block(row, u32(row_seed(b"blocks", b"other")), u64(0)) == (-1, -1)
     assert find_frame(row, u32(row_seed(b"journal", b"key")), u64(2))[0] == DAMAGED
 
 
 def test_what_is_too_short_for_a_block_is_damage() -> None:
     for length in (0, 4, 7, 8, 30):
-        assert check_block(np.zeros(length, dtype=np.uint8), u32(SEED)) == -1
+        assert check_block(np.zeros(length, dtype=np.uint8), u32(SEED), u64(0)) == (-1, -1)
