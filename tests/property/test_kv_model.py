@@ -41,10 +41,12 @@ from headwater.protocol.messages.documents import (
     Touch,
     Unlock,
 )
+from headwater.protocol.messages.range_scan import RangeScanContinue, RangeScanCreate
 from headwater.protocol.messages.subdocument import DocFlags, SubdocDictUpsert
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction
 from headwater.store.settling import settle_now
 from support.kv_harness import WITH_COLLECTIONS, Client, Node
@@ -182,10 +184,11 @@ def _is_object(value: bytes) -> bool:
 
 # --- the machine --------------------------------------------------------------------------------------------------
 
+COLLECTIONS = st.sampled_from([0, 0, SHORT_LIVED])
 KEYS = st.builds(
     lambda number, collection: Key(number % VBUCKETS, collection, b"k%d" % number),
     st.integers(0, 2),
-    st.sampled_from([0, 0, SHORT_LIVED]),
+    COLLECTIONS,
 )
 VALUES = st.sampled_from([b"", b"7", b"41", b"x", b'{"a":1}', b"%d" % (U64 - 1), b"%d" % U64])
 MORE = st.sampled_from([b"7", b"x"])
@@ -409,6 +412,31 @@ class KeyValueMachine(RuleBasedStateMachine):
         self.model.locks.clear()
         self.seqnos = {v: int(self.node.bucket.vbuckets.high_seqnos[v]) for v in range(VBUCKETS)}
         self.connect()
+
+    @precondition(lambda self: self.node.bucket.pending.is_empty)
+    @rule(
+        vbucket=st.integers(0, VBUCKETS - 1), collection=st.sampled_from([0, SHORT_LIVED]), items_max=st.integers(0, 2)
+    )
+    def scan(self, vbucket: int, collection: int, items_max: int) -> None:
+        """A range scan has all that is there, in order, and nothing else."""
+        expected = {
+            key.name: doc
+            for key, doc in sorted(self.model.docs.items(), key=lambda item: item[0].name)
+            if (key.vbucket, key.collection) == (vbucket, collection) and self.model.live(key)
+        }
+        wanted = json.dumps({"collection": f"{collection:x}", "range": {"start": "", "end": "/w=="}}).encode()
+        place = {"vbucket": VBucketId(vbucket)}
+        begun = self.ask(RangeScanCreate(**place, datatype=Datatype.JSON, value=wanted))
+        if not expected:
+            assert begun.status == Status.KEY_ENOENT
+            return
+        found = []
+        part: Any = None
+        while part is None or part.status == Status.RANGE_SCAN_MORE:
+            part = self.ask(RangeScanContinue(**place, scan_id=begun.scan_id, items_max=items_max))
+            found += part.documents
+        assert part.status == Status.RANGE_SCAN_COMPLETE
+        assert [(doc.key, Doc(doc.value, doc.flags, doc.expiry, doc.cas)) for doc in found] == list(expected.items())
 
     # --- what always holds
 
