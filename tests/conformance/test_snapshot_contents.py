@@ -33,7 +33,7 @@ def test_snapshot_marker_v1_unless_more_is_asked_for(world: World) -> None:
 
 def test_a_disk_only_stream_has_no_marker_from_memory(world: World) -> None:
     """What it gets may be young, and still be in memory here."""
-    world.store("a", "b")
+    world.write("a", "b")
     assert SnapshotFlags.MEMORY in _marker(world).flags
     consumer = world.consumer(features=COLLECTIONS)
     consumer.open(flags=StreamFlags.DISK_ONLY)
