@@ -39,7 +39,8 @@ SHARE_S_MAX = 2.0
 """How long a change of the collections or the users waits for the other nodes to have it."""
 CHANGE_TRIES_MAX = 10
 USER_DIGEST, USERS = "headwater-user-digest", "headwater-users"
-"""Groups of `stat` for nodes: whether the users are the same (behind it stands the asking node's digest), and all."""
+"""Groups of `stat` for nodes: whether the users are the same, and all of them. With a digest behind it, the first one
+says that the node which asks has changed its users: the other one is to compare, too."""
 _LOOK_AGAIN_S = 0.05
 _OVERTAKEN = frozenset({Status.ERANGE, Status.CANNOT_APPLY_MANIFEST})
 """The refusals of a manifest where another one has come first."""
@@ -238,7 +239,7 @@ class Peers:
             return
         ours = self._users.digest(config.uuid)
         try:
-            theirs = await connection.statistics(f"{USER_DIGEST} {ours}".rstrip())
+            theirs = await connection.statistics(USER_DIGEST)
         except KeyNotFound:
             # An older version, with users of its own.
             return
@@ -264,7 +265,6 @@ class Peers:
         config = self._config()
         assert config is not None
         ours = self._users.digest(config.uuid)
-        # That it is asked makes the other node compare, too.
         theirs = await connection.statistics(f"{USER_DIGEST} {ours}".rstrip())
         return ours != "" and theirs.get("digest") == ours
 
