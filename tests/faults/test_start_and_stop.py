@@ -241,7 +241,7 @@ def test_the_ready_line(tmp_path: Path) -> None:
 def test_the_ready_line_as_json(start_node: StartNode) -> None:
     node = start_node(*FEW_VBUCKETS)
     ready = json.loads(node.ready_line)
-    assert ready.keys() == {"ready", "http", "user", "data"}
+    assert ready.keys() == {"ready", "http", "user", "data", "buckets"}
     assert ready["user"] == USER
     assert ready["data"] == str(node.data)
     with httpx.Client(auth=(USER, PASSWORD)) as client:
