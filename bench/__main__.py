@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "decoding": decoding.run,
     "sets": key_value.run_sets,
     "load": key_value.run_load,
+    "small-sets": key_value.run_small_sets,
     "streaming": streaming.run_backfill,
     "filtered": streaming.run_filtered,
     "live": streaming.run_live,

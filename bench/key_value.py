@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from bench.kv_driver import Login, drive, set_requests
+from bench.kv_driver import Login, drive, set_requests, small_set_waits_s
 from bench.processes import LOGIN, data_folder, load, memcached, node
 from bench.report import Section
 
@@ -104,4 +105,40 @@ def run_load() -> Section:
         ),
         columns=["documents", "rate", "memory", "memory per million"],
         rows=rows,
+    )
+
+
+def run_small_sets() -> Section:
+    """What a bulk load costs others."""
+    documents = 3_000_000
+    with data_folder() as folder, node(folder) as server, ThreadPoolExecutor(1) as thread:
+        alone = small_set_waits_s(server.port, LOGIN, vbuckets=VBUCKETS, goes_on=lambda passed_s: passed_s < 5)
+
+        def load_more(prefix: str) -> float:
+            options = ("--generate", str(documents), "--value-bytes", str(VALUE_BYTES), "--key", f"{prefix}::{{#}}")
+            rate: float = load(server.url, *options)["documents_per_s"]
+            return rate
+
+        rate_alone = load_more("alone")
+        loading = thread.submit(load_more, "beside")
+        beside = small_set_waits_s(server.port, LOGIN, vbuckets=VBUCKETS, goes_on=lambda passed_s: not loading.done())
+        rate_beside = loading.result()
+
+    def row(name: str, waits_s: list[float], rate: str) -> list[str]:
+        centiles = statistics.quantiles(waits_s, n=100)
+        return [name, *(f"{centiles[at] * 1e3:.1f} ms" for at in (49, 98)), f"{max(waits_s) * 1e3:.0f} ms", rate]
+
+    return Section(
+        title="Small sets beside a bulk load",
+        text=(
+            "One connection sets a small document every 10 ms and waits for the answer, which comes when it is on "
+            f"disk; meanwhile `headwater load` writes {documents // 1_000_000} M documents (goal: 99 of 100 within "
+            "50 ms, and at most a tenth of the rate lost). Node, loader and client share the cores."
+        ),
+        columns=["", "median", "p99", "longest", "rate of the load"],
+        rows=[
+            row("alone", alone, ""),
+            ["a load alone", "", "", "", f"{rate_alone / 1e3:.0f} k/s"],
+            row("beside a load", beside, f"{rate_beside / 1e3:.0f} k/s"),
+        ],
     )

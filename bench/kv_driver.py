@@ -1,4 +1,4 @@
-"""A client that does nothing but send sets and count answers, so that the server is what is measured."""
+"""A client that does nothing but send requests and count answers, so that the server is what is measured."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import socket
 import struct
 import time
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headwater.protocol.messages.session import SaslAuth, SelectBucket
 from headwater.protocol.sasl import PlainLogin
 
 _HEADER = struct.Struct(">BBHBBHIIQ")
-_ANSWER_BYTES = 24
+HEADER_BYTES = 24
 _SEND_BYTES = 256 * 1024
 _TICK_S = 0.01
 _TICK_SETS_MAX = 1_000
@@ -44,6 +45,16 @@ def _set_request(key: bytes, number: int, *, value_bytes: int, vbuckets: int) ->
     return header + bytes(8) + key + value
 
 
+def get_requests(numbers: Iterable[int], *, vbuckets: int) -> bytes:
+    """Gets of documents that `set_requests` has set."""
+    requests = bytearray()
+    for number in numbers:
+        key = b"user::%010d" % number
+        vbucket = (zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets
+        requests += _HEADER.pack(0x80, 0x00, len(key), 0, 0, vbucket, len(key), number & 0xFFFFFFFF, 0) + key
+    return bytes(requests)
+
+
 def connect(port: int, login: Login | None) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
     if login is not None:
@@ -51,7 +62,7 @@ def connect(port: int, login: Login | None) -> socket.socket:
         connection.sendall(SaslAuth(key=b"PLAIN", value=plain).encode())
         connection.sendall(SelectBucket(key=login.bucket.encode()).encode())
         answers = b""
-        while len(answers) < 2 * _ANSWER_BYTES:
+        while len(answers) < 2 * HEADER_BYTES:
             answers += connection.recv(4096)
         if answers[6:8] != bytes(2) or answers[30:32] != bytes(2):
             raise RuntimeError("the log-in was refused")
@@ -59,12 +70,14 @@ def connect(port: int, login: Login | None) -> socket.socket:
     return connection
 
 
-def drive(port: int, requests: list[bytes], counts: list[int], login: Login | None = None) -> None:
-    """Send each list of requests over a connection of its own and wait for every answer."""
+def drive(
+    port: int, requests: list[bytes], counts: list[int], login: Login | None = None, *, answer_bytes: int = HEADER_BYTES
+) -> None:
+    """Send each list of requests over a connection of its own and wait for every answer. All have this length."""
     connections = {connect(port, login): at for at in range(len(requests))}
     views = [memoryview(data) for data in requests]
     sent = [0] * len(requests)
-    missing = [count * _ANSWER_BYTES for count in counts]
+    missing = [count * answer_bytes for count in counts]
     received = bytearray(1024 * 1024)
     while connections:
         unsent = [connection for connection, at in connections.items() if sent[at] < len(views[at])]
@@ -115,14 +128,34 @@ def write_steadily(port: int, login: Login, updates: Updates) -> float:
     return written / passed_s
 
 
+def small_set_waits_s(
+    port: int, login: Login, *, vbuckets: int, goes_on: Callable[[float], bool], every_s: float = 0.01
+) -> list[float]:
+    """Send one small set after the other while `goes_on` for the seconds passed, and return how long each took."""
+    waits_s: list[float] = []
+    connection = connect(port, login)
+    connection.setblocking(True)
+    with connection:
+        start_s = time.perf_counter()
+        while goes_on(time.perf_counter() - start_s):
+            number = len(waits_s)
+            request = _set_request(b"small::%d" % (number % 1000), number, value_bytes=100, vbuckets=vbuckets)
+            sent_s = time.perf_counter()
+            connection.sendall(request)
+            _read_answers(connection, 1)
+            waits_s.append(time.perf_counter() - sent_s)
+            time.sleep(every_s)
+    return waits_s
+
+
 def _read_answers(connection: socket.socket, count: int) -> None:
     """Read the answers to sets. Raises if one of them was refused."""
     answers = bytearray()
-    while len(answers) < count * _ANSWER_BYTES:
-        received = connection.recv(count * _ANSWER_BYTES - len(answers))
+    while len(answers) < count * HEADER_BYTES:
+        received = connection.recv(count * HEADER_BYTES - len(answers))
         if not received:
             raise RuntimeError("the server has closed the connection")
         answers += received
     # An answer of success has neither extras, key nor value, so each has the length of a header.
-    if any(answers[at + 6 : at + 8] != bytes(2) for at in range(0, len(answers), _ANSWER_BYTES)):
+    if any(answers[at + 6 : at + 8] != bytes(2) for at in range(0, len(answers), HEADER_BYTES)):
         raise RuntimeError("a set was refused")

@@ -66,7 +66,15 @@ def retention_options() -> str:
 
 def limit_options() -> str:
     return some_options(
-        "serve", "--connections-max", "--auth-seconds", "--idle-seconds", "--unsent-bytes-max", "--stalled-seconds"
+        "serve",
+        "--connections-max",
+        "--auth-seconds",
+        "--idle-seconds",
+        "--unsent-bytes-max",
+        "--stalled-seconds",
+        "--pending-bytes-max",
+        "--node-pending-bytes-max",
+        "--node-buffer-bytes-max",
     )
 
 
