@@ -224,24 +224,28 @@ def _window_start(view: CheckedView, vbucket: int, now_s: int, retention: Retent
     """The seqno after which every version is kept.
 
     A block of which the first change is too old, or too far from the end, is the last such one where the next is not;
-    so only that one has to be walked.
+    so only that one has to be walked. A version that was made elsewhere keeps its CAS, which may be older than those
+    before it and then says nothing of when it came: a block that begins with one is passed over, and inside a block the
+    highest so far counts.
     """
     oldest_cas = u64(max(0, now_s - retention.history_s) * 1_000_000_000)
     fronts = [(key, int(_first_cas(front)), size) for key, front, size in view.fronts(vbucket)]
     window_from = sum(size for _, _, size in fronts) - retention.history_bytes
-    at = before = 0
-    begins_in: tuple[bytes, int, int] | None = None
+    at = before = written_cas = 0
+    begins_in: tuple[bytes, int, int, int] | None = None
     for key, first_cas, size in fronts:
-        if at < window_from or 0 < first_cas <= oldest_cas:
-            begins_in = key, at, before
+        if at < window_from or (0 < first_cas <= oldest_cas and first_cas >= written_cas):
+            begins_in = key, at, before, written_cas
+        written_cas = max(written_cas, first_cas)
         at += size
         before = block_last_seqno(key)
     if begins_in is None:
         return 0
-    key, at, before = begins_in
+    key, at, before, written_cas = begins_in
     block = view.get(Table.BLOCKS, key)
     assert block is not None
-    return max(before, int(_last_before(read_only(as_run(block)), oldest_cas, i64(window_from - at))))
+    last = _last_before(read_only(as_run(block)), oldest_cas, i64(window_from - at), u64(written_cas))
+    return max(before, int(last))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,13 +318,13 @@ def _first_cas(run: ReadOnlyBytes) -> int:
 
 
 @kernel
-def _last_before(run: ReadOnlyBytes, oldest_cas: UInt64, byte: int) -> int:
-    """The last seqno that is older than a CAS or lies before a byte."""
+def _last_before(run: ReadOnlyBytes, oldest_cas: UInt64, byte: int, written_cas: UInt64) -> int:
+    """The last seqno that was written before a CAS or lies before a byte. `written_cas` is the highest up to here."""
     at = i64(0)
     seqno = u64(0)
     while at < len(run):
-        cas = _written_cas(run, at)
-        if at < byte or (cas != 0 and cas <= oldest_cas):
+        written_cas = max(written_cas, _written_cas(run, at))
+        if at < byte or (written_cas != 0 and written_cas <= oldest_cas):
             seqno = load_u64(run, at + 24)
         at += 24 + i64(load_u32(run, at + 8))
     return seqno

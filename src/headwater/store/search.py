@@ -6,8 +6,9 @@ taken first (`SearchedBucket.of`), and the search itself reads nothing else. It 
 No index serves it. Changes lie in the store by vbucket and seqno; the order over all vbuckets is that of the CAS, which
 is a time. Young commits are searched newest first, they are in memory. Behind them come the vbuckets' blocks, from the
 last one backwards: the next is always the vbucket whose unread blocks can hold the newest change. No change in a
-vbucket has a higher CAS than the vbucket, and none before a block a higher one than the first of that block has. A
-search ends when it has enough rows or reaches one of its bounds, and reports how far back it looked.
+vbucket has a higher CAS than the vbucket, and none before a block a higher one than the first of that block has, unless
+that one was made elsewhere and has kept an older CAS: what lies before it may then be looked at too late. A search ends
+when it has enough rows or reaches one of its bounds, and reports how far back it looked.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ import pytest
 from headwater.errors import StoreFull
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_streams import VBucketState
-from headwater.protocol.numbers import Seqno
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, Seqno
+from headwater.protocol.values import Datatype
 from headwater.store import compaction, settling
-from headwater.store.bucket import Bucket
+from headwater.store.bucket import Bucket, GivenVersion
 from headwater.store.compaction import Retention, compact_vbucket, finish_compaction
 from headwater.store.engine import MemoryEngine
 from headwater.store.receiving import begin_snapshot
@@ -226,6 +227,23 @@ def test_the_version_at_the_start_of_the_window_is_kept_for_keys_that_changed_in
         again = reopened(bucket, copy_of(bucket))
         assert roll_back(again, 0, Seqno(target)) == target
         assert {key: document.seqno for (_, key), document in state_of(again, 0).items()} == expected
+
+
+@pytest.mark.usefixtures("block_sizes")
+def test_a_version_that_was_made_long_ago_elsewhere_does_not_end_the_window(bucket: Bucket, clock: Clock) -> None:
+    """Its CAS is older than those of the changes before it, and was never a time at which it was written here."""
+    write(bucket, "k", "k")
+    clock.advance(100)
+    write(bucket, "k", "k")
+    elsewhere = GivenVersion(cas=Cas((START_S - 10**6) * 1_000_000_000), rev_seqno=1)
+    bucket.put_mutation(
+        0, collection_id=DEFAULT_COLLECTION, key=b"old", value=b"1", datatype=Datatype.JSON, given=elsewhere
+    )
+    bucket.commit_now()
+    write(bucket, "k")
+    compact(bucket, 0, Retention(history_s=50, history_bytes=2**30, purge_age_s=LONG))
+    assert facts_of(bucket, 0).history_start_seqno == 2
+    assert seqnos_of(bucket, 0)[-4:] == [3, 4, 5, 6]
 
 
 def test_the_window_does_not_go_back(bucket: Bucket, clock: Clock) -> None:
