@@ -92,6 +92,10 @@ class BucketLifecycle:
             cluster_name=CLUSTER_NAME,
         )
         asked = [name for name in self.options.buckets if name not in self.identity.dropped]
+        for name in self.identity.dropped.intersection(self.options.buckets):
+            hint = "`headwater buckets create` makes a new one"
+            about = fields(event=LogEvent.BUCKETS_CHANGED, bucket=name)
+            logger.warning("bucket %s was dropped, and --bucket does not make it again: %s", name, hint, extra=about)
         for name in dict.fromkeys((*self._folder.bucket_names(), *asked)):
             self._engines[name] = self._folder.open_engine(name)
         for name in [name for name in self._engines if name in self.identity.dropped]:
@@ -116,9 +120,11 @@ class BucketLifecycle:
             self._serve(name)
 
     async def stop(self) -> None:
-        for loop in list(self.loops.values()):
-            await loop.stop()
-        self.close_buckets()
+        """Stop after the bucket that is being made or dropped."""
+        async with self._changing:
+            for loop in list(self.loops.values()):
+                await loop.stop()
+            self.close_buckets()
 
     def close_buckets(self) -> None:
         """Those that are open by now."""
@@ -213,8 +219,15 @@ class BucketLifecycle:
     # --- while the node runs --------------------------------------------------------------------------------------
 
     async def create(self, name: str, settings: BucketSettings, *, vbuckets: int, address: NodeAddress) -> None:
-        """Make a bucket. A `LocalProtocolError` says what speaks against it, a `StoreError` that it was not made."""
+        """Make a bucket. A `LocalProtocolError` says what speaks against it, a `StoreError` that it was not made.
+
+        A caller of this or of `drop` that is cancelled leaves the change to its end.
+        """
+        await asyncio.shield(asyncio.create_task(self._create_now(name, settings, vbuckets=vbuckets, address=address)))
+
+    async def _create_now(self, name: str, settings: BucketSettings, *, vbuckets: int, address: NodeAddress) -> None:
         async with self._changing:
+            self._check_not_stopping()
             if name in self.services:
                 raise LocalProtocolError("Bucket with given name already exists")
             if len(self.services) >= BUCKETS_MAX:
@@ -244,7 +257,13 @@ class BucketLifecycle:
 
         `forget` has the dashboard read it no more. `close` ends its streams and connections once its vbuckets are gone.
         """
+        await asyncio.shield(asyncio.create_task(self._drop_now(name, forget=forget, close=close)))
+
+    async def _drop_now(
+        self, name: str, *, forget: Callable[[str], Awaitable[None]], close: Callable[[BucketService], None]
+    ) -> None:
         async with self._changing:
+            self._check_not_stopping()
             if name not in self.services:
                 raise LocalProtocolError(f"there is no bucket {name!r}")
             # From here on it is gone, whatever happens: the next start does what is left to do.
@@ -259,6 +278,10 @@ class BucketLifecycle:
             del self._buckets[name]
             await _in_thread(self._remove, name)
             self._forget_dropped()
+
+    def _check_not_stopping(self) -> None:
+        if self.is_stopping:
+            raise LocalProtocolError("the node stops", hint="Ask again when it has been started")
 
     def _remove(self, name: str) -> None:
         self._engines.pop(name).close()
