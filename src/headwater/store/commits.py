@@ -94,8 +94,11 @@ class YoungCommits(dict[int, GroupCommit]):
 
         The newest is looked at first: a stream that keeps up lacks what is in there, and a vbucket may have thousands.
         """
+        commits = self._by_vbucket.get(vbucket, ())
+        if after_seqno == 0:
+            return list(commits)
         found: list[GroupCommit] = []
-        for commit in reversed(self._by_vbucket.get(vbucket, ())):
+        for commit in reversed(commits):
             found.append(commit)
             if first_seqno(commit.run(vbucket)) <= after_seqno + 1:
                 break

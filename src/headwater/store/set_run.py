@@ -84,7 +84,7 @@ _KEY_OFFSET = HEADER_BYTES + _SET_EXTRAS_BYTES
 _REQUEST_BYTES_MIN = _KEY_OFFSET + 1
 _GROWTH_BYTES = HEADER_BYTES + MUTATION_EXTRAS_BYTES + 1 - _KEY_OFFSET
 """A stored frame is this much longer than its request, one byte of it the collection id of an older client."""
-_GROWTHS_MAX = 32
+_GROWTHS_MAX = 8
 """Tables of the index that one run may grow. Those of all vbuckets get full at about the same time, and each takes a
 while: what comes behind waits for the next run."""
 _INFLATED_BYTES_MAX = 64 * 1024

@@ -67,7 +67,7 @@ EVENTS_MAX = 200
 """Events that are remembered."""
 EVENT_VBUCKETS_MAX = 8
 """Vbuckets that one event names; the rest is counted."""
-COUNTED_SLOTS_MAX = 2_000_000
+COUNTED_SLOTS_MAX = 500_000
 """Slots of the index that a tick looks at to count documents; the rest has its turn in the next."""
 CONNECTIONS_SHOWN_MAX = 64
 STREAMS_SHOWN_MAX = 1024
