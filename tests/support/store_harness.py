@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from headwater.errors import StoreFull
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
+from headwater.protocol.kernels.memory import Int64s
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation, SystemEvent
