@@ -1,4 +1,4 @@
-"""The bucket manager of the PyPI package `couchbase`: buckets made, changed, flushed, dropped, on one node and three."""
+"""The bucket manager of the PyPI package `couchbase`: buckets made, changed, flushed, dropped, on one node and on 3."""
 
 from __future__ import annotations
 
