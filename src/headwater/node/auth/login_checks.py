@@ -15,8 +15,8 @@ Log-ins that wait are served address by address in turn, so that one with a thou
 with a single connection. A user who has logged in from the same address before is *known* there, goes ahead of all that
 are not, and is held to no pace. When the line is full, the address that has the most in it loses its newest.
 
-What is left: who shares both the address and the name with a guesser has to wait with it, up to a minute for a try. No
-rule can tell the two apart before the password is checked.
+What is left: who shares both the address and the name with a guesser has to wait with it, up to a minute for a try.
+Nothing distinguishes the two before the password is checked.
 """
 
 from __future__ import annotations
