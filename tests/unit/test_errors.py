@@ -29,6 +29,7 @@ from headwater.errors import (
     StatusError,
     StoreError,
     UnknownOpcode,
+    VBucketDamaged,
     status_error,
 )
 from headwater.protocol.status import SUCCESSFUL, Status
@@ -54,6 +55,8 @@ def make(cls: type[HeadwaterError]) -> HeadwaterError:
         return cls(0x5A)
     if issubclass(cls, CheckpointAhead):
         return cls(vbucket=7, seqno=20, high_seqno=10)
+    if issubclass(cls, VBucketDamaged):
+        return cls("something is wrong", vbucket=7)
     if issubclass(cls, Overtaken):
         return cls("node:11210", revision=7)
     return cls("something is wrong")
