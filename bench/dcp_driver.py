@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from typing import cast
 
 from bench.kv_driver import Login
 from headwater.protocol.features import WITH_COLLECTIONS, Feature
@@ -27,6 +30,9 @@ TIMEOUT_S = 20.0
 PIECE_BYTES = 1024 * 1024
 """What is sent and received at once."""
 _NO_FLAGS = StreamFlags(0)
+_OPENING_S_MAX = 120.0
+_QUIET_S = 0.5
+"""Consumers that have got nothing for so long have opened all their streams."""
 
 
 def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None = None) -> socket.socket:
@@ -159,3 +165,36 @@ def _send_raw(listener: socket.socket, total_bytes: int) -> None:
         with connection:
             for sent in range(0, total_bytes, PIECE_BYTES):
                 connection.sendall(piece[: total_bytes - sent])
+
+
+@contextmanager
+def draining(port: int, login: Login, consumers: int, vbuckets: int) -> Iterator[None]:
+    """Consumers with a stream of every vbucket, in one process of their own that takes what they get."""
+    context = multiprocessing.get_context("fork")
+    is_open = context.Event()
+    drainer = context.Process(target=_drain_all, args=(port, login, consumers, vbuckets, is_open))
+    drainer.start()
+    try:
+        if not is_open.wait(_OPENING_S_MAX):
+            raise RuntimeError(f"{consumers} consumers were not open after {_OPENING_S_MAX:.0f} s")
+        yield
+    finally:
+        drainer.terminate()
+        drainer.join()
+
+
+def _drain_all(port: int, login: Login, consumers: int, vbuckets: int, is_open: Event) -> None:
+    buffer = bytearray(PIECE_BYTES)
+    selector = selectors.DefaultSelector()
+    for number in range(consumers):
+        connection = connect_dcp(port, login, f"consumer-{number}")
+        connection.sendall(stream_requests(vbuckets))
+        connection.recv_into(buffer)
+        selector.register(connection, selectors.EVENT_READ)
+    while True:
+        ready = selector.select(timeout=_QUIET_S)
+        if not ready:
+            is_open.set()
+        for key, _ in ready:
+            connection = cast(socket.socket, key.fileobj)
+            connection.recv_into(buffer)

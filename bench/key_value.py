@@ -1,12 +1,25 @@
-"""The node as a key-value server: durable sets against memcached, bulk loads, memory, and restarts."""
+"""The node as a key-value server: durable sets and gets against memcached, bulk loads, memory, and restarts."""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
-from bench.kv_driver import Login, drive, set_requests, small_set_waits_s
+from bench.kv_driver import (
+    HEADER_BYTES,
+    Login,
+    drive,
+    get_requests,
+    lookup_requests,
+    set_requests,
+    small_set_waits_s,
+)
+from bench.measure import in_turns
 from bench.processes import LOGIN, data_folder, load, memcached, node
 from bench.report import Section
 
@@ -14,6 +27,10 @@ SETS = 400_000
 ROUNDS = 3
 VALUE_BYTES = 200
 VBUCKETS = 1024
+DOCUMENTS = 200_000
+READS = 200_000
+FIRST = 1_000_000
+"""Numbers of one length make answers of one length."""
 
 
 def sets_per_s(port: int, connections: int, first: int, login: Login | None) -> float:
@@ -55,6 +72,54 @@ def run_sets() -> Section:
             "and only counts answers."
         ),
         columns=["connections", "headwater, durable", "memcached", "ratio"],
+        rows=rows,
+    )
+
+
+def run_reads() -> Section:
+    """Gets, compressed sets and sub-document reads, each against memcached's gets in the same turns."""
+    numbers = [random.Random(16).randrange(FIRST, FIRST + DOCUMENTS) for _ in range(READS)]
+    takes_snappy = replace(LOGIN, takes_snappy=True)
+    rows = []
+    with data_folder() as folder, memcached() as memcached_port:
+        documents = set_requests(DOCUMENTS, first=FIRST, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS)
+        with node(folder) as server:
+            drive(server.port, [documents], [DOCUMENTS], LOGIN)
+        if memcached_port is not None:
+            drive(memcached_port, [documents], [DOCUMENTS])
+        with node(folder) as server:  # What was young is on disk now.
+            for connections in (1, 16):
+                parts = [numbers[at::connections] for at in range(connections)]
+                counts = [len(part) for part in parts]
+                gets = [get_requests(part, vbuckets=VBUCKETS) for part in parts]
+                lookups = [lookup_requests(part, vbuckets=VBUCKETS) for part in parts]
+                sets = [
+                    set_requests(count, first=FIRST, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS, compressed=True)
+                    for count in counts
+                ]
+                hit_bytes = HEADER_BYTES + 4 + VALUE_BYTES
+                tasks: dict[str, Callable[[], None]] = {
+                    "gets": partial(drive, server.port, gets, counts, LOGIN, answer_bytes=hit_bytes),
+                    "sub-document gets": partial(
+                        drive, server.port, lookups, counts, LOGIN, answer_bytes=HEADER_BYTES + len(str(FIRST))
+                    ),
+                    "durable sets of compressed values": partial(drive, server.port, sets, counts, takes_snappy),
+                }
+                if memcached_port is not None:
+                    tasks["memcached's gets"] = partial(drive, memcached_port, gets, counts, answer_bytes=hit_bytes)
+                seconds = dict(zip(tasks, in_turns(*tasks.values(), rounds=ROUNDS), strict=True))
+                theirs_s = seconds.get("memcached's gets")
+                for name, taken_s in seconds.items():
+                    ratio = "not installed" if theirs_s is None else f"{theirs_s / taken_s:.2f}"
+                    rows.append([str(connections), name, f"{READS / taken_s / 1e3:.0f} k/s", ratio])
+    return Section(
+        title="Reads",
+        text=(
+            f"Pipelined gets of random documents of {VALUE_BYTES} B out of {DOCUMENTS}, sub-document gets of a path in "
+            "them, and durable sets of compressed values, against the gets of Debian's memcached in the same turns "
+            "(goal of gets ≥ 0.5). The client is the same and only counts the bytes of answers."
+        ),
+        columns=["connections", "", "rate", "of memcached's gets"],
         rows=rows,
     )
 

@@ -11,8 +11,10 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from headwater.protocol.messages.session import SaslAuth, SelectBucket
+from headwater.protocol.features import Feature
+from headwater.protocol.messages.session import Hello, SaslAuth, SelectBucket
 from headwater.protocol.sasl import PlainLogin
+from headwater.protocol.values import compress
 
 _HEADER = struct.Struct(">BBHBBHIIQ")
 HEADER_BYTES = 24
@@ -27,38 +29,55 @@ class Login:
     user: str
     password: str
     bucket: str
+    takes_snappy: bool = False
+    """Whether compressed values are negotiated first."""
 
 
-def set_requests(count: int, *, first: int, value_bytes: int, vbuckets: int) -> bytes:
+def set_requests(count: int, *, first: int, value_bytes: int, vbuckets: int, compressed: bool = False) -> bytes:
     """Plain sets of JSON documents, as an older client without collections sends them."""
     requests = bytearray()
     for number in range(first, first + count):
-        requests += _set_request(b"user::%010d" % number, number, value_bytes=value_bytes, vbuckets=vbuckets)
+        key = b"user::%010d" % number
+        requests += _set_request(key, number, value_bytes=value_bytes, vbuckets=vbuckets, compressed=compressed)
     return bytes(requests)
 
 
-def _set_request(key: bytes, number: int, *, value_bytes: int, vbuckets: int) -> bytes:
+def _set_request(key: bytes, number: int, *, value_bytes: int, vbuckets: int, compressed: bool = False) -> bytes:
     value = (b'{"n":%d,"pad":"' % number).ljust(value_bytes - 2, b"x") + b'"}'
+    if compressed:
+        value = compress(value)
+    return _request(0x01, key, number, vbuckets, extras=bytes(8), value=value, datatype=0x02 if compressed else 0)
+
+
+def _request(
+    opcode: int, key: bytes, number: int, vbuckets: int, *, extras: bytes = b"", value: bytes = b"", datatype: int = 0
+) -> bytes:
     vbucket = (zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets
-    body_bytes = 8 + len(key) + len(value)
-    header = _HEADER.pack(0x80, 0x01, len(key), 8, 0, vbucket, body_bytes, number & 0xFFFFFFFF, 0)
-    return header + bytes(8) + key + value
+    body = extras + key + value
+    header = _HEADER.pack(0x80, opcode, len(key), len(extras), datatype, vbucket, len(body), number & 0xFFFFFFFF, 0)
+    return header + body
 
 
 def get_requests(numbers: Iterable[int], *, vbuckets: int) -> bytes:
     """Gets of documents that `set_requests` has set."""
-    requests = bytearray()
-    for number in numbers:
-        key = b"user::%010d" % number
-        vbucket = (zlib.crc32(key) >> 16 & 0x7FFF) % vbuckets
-        requests += _HEADER.pack(0x80, 0x00, len(key), 0, 0, vbucket, len(key), number & 0xFFFFFFFF, 0) + key
-    return bytes(requests)
+    return b"".join(_request(0x00, b"user::%010d" % number, number, vbuckets) for number in numbers)
+
+
+def lookup_requests(numbers: Iterable[int], *, vbuckets: int) -> bytes:
+    """Sub-document gets of `n` in these documents."""
+    extras = struct.pack(">HB", 1, 0)
+    return b"".join(
+        _request(0xC5, b"user::%010d" % number, number, vbuckets, extras=extras, value=b"n") for number in numbers
+    )
 
 
 def connect(port: int, login: Login | None) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
     if login is not None:
         plain = PlainLogin(user=login.user, password=login.password).encode()
+        if login.takes_snappy:
+            connection.sendall(Hello(key=b"bench", features=(Feature.SNAPPY,)).encode())
+            connection.recv(4096)
         connection.sendall(SaslAuth(key=b"PLAIN", value=plain).encode())
         connection.sendall(SelectBucket(key=login.bucket.encode()).encode())
         answers = b""

@@ -9,8 +9,17 @@ from functools import partial
 
 import numpy as np
 
-from bench.dcp_driver import Backfill, Drained, connect_dcp, drain, raw_sender, stream_requests, survey_backfill
-from bench.kv_driver import connect, set_requests
+from bench.dcp_driver import (
+    Backfill,
+    Drained,
+    connect_dcp,
+    drain,
+    draining,
+    raw_sender,
+    stream_requests,
+    survey_backfill,
+)
+from bench.kv_driver import connect, drive, set_requests
 from bench.processes import LOGIN, NodeProcess, collections, data_folder, load, node
 from bench.report import Section
 from headwater.protocol.messages.dcp_streams import StreamFlags
@@ -27,6 +36,8 @@ IDLE_CONNECTIONS = (0, 1, 32)
 IDLE_S = 5.0
 WRITE_EVERY_S = 0.01
 SETTLE_S = 1.0
+FAN_OUT_CONSUMERS = (0, 8, 32, 64)
+FAN_OUT_S = 5.0
 
 
 # --- backfill -----------------------------------------------------------------------------------------------------
@@ -240,3 +251,39 @@ def _cpu_share(server: NodeProcess, writer: socket.socket) -> tuple[float, float
         writes += 1
         time.sleep(max(0.0, start_s + writes * WRITE_EVERY_S - time.perf_counter()))
     return (server.cpu_s() - used_s) / seconds, writes / seconds
+
+
+# --- fan-out ------------------------------------------------------------------------------------------------------
+
+
+def run_fan_out() -> Section:
+    rows = []
+    alone = 0.0
+    for consumers in FAN_OUT_CONSUMERS:
+        with data_folder() as folder, node(folder) as server, draining(server.port, LOGIN, consumers, VBUCKETS):
+            # The first change of a stream comes with a marker of its own.
+            first = set_requests(8 * VBUCKETS, first=0, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS)
+            drive(server.port, [first], [8 * VBUCKETS], LOGIN)
+            time.sleep(SETTLE_S)
+            writer = connect(server.port, LOGIN)
+            writer.setblocking(True)
+            with writer:
+                sets = 0
+                start_s, used_s = time.perf_counter(), server.cpu_s()
+                while (seconds := time.perf_counter() - start_s) < FAN_OUT_S:
+                    writer.sendall(set_requests(1, first=sets, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS))
+                    writer.recv(4096)
+                    sets += 1
+                cpu_us = (server.cpu_s() - used_s) / sets * 1e6
+        alone = alone or sets / seconds
+        share = sets / seconds / alone
+        rows.append([str(consumers), f"{sets / seconds:.0f}/s", f"{share:.2f}", f"{cpu_us:.0f} µs"])
+    return Section(
+        title="Fan-out",
+        text=(
+            f"One writer that sets documents of {VALUE_BYTES} B one by one, while consumers have {VBUCKETS} live "
+            "streams each, in a process that takes all they get (goal: 32 consumers cost at most half the rate)."
+        ),
+        columns=["consumers", "sets", "of the rate without", "CPU of the node a set"],
+        rows=rows,
+    )

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.node.kv.session import KvSession, Outgoing
-from headwater.protocol.features import Feature
+from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_streams import VBucketState
@@ -35,16 +35,43 @@ from headwater.protocol.messages.documents import (
     SetQuiet,
     Touch,
 )
-from headwater.protocol.messages.subdocument import DocFlags, PathFlags, SubdocDictUpsert
+from headwater.protocol.messages.subdocument import (
+    DocFlags,
+    LookupSpec,
+    MultiLookup,
+    MultiLookupResponse,
+    PathFlags,
+    SubdocDictUpsert,
+    SubdocExists,
+    SubdocGet,
+    SubdocResponse,
+)
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, VBucketId
+from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
 from headwater.store.settling import settle_now
 from support.kv_harness import FEATURES, Client, Node
 
 KEYS = [b"a", b"b", b"c", b"d" * 250]
 FRUIT, UNKNOWN = CollectionId(8), CollectionId(9)
-VALUES = [b"", b"{}", b'{"name": "pear", "n": [1, 2, {"deep": null}]}', b"not json", b"x" * 5000, b"[1,2]"]
+VALUES = [b"", b"{}", b'{"name": "pear", "n": [1, 2, {"deep": null}]}', b"not json", b"x" * 5000, b"[1,2]",
+          b' { "n" : [ 1 , { "a b" : " c " } , { "deep" : [ ] } ] ,"twice":1,"twice":{"a":"\\"]}"} , "empty":[]}\t',
+          b'{"n": {}, "esc\\/aped": 1, "\xc3\xa9": 2}', b"[" * 40 + b"]" * 40, b"[" * 31 + b"1" + b"]" * 31,
+          b"7", b'"n"', b'[{"name":true},{"name":-1.5e3}, null ]']  # fmt: skip
 GETS = [Get, Get, GetQuiet, GetWithKey, GetWithKeyQuiet]
+LOOKUPS = [SubdocGet, SubdocExists, MultiLookup]
+PATHS = [
+    b"name", b"n", b"n[0]", b"n[-1]", b"n[2].deep", b"n[2]", b"n[3]", b"[1]", b"[-1]", b"name.x", b"n.x", b"",
+    b"`name`", b"n[", b"n[]", b"n[1]x", b".n", b"n.", b"n..x", b"twice", b"twice.a", b"esc\\/aped", b"\xc3\xa9",
+    b"a" * 1025, b"n]", b"a.b.c" * 12, b"n[99999999999]", b"n[01]", b'"', b"empty[0]", b"empty[-1]", b"none.a",
+]  # fmt: skip
+paths = st.one_of(st.sampled_from(PATHS), st.binary(max_size=8))
+specs = st.builds(
+    LookupSpec,
+    opcode=st.sampled_from([Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT, Opcode.GET]),
+    flags=st.sampled_from([PathFlags(0), PathFlags(0), PathFlags(0), PathFlags.XATTR]),
+    path=paths,
+)
 
 
 class Pair:
@@ -118,7 +145,11 @@ def pair(features: tuple[Feature, ...], *, ack_when_durable: bool = True) -> Ite
 
 @st.composite
 def requests(draw: st.DrawFn, *, collections: bool) -> bytes:
-    kind = draw(st.sampled_from([*GETS, *GETS, Set, Set, SetQuiet, Delete, GetLocked, Append, Touch, SubdocDictUpsert]))
+    kind = draw(
+        st.sampled_from(
+            [*GETS, *LOOKUPS, *LOOKUPS, Set, Set, SetQuiet, Delete, GetLocked, Append, Touch, SubdocDictUpsert]
+        )
+    )
     fields: dict[str, object] = {
         "vbucket": VBucketId(draw(st.sampled_from([0, 0, 0, 0, 1, 2, 3, 7]))),
         "opaque": draw(st.integers(0, 2**32 - 1)),
@@ -139,7 +170,11 @@ def requests(draw: st.DrawFn, *, collections: bool) -> bytes:
         fields["expiry"] = draw(st.sampled_from([0, 1]))
     elif kind is SubdocDictUpsert:
         fields |= _xattr_upsert()
-    if kind in GETS and draw(st.integers(0, 9)) == 0:
+    elif kind is MultiLookup:
+        fields["specs"] = tuple(draw(st.lists(specs, min_size=1, max_size=4)))
+    elif kind in LOOKUPS:
+        fields |= {"path": draw(paths), "flags": draw(st.sampled_from([PathFlags(0), PathFlags(0), PathFlags.XATTR]))}
+    if kind in (*GETS, *LOOKUPS) and draw(st.integers(0, 9)) == 0:
         fields |= draw(st.sampled_from([{"datatype": Datatype.JSON}, {"cas": 5}, {"datatype": Datatype(0x80)}]))
     request = kind(**fields)
     assert isinstance(request, Request)
@@ -199,6 +234,26 @@ def test_a_get_needs_no_handler(where: str) -> None:
             client.session.receive_data(b"".join(Get(key=b"k%d" % number).encode() for number in [*range(30), 99]))
         answers, _ = _unsent(client)
         assert len(answers) == 30 * (24 + 4 + 900) + 24
+
+
+def test_a_look_up_needs_no_handler() -> None:
+    with pair(FEATURES) as both:
+        both.send(Set(key=b"k", value=b'{"a": {"b": [1, "x y"]}}').encode())
+        both.each("settle")
+        client = both.nodes[0].client()
+        specs = (LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"a"), LookupSpec(opcode=Opcode.SUBDOC_EXISTS, path=b"z"))
+        requests = [
+            SubdocGet(key=b"k", path=b"a.b[-1]"),
+            SubdocExists(key=b"k", path=b"a.b[0]"),
+            MultiLookup(key=b"k", specs=specs),
+        ]
+        with patch.object(KvSession, "_handle", side_effect=AssertionError("a handler was called")):
+            client.session.receive_data(b"".join(request.encode() for request in requests))
+        one, exists, many = client.received()
+        assert isinstance(one, SubdocResponse)
+        assert isinstance(many, MultiLookupResponse)
+        assert (one.value, exists.status, many.status) == (b'"x y"', Status.SUCCESS, Status.SUBDOC_MULTI_PATH_FAILURE)
+        assert [found.value for found in many.results] == [b'{"b":[1,"x y"]}', b""]
 
 
 def test_what_was_set_compressed_is_stored_and_sent_compressed() -> None:

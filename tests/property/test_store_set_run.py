@@ -35,6 +35,7 @@ from headwater.protocol.numbers import (
 )
 from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket, StoreEnvironment
+from headwater.store.compaction import is_expired
 from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
@@ -66,7 +67,7 @@ def made(now_ns: int, *, default: bool = True) -> Bucket:
             place = {"collection_id": collection}
             for key, datatype in ((b"locked", 0), (b"xattrs", Datatype.XATTR), (b"deleted", 0), (b"live", 0)):
                 value = bytes(4) if datatype else b"old"
-                bucket.put_mutation(vbucket, **place, key=key, value=value, datatype=Datatype(datatype), expiry=5)
+                bucket.put_mutation(vbucket, **place, key=key, value=value, datatype=Datatype(datatype))
             entry = bucket.find(vbucket, collection, b"locked")
             assert entry is not None
             bucket.set_locked(vbucket, collection, b"locked", entry, locked=True)
@@ -92,7 +93,9 @@ def is_for_the_kernel(bucket: Bucket, request: Request) -> bool:
     if len(request.key) > KEY_BYTES_MAX or bucket.manifest.collection_by_id(collection_id) is None:
         return False
     entry = bucket.find(request.vbucket, collection_id, request.key)
-    return entry is None or not (entry.is_locked or entry.has_xattrs)
+    if entry is None:
+        return True
+    return not (entry.is_locked or entry.has_xattrs or is_expired(entry, bucket.environment.now_s()))
 
 
 def one_by_one(bucket: Bucket, data: bytes, *, collections: bool, mutation_tokens: bool, now_ns: int) -> SetRun:

@@ -277,6 +277,14 @@ def is_full(tables: Column, vbucket: int) -> bool:
     return bool((tables[vbucket, COUNT] + 1) * _LOAD_DENOMINATOR > tables[vbucket, CAPACITY] * _LOAD_NUMERATOR)
 
 
+@kernel_part
+def needs_closer_look(revision: int, place: int, now_s: int) -> bool:
+    """Whether a document is for the handlers: a lock may have run out, and what has expired is to become an expiration
+    before anything else happens to it."""
+    expiry = i64(place >> u64(32))
+    return bool(revision & u64(LOCKED) or (0 < expiry <= now_s and not revision & u64(DELETED)))
+
+
 @kernel
 def _count_live(slots: UInt64Rows, tables: Int64Rows, vbuckets: Int64s, counts: Int64s) -> None:
     for index in range(len(vbuckets)):

@@ -1,9 +1,10 @@
-"""The read kernel: a run of gets, from request bytes to answers in one pass.
+"""The read kernel: a run of gets and sub-document look-ups, from request bytes to answers in one pass.
 
 Key-value sessions call it with what has come. The kernel takes the requests as they lie in the receive buffer, looks
 each key up in the index, finds the newest version where it lies (`frame_places`) and writes the answer. It stops in
 front of the first request that is anything else, or that needs a closer look, such as one for a document that is locked
-or has expired, and leaves it to the handlers of `node.kv`, which must always give the same result.
+or has expired, or a path with escapes, and leaves it to the handlers of `node.kv`, which must always give the same
+result.
 """
 
 from __future__ import annotations
@@ -14,7 +15,29 @@ from enum import IntEnum
 import numpy as np
 
 from headwater.protocol.frames import HEADER_BYTES
-from headwater.protocol.kernels.frame_header import GET, GETK, GETKQ, GETQ, RAW, REQUEST, RESPONSE, SNAPPY, XATTR
+from headwater.protocol.kernels.frame_header import (
+    GET,
+    GETK,
+    GETKQ,
+    GETQ,
+    JSON,
+    RAW,
+    REQUEST,
+    RESPONSE,
+    SNAPPY,
+    SUBDOC_EXISTS,
+    SUBDOC_GET,
+    SUBDOC_MULTI_LOOKUP,
+    XATTR,
+)
+from headwater.protocol.kernels.json_check import is_json
+from headwater.protocol.kernels.json_path import (
+    NEEDS_CLOSER_LOOK,
+    NOT_THERE,
+    copy_compact,
+    find_part,
+    is_shallow_container,
+)
 from headwater.protocol.kernels.memory import (
     Bytes,
     Column,
@@ -42,6 +65,7 @@ from headwater.protocol.kernels.memory import (
 )
 from headwater.protocol.kernels.snappy import inflate_value, stated_length
 from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.messages.subdocument import SPECS_MAX
 from headwater.protocol.numbers import KEY_BYTES_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
@@ -58,7 +82,7 @@ from headwater.store.frame_places import (
     in_run,
     in_young,
 )
-from headwater.store.index import BASE, CAPACITY, CAS, DELETED, LOCKED, PLACE, REVISION, SEQNO, probe
+from headwater.store.index import BASE, CAPACITY, CAS, DELETED, PLACE, REVISION, SEQNO, needs_closer_look, probe
 from headwater.store.runs import EMPTY_RUN
 from headwater.store.set_run import UNKNOWN_COLLECTION, key_hash, known_collection
 from headwater.store.vbuckets import ABSENT
@@ -71,9 +95,21 @@ _STORED_FLAGS_AT = HEADER_BYTES + 16
 _ACTIVE = int(VBucketState.ACTIVE)
 _SUCCESS = int(Status.SUCCESS)
 _KEY_ENOENT = int(Status.KEY_ENOENT)
+_PATH_ENOENT = int(Status.SUBDOC_PATH_ENOENT)
+_PATH_MISMATCH = int(Status.SUBDOC_PATH_MISMATCH)
+_MULTI_PATH_FAILURE = int(Status.SUBDOC_MULTI_PATH_FAILURE)
+_PATH_EXTRAS_BYTES = 3
+"""Of a look-up of one path: the length of the path, and its flags."""
+_SPEC_BYTES = 4
+"""Opcode, flags and length of the path in front of each path of a look-up of many."""
+_RESULT_BYTES = 6
+"""Status and length in front of each value of its answer."""
+_PATH_BYTES_MAX = 1024
+_LOOKUP_BYTES_MAX = 32 * 1024
+"""The key and all paths."""
 _NO_STARTS: Column = np.zeros(1, dtype=np.int64)
 _NO_COMMIT = -1
-_NO_ROOM, _DAMAGED = -1, -2
+_NO_ROOM, _DAMAGED, _UNUSUAL = -1, -2, -3
 """In place of where an answer ends."""
 
 
@@ -216,20 +252,23 @@ def _answer(
     stop = _END
     while len(data) - at >= HEADER_BYTES:
         vbucket = i64(load_u16(data, at + 6))
-        if not _is_plain_get(data, at) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
+        if not _is_plain_read(data, at) or vbucket >= len(states) or states[vbucket] != _ACTIVE:
             stop = _OTHER
             break
-        key_at = at + HEADER_BYTES
-        end = key_at + i64(load_u16(data, at + 2))
+        key_at = at + HEADER_BYTES + i64(data[at + 4])
+        key_end = key_at + i64(load_u16(data, at + 2))
+        end = at + HEADER_BYTES + i64(load_u32(data, at + 8))
         if end > len(data):
             break
-        if known_collection(data, key_at, end, collections, known) == UNKNOWN_COLLECTION:
+        is_lookup = data[at + 1] >= SUBDOC_GET
+        is_known = known_collection(data, key_at, key_end, collections, known) != UNKNOWN_COLLECTION
+        if not is_known or (is_lookup and not _is_plain_lookup(data, at, key_end, end)):
             stop = _OTHER
             break
         if len(answers) - written < HEADER_BYTES:
             stop = _ROOM
             break
-        high, low = key_hash(data, key_at, end, collections, scratch, secret)
+        high, low = key_hash(data, key_at, key_end, collections, scratch, secret)
         capacity = tables[vbucket, CAPACITY]
         slot = probe(slots, tables[vbucket, BASE], capacity, high, low) if capacity else i64(-1)
         if slot < 0:
@@ -237,7 +276,7 @@ def _answer(
             reads += 1
             at = end
             continue
-        if _needs_closer_look(slots[slot, REVISION], slots[slot, PLACE], now_s):
+        if needs_closer_look(slots[slot, REVISION], slots[slot, PLACE], now_s):
             stop = _OTHER
             break
         commit_low = i64(slots[slot, PLACE] & u64(COMMIT_LOW))
@@ -253,10 +292,13 @@ def _answer(
                 stop = _BLOCKS if address == UNKNOWN_BLOCKS else _DIRECTORY if address == UNKNOWN_DIRECTORY else _OTHER
                 break
             frame = bytes_at(address, frame_bytes)
-            answer_end = _write_hit(data, at, slots[slot, CAS], frame, datatypes, answers, written)
+            if is_lookup:
+                answer_end = _write_lookup(data, at, key_end, end, slots[slot, CAS], frame, answers, written)
+            else:
+                answer_end = _write_hit(data, at, slots[slot, CAS], frame, datatypes, answers, written)
         if answer_end < 0:
             stop = _ROOM if answer_end == _NO_ROOM else _OTHER
-            wanted = _room_for(frame)
+            wanted = _room_for(frame, _paths(data, at, key_end, end) if is_lookup else i64(0))
             break
         if commit_low == pending_low:
             shows = i64(_PENDING)
@@ -266,13 +308,6 @@ def _answer(
         reads += 1
         at = end
     return stop, at, written, reads, shows, vbucket, wanted
-
-
-@inlined_part
-def _needs_closer_look(revision: int, place: int, now_s: int) -> bool:
-    """A lock may have run out, and a document that has expired is to become an expiration."""
-    expiry = i64(place >> u64(32))
-    return bool(revision & u64(LOCKED) or (0 < expiry <= now_s and not revision & u64(DELETED)))
 
 
 @inlined_part
@@ -295,14 +330,18 @@ def _locate(
 
 
 @inlined_part
-def _is_plain_get(data: Bytes, at: int) -> bool:
-    """Whether the header at `at` is that of a get with sound lengths, and with nothing beside its key."""
+def _is_plain_read(data: Bytes, at: int) -> bool:
+    """Whether the header at `at` is that of a get or a look-up with sound lengths, and with nothing unusual."""
     opcode = data[at + 1]
-    if data[at] != REQUEST or opcode not in (GET, GETQ, GETK, GETKQ):
+    if data[at] != REQUEST or data[at + 5] != RAW or load_u64(data, at + 16) != 0:
         return False
-    if data[at + 4] != 0 or data[at + 5] != RAW or load_u64(data, at + 16) != 0:
-        return False
-    return bool(load_u32(data, at + 8) == u32(load_u16(data, at + 2)))
+    key_bytes, body_bytes = i64(load_u16(data, at + 2)), i64(load_u32(data, at + 8))
+    if opcode == GET or opcode == GETQ or opcode == GETK or opcode == GETKQ:  # noqa: SIM109
+        return bool(data[at + 4] == 0 and body_bytes == key_bytes)
+    if opcode == SUBDOC_MULTI_LOOKUP:
+        return bool(data[at + 4] == 0 and key_bytes < body_bytes <= _LOOKUP_BYTES_MAX)
+    is_lookup = opcode in (SUBDOC_GET, SUBDOC_EXISTS)
+    return bool(is_lookup and data[at + 4] == _PATH_EXTRAS_BYTES and key_bytes < body_bytes <= _LOOKUP_BYTES_MAX)
 
 
 @inlined_part
@@ -348,11 +387,103 @@ def _write_hit(
 
 
 @inlined_part
-def _room_for(frame: Bytes) -> int:
-    """The answer with the document of a frame is at most so long. The frame's extras are longer than its flags."""
+def _room_for(frame: Bytes, paths: int) -> int:
+    """The answer with the document of a frame is at most so long: its extras are longer than its flags, and every path
+    may lead to all of it."""
     value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     inflated_bytes: int = stated_length(frame, value_at, i64(len(frame)))[0] if frame[5] & SNAPPY else i64(0)
-    return HEADER_BYTES + len(frame) + inflated_bytes
+    return HEADER_BYTES + len(frame) + inflated_bytes + paths * (len(frame) + _RESULT_BYTES)
+
+
+# --- sub-document look-ups ----------------------------------------------------------------------------------------
+
+
+@inlined_part
+def _is_plain_lookup(data: Bytes, at: int, value_at: int, end: int) -> bool:
+    """Whether the look-up at `at` has no flags, and paths that are not empty, of parts that are there to be read."""
+    if data[at + 1] != SUBDOC_MULTI_LOOKUP:
+        path_bytes = i64(load_u16(data, at + HEADER_BYTES))
+        return bool(0 < path_bytes <= _PATH_BYTES_MAX and value_at + path_bytes == end and data[at + 26] == 0)
+    return _paths(data, at, value_at, end) > 0
+
+
+@inlined_part
+def _paths(data: Bytes, at: int, value_at: int, end: int) -> int:
+    """How many paths a look-up has; 0 where they are not sound and plain."""
+    if data[at + 1] != SUBDOC_MULTI_LOOKUP:
+        return 1
+    paths = 0
+    while value_at < end:
+        if end - value_at < _SPEC_BYTES or data[value_at + 1] != 0:
+            return 0
+        path_bytes = i64(load_u16(data, value_at + 2))
+        is_known = data[value_at] == SUBDOC_GET or data[value_at] == SUBDOC_EXISTS
+        value_at += _SPEC_BYTES + path_bytes
+        paths += 1
+        if not is_known or path_bytes == 0 or path_bytes > _PATH_BYTES_MAX or value_at > end or paths > SPECS_MAX:
+            return 0
+    return paths
+
+
+@inlined_part
+def _write_lookup(
+    data: Bytes, at: int, value_at: int, end: int, cas: int, frame: Bytes, answers: Bytes, to: int
+) -> int:  # fmt: skip
+    """What the paths of the look-up at `at` lead to. Returns where the answer ends, or why there is none."""
+    body_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
+    body_end = i64(len(frame))
+    if frame[5] != JSON or not is_json(frame, body_at, body_end) or not is_shallow_container(frame, body_at, body_end):
+        return _UNUSUAL
+    if len(answers) - to < _room_for(frame, _paths(data, at, value_at, end)):
+        return _NO_ROOM
+    if data[at + 1] != SUBDOC_MULTI_LOOKUP:
+        status, answer_end = _look_up(data[at + 1], frame, body_at, body_end, data, value_at, end, answers, to, 0)
+        if status < 0:
+            return _UNUSUAL
+        if status != _SUCCESS:
+            cas = u64(0)
+        _write_header(data, at, 0, 0, RAW, status, answer_end - to - HEADER_BYTES, cas, answers, to)
+        return answer_end
+    answer_end = to
+    overall = _SUCCESS
+    spec_at = value_at
+    while spec_at < end:
+        path_at = spec_at + _SPEC_BYTES
+        path_end = path_at + i64(load_u16(data, spec_at + 2))
+        # The first result stands behind the header, and each of the others behind the one before.
+        result_at = answer_end if answer_end > to else to + HEADER_BYTES
+        status, result_end = _look_up(
+            data[spec_at], frame, body_at, body_end, data, path_at, path_end, answers, result_at - HEADER_BYTES,
+            _RESULT_BYTES,
+        )  # fmt: skip
+        if status < 0:
+            return _UNUSUAL
+        store_u16(answers, result_at, u16(status))
+        store_u32(answers, result_at + 2, u32(result_end - result_at - _RESULT_BYTES))
+        if status != _SUCCESS:
+            overall = _MULTI_PATH_FAILURE
+        answer_end = result_end
+        spec_at = path_end
+    _write_header(data, at, 0, 0, RAW, overall, answer_end - to - HEADER_BYTES, cas, answers, to)
+    return answer_end
+
+
+@inlined_part
+def _look_up(
+    opcode: int, frame: Bytes, body_at: int, body_end: int, data: Bytes, path_at: int, path_end: int, answers: Bytes,
+    to: int, head_bytes: int,
+) -> tuple[int, int]:  # fmt: skip
+    """The status of one path, -1 where it needs a closer look, and where its value ends, which stands a header and a
+    head behind `to`."""
+    value_to = to + HEADER_BYTES + head_bytes
+    start, stop = find_part(frame, body_at, body_end, data, path_at, path_end)
+    if start == NEEDS_CLOSER_LOOK:
+        return i64(-1), value_to
+    if start < 0:
+        return i64(_PATH_ENOENT if start == NOT_THERE else _PATH_MISMATCH), value_to
+    if opcode == SUBDOC_EXISTS:
+        return i64(_SUCCESS), value_to
+    return i64(_SUCCESS), copy_compact(answers, value_to, frame, start, stop)
 
 
 @inlined_part

@@ -69,11 +69,11 @@ from headwater.store.index import (
     HAS_XATTRS,
     HASH_HIGH,
     HASH_LOW,
-    LOCKED,
     PLACE,
     REVISION,
     SEQNO,
     is_full,
+    needs_closer_look,
     probe,
 )
 from headwater.store.vbuckets import ABSENT
@@ -222,8 +222,10 @@ def _apply(
         high, low = key_hash(data, key_at, value_at, collections, scratch, secret)
         slot = probe(slots, tables[vbucket, BASE], tables[vbucket, CAPACITY], high, low)
         if slot >= 0:
-            if slots[slot, REVISION] & u64(LOCKED | HAS_XATTRS):
-                stop = _OTHER  # Both need a closer look.
+            if slots[slot, REVISION] & u64(HAS_XATTRS) or needs_closer_look(
+                slots[slot, REVISION], slots[slot, PLACE], now_s
+            ):
+                stop = _OTHER
                 break
             rev = (slots[slot, REVISION] >> u64(8)) + u64(1)
             superseded[vbucket] += 1

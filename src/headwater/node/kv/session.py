@@ -5,7 +5,7 @@ back, and with it all that follow: `Outgoing` says which commit it waits for, an
 sends it when the bucket has published that commit. The answer to a durable write waits for its outcome
 (`DeferredAnswer`); a peer that has agreed to unordered execution gets other answers meanwhile.
 
-Runs of plain sets, which is what bulk loads consist of, and of gets are handled by kernels (`store.set_run`,
+Runs of plain sets, which is what bulk loads consist of, and of reads are handled by kernels (`store.set_run`,
 `store.read_run`); everything else goes message by message through the table of handlers.
 
 What one call of `receive_data` does is bounded, so that a connection can't keep the others waiting: requests that are
@@ -64,7 +64,12 @@ SILENT_ON_SUCCESS = frozenset(
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
 WRITE_OPCODES = frozenset(request.opcode for request, action in NEEDED.items() if action is Action.WRITE)
-_GETS = frozenset({Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ})
+_READS = frozenset(
+    {
+        Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ,
+        Opcode.SUBDOC_GET, Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_MULTI_LOOKUP,
+    }
+)  # fmt: skip
 _SERVED_INFOS = frozenset(
     {RequestInfo.BARRIER, RequestInfo.DURABILITY, RequestInfo.PRESERVE_TTL, RequestInfo.STREAM_ID}
 )
@@ -341,7 +346,7 @@ class KvSession(SessionState):
         return self._frames.buffered_bytes
 
     def _handle_run(self) -> bool:
-        """Hand a run of plain sets or of gets to its kernel. False where there is none."""
+        """Hand a run of plain sets or of reads to its kernel. False where there is none."""
         if self.bucket is None or self.bucket.is_waiting or self._held is not None:
             return False
         if self._frames.buffered_bytes < HEADER_BYTES:
@@ -351,7 +356,7 @@ class KvSession(SessionState):
                 return False
             if view[1] in (Opcode.SET, Opcode.SETQ):
                 return self._apply_sets(self.bucket, np.frombuffer(view, dtype=np.uint8))
-            if view[1] in _GETS:
+            if view[1] in _READS:
                 return self._answer_reads(self.bucket, np.frombuffer(view, dtype=np.uint8))
         return False
 
