@@ -32,6 +32,17 @@ def test_nodes_keep_all_of_it() -> None:
     assert PublishedConfig.decode(CONFIG.encode(with_login=True)) == CONFIG
 
 
+def test_what_it_says_of_the_cluster_and_the_bucket_s_settings() -> None:
+    nodes = tuple(replace(node, uuid=f"node-{at}") for at, node in enumerate(NODES))
+    config = replace(CONFIG, cluster_uuid="cd34", cluster_name="the lake", settings={"replicas": 1}, nodes=nodes)
+    assert PublishedConfig.decode(config.encode(with_login=True)) == config
+    shown = json.loads(config.encode())
+    assert (shown["clusterUUID"], shown["clusterName"]) == ("cd34", "the lake")
+    assert [node["nodeUUID"] for node in shown["nodesExt"]] == ["node-0", "node-1", "node-2"]
+    # Of old the bucket's uuid stood for the cluster's.
+    assert json.loads(CONFIG.encode())["clusterUUID"] == CONFIG.uuid
+
+
 def test_what_is_shown_has_no_log_in() -> None:
     shown = CONFIG.encode(this_node=1)
     assert b"a secret" not in shown
@@ -55,6 +66,9 @@ def test_a_node_marks_itself(this_node: int | None) -> None:
 def test_a_node_is_known_by_its_key_value_address() -> None:
     assert CONFIG.index_of(replace(NODES[1], http_port=9)) == 1
     assert CONFIG.index_of(replace(NODES[1], kv_port=9)) is None
+    # A node of a cluster that had TLS ports alone may have others beside since.
+    of_old = replace(CONFIG, nodes=tuple(NodeAddress(host="h", kv_tls_port=port) for port in (1, 2, 3)))
+    assert of_old.index_of(NodeAddress(host="h", kv_port=9, kv_tls_port=2)) == 1
 
 
 def test_holders_are_all_that_may_have_a_copy() -> None:
