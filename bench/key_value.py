@@ -94,7 +94,7 @@ def run_reads() -> Section:
                 gets = [get_requests(part, vbuckets=VBUCKETS) for part in parts]
                 lookups = [lookup_requests(part, vbuckets=VBUCKETS) for part in parts]
                 sets = [
-                    set_requests(count, first=FIRST, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS, compressed=True)
+                    set_requests(count, first=2 * FIRST, value_bytes=VALUE_BYTES, vbuckets=VBUCKETS, compressed=True)
                     for count in counts
                 ]
                 hit_bytes = HEADER_BYTES + 4 + VALUE_BYTES
