@@ -18,14 +18,18 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
-from headwater.errors import InvalidInput, UnknownCollection
+from headwater.errors import HeadwaterError, InvalidInput, UnknownCollection
 from headwater.lake import verify as verification
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Runner, run_here
 from headwater.lake.verify import Verification, VerifyTask, compare
 from headwater.lake.verify_judging import BucketReading, StreamRolledBack
 from headwater.lake.verify_scan import FindingKind
-from headwater.protocol.numbers import VBucketId
+from headwater.protocol.frames import DurabilityLevel, durability
+from headwater.protocol.messages.dcp_streams import VBucketState
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
 from support.driven_source import SimulatedLanding, without_spark
 from support.landings import DEFAULT, SourceBucket
 from support.node_process import PASSWORD, USER
@@ -196,6 +200,23 @@ def test_a_failover_that_is_not_landed_is_a_verdict_of_its_own(landing: Simulate
     assert (found.landed, found.differing) == (15, 0), "the other vbuckets are compared"
     landing.land()
     assert verify(landing).is_equal
+
+
+def test_a_vbucket_that_ends_in_an_aborted_durable_write_is_equal(landing: SimulatedLanding) -> None:
+    """Its last seqno is not visible: tables that are landed then are at it, those that were landed before are not."""
+    topology = b'{"topology":[["here","no copy"]]}'
+    soon = (durability(DurabilityLevel.MAJORITY, timeout_ms=100),)
+    landing.bucket.request(SetVBucket(vbucket=VBucketId(1), state=VBucketState.ACTIVE, value=topology))
+    put(landing.bucket, "a")
+    for key in landing.bucket.keys("hidden", 2, vbucket=1):
+        with pytest.raises(HeadwaterError, match="AMBIGUOUS"):
+            landing.bucket.request(
+                Set(vbucket=VBucketId(1), collection_id=DEFAULT_COLLECTION, key=key, value=b"{}", frame_infos=soon)
+            )
+        landing.land()
+        found = verify(landing)
+        assert [one.sentence for one in found.findings] == []
+        assert (found.is_equal, found.pending, found.landed) == (True, 0, 20)
 
 
 def test_a_failover_that_took_back_nothing_landed_is_none(landing: SimulatedLanding) -> None:
