@@ -33,7 +33,7 @@ ConfigVersion = tuple[int, int]
 NO_CONFIG: ConfigVersion = (0, 0)
 """The version of a bucket that is in no cluster."""
 
-COMMIT_BYTES_MAX = 2 * 1024 * 1024
+COMMIT_BYTES_MAX = 4 * 1024 * 1024
 """How large commits get while clients write more than the disk takes."""
 
 Statistics = Iterable[tuple[str, object]]

@@ -42,7 +42,7 @@ BLOCK_BYTES_TARGET = 256 * 1024
 YOUNG_BYTES_MAX = 32 * 1024 * 1024
 """When to settle: what is young is held in memory."""
 YOUNG_COMMITS_MAX = 2048
-STEP_BYTES = 1024 * 1024
+STEP_BYTES = 2 * 1024 * 1024
 """Commits go in between two steps, so this is what a small write may have to wait for."""
 
 
