@@ -7,9 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from headwater.testing.nursery import Nursery
 from support.node_process import NodeProcess, StartNode
+
+# Every run tries other examples, so that few are enough for one; `make soak` tries many. No deadline: machines differ.
+settings.register_profile("every-run", max_examples=25, deadline=None)
+settings.register_profile("soak", max_examples=800, deadline=None)
+settings.load_profile("every-run")
 
 
 @pytest.fixture

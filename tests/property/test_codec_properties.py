@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.errors import (
@@ -209,7 +209,6 @@ members = st.dictionaries(
 )
 
 
-@settings(max_examples=300)
 @given(members)
 def test_json_of_any_form_is_taken_or_refused_as_malformed_json(value: dict[str, Any]) -> None:
     text = json.dumps(value).encode()
@@ -294,7 +293,6 @@ def test_truncated_flatbuffers_raise_only_malformed_system_event(event: Event, d
     decode_or_refuse(as_message(encoded, value=encoded.value[:kept]))
 
 
-@settings(max_examples=400)
 @given(event=flatbuffers_events, data=st.data())
 def test_mutated_flatbuffers_raise_only_malformed_system_event(event: Event, data: st.DataObject) -> None:
     encoded = encode_event(event, as_flatbuffers=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.errors import FrameTooLarge, RemoteProtocolError, TruncatedFrame
@@ -163,19 +163,16 @@ def test_random_bytes_raise_only_remote_protocol_errors(data: bytes, negotiated:
     read_everything(data, negotiated)
 
 
-@settings(max_examples=400)
 @given(data=mutated_streams(), negotiated=NEGOTIATED)
 def test_mutated_streams_raise_only_remote_protocol_errors(data: bytes, negotiated: Negotiated) -> None:
     read_everything(data, negotiated)
 
 
-@settings(max_examples=400)
 @given(frame=frames(), negotiated=NEGOTIATED)
 def test_random_frames_raise_only_remote_protocol_errors(frame: Frame, negotiated: Negotiated) -> None:
     read_message(frame, negotiated)
 
 
-@settings(max_examples=400)
 @given(data=st.data(), opcode=st.sampled_from(sorted(REQUESTS)), negotiated=NEGOTIATED)
 def test_requests_with_random_parts_raise_only_remote_protocol_errors(
     data: st.DataObject, opcode: int, negotiated: Negotiated

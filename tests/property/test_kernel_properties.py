@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import MalformedMessage, MalformedSnappy, RemoteProtocolError
@@ -30,9 +30,6 @@ from headwater.protocol.messages.dcp_changes import (
 )
 from headwater.protocol.messages.dcp_streams import DcpNoop, StreamEnd
 from headwater.protocol.values import Datatype, compress, decompress
-
-settings.register_profile("kernels", max_examples=100, deadline=None)
-settings.load_profile("kernels")
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 keys = st.binary(min_size=1, max_size=250)

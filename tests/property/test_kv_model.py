@@ -443,4 +443,4 @@ class KeyValueMachine(RuleBasedStateMachine):
 
 
 TestKeyValueModel = KeyValueMachine.TestCase
-TestKeyValueModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestKeyValueModel.settings = settings(stateful_step_count=40)

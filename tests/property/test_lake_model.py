@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headwater.client.offsets import Offsets
 from headwater.lake import change_files, change_rows, data_files, upkeep
@@ -331,17 +330,10 @@ class LakeMachine(RuleBasedStateMachine):
         assert pending or landed == len(held)
 
 
-SETTINGS = settings(
-    max_examples=10,
+LakeMachine.TestCase.settings = settings(
+    max_examples=settings().max_examples // 4,
     stateful_step_count=20,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-LakeMachine.TestCase.settings = SETTINGS
 TestLakeMachine = LakeMachine.TestCase
-
-
-@pytest.mark.soak
-def test_many_more_stories() -> None:
-    run_state_machine_as_test(LakeMachine, settings=settings(SETTINGS, max_examples=200))

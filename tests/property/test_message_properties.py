@@ -27,7 +27,6 @@ def decode(data: bytes, *, collections: bool) -> Message:
     return decode_message(frame, WITH_COLLECTIONS if collections else NOTHING_NEGOTIATED)
 
 
-@settings(max_examples=25)
 @given(data=st.data(), collections=st.booleans())
 @pytest.mark.parametrize("cls", BY_NAME)
 def test_message_decodes_to_itself(cls: type[Message], data: st.DataObject, collections: bool) -> None:

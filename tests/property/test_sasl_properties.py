@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.errors import AuthenticationFailed, MalformedMessage
@@ -56,7 +56,6 @@ def started_client(mechanism: Mechanism) -> ScramClient:
     return client
 
 
-@settings(max_examples=50)
 @given(
     mechanism=mechanisms, user=users, password=texts | st.just(""), client_nonce=nonce_bytes, server_nonce=nonce_bytes
 )
@@ -72,7 +71,6 @@ def test_any_user_can_log_in(
     client.verify(server.finish(client.final(server.start(client.first()))))
 
 
-@settings(max_examples=50)
 @given(mechanism=mechanisms, right=texts, wrong=texts)
 def test_no_other_password_logs_in(mechanism: Mechanism, right: str, wrong: str) -> None:
     def lookup_user(asked: Mechanism, name: str) -> ScramCredentials:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.client.offsets import Offsets
@@ -169,7 +169,6 @@ _landings = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(_writes, _failovers, _landings), max_size=25))
 def test_the_tables_are_the_bucket(steps: list[tuple[str, object]]) -> None:
     bucket = Bucket()
@@ -185,7 +184,6 @@ def test_the_tables_are_the_bucket(steps: list[tuple[str, object]]) -> None:
     assert not landing.table.repeated, "no change is landed twice"
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     batches=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=2, max_size=8), lost=st.integers(0, 8)
 )
@@ -326,7 +324,6 @@ _READ_AGAIN_FROM_ZERO = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(st.one_of(_writes, _failovers, _batches), max_size=25))
 @example(_SHORTER_BRANCH)
 @example(_ROLLED_BACK_WITHOUT_A_REPORT)
@@ -336,7 +333,6 @@ def test_a_sink_of_the_stream_ends_up_as_the_bucket(steps: list[tuple[str, objec
     assert query.table.contents() == query.bucket.contents()
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(_writes, _quiet_batches), max_size=25))
 def test_a_sink_that_skips_repeated_batches_misses_nothing(steps: list[tuple[str, object]]) -> None:
     """Without rollbacks: a rollback that only the repeated batch has would be skipped with it."""
@@ -344,7 +340,6 @@ def test_a_sink_that_skips_repeated_batches_misses_nothing(steps: list[tuple[str
     assert query.table.contents() == query.bucket.contents()
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.one_of(_writes, _failovers, st.tuples(st.just("batch"), st.fixed_dictionaries({"before": _disturbance}))),

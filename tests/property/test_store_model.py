@@ -490,8 +490,8 @@ class LmdbStoreMachine(StoreMachine):
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 TestStoreModel = StoreMachine.TestCase
-TestStoreModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=_SLOW)
+TestStoreModel.settings = settings(stateful_step_count=40, suppress_health_check=_SLOW)
 TestLmdbStoreModel = LmdbStoreMachine.TestCase
 TestLmdbStoreModel.settings = settings(
-    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=_SLOW
+    TestStoreModel.settings, max_examples=settings().max_examples // 4, stateful_step_count=30
 )

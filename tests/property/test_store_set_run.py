@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError
@@ -278,7 +278,6 @@ def check(data: bytes, client: Client, *, now_ns: int = NOW_NS, default: bool = 
 # --- properties ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=250)
 @given(sent=requests, default=st.sampled_from([True, True, True, False]))
 def test_the_kernel_equals_one_by_one(sent: tuple[Client, bytes], default: bool) -> None:
     client, data = sent
@@ -295,7 +294,6 @@ def test_what_is_not_a_set_is_left_alone(data: bytes, collections: bool) -> None
     assert run.sets >= 1
 
 
-@settings(max_examples=60)
 @given(sent=requests, data=st.data())
 def test_bytes_may_come_in_any_pieces(sent: tuple[Client, bytes], data: st.DataObject) -> None:
     """As a session has it: what was not consumed comes again with what follows."""
@@ -311,7 +309,6 @@ def test_bytes_may_come_in_any_pieces(sent: tuple[Client, bytes], data: st.DataO
     check_equal(at_once, in_pieces)
 
 
-@settings(max_examples=60)
 @given(
     sent=requests, now_s=st.sampled_from([1, 2**31, 2**32 - 60, 2**32 - 1]), ttl=st.sampled_from([0, 1, 50, 99, 101])
 )

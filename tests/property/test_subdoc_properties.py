@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.node.kv.subdocument import (
@@ -171,7 +171,6 @@ def write_value(kind: str, new: list[Any], layout: dict[str, Any]) -> bytes:
     return {"none": "", "one": written[0], "many": " , ".join(written)}[kind].encode()
 
 
-@settings(max_examples=300)
 @given(
     opcode=st.sampled_from(list(MODELLED)),
     value=documents,
@@ -317,7 +316,6 @@ junk_documents = st.none() | st.builds(
 macros = st.sampled_from([b'"${Mutation.CAS}"', b'"${$document.CAS}"', b'"${$document.nope}"'])
 
 
-@settings(max_examples=500)
 @given(
     document=junk_documents,
     specs=st.lists(st.builds(LookupSpec, opcode=opcodes, flags=path_flags, path=junk_paths), max_size=4),
@@ -336,7 +334,6 @@ def test_junk_lookups_end_in_a_status(
         assert outcome.status != Status.SUCCESS
 
 
-@settings(max_examples=500)
 @given(
     document=junk_documents,
     specs=st.lists(
@@ -432,7 +429,6 @@ def bitwise_crc32c(data: bytes) -> int:
     return state ^ 0xFFFFFFFF
 
 
-@settings(max_examples=20)
 @given(seed=st.binary(min_size=1, max_size=50), length=st.integers(4000, 9000))
 def test_the_checksum_of_long_data(seed: bytes, length: int) -> None:
     data = (seed * length)[:length]

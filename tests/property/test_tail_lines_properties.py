@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.changes import changes_of
@@ -51,7 +51,6 @@ removals = documents.map(lambda row: {**row, "op": "deletion", "value": None})
 rows = documents | removals | st.just(rollback()) | st.just(event("collection_dropped"))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=8), st.booleans(), st.integers(0, 7))
 def test_lines_are_the_typed_changes(made: list[dict[str, Any]], xattrs: bool, skipped: int) -> None:
     batch = batch_of(*made, xattrs=xattrs)

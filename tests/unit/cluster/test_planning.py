@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.cluster.planning import Copy, VBucketMap, empty_map, fail_over, moves, plan
@@ -37,7 +37,6 @@ def built(before: VBucketMap, after: VBucketMap) -> int:
     return sum(len(move.builds) for move in moves(before, after))
 
 
-@settings(max_examples=200, deadline=None)
 @given(vbuckets=VBUCKETS, replicas=REPLICAS, steps=st.lists(MEMBERS, min_size=1, max_size=5))
 def test_every_map_on_the_way_is_balanced(vbuckets: int, replicas: int, steps: list[list[str]]) -> None:
     rows = empty_map(vbuckets, replicas)
@@ -46,7 +45,6 @@ def test_every_map_on_the_way_is_balanced(vbuckets: int, replicas: int, steps: l
         check_map(rows, nodes, replicas)
 
 
-@settings(max_examples=100, deadline=None)
 @given(vbuckets=VBUCKETS, replicas=REPLICAS, nodes=MEMBERS)
 def test_a_balanced_map_stays_as_it_is(vbuckets: int, replicas: int, nodes: list[str]) -> None:
     rows = plan(empty_map(vbuckets, replicas), nodes, replicas=replicas)
@@ -54,7 +52,6 @@ def test_a_balanced_map_stays_as_it_is(vbuckets: int, replicas: int, nodes: list
     assert moves(rows, rows) == []
 
 
-@settings(max_examples=100, deadline=None)
 @given(vbuckets=VBUCKETS, replicas=REPLICAS, nodes=MEMBERS.filter(lambda nodes: len(nodes) > 1))
 def test_no_active_vbucket_moves_without_need(vbuckets: int, replicas: int, nodes: list[str]) -> None:
     """A node that comes gets its share, one that goes leaves its own to others, and nothing else moves."""
@@ -147,7 +144,6 @@ def test_a_vbucket_with_no_copy_left_is_lost() -> None:
     assert failover.lost == (0,)
 
 
-@settings(max_examples=100, deadline=None)
 @given(vbuckets=VBUCKETS, replicas=st.integers(1, 3), nodes=MEMBERS.filter(lambda nodes: len(nodes) > 1))
 def test_after_a_failover_a_plan_mends_the_map(vbuckets: int, replicas: int, nodes: list[str]) -> None:
     rows = plan(empty_map(vbuckets, replicas), nodes, replicas=replicas)

@@ -310,7 +310,7 @@ class Tracking(RuleBasedStateMachine):
 
 
 TestTracking = Tracking.TestCase
-TestTracking.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTracking.settings = settings(stateful_step_count=40)
 
 
 # Chains of nodes, majorities of them, and up to where a majority holds everything.

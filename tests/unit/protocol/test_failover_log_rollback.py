@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, RollbackDemand, decide_rollback
@@ -397,14 +397,12 @@ def small_cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=500, deadline=None)
 @given(small_cases())
 def test_the_code_equals_the_model(case: Case) -> None:
     rollback = decide(case)
     assert (rollback.to_seqno if rollback else ON) == model(case)
 
 
-@settings(max_examples=500, deadline=None)
 @given(small_cases())
 def test_a_rollback_goes_back_into_shared_history(case: Case) -> None:
     """It always goes back, but for a strict client at 0, whose fault is its name; and never beyond what is shared."""
@@ -422,7 +420,6 @@ def test_a_rollback_goes_back_into_shared_history(case: Case) -> None:
     assert is_whole or rollback.to_seqno <= case.snapshot[0]
 
 
-@settings(max_examples=500, deadline=None)
 @given(small_cases())
 def test_who_may_go_on_holds_nothing_we_do_not_have(case: Case) -> None:
     if decide(case) is not None or case.start == 0:
@@ -433,7 +430,6 @@ def test_who_may_go_on_holds_nothing_we_do_not_have(case: Case) -> None:
     assert case.start in case.snapshot or case.snapshot[1] in shared
 
 
-@settings(max_examples=500, deadline=None)
 @given(small_cases())
 def test_a_client_that_obeys_gets_on_after_two_rollbacks_at_most(case: Case) -> None:
     """Unless it is strict about a name that is not in the log: that it must change."""
@@ -447,7 +443,6 @@ def test_a_client_that_obeys_gets_on_after_two_rollbacks_at_most(case: Case) -> 
     assert decide(case) is None
 
 
-@settings(max_examples=200, deadline=None)
 @given(case=small_cases(), shift=st.integers(0, LAST - 2 * SMALL - 20))
 def test_only_distances_matter_away_from_0(case: Case, shift: int) -> None:
     """The same request and the same log, all seqnos higher by the same: the same decision, higher by the same."""
