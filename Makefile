@@ -7,6 +7,9 @@ BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
 WORKERS := $(shell expr 2 \* `nproc`)
 
+# Every worker, and every command that a test starts, would else compile each module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
