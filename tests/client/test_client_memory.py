@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.forked_program import HEADWATER, run_program
 from support.node_process import PASSWORD, USER, NodeProcess
 
 MB = 1_000_000
@@ -59,7 +60,9 @@ def loaded(
 
 def load(node: NodeProcess, bucket: str, documents: int, value_bytes: int) -> None:
     what = ("--generate", str(documents), "--value-bytes", str(value_bytes))
-    run("-m", "headwater", "load", f"{node.url}/{bucket}", *what, "--user", USER, "--password", PASSWORD)
+    login = ("--user", USER, "--password", PASSWORD)
+    ended = run_program(*HEADWATER, "load", f"{node.url}/{bucket}", *what, *login, timeout=DRAIN_S_MAX)
+    assert ended.returncode == 0, ended.stderr
 
 
 def run(*arguments: str) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from support.forked_program import HEADWATER, run_program
 from support.loading_server import PASSWORD, USER, LoadingCluster
 
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
@@ -24,16 +25,10 @@ def cluster() -> Iterator[LoadingCluster]:
 
 
 def test_parquet_from_a_pipe(cluster: LoadingCluster) -> None:
-    command = [sys.executable, "-m", "headwater", "load", cluster.url(), "-", "--format", "parquet"]
-    done = subprocess.run(
-        command,
-        input=b"PAR1",
-        capture_output=True,
-        check=False,
-        env={**LOGIN, "PATH": ""},
-    )
+    arguments = ("load", cluster.url(), "-", "--format", "parquet")
+    done = run_program(*HEADWATER, *arguments, input="PAR1", env={**LOGIN, "PATH": ""})
     assert done.returncode == 1
-    assert done.stderr.decode().startswith("Error: Parquet can't be read from a pipe. Give the file itself")
+    assert done.stderr.startswith("Error: Parquet can't be read from a pipe. Give the file itself")
 
 
 def test_memory_is_bounded(cluster: LoadingCluster, tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ from headwater.cli.lazy_command import load_command
 from headwater.node.node import KERNEL_PACKAGES
 from headwater.protocol.kernels.machine_code import compile_kernels
 
+HEADWATER = ("-m", "headwater")
+"""The arguments of `python` that are the command `headwater`."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ORDER_BYTES_MAX = 1 << 17
