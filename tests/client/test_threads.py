@@ -6,7 +6,6 @@ from support.forked_program import run_program
 
 ENDS_AT_ONCE = """
 import asyncio, time
-from support.forked_program import run_program
 from headwater.client.threads import in_daemon_thread
 
 async def main():

@@ -30,7 +30,7 @@ from headwater.protocol.snapshots import StreamOffset
 from support.machine import FAILED, forked
 
 SEED = 7
-KILLS = 25
+KILLS = 10
 SAVING_S_MAX = 0.05
 VBUCKETS = 1024
 
