@@ -19,10 +19,8 @@ setup: ## Make .venv and look for Java; does nothing the second time
 demo: setup ## See it work
 	@scripts/demo
 
-# Spark has processes enough of its own, and one session for all of its tests.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/spark
-	$(BIN)/python -m pytest tests/spark
+	@$(BIN)/python scripts/run-tests
 
 check: lint types imports web test ## All that CI runs: lint, types, imports, the page, tests
 
