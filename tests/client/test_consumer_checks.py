@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.cases import each
 from support.oracle import ConsumerState, Document, Offset, Row, StreamRules, differences
 
 BRANCH, NEXT_BRANCH = 0xAA, 0xBB
@@ -99,7 +100,7 @@ def test_what_is_as_it_should_be() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "said"),
     [
         ([put(2, "a"), put(2, "b")], "seqno 2 after 2"),

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
+from support.cases import each
 from support.doc_blocks import (
     LANGUAGES,
     PAGES,
@@ -50,7 +51,7 @@ def test_the_blocks_of_a_page_run_in_their_order(
         check_printed(block, printed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES)
 def test_every_block_says_what_it_is(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, f"{block.place} is of no known language"

@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
+from support.cases import each
 from support.doc_blocks import PAGES, ROOT
 
 WRITTEN = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
@@ -50,7 +49,7 @@ def links(page: Path) -> list[str]:
     return [match["target"] for match in _LINK.finditer(text) if not _OUTSIDE.match(match["target"])]
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", WRITTEN)
 def test_links_lead_somewhere(page: Path) -> None:
     assert {target: told for target in links(page) if (told := fault(page, target))} == {}
 

@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.groups.group_document import GroupDocument
 from headwater.client.groups.lease_member import HandOverState, LeaseMember, ReaderReleased, plan_targets
+from support.cases import each
 from support.group_world import Action, GroupChecker, RuleBroken, Script, World
 
 FAULTS = ("join", "replace", "restart", "kill", "leave", "stall", "pause", "cut")
@@ -190,7 +190,7 @@ def is_broken(script: Script, member: type[LeaseMember], *, fences: bool = True)
     return False
 
 
-@pytest.mark.parametrize("member", BROKEN, ids=lambda member: member.__name__)
+@each("member", BROKEN)
 def test_the_checker_finds_a_member_that_breaks_the_rules(member: type[LeaseMember]) -> None:
     found = next((seed for seed in SEEDS if is_broken(situation(seed, BROKEN[member]), member)), None)
     assert found is not None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import REQUESTS, RESPONSES, SERVER_REQUESTS, Message, decode_message
+from support.cases import each
 from support.message_strategies import MESSAGE_CLASSES, STRUCTURED, any_message, messages_of, structured_parts
 
 FIXED_FIELDS: dict[type[Message], set[str]] = {
@@ -66,7 +67,7 @@ def test_no_structured_strategy_is_left_over() -> None:
     assert set(STRUCTURED) <= {base for cls in MESSAGE_CLASSES for base in cls.__mro__}
 
 
-@pytest.mark.parametrize("cls", BY_NAME)
+@each("cls", BY_NAME)
 def test_strategy_reaches_every_field(cls: type[Message]) -> None:
     """A field that no strategy ever sets would round-trip by its default only."""
     unseen = {field.name for field in fields(cls)} - FIXED_FIELDS.get(cls, set())

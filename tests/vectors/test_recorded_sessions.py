@@ -19,6 +19,7 @@ from headwater.protocol.messages import Message, decode_message
 from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
 from headwater.protocol.messages.session import HelloResponse
 from headwater.protocol.numbers import SEQNO_MAX
+from support.cases import each
 from support.recorded_sessions import RecordedFrame, bytes_literal, hello_features, read_session
 
 FRAME_COUNTS = {"4.6.5": 142, "7.0.5": 313}
@@ -52,7 +53,7 @@ def test_no_frame_of_a_session_is_lost(version: str) -> None:
     assert sum(frame.text == BAD_REQUEST for frame in session) == 1
 
 
-@pytest.mark.parametrize("recorded", GOOD, ids=str)
+@each("recorded", GOOD)
 def test_frame_decodes_to_a_message_and_back(recorded: RecordedFrame) -> None:
     frame, message = decode(recorded)
     assert frame.encode() == recorded.data
@@ -83,8 +84,8 @@ ONE_WAY_STREAMS = {
 }
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 3, 7, 23, 25, 1000, 2**20])
-@pytest.mark.parametrize("stream", ONE_WAY_STREAMS)
+@each("chunk_bytes", [1, 3, 7, 23, 25, 1000, 2**20])
+@each("stream", ONE_WAY_STREAMS)
 def test_any_chunks_of_a_connection_give_the_same_frames(stream: str, chunk_bytes: int) -> None:
     recorded = ONE_WAY_STREAMS[stream]
     data = b"".join(recorded)
@@ -199,7 +200,7 @@ def annotated_facts(recorded: RecordedFrame) -> list[str]:
     return ["opcode", "magic", *facts]
 
 
-@pytest.mark.parametrize("recorded", GOOD, ids=str)
+@each("recorded", GOOD)
 def test_message_says_what_its_annotation_says(recorded: RecordedFrame) -> None:
     assert len(annotated_facts(recorded)) >= 2
 
@@ -209,9 +210,7 @@ def test_no_fact_of_the_annotations_is_lost(version: str, count: int) -> None:
     assert sum(len(annotated_facts(frame)) for frame in GOOD if frame.version == version) == count
 
 
-@pytest.mark.parametrize(
-    "recorded", [frame for frame in GOOD if frame.opcode == "HELLO" and frame.is_response], ids=str
-)
+@each("recorded", [frame for frame in GOOD if frame.opcode == "HELLO" and frame.is_response])
 def test_hello_response_has_the_annotated_features(recorded: RecordedFrame) -> None:
     _, message = decode(recorded)
     assert isinstance(message, HelloResponse)

@@ -35,6 +35,7 @@ from headwater.errors import (
     UnknownBucket,
     WrongProtocol,
 )
+from support.cases import each
 from support.fake_servers import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER
@@ -196,7 +197,7 @@ def encrypted_body() -> bytes:
     return json.dumps({**CONFIG, "nodesExt": nodes}).encode()
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "kind", "words"),
     [
         (401, AuthenticationFailed, "the user or the password is wrong"),
@@ -231,7 +232,7 @@ def test_a_host_that_is_down() -> None:
     assert str(address) in error.reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("talk", "kind"),
     [
         (silent, NoAnswer),
@@ -295,7 +296,7 @@ def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
         fetch(address)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_random_bytes_in_the_place_of_an_answer(seed: int) -> None:
     """Whatever a server says, what comes out is an error of ours."""
     chance = random.Random(seed)

@@ -18,6 +18,7 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     ScopeDropped,
 )
+from support.cases import each
 
 GARDEN = (
     Manifest()
@@ -267,7 +268,7 @@ def test_a_filter_lets_through_all_that_its_scopes_ever_had() -> None:
     assert names.ids_in(only).tolist() == [0x9, 0xA, 0xC, 0x99]
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "by_scope", "by_collection"),
     [
         (created(9, "fruit"), True, True),

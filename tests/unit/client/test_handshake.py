@@ -50,6 +50,7 @@ from headwater.protocol.sasl import Mechanism, encode_nonce
 from headwater.protocol.states import all_events, transition
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
+from support.cases import each
 from support.fake_servers import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
 
 
@@ -74,8 +75,8 @@ def opcodes(peer: Peer) -> list[str]:
 # --- it works -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", list(Mechanism))
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+@each("mechanism", list(Mechanism))
+@each("chunk_bytes", [1 << 20, 1])
 def test_every_mechanism_leads_to_a_ready_connection(mechanism: Mechanism, chunk_bytes: int) -> None:
     client = run(handshake(plain_allowed=True), Peer(mechanisms=mechanism), chunk_bytes=chunk_bytes)
     assert client.state is HandshakeState.READY
@@ -172,8 +173,8 @@ def test_a_compressed_config_is_inflated() -> None:
 PUSHED = ClustermapChangeNotification(epoch=1, revision=7, key=b"travel", value=b"{}")
 
 
-@pytest.mark.parametrize("before", [SaslListMechanisms, SaslAuth, SaslStep, SelectBucket, GetClusterConfig])
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+@each("before", [SaslListMechanisms, SaslAuth, SaslStep, SelectBucket, GetClusterConfig])
+@each("chunk_bytes", [1 << 20, 1])
 def test_what_the_server_pushes_between_answers_is_kept(before: type[Request], chunk_bytes: int) -> None:
     peer = Peer()
     peer.pushed_before[before] = PUSHED
@@ -199,8 +200,8 @@ def test_of_many_pushed_frames_the_newest_are_kept() -> None:
     assert [decode_message(frame) for frame in client.pushed] == pushed[5:]
 
 
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
-@pytest.mark.parametrize("trailing", [b"", b"\x80", PUSHED.encode(), PUSHED.encode() + b"\x81\x0a", b"no frame"])
+@each("chunk_bytes", [1 << 20, 1])
+@each("trailing", [b"", b"\x80", PUSHED.encode(), PUSHED.encode() + b"\x81\x0a", b"no frame"])
 def test_what_comes_behind_the_last_answer_is_for_others(trailing: bytes, chunk_bytes: int) -> None:
     client = handshake(credentials=None)
     data = Peer().receive_data(client.data_to_send()) + trailing
@@ -290,7 +291,7 @@ def test_a_false_server_cannot_make_up_the_signature() -> None:
 # --- nonsense -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "kind", "hint"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", WrongProtocol, "bootstrap=http"),
@@ -378,7 +379,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("state", "event"), PAIRS)
+@each(("state", "event"), PAIRS)
 def test_every_pair_moves_as_the_table_says_or_raises(state: HandshakeState, event: type[Any]) -> None:
     if event in HANDSHAKE[state]:
         assert transition(HANDSHAKE, state, event) is HANDSHAKE[state][event]

@@ -15,6 +15,7 @@ from headwater.errors import AccessDenied, KeyNotFound, NotMyVBucket, StatusErro
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from support.cases import each
 
 A, B, C, D, E = NODES = tuple(Address(f"node{number}", 11210) for number in range(5))
 VB = VBucketId(0)
@@ -125,7 +126,7 @@ def test_a_majority_has_the_active_node_among_it(
         assert gate.released_seqno(VB) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "copies", "holds", "released"),
     [
         ((0, -1), Copies.ALL, True, 0),

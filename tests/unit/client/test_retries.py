@@ -27,6 +27,7 @@ from headwater.errors import (
     UnknownBucket,
 )
 from headwater.protocol.status import Status
+from support.cases import each
 
 HOSTS = tuple(Address(host, 11210) for host in "abc")
 DOWN = HostUnreachable("it can't be reached", hint="Start it")
@@ -61,8 +62,8 @@ def test_hosts_that_are_all_down() -> None:
     assert told.hint == "Start it"
 
 
-@pytest.mark.parametrize("worst", [NO_BUCKET, NO_ACCESS, NO_TLS, NONSENSE, BUSY, CLOSED, SILENT])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@each("worst", [NO_BUCKET, NO_ACCESS, NO_TLS, NONSENSE, BUSY, CLOSED, SILENT])
+@each("place", [0, 1, 2])
 def test_what_tells_most_is_told_whatever_else_is_down(worst: HeadwaterError, place: int) -> None:
     errors: list[HeadwaterError] = [DOWN, DOWN]
     errors.insert(place, worst)

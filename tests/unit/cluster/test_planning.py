@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headwater.cluster.planning import Copy, VBucketMap, empty_map, fail_over, moves, plan
 from headwater.errors import InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
+from support.cases import each
 
 NAMES = [f"node-{number}" for number in range(8)]
 VBUCKETS = st.sampled_from([1, 2, 8, 16, 64, 128])
@@ -64,7 +65,7 @@ def test_no_active_vbucket_moves_without_need(vbuckets: int, replicas: int, node
     assert sum(move.hands_over for move in moves(large, again)) == came
 
 
-@pytest.mark.parametrize(("nodes", "replicas"), [*itertools.product(range(2, 7), range(1, 4))])
+@each(("nodes", "replicas"), [*itertools.product(range(2, 7), range(1, 4))])
 def test_few_copies_are_built_when_a_node_comes_or_goes(nodes: int, replicas: int) -> None:
     vbuckets = 1024
     small = plan(empty_map(vbuckets, replicas), NAMES[:nodes], replicas=replicas)

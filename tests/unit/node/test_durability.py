@@ -25,6 +25,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.engine import MemoryEngine
 from headwater.store.prepares import decide_by_changes
 from headwater.store.settling import abandon, roll_back
+from support.cases import each
 from support.machine import calls_of
 from support.store_harness import Clock, FailingEngine, new_bucket, value_of
 
@@ -353,7 +354,7 @@ def test_a_missing_node_counts_as_a_copy_that_does_not_answer(chains: tuple[Chai
     assert is_possible(chains) is possible
 
 
-@pytest.mark.parametrize(
+@each(
     ("chains", "acknowledged", "held"),
     [
         ((), {}, 10),

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, RollbackDemand, decide_rollback
+from support.cases import each
 
 OLD, MIDDLE, NEW, STRANGER = 0xA, 0xB, 0xC, 0xD
 """Three branches: OLD from 0 to 10, MIDDLE from 10 to 20, NEW from 20 on. The high seqno is 30."""
@@ -237,7 +238,7 @@ def decide(case: Case) -> RollbackDemand | None:
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.reason for case in CASES])
+@each("case", CASES)
 def test_rollback(case: Case) -> None:
     rollback = decide(case)
     assert (rollback.to_seqno if rollback else ON) == case.expected
@@ -254,7 +255,7 @@ def test_the_table_is_long_and_says_each_thing_once() -> None:
 COUNTABLE = [case for case in CASES if case.high <= 1000]
 
 
-@pytest.mark.parametrize("case", COUNTABLE, ids=[case.reason for case in COUNTABLE])
+@each("case", COUNTABLE)
 def test_the_model_agrees_with_the_table(case: Case) -> None:
     """So that the model is held to the rules as well as the code is."""
     assert model(case) == case.expected

@@ -30,6 +30,7 @@ from headwater.protocol.sasl import (
     password_matches,
 )
 from headwater.protocol.status import Status
+from support.cases import each
 
 ITERATIONS = 4096
 SALT = b"sixteen bytes ok"
@@ -300,7 +301,7 @@ def test_the_least_iteration_count_can_be_lowered() -> None:
 TOO_LONG = b"n,,n=user,r=" + b"r" * SASL_MESSAGE_BYTES_MAX
 
 
-@pytest.mark.parametrize(
+@each(
     "client_first",
     [
         b"",
@@ -339,7 +340,7 @@ def test_to_act_for_another_user_is_refused() -> None:
         new_server().start(b"n,a=admin,n=user,r=abc")
 
 
-@pytest.mark.parametrize(
+@each(
     "client_final",
     [
         b"",
@@ -361,7 +362,7 @@ def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
         server.finish(client_final)
 
 
-@pytest.mark.parametrize(
+@each(
     "server_first",
     [
         b"",

@@ -43,6 +43,7 @@ from headwater.protocol.states import (
     all_events,
     transition,
 )
+from support.cases import each
 
 MACHINES = {
     "producer endpoint": (PRODUCER_ENDPOINT, EndpointState.UNOPENED, EndpointState.CLOSED),
@@ -58,7 +59,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "state", "event"), PAIRS)
+@each(("table", "state", "event"), PAIRS)
 def test_every_pair_moves_as_the_table_says_or_raises(table, state, event):
     if event in table[state]:
         assert transition(table, state, event) is table[state][event]

@@ -16,6 +16,7 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
 from headwater.spark.planning import whole_offset
 from headwater.spark.source import LagListener, lag_seqnos, progress_lag
+from support.cases import each
 
 
 def clock(*, took_s: float, share: float = 0.5, wait_s_max: float = 60.0) -> MergeClock:
@@ -152,7 +153,7 @@ def offsets(*seqnos: int) -> str:
     return Offsets("uuid", {VBucketId(vbucket): offset for vbucket, offset in enumerate(at)}).to_json()
 
 
-@pytest.mark.parametrize(
+@each(
     ("latest", "end", "lag"),
     [
         (offsets(10, 20), offsets(10, 20), 0),

@@ -37,6 +37,7 @@ from headwater.errors import (
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.numbers import Cas, CollectionId
 from headwater.protocol.status import Status
+from support.cases import each
 
 ADA = Seat(id="1a", member_id="ada", heartbeat=3, lease_s=15.0)
 BEA = Seat(id="2b", member_id="bea", heartbeat=9, lease_s=4.5, is_replaced=True)
@@ -149,7 +150,7 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("value", INVALID.values(), ids=INVALID)
+@each("value", INVALID.values())
 def test_anything_else_is_refused(value: bytes) -> None:
     with pytest.raises(GroupDocumentInvalid) as caught:
         GroupDocument.decode(value)

@@ -33,6 +33,7 @@ from headwater.protocol.sasl import (
     ScramClient,
     ScramServer,
 )
+from support.cases import each
 
 SALTS = bytes(range(SALTS_BYTES))
 EMPTY = Users(decoy_secret=bytes(32), iterations=4096)
@@ -56,8 +57,8 @@ MAY = {
 }
 
 
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("action", Action)
+@each("role", Role)
+@each("action", Action)
 def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
     users = with_user("ann", "pencil", Grant(role, "beer"))
     assert users.may("ann", action, "beer") == (action in MAY[role])
@@ -66,8 +67,8 @@ def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
     assert not users.may("bob", action, "beer")
 
 
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("action", Action)
+@each("role", Role)
+@each("action", Action)
 def test_a_grant_on_all_buckets_holds_for_each_and_for_the_node(role: Role, action: Action) -> None:
     users = with_user("ann", "pencil", Grant(role))
     assert users.may("ann", action, "beer") == users.may("ann", action, None) == (action in MAY[role])
@@ -93,9 +94,9 @@ def test_every_role_has_its_row() -> None:
 # --- how they prove who they are ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-@pytest.mark.parametrize("name", ["ann", "bob"])
-@pytest.mark.parametrize("password", ["pencil", "crayon"])
+@each("mechanism", SCRAM_MECHANISMS)
+@each("name", ["ann", "bob"])
+@each("password", ["pencil", "crayon"])
 def test_scram_against_the_users(mechanism: Mechanism, name: str, password: str) -> None:
     server = ScramServer(mechanism, with_user().credentials, b"server")
     client = ScramClient(mechanism, name, password, b"client")
@@ -236,7 +237,7 @@ BUCKETS = ("beer", "a.b%c-d")
 DATA = {"scope_name": "*", "collection_name": "*"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "grants"),
     [
         ("", set()),
@@ -259,7 +260,7 @@ def test_roles_are_read(text: str, grants: set[Grant]) -> None:
     assert parse_roles(text, buckets=BUCKETS) == grants
 
 
-@pytest.mark.parametrize(
+@each(
     "role",
     [
         *("ro_admin", "reader", "writer[beer]", "admin[*]", "admin[]", "[beer]", "data reader"),
@@ -301,8 +302,8 @@ def test_roles_are_written(grants: list[Grant], told: list[dict[str, str]]) -> N
     assert roles_of(grants) == told
 
 
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("bucket", ["*", "beer"])
+@each("role", Role)
+@each("bucket", ["*", "beer"])
 def test_what_is_written_is_worth_what_was_granted(role: Role, bucket: str) -> None:
     """Whoever reads a user, changes its name and stores it again must not give it other rights by that."""
     told = roles_of([Grant(role, bucket)])
