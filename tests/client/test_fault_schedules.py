@@ -122,7 +122,7 @@ async def read_with_stops(consumer: FollowedClient, writes: RandomWrites, dice: 
 
 
 def checked_documents(bucket: ProxiedBucket, writes: RandomWrites) -> dict[Key, Document]:
-    """What is stored. The judge is judged, too: streams and single reads tell the same of a node."""
+    """What is stored. The judge is judged, too: streams and single reads say the same of a node."""
     stored = streamed_documents(bucket)
     fences = {key for key in stored if key[1] in writes.fences.keys}
     assert {key: (stored[key].cas, stored[key].value) for key in stored.keys() - fences} == writes.left

@@ -41,7 +41,7 @@ MakeStore = Callable[[Path], CheckpointStore]
 
 
 def offsets_at(seqno: int) -> Offsets:
-    """The same seqno in all vbuckets, so that a mixture of two saves is easy to tell."""
+    """The same seqno in all vbuckets, so that a mixture of two saves is easy to see."""
     offset = StreamOffset(
         vbuuid=Vbuuid(2**63 + seqno), seqno=Seqno(seqno), snapshot_start=Seqno(0), snapshot_end=Seqno(seqno)
     )

@@ -1,8 +1,8 @@
 """Data files that were cut off or overwritten: what is stored comes back exactly, or a sentence says why it does not.
 
 LMDB maps its file and follows page numbers without a doubt, so a damaged file would end the process (SIGBUS behind the
-end of the file, SIGSEGV elsewhere) or give rows that nobody stored. `lmdb_pages` walks all pages before LMDB does, and
-the store checks the frames of every run that it opens.
+end of the file, SIGSEGV elsewhere) or give rows that were never stored. `lmdb_pages` walks all pages before LMDB does,
+and the store checks the frames of every run that it opens.
 
 What neither can know, because LMDB keeps no checksums: bytes that change inside a stored value, where they do not break
 the shape of what is there. That is a document's value, key, flags or CAS, or a number in the facts of a vbucket. The

@@ -225,11 +225,11 @@ def test_what_is_down_may_come_back() -> None:
 @each("cls", ALL_ERRORS)
 def test_every_error_can_be_told_in_other_words(cls: type[HeadwaterError]) -> None:
     error = make(cls)
-    told = error.reworded("other words")
-    assert type(told) is cls
-    assert (told.reason, told.hint) == ("other words", error.hint)
-    assert str(told) == (f"other words. {error.hint}" if error.hint else "other words")
-    assert {**vars(told), "reason": error.reason} == vars(error)
+    reworded = error.reworded("other words")
+    assert type(reworded) is cls
+    assert (reworded.reason, reworded.hint) == ("other words", error.hint)
+    assert str(reworded) == (f"other words. {error.hint}" if error.hint else "other words")
+    assert {**vars(reworded), "reason": error.reason} == vars(error)
     assert error.reason != "other words"
 
 

@@ -131,7 +131,7 @@ def in_a_thread(node: Node) -> Iterator[int]:
 
 
 class _Served:
-    """A node and where it is. One server for all tests, whose node each test has anew."""
+    """A node and where it is. One server for all tests, whose node is a new one in each test."""
 
     def __init__(self, node: Node, port: int) -> None:
         self.node = node

@@ -140,7 +140,7 @@ def test_an_answer_that_ends_with_the_connection() -> None:
 def test_the_network_is_told_by_the_port_of_the_manager(
     asked: Address, query: str, first: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names lead nowhere, so whoever asks them is led to a server here."""
+    """The names lead nowhere, so a client that asks them is led to a server here."""
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
         real = bootstrap.open_transport
         monkeypatch.setattr(bootstrap, "open_transport", lambda new, _, *rest: real(new, address, *rest))
@@ -180,12 +180,12 @@ def test_a_client_certificate_is_the_login(tmp_path: Path) -> None:
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(certificate)
     requests: list[str] = []
-    nobody = {"user": None, "password": None}
+    anonymous = {"user": None, "password": None}
     with serving(answering_http({TERSE: http_answer(encrypted_body())}, requests), tls=context) as address:
         tls = TlsSettings(ca_file=certificate, certificate_file=certificate, key_file=key)
-        assert fetch(address, tls=tls, **nobody).nodes[1] == Address("inside1", 11207)
+        assert fetch(address, tls=tls, **anonymous).nodes[1] == Address("inside1", 11207)
         for _ in range(20):
-            refused = failure(address, tls=TlsSettings(ca_file=certificate), **nobody)
+            refused = failure(address, tls=TlsSettings(ca_file=certificate), **anonymous)
             assert type(refused) is TlsFailed
             assert "client certificate" in refused.hint
     assert len(requests) == 1

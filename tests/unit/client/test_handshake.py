@@ -110,7 +110,7 @@ def test_the_best_mechanism_is_taken_and_the_agent_is_told() -> None:
 
 @pytest.mark.parametrize("mechanism", list(Mechanism))
 def test_the_mechanism_can_be_named(mechanism: Mechanism) -> None:
-    """PLAIN, too, and then also where others can listen: whoever names it wants it."""
+    """PLAIN, too, and then also where others can listen: a caller that names it wants it."""
     client = run(handshake(mechanism=mechanism, plain_allowed=False), Peer())
     assert client.outcome is not None
     assert client.outcome.mechanism is mechanism
@@ -317,7 +317,7 @@ def test_bytes_that_are_no_frames(data: bytes, kind: type[HeadwaterError], hint:
 
 
 def test_bytes_that_are_no_frame_any_more() -> None:
-    """Only the first bytes of a connection tell what the server speaks."""
+    """Only the first bytes of a connection say what the server speaks."""
     client = handshake()
     client.receive_data(Peer().receive_data(client.data_to_send()))
     with pytest.raises(HeadwaterError) as raised:

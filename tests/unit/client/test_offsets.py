@@ -78,7 +78,7 @@ def test_equal_ones_are_equal_in_every_way() -> None:
 
 @pytest.mark.parametrize("empty", [Offsets(UUID), Offsets("", {})])
 def test_none_at_all_are_not_nothing(empty: Offsets) -> None:
-    """`load() or "beginning"` must tell an empty checkpoint from none."""
+    """`load() or "beginning"` must not take an empty checkpoint for none."""
     assert empty
     assert empty.vbuckets == ()
     assert Offsets.from_json(empty.to_json()) == empty

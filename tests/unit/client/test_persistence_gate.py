@@ -60,8 +60,8 @@ def request_for(vbuuid: Vbuuid = OLD, vbucket: int = VB) -> ObserveSeqno:
     return ObserveSeqno(vbucket=VBucketId(vbucket), vbuuid=vbuuid, opaque=4711)
 
 
-def answer(gate: PersistenceGate, node: Address, persisted: int, **told: Any) -> bool:
-    return gate.on_observed(node, request_for(), observed(persisted, **told))
+def answer(gate: PersistenceGate, node: Address, persisted: int, **reported: Any) -> bool:
+    return gate.on_observed(node, request_for(), observed(persisted, **reported))
 
 
 def refuse(gate: PersistenceGate, node: Address, error: StatusError) -> None:
@@ -161,7 +161,7 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "counts"),
+    ("reported", "counts"),
     [
         (observed(100), 100),
         # It has gone on to a new branch at 80, or at 120, which it has not reached yet.
@@ -172,12 +172,12 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
         (observed(100, vbuuid=NEW, old=Vbuuid(0xCC), last=80), 0),
     ],
 )
-def test_only_the_shared_part_of_a_branch_counts(told: ObserveSeqnoResponse, counts: int) -> None:
-    assert persisted_on_branch(OLD, told) == counts
+def test_only_the_shared_part_of_a_branch_counts(reported: ObserveSeqnoResponse, counts: int) -> None:
+    assert persisted_on_branch(OLD, reported) == counts
     gate = gate_over(0)
     gate.wants(VB, OLD, Seqno(130))
     asked(gate, 0)
-    gate.on_observed(A, request_for(), told)
+    gate.on_observed(A, request_for(), reported)
     assert gate.released_seqno(VB) == counts
 
 
@@ -442,7 +442,7 @@ def test_a_new_map_makes_all_answers_void() -> None:
     asked(gate, 0)
     answer(gate, A, 10)
     gate.on_cluster_map(cluster_map((0, 1), revision=2))
-    # B answers what it was asked under the old map, and is asked again; so is A, though it had told enough.
+    # B answers what it was asked under the old map, and is asked again; so is A, though it had said enough.
     assert not answer(gate, B, 10)
     assert asked(gate, 1) == [A, B]
     assert not answer(gate, A, 10)

@@ -25,7 +25,7 @@ def check_map(rows: VBucketMap, nodes: list[str], replicas: int) -> None:
     for row in rows:
         there = [node for node in row if node is not None]
         assert len(row) == replicas + 1
-        assert row[:copies] == tuple(there), "nobody stands behind the copies there are"
+        assert row[:copies] == tuple(there), "there is no gap before the copies there are"
         assert len(set(there)) == copies
         assert set(there) <= set(nodes)
     actives = [sum(row[0] == node for row in rows) for node in nodes]

@@ -68,7 +68,7 @@ def mutation_bytes(body_bytes: int) -> int:
     [(5, 1004), (9, 1004), (14, 1010), (196, 1048)],
 )
 def test_as_recorded_a_buffer_of_1000_took_1004_to_1048_without_an_ack(body_bytes: int, sent_bytes: int) -> None:
-    """A real server, told of a buffer of 1000 bytes and never sent an ack, stopped after 1004 to 1048.
+    """A real server, with a buffer of 1000 bytes and never sent an ack, stopped after 1004 to 1048.
 
     It sends while any room is left and counts headers: a marker of 44 bytes and as many mutations as it takes.
     """

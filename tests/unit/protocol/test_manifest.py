@@ -173,7 +173,7 @@ def test_manifests_come_back() -> None:
 def test_a_stored_manifest_remembers_the_ids_that_were_dropped() -> None:
     dropped = GARDEN.without_collection("_default", "tools")
     assert Manifest.decode(dropped.encode(with_ids_used=True)).ids_used == 11
-    # Over the wire nobody tells: the highest that is seen.
+    # Over the wire it is not said: the highest that is seen.
     assert Manifest.decode(dropped.encode()).ids_used == 10
 
 
@@ -294,7 +294,7 @@ def test_nothing_changed_is_nothing_to_tell() -> None:
 
 
 def test_what_came() -> None:
-    """Newest id first, as real servers were seen to tell collections; the last has the new uid."""
+    """Newest id first, as real servers were seen to list collections; the last has the new uid."""
     assert Manifest().events_to(GARDEN) == [
         ScopeCreated(manifest_uid=ManifestUid(0), scope_id=ScopeId(8), name="garden"),
         created(11, "tools", scope=0),

@@ -78,7 +78,7 @@ def test_every_state_has_a_row_and_can_be_reached_and_left(name):
             if following not in reached:
                 reached.add(following)
                 queue.append(following)
-    assert reached == set(table), "a state nobody can reach"
+    assert reached == set(table), "a state that can't be reached"
     for state in table:
         assert state is end or end in _reachable(table, state), f"{state.name} can't end"
 

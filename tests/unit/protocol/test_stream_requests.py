@@ -148,7 +148,7 @@ ROWS = [
     Row("sid beyond 16 bits", Status.EINVAL, members={"sid": 65536}, connection=WITH_SIDS),
     Row("collections not an array", Status.EINVAL, members={"collections": "8"}),
     Row("scope not a string", Status.EINVAL, members={"scope": 8}),
-    Row("a key nobody knows", Status.SUCCESS, members={"colour": "blue"}),
+    Row("an unknown key", Status.SUCCESS, members={"colour": "blue"}),
     Row(
         "a filter without collections negotiated",
         Status.EINVAL,
@@ -440,7 +440,7 @@ BOUNDS = [
     Bounds("from latest, with an end in the past: nothing", StreamFlags.FROM_LATEST, 0, 7, 30, 30),
     Bounds("from latest to latest: nothing", StreamFlags.FROM_LATEST | StreamFlags.LATEST, 0, SEQNO_MAX, 30, 30),
     Bounds("flags that do not touch the bounds", StreamFlags.TAKEOVER | StreamFlags.NO_VALUE, 5, 28, 5, 28),
-    Bounds("flags nobody knows", StreamFlags(0x8000), 5, 28, 5, 28),
+    Bounds("unknown flags", StreamFlags(0x8000), 5, 28, 5, 28),
 ]
 
 

@@ -161,7 +161,7 @@ EVENTS: dict[str, Event] = {
     "collection with history": CollectionCreated(**IDS, collection_id=9, name="c", history=True),
     "collection that is metered": CollectionCreated(**IDS, collection_id=9, name="c", metered=True),
     "collection that was flushed": CollectionCreated(**IDS, collection_id=9, name="c", flush_uid=1),
-    "all one, which is nobody's default": CollectionCreated(
+    "all one, which is no default": CollectionCreated(
         manifest_uid=1, scope_id=1, collection_id=1, name="c", max_ttl_s=1, flush_uid=1
     ),
     "scope dropped, all one": ScopeDropped(manifest_uid=1, scope_id=1),

@@ -1,4 +1,4 @@
-"""The packets of the UPR draft: round trips, lengths that lie, numbers nobody knows, limits."""
+"""The packets of the UPR draft: round trips, lengths that lie, unknown numbers, limits."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_rollback_seqno_of_another_length(size: int) -> None:
     refused(replace(ROLLBACK.to_frame(), value=bytes(size)), LengthMismatch, f"of {size} bytes, not 8", offset=8)
 
 
-# --- numbers nobody knows --------------------------------------------------------------------------------------
+# --- unknown numbers --------------------------------------------------------------------------------------
 
 
 @each("opcode", [0, 6, 0x53, 255])

@@ -24,7 +24,7 @@ from headwater.spark.source_options import (
 from support.cases import each
 
 URL = "couchbase://127.0.0.1/travel"
-SECRET = "nobody may see this"
+SECRET = "not to be seen"
 OFFSETS = Offsets("uuid").to_json()
 
 

@@ -156,7 +156,7 @@ def test_a_run_that_is_cut(cut: int) -> None:
 
 
 def test_damage_is_seen_or_harmless() -> None:
-    """Any byte may be anything: no kernel may run beyond the run. What it can't tell from a frame, it takes for one."""
+    """Any byte may be anything: no kernel may run beyond the run. What looks like a frame, it takes for one."""
     for at in range(len(KINDS)):
         for value in (0x00, 0x7F, 0x80, 0xFF):
             damaged = KINDS.copy()

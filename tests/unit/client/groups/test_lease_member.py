@@ -320,7 +320,7 @@ def test_the_length_of_a_lease_is_what_its_member_says(shared: Shared) -> None:
 
 
 def test_who_has_just_come_waits_for_the_whole_lease(shared: Shared) -> None:
-    """How long the member has been dead before nobody can tell him."""
+    """How long the member has been dead before that can't be seen any more."""
     ada, bea = shared.member("ada"), shared.member("bea")
     shared.turn(ada, START_S)
     shared.turn(bea, START_S + 1000)

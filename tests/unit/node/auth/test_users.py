@@ -284,7 +284,7 @@ def test_what_is_no_role(role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grants", "told"),
+    ("grants", "written"),
     [
         ([], []),
         ([Grant(Role.ADMIN)], [{"role": "admin"}]),
@@ -298,16 +298,16 @@ def test_what_is_no_role(role: str) -> None:
         ([Grant(Role.BUCKET_ADMIN, "beer")], [{"role": "bucket_admin", "bucket_name": "beer"}]),
     ],
 )
-def test_roles_are_written(grants: list[Grant], told: list[dict[str, str]]) -> None:
-    assert roles_of(grants) == told
+def test_roles_are_written(grants: list[Grant], written: list[dict[str, str]]) -> None:
+    assert roles_of(grants) == written
 
 
 @each("role", Role)
 @each("bucket", ["*", "beer"])
 def test_what_is_written_is_worth_what_was_granted(role: Role, bucket: str) -> None:
     """Whoever reads a user, changes its name and stores it again must not give it other rights by that."""
-    told = roles_of([Grant(role, bucket)])
-    text = ",".join(one["role"] + (f"[{one['bucket_name']}]" if "bucket_name" in one else "") for one in told)
+    written = roles_of([Grant(role, bucket)])
+    text = ",".join(one["role"] + (f"[{one['bucket_name']}]" if "bucket_name" in one else "") for one in written)
     read = parse_roles(text, buckets=BUCKETS)
     for action in Action:
         for asked in ("beer", None):

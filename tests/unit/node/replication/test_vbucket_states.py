@@ -47,7 +47,7 @@ def config(row: tuple[int, int], **parts: Any) -> PublishedConfig:
 @each(
     ("state", "row", "parts", "after", "is_removed"),
     [
-        # Its active node: the config tells of a promotion, and makes none.
+        # Its active node: the config reports a promotion, and makes none.
         (ACTIVE, (HERE, OTHER), {}, ACTIVE, False),
         (REPLICA, (HERE, OTHER), {}, REPLICA, False),
         (None, (HERE, OTHER), {}, None, False),

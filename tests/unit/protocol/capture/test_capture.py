@@ -1,4 +1,4 @@
-"""Captures: every form of input gives the same bytes in the same order, and what is missing is told."""
+"""Captures: every form of input gives the same bytes in the same order, and what is missing is reported."""
 
 from __future__ import annotations
 
