@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from _pytest.mark import ParameterSet
+import pytest
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -40,6 +40,6 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
 
 
 def _values(case: Any, count: int) -> tuple[Any, ...]:
-    if isinstance(case, ParameterSet):
+    if isinstance(case, type(pytest.param())):
         return tuple(case.values)
     return (case,) if count == 1 else tuple(case)
