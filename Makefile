@@ -7,6 +7,9 @@ BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
 WORKERS := $(shell expr 2 \* `nproc`)
 
+# Every worker, and every command that a test starts, would else compile each module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -16,10 +19,8 @@ setup: ## Make .venv and look for Java; does nothing the second time
 demo: setup ## See it work
 	@scripts/demo
 
-# Spark has processes enough of its own, and one session for all of its tests.
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/spark
-	$(BIN)/python -m pytest tests/spark
+	@$(BIN)/python scripts/run-tests
 
 check: lint types imports web test ## All that CI runs: lint, types, imports, the page, tests
 

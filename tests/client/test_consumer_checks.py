@@ -1,4 +1,4 @@
-"""The judges themselves: the state of a consumer goes back as it is told, and each rule finds who breaks it."""
+"""The judges themselves: the state of a consumer goes back as a rollback says, and each rule finds who breaks it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from support.cases import each
 from support.oracle import ConsumerState, Document, Offset, Row, StreamRules, differences
 
 BRANCH, NEXT_BRANCH = 0xAA, 0xBB
 
 
 def row(op: str, seqno: int, key: str | None = None, **members: Any) -> Row:
-    """A row of vbucket 0, in the snapshot 0 to 10 unless told another."""
+    """A row of vbucket 0, in the snapshot 0 to 10 unless another is given."""
     usual = {
         "vbucket": 0, "vbuuid": BRANCH, "collection_id": 0, "cas": seqno, "value": None,
         "snapshot_start": 0, "snapshot_end": 10,
@@ -26,8 +27,8 @@ def put(seqno: int, key: str, **members: Any) -> Row:
 
 
 def rollback(seqno: int, *, from_seqno: int, **members: Any) -> Row:
-    told = {"from_seqno": from_seqno, "old_vbuuid": BRANCH, "new_vbuuid": NEXT_BRANCH, **members}
-    return row("rollback", seqno, value=json.dumps(told).encode(), vbuuid=NEXT_BRANCH)
+    details = {"from_seqno": from_seqno, "old_vbuuid": BRANCH, "new_vbuuid": NEXT_BRANCH, **members}
+    return row("rollback", seqno, value=json.dumps(details).encode(), vbuuid=NEXT_BRANCH)
 
 
 # --- the state ----------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def test_what_is_as_it_should_be() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "said"),
     [
         ([put(2, "a"), put(2, "b")], "seqno 2 after 2"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.errors import CheckpointInUse
 from support.checkpoint_samples import offsets_at, run
+from support.forked_program import start_program
 
 
 @pytest.fixture
@@ -34,12 +34,11 @@ sys.stdin.read()
 """
 
 
-def test_a_second_process_is_told_when_it_loads(path: Path) -> None:
+def test_a_second_process_is_refused_when_it_loads(path: Path) -> None:
     """And not when it has done its work and comes to save."""
     save(path, 7)
-    with subprocess.Popen(
-        [sys.executable, "-c", SAVE_AND_WAIT, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with start_program("-c", SAVE_AND_WAIT, str(path), **pipes) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "holds it\n"
         with pytest.raises(CheckpointInUse) as raised:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_program import start_program
 from support.group_member_process import VBUCKETS, SharedLog
 from support.node_process import NodeProcess
 
@@ -73,18 +72,8 @@ def start_member(group_node: NodeProcess, log: GroupLog) -> Iterator[StartMember
     with ExitStack() as stack:
 
         def start(name: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "support.group_member_process",
-                    f"{group_node.url}/default",
-                    group,
-                    name,
-                    str(log.path),
-                ],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+            arguments = (f"{group_node.url}/default", group, name, str(log.path))
+            process = start_program("-m", "support.group_member_process", *arguments)
             stack.enter_context(process)
             stack.callback(process.kill)
             return process

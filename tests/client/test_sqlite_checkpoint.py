@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from headwater.client.checkpoints.sqlite import SqliteCheckpoint
 from support import node_process
 from support.checkpoint_samples import offsets_at, run
+from support.forked_program import start_program
 
 
 @pytest.fixture
@@ -50,10 +50,7 @@ def test_many_processes_at_once(path: Path, journal: str) -> None:
     names = [f"reader {number}" for number in range(3)]
     folders = [str(Path(node_process.__file__).parents[1])]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVE_MANY, str(path), name, *folders], stderr=subprocess.PIPE, text=True
-        )
-        for name in names
+        start_program("-c", SAVE_MANY, str(path), name, *folders, stderr=subprocess.PIPE, text=True) for name in names
     ]
     for process in processes:
         _, complaint = process.communicate(timeout=120)

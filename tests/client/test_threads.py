@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from support.forked_program import run_program
 
 ENDS_AT_ONCE = """
 import asyncio, time
@@ -17,7 +16,5 @@ asyncio.run(main())
 
 
 def test_the_program_does_not_wait_for_it() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=False, timeout=60
-    )
+    ended = run_program("-c", ENDS_AT_ONCE, timeout=60)
     assert "TimeoutError" in ended.stderr

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from headwater.client.settings import TlsSettings
 from headwater.errors import InvalidInput
+from support.forked_program import run_program
 from support.machine import self_signed
 
 
@@ -26,7 +26,7 @@ def encrypted_key(folder: Path) -> tuple[Path, Path]:
     return certificate, encrypted
 
 
-def test_nobody_is_asked_for_a_password_on_the_terminal(tmp_path: Path) -> None:
+def test_no_password_is_asked_for_on_the_terminal(tmp_path: Path) -> None:
     """A process that has one would wait there for ever."""
     certificate, encrypted = encrypted_key(tmp_path)
     code = (
@@ -36,13 +36,11 @@ def test_nobody_is_asked_for_a_password_on_the_terminal(tmp_path: Path) -> None:
     )
     ours, theirs = os.openpty()
     try:
-        ended = subprocess.run(
-            [sys.executable, "-c", code], stdin=theirs, capture_output=True, timeout=60, start_new_session=True
-        )
+        ended = run_program("-c", code, stdin=theirs, timeout=60, start_new_session=True)
     finally:
         os.close(ours)
         os.close(theirs)
-    assert b"InvalidInput: the client certificate" in ended.stderr
+    assert "InvalidInput: the client certificate" in ended.stderr
 
 
 def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ import select
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from support.node_process import PASSWORD, USER, run_serve, serve_command
+from support.forked_program import HEADWATER, run_program, start_program
+from support.node_process import PASSWORD, USER, run_serve
 
 OPTIONS = ("--nodes", "2", "--vbuckets", "8", "--user", USER, "--password", PASSWORD, "--json")
 
 
 def _cluster(command: str, url: str, *arguments: str) -> dict[str, Any]:
-    words = [*serve_command()[:-1], "cluster", command, f"{url}/default", *arguments, "--json"]
-    done = subprocess.run(
-        [*words, "--user", USER, "--password", PASSWORD], capture_output=True, text=True, check=True, timeout=60
-    )
+    words = ("cluster", command, f"{url}/default", *arguments, "--json", "--user", USER, "--password", PASSWORD)
+    done = run_program(*HEADWATER, *words, timeout=60)
+    assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -28,14 +28,19 @@ def _status(url: str) -> dict[str, Any]:
     return _cluster("status", url)
 
 
+def start_nodes(data: Path, log: IO[str]) -> subprocess.Popen[str]:
+    """Each node is a new interpreter, which the command starts as it always does."""
+    return start_program(
+        *HEADWATER, "serve", "--data", str(data), *OPTIONS, stdout=subprocess.PIPE, stderr=log, text=True
+    )
+
+
 def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
     """Also after a kill -9 of the process that supervises the nodes: they must not hold the data without it."""
     seen = []
     for end in (signal.SIGKILL, signal.SIGINT):
         with (tmp_path / "log").open("a") as log:
-            process = subprocess.Popen(
-                serve_command("--data", str(tmp_path / "data"), *OPTIONS), stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            process = start_nodes(tmp_path / "data", log)
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
@@ -59,9 +64,7 @@ def test_it_is_the_same_cluster_the_next_time(tmp_path: Path) -> None:
 
 def test_the_others_go_on_when_a_node_dies(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            serve_command("--data", str(tmp_path / "data"), *OPTIONS), stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        process = start_nodes(tmp_path / "data", log)
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["ready"]

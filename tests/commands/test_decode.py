@@ -9,19 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from headwater.protocol.messages.dcp_changes import Mutation
-from headwater.protocol.messages.dcp_streams import (
-    DcpNoop,
-)
+from headwater.protocol.messages.dcp_streams import DcpNoop
+from support.forked_program import HEADWATER, start_program
 
 NOOP = DcpNoop(opaque=7).encode()
-HEADWATER = [sys.executable, "-m", "headwater", "decode"]
+DECODE = (*HEADWATER, "decode")
 
 
 def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     file = tmp_path / "many.bin"
     file.write_bytes(NOOP * 2000)
     for arguments in ([], ["--json"]):
-        process = subprocess.Popen([*HEADWATER, *arguments, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start_program(*DECODE, *arguments, str(file), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -33,8 +32,9 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_colours() -> None:
     ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [*HEADWATER, "--no-grid", "-"],
+    process = start_program(
+        *DECODE,
+        *("--no-grid", "-"),
         stdin=subprocess.PIPE,
         stdout=theirs,
         env={"TERM": "xterm-256color", "COLUMNS": "20"},
@@ -53,8 +53,9 @@ def test_a_terminal_gets_colours() -> None:
 
 def test_a_pipe_gets_no_colours_and_a_narrow_encoding_loses_nothing() -> None:
     mutation = Mutation(seqno=1, rev_seqno=1, key="schlüssel".encode()).encode()
+    """Python reads the encoding when it starts."""
     result = subprocess.run(
-        [*HEADWATER, "--no-grid", "-"],
+        [sys.executable, *DECODE, "--no-grid", "-"],
         input=mutation,
         capture_output=True,
         check=True,

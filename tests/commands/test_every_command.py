@@ -17,6 +17,7 @@ from handbook.command_sections import all_commands
 
 from headwater.cli import COMMANDS, main
 from headwater.cli.lazy_command import load_command, summary_of
+from support.forked_program import run_program
 
 ALL = dict(all_commands())
 LEAVES = {path: command for path, command in ALL.items() if not isinstance(command, click.Group)}
@@ -125,7 +126,7 @@ def test_no_command_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_tells_what_a_command_says_about_itself(name: str) -> None:
+def test_the_list_says_what_a_command_says_about_itself(name: str) -> None:
     assert (load_command(name).help or "").partition("\n")[0] == summary_of(name)
     assert name in run("--help").output
 
@@ -174,13 +175,13 @@ def test_a_shell_that_has_none() -> None:
         ("headwater load --format p", ["plain,parquet"]),
     ],
 )
-def test_what_bash_is_told(words: str, expected: list[str]) -> None:
+def test_what_bash_completes(words: str, expected: list[str]) -> None:
     variables = {
         "_HEADWATER_COMPLETE": "bash_complete",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split()) - 1),
         "PATH": os.environ["PATH"],
     }
-    command = [sys.executable, "-c", "from headwater.cli import main; main(prog_name='headwater')"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+    done = run_program("-c", "from headwater.cli import main; main(prog_name='headwater')", env=variables)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected

@@ -6,7 +6,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.forked_program import HEADWATER, start_program
 from support.loading_server import PASSWORD, USER, LoadingCluster
 
 LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
@@ -26,13 +26,7 @@ def cluster() -> Iterator[LoadingCluster]:
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "headwater", "load", *arguments]
-    return subprocess.Popen(command, env={**os.environ, **LOGIN}, preexec_fn=_heed_interrupts, **options)
-
-
-def _heed_interrupts() -> None:
-    """Shells make what they start in the background ignore interrupts, and so what the tests start would."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return start_program(*HEADWATER, "load", *arguments, env={**os.environ, **LOGIN}, **options)
 
 
 def test_interrupted(cluster: LoadingCluster) -> None:

@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 
 from headwater.cli import COMMANDS, main
 from headwater.cli.lazy_command import load_command
+from support.forked_program import HEADWATER, run_program, start_program
 
-HEADWATER = [sys.executable, "-m", "headwater"]
 LONG_S = 120.0
 CAPTURE = "805c0000 00000000 00000000 00000007 0000000000000000\n" * 2000
 
@@ -33,15 +33,15 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, env=environment(), prog_name="headwater")
 
 
-# --- output that nobody takes -------------------------------------------------------------------------------------
+# --- output that is not taken --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [["decode", "-"], ["decode", "--json", "-"], ["sim", "--seeds", "2"], ["--help"]])
 def test_a_reader_that_has_seen_enough(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with subprocess.Popen(
-        [*HEADWATER, *arguments], stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, text=True
+    with start_program(
+        *HEADWATER, *arguments, stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, text=True
     ) as process:
         os.close(writer)
         _, stderr = process.communicate(CAPTURE, timeout=LONG_S)
@@ -51,9 +51,7 @@ def test_a_reader_that_has_seen_enough(arguments: list[str]) -> None:
 @pytest.mark.parametrize("arguments", [["decode", "-"], ["--help"]])
 def test_a_disk_that_is_full(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*HEADWATER, *arguments], input=CAPTURE, stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = run_program(*HEADWATER, *arguments, input=CAPTURE, stdout=full)
     assert done.returncode == 1
     assert done.stderr == "Error: standard output can't be written to: No space left on device\n"
 
@@ -63,13 +61,13 @@ def test_a_disk_that_is_full(arguments: list[str]) -> None:
 
 def test_ctrl_c_ends_a_run_in_many_processes() -> None:
     """It goes to all processes of a terminal, and one of them answers."""
-    with subprocess.Popen(
-        [*HEADWATER, "sim", "--seeds", "100000", "--jobs", "2", "--json"],
+    with start_program(
+        *HEADWATER,
+        *("sim", "--seeds", "100000", "--jobs", "2", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -106,14 +104,14 @@ def silent_url() -> Iterator[str]:
 )
 def test_ctrl_c_while_a_node_is_waited_for(arguments: list[str], silent_url: str, tmp_path: Path) -> None:
     words = [word.replace("URL", silent_url) for word in arguments]
-    with subprocess.Popen(
-        [*HEADWATER, *words],
+    with start_program(
+        *HEADWATER,
+        *words,
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         while not _is_connected(process.pid, int(silent_url.rpartition(":")[2].partition("/")[0])):
             assert process.poll() is None, process.communicate()
@@ -135,20 +133,20 @@ def _is_connected(pid: int, port: int) -> bool:
 
 def test_ctrl_c_at_the_question_for_a_password() -> None:
     terminal, other_end = pty.openpty()
-    with subprocess.Popen(
-        [*HEADWATER, "tail", "couchbase://127.0.0.1:1/travel", "--user", "me"],
+    with start_program(
+        *HEADWATER,
+        *("tail", "couchbase://127.0.0.1:1/travel", "--user", "me"),
         stdin=other_end,
         stdout=other_end,
         stderr=other_end,
         start_new_session=True,
         env={name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         os.close(other_end)
         said = b""
         while b"Password of me" not in said:
             said += os.read(terminal, 1000)
-        time.sleep(0.2)  # the terminal is told to hide what is typed after the question
+        time.sleep(0.2)  # the terminal is set to hide what is typed after the question
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG_S) == 130
         said = os.read(terminal, 1000)
@@ -166,9 +164,8 @@ def test_help_is_whole_on_a_narrow_terminal() -> None:
         "    main([name, '--help'], prog_name='headwater', standalone_mode=False)\n"
         "    print('\\f', end='')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(COLUMNS="60"), capture_output=True, text=True, check=True
-    )
+    done = run_program("-c", code, env=environment(COLUMNS="60"))
+    assert done.returncode == 0, done.stderr
     pages = dict(zip(COMMANDS, done.stdout.split("\f"), strict=False))
     for name, page in pages.items():
         assert max(map(len, page.splitlines())) <= 60, name
@@ -191,7 +188,7 @@ def test_help_is_whole_on_a_narrow_terminal() -> None:
         (["tail", "--limt", "1"], "No such option '--limt'. Did you mean --limit? See headwater tail --help"),
     ],
 )
-def test_the_nearest_name_is_told(arguments: list[str], said: str) -> None:
+def test_the_nearest_name_is_named(arguments: list[str], said: str) -> None:
     result = run(*arguments)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {said}\n")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.client.offsets import Offsets
-from support.commands import END_S_MAX, LOGIN, VBUCKETS, TailedBucket, documents, json_lines, start_tail, tail_command
+from support.commands import END_S_MAX, VBUCKETS, TailedBucket, documents, json_lines, start_tail
 from support.node_process import PASSWORD, USER, NodeProcess
 
 COUNT = 20_000
@@ -170,37 +169,33 @@ def wait_for_streams(node: NodeProcess, bucket: str) -> None:
 # --- readers that leave -------------------------------------------------------------------------------------------
 
 
-def piped(bucket: TailedBucket, *options: str, into: str) -> subprocess.CompletedProcess[bytes]:
-    """The exit code of the command is the last line on standard error."""
-    command = shlex.join(tail_command(bucket.url, *options))
-    return subprocess.run(
-        ["bash", "-c", f"{command} | {into}; echo ${{PIPESTATUS[0]}} >&2"],
-        capture_output=True,
-        timeout=END_S_MAX,
-        check=False,
-        env={**os.environ, **LOGIN},
-    )
+def piped(bucket: TailedBucket, *options: str, into: str) -> bytes:
+    """What comes out at the end of the pipe. The command ends well, and says nothing."""
+    with bucket.start(*options, **PIPES) as process:
+        assert process.stdout is not None
+        # The process has the only reading end, so that it is closed when the process ends.
+        with subprocess.Popen(into.split(), stdin=process.stdout, stdout=subprocess.PIPE) as reader:
+            process.stdout.close()
+            printed, _ = reader.communicate(timeout=END_S_MAX)
+        assert (process.wait(END_S_MAX), stderr_of(process)) == (0, [])
+    return printed
 
 
 @pytest.mark.parametrize("form", ["jsonl", "pretty", "arrow"])
 def test_head(many: TailedBucket, form: str) -> None:
-    done = piped(many, "--format", form, into="head -c 100")
-    assert len(done.stdout) == 100
-    assert done.stderr == b"0\n"
+    assert len(piped(many, "--format", form, into="head -c 100")) == 100
 
 
 def test_head_of_what_comes_seldom(node: NodeProcess) -> None:
     """The one line has come, nothing follows, and still it ends."""
     bucket = TailedBucket(node, "live")
     bucket.write("only")
-    done = piped(bucket, "--json", into="head -1")
-    assert [line["key"] for line in json_lines(done.stdout)] == ["only"]
-    assert done.stderr == b"0\n"
+    assert [line["key"] for line in json_lines(piped(bucket, "--json", into="head -1"))] == ["only"]
 
 
 def test_a_closed_pipe_keeps_no_place(many: TailedBucket, tmp_path: Path) -> None:
     file = tmp_path / "place.json"
-    assert piped(many, "--json", "--offsets-file", str(file), into="head -1").stderr == b"0\n"
+    assert piped(many, "--json", "--offsets-file", str(file), into="head -1")
     assert not file.exists(), "how much was read is not known"
 
 

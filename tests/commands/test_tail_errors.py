@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from headwater.cli import main
 from headwater.client.offsets import Offsets
+from support.cases import each
 from support.commands import LOGIN, VBUCKETS, TailedBucket
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER, NodeProcess
@@ -123,7 +124,7 @@ def test_what_the_bucket_does_not_have(bucket: TailedBucket, options: tuple[str,
     assert failed(bucket.url, *options).startswith(f"Error: {sentence}")
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         (),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 
 import httpx
@@ -22,6 +20,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 from headwater.store.settling import roll_back
+from support.forked_program import HEADWATER, run_program
 from support.node_process import PASSWORD, USER, NodeProcess, StartNode
 
 VBUCKETS = 8
@@ -135,8 +134,9 @@ def test_what_was_moved_is_counted_when_the_connection_is_gone(start_node: Start
             key = f"key-{number}".encode()
             connection.request(Set(key=key, value=b"{}", vbucket=vbucket_of(key, 8), collection_id=0))
     environment = {**os.environ, "HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
-    command = [sys.executable, "-m", "headwater", "tail", f"{node.url}/default", "--to", "now", "--format", "jsonl"]
-    read = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    arguments = ("tail", f"{node.url}/default", "--to", "now", "--format", "jsonl")
+    read = run_program(*HEADWATER, *arguments, env=environment, timeout=60)
+    assert read.returncode == 0, read.stderr
     assert len(read.stdout.splitlines()) == 300
     time.sleep(1.5)
     assert metric(node, "headwater_node_dcp_connections") == 0

@@ -1,4 +1,4 @@
-"""Every code block of the README and the docs runs and prints what the page says, or tells why it does not run."""
+"""Every code block of the README and the docs runs and prints what the page says, or says why it does not run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
+from support.cases import each
 from support.doc_blocks import (
     LANGUAGES,
     PAGES,
@@ -50,9 +51,9 @@ def test_the_blocks_of_a_page_run_in_their_order(
         check_printed(block, printed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES)
 def test_every_block_says_what_it_is(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, f"{block.place} is of no known language"
         known = block.need in ("", "node", "spark") or (block.reason_not_to_run or "")
-        assert known, f"{block.place}: {block.need!r} tells neither what it needs nor why it does not run"
+        assert known, f"{block.place}: {block.need!r} says neither what it needs nor why it does not run"

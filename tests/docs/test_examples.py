@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from examples.search_index import SearchIndex
 
 from headwater.testing.node import HeadwaterNode
 from headwater.testing.nursery import Nursery
+from support.forked_program import start_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_S_MAX = 120.0
@@ -93,11 +93,9 @@ def test_the_index_follows_the_bucket(node: HeadwaterNode, tmp_path: Path) -> No
 
 
 def start(node: HeadwaterNode, example: str, *arguments: str, password: str | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "examples" / example), *arguments]
     login = {"HEADWATER_USER": node.user, "HEADWATER_PASSWORD": password or node.password}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **login}
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return start_program(str(ROOT / "examples" / example), *arguments, **pipes, env={**os.environ, **login})
 
 
 def run(node: HeadwaterNode, example: str, *arguments: str, password: str | None = None) -> tuple[int, str, str]:
@@ -110,10 +108,10 @@ def run(node: HeadwaterNode, example: str, *arguments: str, password: str | None
 def test_the_index_as_a_program(node: HeadwaterNode, tmp_path: Path) -> None:
     node.write({"h1": {"city": "Graz"}})
     path = str(tmp_path / "index.db")
-    code, told, _ = run(node, "search_index.py", node.url, path, "--search", "graz")
-    assert (code, told.splitlines()) == (0, ["1 changes indexed", "_default._default h1"])
-    code, told, error = run(node, "search_index.py", node.url, path, "--search", '"')
-    assert (code, told) == (1, "0 changes indexed\n")
+    code, printed, _ = run(node, "search_index.py", node.url, path, "--search", "graz")
+    assert (code, printed.splitlines()) == (0, ["1 changes indexed", "_default._default h1"])
+    code, printed, error = run(node, "search_index.py", node.url, path, "--search", '"')
+    assert (code, printed) == (1, "0 changes indexed\n")
     assert error == "Error: \" can't be searched for: unterminated string\n"
 
 

@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
+from support.cases import each
 from support.doc_blocks import PAGES, ROOT
 
 WRITTEN = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
@@ -50,9 +49,9 @@ def links(page: Path) -> list[str]:
     return [match["target"] for match in _LINK.finditer(text) if not _OUTSIDE.match(match["target"])]
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", WRITTEN)
 def test_links_lead_somewhere(page: Path) -> None:
-    assert {target: told for target in links(page) if (told := fault(page, target))} == {}
+    assert {target: wrong for target in links(page) if (wrong := fault(page, target))} == {}
 
 
 def test_every_page_can_be_found_from_the_index() -> None:
@@ -67,9 +66,9 @@ def test_a_bad_link_is_seen(tmp_path: Path) -> None:
     assert fault(page, "docs/start.md#nothing") == "leads to a heading that is not there"
     assert fault(page, "../elsewhere") == "leads out of the project"
     assert fault(page, "docs/start.md#set-up") is None
-    told = tmp_path / "page.md"
-    told.write_text(
+    page = tmp_path / "page.md"
+    page.write_text(
         "# A `b` & c\n\n## [Twice](x)\n\n```text\n# no heading\n```\n\n## Twice\n\nsee `[x](y)`, [z](#twice-1)\n"
     )
-    assert anchors(told) == {"a-b--c", "twice", "twice-1"}
-    assert links(told) == ["x", "#twice-1"]
+    assert anchors(page) == {"a-b--c", "twice", "twice-1"}
+    assert links(page) == ["x", "#twice-1"]

@@ -30,7 +30,7 @@ from headwater.protocol.snapshots import StreamOffset
 from support.machine import FAILED, forked
 
 SEED = 7
-KILLS = 25
+KILLS = 10
 SAVING_S_MAX = 0.05
 VBUCKETS = 1024
 
@@ -41,7 +41,7 @@ MakeStore = Callable[[Path], CheckpointStore]
 
 
 def offsets_at(seqno: int) -> Offsets:
-    """The same seqno in all vbuckets, so that a mixture of two saves is easy to tell."""
+    """The same seqno in all vbuckets, so that a mixture of two saves is easy to see."""
     offset = StreamOffset(
         vbuuid=Vbuuid(2**63 + seqno), seqno=Seqno(seqno), snapshot_start=Seqno(0), snapshot_end=Seqno(seqno)
     )

@@ -6,7 +6,6 @@ import lzma
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from headwater.store.data_format import FORMAT_VERSION
 from headwater.store.engine import Engine, PutRow, Table
 from headwater.store.lmdb_engine import LmdbEngine
 from headwater.store.opening import open_bucket
+from support.forked_program import run_program, start_program
 
 TABLE = Table.BLOCKS
 
@@ -51,8 +51,7 @@ def left_alone(folder: Path) -> bool:
 
 def test_data_that_was_not_closed_is_not(tmp_path: Path) -> None:
     closed_engine(tmp_path / "data", a=b"1")
-    command = [sys.executable, "-c", WRITE_AND_DIE, str(tmp_path / "data")]
-    killed = subprocess.run(command, check=False, capture_output=True, text=True)
+    killed = run_program("-c", WRITE_AND_DIE, str(tmp_path / "data"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not left_alone(tmp_path / "data")
     assert not left_alone(tmp_path / "data"), "to look at it changes nothing: a start may be given up before it begins"
@@ -89,9 +88,8 @@ engine.close()
 
 def holder(folder: Path) -> subprocess.Popen[str]:
     """Another process that has the data open."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = start_program("-c", HOLD, str(folder), **pipes)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process

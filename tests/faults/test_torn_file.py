@@ -1,8 +1,8 @@
 """Data files that were cut off or overwritten: what is stored comes back exactly, or a sentence says why it does not.
 
 LMDB maps its file and follows page numbers without a doubt, so a damaged file would end the process (SIGBUS behind the
-end of the file, SIGSEGV elsewhere) or give rows that nobody stored. `lmdb_pages` walks all pages before LMDB does, and
-the store checks the frames of every run that it opens.
+end of the file, SIGSEGV elsewhere) or give rows that were never stored. `lmdb_pages` walks all pages before LMDB does,
+and the store checks the frames of every run that it opens.
 
 What neither can know, because LMDB keeps no checksums: bytes that change inside a stored value, where they do not break
 the shape of what is there. That is a document's value, key, flags or CAS, or a number in the facts of a vbucket. The
@@ -43,6 +43,8 @@ _VBUUIDS = count(7)
 ENVIRONMENT = StoreEnvironment(now_ns=lambda: 1_800_000_000_000_000_000, new_vbuuid=lambda: Vbuuid(next(_VBUUIDS)))
 RIGHT, REFUSED, WRONG = 0, 10, 11
 CASES, SEED = 100, 4
+EVERY = 3
+"""A run tries one of so many places in the file. The soak tries all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,11 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     return Stored(data=data, contents=held, spans=tuple(span for value in values for span in places(data, value)))
 
 
+@pytest.fixture(params=[EVERY, pytest.param(1, marks=pytest.mark.soak)])
+def every(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 def places(data: bytes, value: bytes) -> list[tuple[int, int]]:
     """Where a value lies in the file: in its pages, and where older transactions have left it."""
     found = []
@@ -174,7 +181,7 @@ def test_an_empty_file_is_a_new_one(stored: Stored, tmp_path: Path) -> None:
 # --- cut off ------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_cut_off_anywhere(stored: Stored, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_anywhere(stored: Stored, tmp_path: Path, every: int) -> None:
     chosen = random.Random(1)
     pages = len(stored.data) // PAGE
     cuts = [
@@ -183,7 +190,7 @@ def test_a_file_that_was_cut_off_anywhere(stored: Stored, tmp_path: Path) -> Non
         1,
         50,
     ]
-    ends = [outcome(stored, tmp_path / "data", stored.data[:cut]) for cut in cuts]
+    ends = [outcome(stored, tmp_path / "data", stored.data[:cut]) for cut in cuts[::every]]
     assert set(ends) <= {RIGHT, REFUSED}
     assert ends[0] == REFUSED
 
@@ -194,10 +201,10 @@ def test_a_file_that_is_too_long_is_no_fault(stored: Stored, tmp_path: Path) -> 
         assert outcome(stored, tmp_path / "data", stored.data + more) == RIGHT
 
 
-def test_a_file_that_was_put_together_again_from_zeros(stored: Stored, tmp_path: Path) -> None:
+def test_a_file_that_was_put_together_again_from_zeros(stored: Stored, tmp_path: Path, every: int) -> None:
     """What some file systems give after a crash: the right length, but nothing in the last pages."""
     pages = len(stored.data) // PAGE
-    for kept in range(2, pages, 5):
+    for kept in range(2, pages, 5 * every):
         data = stored.data[: kept * PAGE] + bytes((pages - kept) * PAGE)
         assert outcome(stored, tmp_path / "data", data) in (RIGHT, REFUSED)
 
@@ -206,7 +213,7 @@ def test_a_file_that_was_put_together_again_from_zeros(stored: Stored, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["zeros", "ones", "junk", "another page"])
-def test_pages_that_were_overwritten(stored: Stored, tmp_path: Path, kind: str) -> None:
+def test_pages_that_were_overwritten(stored: Stored, tmp_path: Path, kind: str, every: int) -> None:
     """A page is larger than any document here, so the shape of what it holds goes with it."""
     chosen = random.Random(kind)
     pages = len(stored.data) // PAGE
@@ -218,30 +225,32 @@ def test_pages_that_were_overwritten(stored: Stored, tmp_path: Path, kind: str) 
     }
     ends = [
         outcome(stored, tmp_path / "data", overwritten(stored.data, page * PAGE, make[kind]()))
-        for page in chosen.sample(range(pages), min(pages, 30))
+        for page in chosen.sample(range(pages), min(pages, 30) // every)
     ]
     assert set(ends) <= {RIGHT, REFUSED}
     assert REFUSED in ends
 
 
 @pytest.mark.parametrize("page", [0, 1])
-def test_bytes_of_the_meta_pages_count_or_do_not(stored: Stored, tmp_path: Path, page: int) -> None:
+def test_bytes_of_the_meta_pages_count_or_do_not(stored: Stored, tmp_path: Path, page: int, every: int) -> None:
     """One of the two is the newest and says where everything is; the other is what it was one transaction before."""
-    for at in range(0, 16 + 24 + 2 * 48 + 16, 2):
+    for at in range(0, 16 + 24 + 2 * 48 + 16, 2 * every):
         data = bytearray(stored.data)
         data[page * PAGE + at + at // 2 % 2] ^= 0x15
         assert outcome(stored, tmp_path / "data", bytes(data), writes=at % 8 == 0) in (RIGHT, REFUSED)
 
 
-def test_bytes_that_were_overwritten_outside_of_values_are_seen_or_harmless(stored: Stored, tmp_path: Path) -> None:
-    """Headers of pages and nodes, keys, lists of free pages, and what nobody uses.
+def test_bytes_that_were_overwritten_outside_of_values_are_seen_or_harmless(
+    stored: Stored, tmp_path: Path, every: int
+) -> None:
+    """Headers of pages and nodes, keys, lists of free pages, and what is not in use.
 
-    Inside of values nobody can tell, but the process goes on.
+    Inside of values it can't be seen, but the process goes on.
     """
     chosen = random.Random(SEED)
     ends: set[int] = set()
     inside = 0
-    for number in range(CASES):
+    for number in range(CASES // every):
         page = chosen.randrange(len(stored.data) // PAGE)
         at = page * PAGE + chosen.choice([chosen.randrange(16), chosen.randrange(64), chosen.randrange(PAGE)])
         junk = chosen.choice([b"\0", b"\xff", chosen.randbytes(1), chosen.randbytes(2), chosen.randbytes(8)])
@@ -253,4 +262,4 @@ def test_bytes_that_were_overwritten_outside_of_values_are_seen_or_harmless(stor
             ends.add(end)
             assert end in (RIGHT, REFUSED), (number, at, junk)
     assert ends == {RIGHT, REFUSED}
-    assert inside > CASES // 8
+    assert inside > CASES // every // 8

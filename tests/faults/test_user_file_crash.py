@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users
+from support.forked_program import run_program
 
 PASSWORD = "correct horse battery staple"
 EMPTY = Users(decoy_secret=bytes(range(32)), iterations=4096)
@@ -38,7 +37,7 @@ user_file.store_users(pathlib.Path(sys.argv[1]), Users(decoy_secret=bytes(32)))
 
 def test_a_crash_before_the_rename_leaves_the_old_file(path: Path) -> None:
     store_users(path, USERS)
-    assert subprocess.run([sys.executable, "-c", CRASH, str(path)], check=False).returncode == 9
+    assert run_program("-c", CRASH, str(path)).returncode == 9
     assert load_users(path) == USERS
     assert [mode(file) for file in path.parent.iterdir()] == [0o600, 0o600]
     store_users(path, EMPTY)

@@ -93,7 +93,7 @@ def test_streams_end_with_their_user(node: NodeProcess, admin: httpx.Client) -> 
 
 
 def test_variables_that_are_meant_for_clients_change_no_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("support.node_process._environment", lambda: {**os.environ, "PYTHONUNBUFFERED": "1"})
+    monkeypatch.setattr("support.node_process.environment", lambda: {**os.environ, "PYTHONUNBUFFERED": "1"})
     monkeypatch.setenv("HEADWATER_USER", USER)
     monkeypatch.setenv("HEADWATER_PASSWORD", PASSWORD)
     with NodeProcess(tmp_path / "data", "--vbuckets", "4", user=None, fresh=True) as node:

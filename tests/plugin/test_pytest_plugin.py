@@ -193,7 +193,7 @@ CLUSTER_TESTS = """
         assert keys_of(headwater_cluster) == {*(f"k{n}" for n in range(40)), "fox", "\\udcff"}
 
     @pytest.mark.headwater(replicas=0)
-    def test_a_failover_that_would_lose_vbuckets_kills_nobody(headwater_cluster):
+    def test_a_failover_that_would_lose_vbuckets_kills_no_node(headwater_cluster):
         with pytest.raises(NodeFailed, match="8 vbuckets would be lost"):
             headwater_cluster.failover()
         assert all(node.process.is_running for node in headwater_cluster.nodes)
@@ -235,12 +235,9 @@ def _only_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
-def test_nodes(pytester: pytest.Pytester) -> None:
-    run(pytester, NODE_TESTS, "--strict-markers").assert_outcomes(passed=12, xfailed=1)
-
-
-def test_clusters(pytester: pytest.Pytester) -> None:
-    run(pytester, CLUSTER_TESTS, "--strict-markers").assert_outcomes(passed=8)
+def test_nodes_and_clusters(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_clusters=CLUSTER_TESTS)
+    run(pytester, NODE_TESTS, "--strict-markers").assert_outcomes(passed=20, xfailed=1)
 
 
 def test_nothing_is_imported_where_it_is_not_used(pytester: pytest.Pytester) -> None:
@@ -253,44 +250,22 @@ def test_nothing_is_imported_where_it_is_not_used(pytester: pytest.Pytester) -> 
     run(pytester, tests).assert_outcomes(passed=1)
 
 
-def test_a_marker_with_a_wrong_name(pytester: pytest.Pytester) -> None:
-    tests = """
-        import pytest
-
-        @pytest.mark.headwater(vbucket=4)
-        def test_nothing(headwater_node):
-            pass
-    """
-    result = run(pytester, tests)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*takes vbuckets, buckets, options by name here, and not*vbucket*"])
-
-
-@pytest.mark.parametrize(
-    ("fixture", "asked", "told"),
-    [
-        (
-            "node",
-            'buckets="travel"',
-            "*buckets is 'travel', which is no tuple of strings. Write buckets=(\"travel\",)*",
-        ),
-        ("node", "buckets=()", "*buckets is (), which is no tuple of strings*"),
-        ("cluster", 'options="--bare"', "*options is '--bare', which is no tuple of strings*"),
-        ("cluster", "nodes=1", "*1 node can't hold 1 replica beside the active copies*Give replicas=0*"),
-        ("cluster", "nodes=2, replicas=3", "*2 nodes can't hold 3 replicas*"),
-    ],
-)
-def test_a_marker_that_can_not_be_meant(pytester: pytest.Pytester, fixture: str, asked: str, told: str) -> None:
-    tests = f"""
-        import pytest
-
-        @pytest.mark.headwater({asked})
-        def test_nothing(headwater_{fixture}):
-            pass
-    """
-    result = run(pytester, tests)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([told])
+def test_markers_that_can_not_be_meant(pytester: pytest.Pytester) -> None:
+    said = {
+        ("node", "vbucket=4"): "takes vbuckets, buckets, options by name here, and not*vbucket",
+        ("node", 'buckets="travel"'): "buckets is 'travel', which is no tuple of strings. Write buckets=(\"travel\",)",
+        ("node", "buckets=()"): "buckets is (), which is no tuple of strings",
+        ("cluster", 'options="--bare"'): "options is '--bare', which is no tuple of strings",
+        ("cluster", "nodes=1"): "1 node can't hold 1 replica beside the active copies*Give replicas=0",
+        ("cluster", "nodes=2, replicas=3"): "2 nodes can't hold 3 replicas",
+    }
+    tests = [
+        f"@pytest.mark.headwater({asked})\ndef test_{number}(headwater_{fixture}):\n    pass\n"
+        for number, (fixture, asked) in enumerate(said)
+    ]
+    result = run(pytester, "\n".join(["import pytest", *tests]))
+    result.assert_outcomes(errors=len(said))
+    result.stdout.fnmatch_lines([f"*{sentence}*" for sentence in said.values()])
 
 
 def test_a_test_that_fails_shows_the_logs(pytester: pytest.Pytester) -> None:

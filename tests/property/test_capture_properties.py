@@ -8,7 +8,6 @@ from contextlib import suppress
 from io import BytesIO
 
 import dpkt
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from headwater.protocol.capture import (
 )
 from headwater.protocol.capture.events import Segment, SocketAddress, reassemble
 from headwater.protocol.messages.dcp_changes import Mutation
+from support.cases import each
 from support.message_strategies import any_message
 
 CLIENT = SocketAddress(b"\x0a\x00\x00\x02", 50000)
@@ -84,7 +84,7 @@ def show(captured: CapturedFrame) -> None:
         assert json.loads(json_line(view, value_bytes_max=100))["value_length"] == len(captured.frame.value)
 
 
-@pytest.mark.parametrize("data", SOUND)
+@each("data", SOUND)
 def test_sound_captures_are_read_whole(data: bytes) -> None:
     frames = list(read_frames(read_capture(data)))
     assert b"".join(item.frame.encode() for item in frames if isinstance(item, CapturedFrame)) == FRAMES
@@ -143,7 +143,7 @@ def test_any_order_of_segments_gives_the_same_bytes(segments: list[Segment]) -> 
 INPUT_BYTES = 512 * 1024
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         FRAMES * (INPUT_BYTES // len(FRAMES)),
@@ -158,7 +158,6 @@ INPUT_BYTES = 512 * 1024
         packet_capture(1, pcapng=False)
         + packet_capture(1, pcapng=False)[24:] * (INPUT_BYTES // len(packet_capture(1, pcapng=False))),
     ],
-    ids=["frames", "half a frame", "no frame", "one line", "many lines", "long packet", "empty packets", "packets"],
 )
 def test_memory_is_bounded_by_the_input(data: bytes) -> None:
     tracemalloc.start()

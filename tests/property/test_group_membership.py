@@ -1,6 +1,6 @@
 """Groups under faults: no vbucket is read by two at once, and when the faults end all are read in equal shares.
 
-The statements are judged by `GroupChecker`. That it can tell a group that breaks them is shown with members that are
+The statements are judged by `GroupChecker`. That it finds a group that breaks them is shown with members that are
 broken on purpose, each in a situation where its fault matters and a sound member does well.
 """
 
@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.groups.group_document import GroupDocument
 from headwater.client.groups.lease_member import HandOverState, LeaseMember, ReaderReleased, plan_targets
+from support.cases import each
 from support.group_world import Action, GroupChecker, RuleBroken, Script, World
 
 FAULTS = ("join", "replace", "restart", "kill", "leave", "stall", "pause", "cut")
@@ -63,7 +63,7 @@ some_members = st.sets(st.sampled_from(MEMBERS), min_size=1)
 
 
 def moves(old: Sequence[str | None], new: Sequence[str | None], members: set[str]) -> int:
-    """How many vbuckets are taken from somebody who is there."""
+    """How many vbuckets are taken from a member that is there."""
     return sum(before in members and before != after for before, after in zip(old, new, strict=True))
 
 
@@ -110,7 +110,7 @@ class NeverReleases(LeaseMember):
 
 
 class TakesFromOwners(LeaseMember):
-    """Takes what it is to have, whoever has it."""
+    """Takes what it is to have, also from another."""
 
     def _taken(self, document: GroupDocument) -> GroupDocument:
         owners = tuple(
@@ -121,7 +121,7 @@ class TakesFromOwners(LeaseMember):
 
 
 class IgnoresItsLeaseEnd(LeaseMember):
-    """Goes on reading until somebody tells it."""
+    """Goes on reading until it is asked to stop."""
 
     def _has_run_out(self, now_s: float) -> bool:
         return False
@@ -190,7 +190,7 @@ def is_broken(script: Script, member: type[LeaseMember], *, fences: bool = True)
     return False
 
 
-@pytest.mark.parametrize("member", BROKEN, ids=lambda member: member.__name__)
+@each("member", BROKEN)
 def test_the_checker_finds_a_member_that_breaks_the_rules(member: type[LeaseMember]) -> None:
     found = next((seed for seed in SEEDS if is_broken(situation(seed, BROKEN[member]), member)), None)
     assert found is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.protocol.kernels.json_check import DEPTH_MAX, is_json
+from support.cases import each
 
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
@@ -61,7 +61,7 @@ def test_junk_is_judged_as_the_library_judges_it(junk):
     assert check(junk) == oracle(junk)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [b"", b" ", b"{", b"[1,]", b'{"a":1,}', b"01", b"-", b"1.", b".5", b"1e", b"+1", b"nul", b"truex", b"[1 2]",
      b'"\x01"', b'"\\x"', b'"\\u12"', b"NaN", b"Infinity", b"\xef\xbb\xbf{}", b"{'a':1}", b'{"a" 1}', b'{1:2}', b"[}",
@@ -71,7 +71,7 @@ def test_is_not_json(text):
     assert not check(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "text", [b"1", b"-0", b"1.5e+10", b'"x"', b"null", b" [ ] ", b"{}", b'{"a":[1,{"b":null}],"c":"\\u00e9\xc3\xa9"}']
 )
 def test_is_json(text):

@@ -14,6 +14,8 @@ from support.reader_world import VBUCKETS, Run
 
 SEEDS = 200
 SEEDS_A_TEST = 25
+SEEDS_OF_EVERY_RUN = 50
+"""The others are for the soak."""
 
 
 def run_seed(seed: int) -> Run:
@@ -27,7 +29,13 @@ def run_seed(seed: int) -> Run:
     return run
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[] if first < SEEDS_OF_EVERY_RUN else pytest.mark.soak)
+        for first in range(0, SEEDS, SEEDS_A_TEST)
+    ],
+)
 def test_the_caller_ends_up_with_what_the_bucket_holds(first: int) -> None:
     rollbacks = 0
     for seed in range(first, first + SEEDS_A_TEST):

@@ -1,7 +1,7 @@
 """A bucket against a model: of each vbucket a list of all versions, of which the last of each key is the document.
 
 The machine writes, commits, settles, compacts, lets time pass, fails and crashes in any order. After every step the
-bucket must hold what the model says, to whoever reads a document and to whoever streams the changes. Small blocks and
+bucket must hold what the model says, to a reader of documents and to a stream of the changes. Small blocks and
 small steps make every boundary come up soon.
 """
 
@@ -91,7 +91,7 @@ class Model:
 
 
 class StoppingEngine:
-    """Fails on writes when it is told to."""
+    """Fails on writes when a test wants it."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
@@ -363,7 +363,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sealed = None
         for vbucket, before in enumerate(facts):
             after = self.facts(vbucket)
-            # A compaction that was not written has told streams what it was about to drop, and nobody else.
+            # A compaction that was not written has announced to streams, and to no other, what it was about to drop.
             assert after.purge_seqno <= before.purge_seqno
             assert after.history_start_seqno <= before.history_start_seqno
 

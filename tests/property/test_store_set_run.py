@@ -10,7 +10,6 @@ import struct
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -40,6 +39,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 from headwater.store.set_run import SetRun, apply_set_run
+from support.cases import each
 
 NOW_NS = 1_800_000_000_123_456_789
 KEYS = [b"a", b"b", b"key-3", b"x" * KEY_BYTES_MAX, b"locked", b"xattrs", b"deleted", b"tombstone", b"live"]
@@ -287,8 +287,8 @@ def test_the_kernel_equals_one_by_one(sent: tuple[Client, bytes], default: bool)
     check(data, client, default=default)
 
 
-@pytest.mark.parametrize("data", RAW, ids=range(len(RAW)))
-@pytest.mark.parametrize("collections", [False, True])
+@each("data", RAW)
+@each("collections", [False, True])
 def test_what_is_not_a_set_is_left_alone(data: bytes, collections: bool) -> None:
     client = Client(collections=collections, mutation_tokens=True)
     good = Set(key=b"a", value=b"{}", collection_id=DEFAULT_COLLECTION if collections else None).encode()
@@ -323,9 +323,9 @@ def test_expiries_at_all_times(sent: tuple[Client, bytes], now_s: int, ttl: int)
     check(limited + data, client, now_ns=now_s * 10**9 + 5)
 
 
-@pytest.mark.parametrize("collections", [False, True])
-@pytest.mark.parametrize("key_bytes", [1, 2, 3, 10])
-@pytest.mark.parametrize("before_bytes", [0, 1000])
+@each("collections", [False, True])
+@each("key_bytes", [1, 2, 3, 10])
+@each("before_bytes", [0, 1000])
 def test_the_smallest_requests_fit_into_what_is_reserved(collections: bool, key_bytes: int, before_bytes: int) -> None:
     """A stored frame is longer than its request, and the kernel checks no bounds: the room has to be right before."""
     client = Client(collections=collections, mutation_tokens=True)

@@ -14,6 +14,7 @@ from headwater.errors import MalformedXattrs
 from headwater.protocol.kernels.xattr_split import XATTRS_TYPE, split_xattrs
 from headwater.protocol.numbers import XATTR_SECTION_BYTES_MAX
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
+from support.cases import each
 
 XATTR = int(Datatype.XATTR)
 
@@ -86,7 +87,7 @@ NAMED_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", NAMED_FAULTS)
+@each("fault", NAMED_FAULTS)
 def test_a_fault_is_named_by_the_typed_codec(fault):
     value = NAMED_FAULTS[fault]
     with pytest.raises(MalformedXattrs) as expected:

@@ -97,19 +97,22 @@ def test_an_hour_of_hot_writes(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "complaint"),
+    ("mutant", "complaints"),
     [
-        (LandingMutant.DROPS_ROWS_BEHIND_PLAN, "before the survey, at seqno"),
-        (LandingMutant.DROPS_ROWS_BEHIND_PLAN, "is too old"),
-        (LandingMutant.REPEATS_ROWS_BEHIND_PLAN, "is alive after"),
-        (LandingMutant.GOES_BACK_TO_PLAN, "goes into the middle of a snapshot"),
-        # What that does to the documents.
-        (LandingMutant.GOES_BACK_TO_PLAN, "and stored is"),
+        (LandingMutant.DROPS_ROWS_BEHIND_PLAN, {"before the survey, at seqno", "is too old"}),
+        (LandingMutant.REPEATS_ROWS_BEHIND_PLAN, {"is alive after"}),
+        # And what that does to the documents.
+        (LandingMutant.GOES_BACK_TO_PLAN, {"goes into the middle of a snapshot", "and stored is"}),
     ],
 )
-def test_a_landing_that_does_it_wrong_is_found_out(mutant: LandingMutant, complaint: str) -> None:
-    reports = (run_landing(seed, mutant) for seed in MUTANT_SEEDS)
-    assert any(complaint in found for report in reports for found in report.complaints), f"{mutant} is not found out"
+def test_a_landing_that_does_it_wrong_is_found_out(mutant: LandingMutant, complaints: set[str]) -> None:
+    missing = set(complaints)
+    for seed in MUTANT_SEEDS:
+        found = run_landing(seed, mutant).complaints
+        missing -= {complaint for complaint in missing if any(complaint in one for one in found)}
+        if not missing:
+            return
+    raise AssertionError(f"{mutant} is not found out by {missing}")
 
 
 def test_the_simulation_loads_no_spark() -> None:

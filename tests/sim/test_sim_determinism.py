@@ -24,10 +24,10 @@ def digest(seed: int, hash_seed: str) -> str:
 
 
 # With clusters, failovers, rollbacks and landings among them.
-@pytest.mark.parametrize("seed", [7, 17, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (3, 10))])
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (3, 10, 17))])
 def test_two_processes_with_other_hashes_run_a_seed_the_same_way(seed: int) -> None:
     assert digest(seed, "1") == digest(seed, "2")
 
 
 def test_other_seeds_are_other_runs() -> None:
-    assert digest(7, "1") != digest(17, "1")
+    assert digest(7, "1") != digest(5, "1")

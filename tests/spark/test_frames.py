@@ -94,8 +94,11 @@ class SqliteSink:
         return {key: bytes(value) for key, (op, value) in newest.items() if op == "mutation"}
 
 
+HOT_PAUSE_S = 0.002
+
+
 class HotWriter(threading.Thread):
-    """Rewrites a few documents without a pause."""
+    """Rewrites a few documents many times while a batch is read. Its pauses leave the machine to Spark."""
 
     def __init__(self, bucket: SourceBucket, keys: list[bytes]) -> None:
         super().__init__()
@@ -105,10 +108,9 @@ class HotWriter(threading.Thread):
 
     def run(self) -> None:
         number = 0
-        while not self._is_over.is_set():
-            for key in self._keys:
-                number += 1
-                self._bucket.put([key], b'{"n":%d}' % number)
+        while not self._is_over.wait(HOT_PAUSE_S):
+            number += 1
+            self._bucket.put([self._keys[number % len(self._keys)]], b'{"n":%d}' % number)
 
     def __enter__(self) -> None:
         self.start()
@@ -134,11 +136,10 @@ def test_a_sink_is_exact_through_crashes_rollbacks_and_hot_writes(
         writer.trigger(availableNow=True).start().awaitTermination()
 
     with HotWriter(bucket, keys):
-        for fails in ("", "before", "after", ""):
-            sink.fails = [fails] if fails else []
-            if fails:
-                with pytest.raises(PySparkException, match="Crash"):
-                    run()
+        for fails in ("before", "after"):
+            sink.fails = [fails]
+            with pytest.raises(PySparkException, match="Crash"):
+                run()
             run()
     bucket.fail_over(VBUCKET, bucket.high_seqnos()[VBUCKET] - 7)
     bucket.put(bucket.keys("late", 3, vbucket=VBUCKET), b'{"late":1}')

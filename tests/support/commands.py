@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from headwater.client.kv_connection import KvConnection
 from headwater.protocol.messages.documents import Delete, Set
 from headwater.protocol.messages.subdocument import PathFlags, SubdocDictUpsert
 from headwater.protocol.numbers import CollectionId, VBucketId
+from support.forked_program import HEADWATER, start_program
 from support.node_process import PASSWORD, USER, NodeProcess
 
 VBUCKETS = 16
@@ -111,22 +110,14 @@ class TailedBucket:
 
 def start_tail(*arguments: str, **how: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **LOGIN, "COLUMNS": "", **how.pop("env", {})}
-    return subprocess.Popen(
-        tail_command(*arguments),
+    return start_program(
+        *HEADWATER,
+        "tail",
+        *arguments,
         env={name: value for name, value in environment.items() if value},
-        preexec_fn=_heed_interrupts,
         bufsize=0,  # a test reads some of the output, and `communicate` gets all of the rest
         **how,
     )
-
-
-def tail_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "headwater", "tail", *arguments]
-
-
-def _heed_interrupts() -> None:
-    """Shells make what they start in the background ignore interrupts, and so what the tests start would."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def json_lines(text: bytes) -> list[dict[str, Any]]:

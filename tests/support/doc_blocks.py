@@ -1,6 +1,6 @@
 """The code blocks of the documentation, and how they are run.
 
-The word behind the language tells what a block needs:
+The word behind the language says what a block needs:
 
 * `python`, `bash`: runs, with a node at hand (`python node` says the same);
 * `python spark`: runs where there is a Spark session, with the tests of Spark;
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.testing.node import HeadwaterNode
+from support.forked_program import shell_commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,7 +88,7 @@ def run_python(block: Block, code: str) -> str:
 def run_bash(block: Block, code: str, folder: Path) -> str:
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{shell_commands()}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HEADWATER_USER": USER,
         "HEADWATER_PASSWORD": PASSWORD,
         "COLUMNS": "200",

@@ -6,19 +6,13 @@ process is gone when the `with` block ends, and what it wrote to its log can be 
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from shutil import rmtree
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -26,7 +20,7 @@ from headwater.client.connection_string import Address
 from headwater.client.kv_connection import KvConnection, Login
 from headwater.protocol.frames import Frame, FrameBuffer
 from headwater.protocol.sasl import Credentials
-from headwater.testing.nursery import Nursery
+from support.forked_program import run_program, start_program
 
 USER = "admin"
 PASSWORD = "a secret for tests"
@@ -40,7 +34,7 @@ _LOOK_EVERY_S = 0.002
 class NodeProcess:
     """One process at a time on one data folder. `start` again after `kill` or `stop` opens the same data.
 
-    The process is forked from one that has everything loaded (`headwater.testing.nursery`), unless it is to be `fresh`:
+    The process is forked from one that has everything loaded (`support.forked_program`), unless it is to be `fresh`:
     then it is a new interpreter, as a shell starts one.
     """
 
@@ -66,7 +60,7 @@ class NodeProcess:
         """How long the last end took."""
         self._log_path = data.with_name(f"{data.name}.log")
         self._output_path = data.with_name(f"{data.name}.out")
-        self._process: _Process | None = None
+        self._process: subprocess.Popen[Any] | None = None
 
     # --- life and death -------------------------------------------------------------------------------------------
 
@@ -79,8 +73,12 @@ class NodeProcess:
             arguments += ["--user", self.user, "--password", self.password]
         self._output_path.unlink(missing_ok=True)
         began_s = time.monotonic()
-        make = _FreshProcess if self.fresh else _ForkedProcess
-        self._process = make(arguments, self._output_path, self._log_path)
+        with self._output_path.open("w") as stdout, self._log_path.open("a") as stderr:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr, "env": environment()}
+            if self.fresh:
+                self._process = subprocess.Popen(serve_command(*arguments), **streams)
+            else:
+                self._process = start_program(*serve_command(*arguments)[1:], **streams)
         try:
             self.ready_line = self._read_ready_line(began_s + READY_S_MAX)
         except BaseException:
@@ -92,7 +90,7 @@ class NodeProcess:
     def _read_ready_line(self, deadline_s: float) -> str:
         assert self._process is not None
         while time.monotonic() < deadline_s:
-            has_ended = not self._process.is_running
+            has_ended = not self.is_running
             lines = self._output_path.read_text().splitlines(keepends=True) if self._output_path.exists() else []
             if lines and lines[0].endswith("\n"):
                 return lines[0]
@@ -113,10 +111,15 @@ class NodeProcess:
         if process is None:
             return 0
         began_s = time.monotonic()
-        code = process.end(number)
-        self.stopped_s = time.monotonic() - began_s
-        assert code is not None, f"the node did not stop in {STOP_S_MAX:.0f} s; its log:\n{self.log()}"
-        return code
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the node did not stop in {STOP_S_MAX:.0f} s; its log:\n{self.log()}") from None
+        finally:
+            self.stopped_s = time.monotonic() - began_s
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +140,7 @@ class NodeProcess:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.is_running
+        return self._process is not None and self._process.poll() is None
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -173,86 +176,6 @@ class NodeProcess:
         return KvConnection.open(self.address, Login(credentials=Credentials(self.user, self.password), bucket=bucket))
 
 
-class _Process(Protocol):
-    """One start of a node."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def is_running(self) -> bool: ...
-
-    def end(self, number: signal.Signals) -> int | None:
-        """Send a signal, and return the exit code: None where the process had to be killed."""
-
-
-class _FreshProcess:
-    def __init__(self, arguments: list[str], output: Path, log: Path) -> None:
-        with output.open("w") as stdout, log.open("a") as stderr:
-            self._popen = subprocess.Popen(
-                serve_command(*arguments), stdout=stdout, stderr=stderr, text=True, env=_environment()
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._popen.poll() is None
-
-    def end(self, number: signal.Signals) -> int | None:
-        self._popen.send_signal(number)
-        try:
-            return self._popen.wait(STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-            return None
-
-
-class _ForkedProcess:
-    def __init__(self, arguments: list[str], output: Path, log: Path) -> None:
-        self._exit_code = output.with_name(f"{output.name}.exit")
-        self._exit_code.unlink(missing_ok=True)
-        self.pid = _nursery().start(arguments, stdout=output, stderr=log)
-        try:
-            self._handle = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            raise AssertionError(f"the node ended before it was ready; its log:\n{log.read_text()}") from None
-
-    @property
-    def is_running(self) -> bool:
-        return not self._has_ended_in(0)
-
-    def end(self, number: signal.Signals) -> int | None:
-        try:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, number)
-            if number is signal.SIGKILL:
-                self._has_ended_in(STOP_S_MAX)
-                return -number
-            if self._has_ended_in(STOP_S_MAX):
-                return int(self._exit_code.read_text())
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            return None
-        finally:
-            os.close(self._handle)
-
-    def _has_ended_in(self, wait_s: float) -> bool:
-        return bool(select.select([self._handle], [], [], wait_s)[0])
-
-
-@cache
-def _nursery() -> Nursery:
-    """One for all tests of this process. It ends with it."""
-    folder = Path(tempfile.mkdtemp(prefix="headwater-nursery-"))
-    atexit.register(rmtree, folder, ignore_errors=True)
-    nursery = Nursery(folder)
-    atexit.register(nursery.__exit__, None, None, None)
-    return nursery
-
-
 def exchange(connection: KvConnection, requests: bytes, *, answers: int) -> list[Frame]:
     """Many requests in one write, and their answers as they come."""
     connection.sock.sendall(requests)
@@ -277,12 +200,10 @@ def serve_command(*arguments: str) -> list[str]:
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`headwater serve` where it is expected to end by itself."""
-    return subprocess.run(
-        serve_command(*arguments), capture_output=True, text=True, timeout=READY_S_MAX, check=False, env=_environment()
-    )
+    return run_program(*serve_command(*arguments)[1:], timeout=READY_S_MAX, env=environment())
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """That of the tests, without what the command line reads from it. Wide, so that sentences are not broken."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
     return {**kept, "COLUMNS": "400", "PYTHONUNBUFFERED": "1"}

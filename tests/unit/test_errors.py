@@ -33,6 +33,7 @@ from headwater.errors import (
     status_error,
 )
 from headwater.protocol.status import SUCCESSFUL, Status
+from support.cases import each
 
 ALL_ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
 FAMILIES = (
@@ -62,12 +63,12 @@ def make(cls: type[HeadwaterError]) -> HeadwaterError:
     return cls("something is wrong")
 
 
-@pytest.mark.parametrize("cls", [cls for cls in ALL_ERRORS if cls is not HeadwaterError])
+@each("cls", [cls for cls in ALL_ERRORS if cls is not HeadwaterError])
 def test_every_error_belongs_to_one_family(cls: type[HeadwaterError]) -> None:
     assert sum(issubclass(cls, family) for family in FAMILIES) == 1
 
 
-@pytest.mark.parametrize("cls", [cls for cls in ALL_ERRORS if issubclass(cls, RemoteProtocolError | StatusError)])
+@each("cls", [cls for cls in ALL_ERRORS if issubclass(cls, RemoteProtocolError | StatusError)])
 def test_every_message_ends_in_what_to_do_next(cls: type[HeadwaterError]) -> None:
     error = make(cls)
     assert error.hint
@@ -174,7 +175,7 @@ def test_the_table_names_every_status_class_once() -> None:
     assert not SUCCESSFUL & STATUS_ERRORS.keys()
 
 
-@pytest.mark.parametrize(("status", "cls"), EXPECTED_STATUS_ERRORS.items(), ids=lambda value: value.__class__.__name__)
+@each(("status", "cls"), EXPECTED_STATUS_ERRORS.items())
 def test_a_status_has_its_class(status: Status, cls: type[StatusError]) -> None:
     error = status_error(status)
     assert type(error) is cls
@@ -206,7 +207,7 @@ def test_retries_are_told_by_the_classes() -> None:
     assert stale == {"NOT_MY_VBUCKET"}
 
 
-@pytest.mark.parametrize("cls", ALL_ERRORS)
+@each("cls", ALL_ERRORS)
 def test_an_error_can_be_raised_and_caught_as_a_headwater_error(cls: type[HeadwaterError]) -> None:
     with pytest.raises(HeadwaterError) as raised:
         raise make(cls)
@@ -224,18 +225,18 @@ def test_what_is_down_may_come_back() -> None:
     }
 
 
-@pytest.mark.parametrize("cls", ALL_ERRORS)
+@each("cls", ALL_ERRORS)
 def test_every_error_can_be_told_in_other_words(cls: type[HeadwaterError]) -> None:
     error = make(cls)
-    told = error.reworded("other words")
-    assert type(told) is cls
-    assert (told.reason, told.hint) == ("other words", error.hint)
-    assert str(told) == (f"other words. {error.hint}" if error.hint else "other words")
-    assert {**vars(told), "reason": error.reason} == vars(error)
+    reworded = error.reworded("other words")
+    assert type(reworded) is cls
+    assert (reworded.reason, reworded.hint) == ("other words", error.hint)
+    assert str(reworded) == (f"other words. {error.hint}" if error.hint else "other words")
+    assert {**vars(reworded), "reason": error.reason} == vars(error)
     assert error.reason != "other words"
 
 
-@pytest.mark.parametrize("cls", ALL_ERRORS)
+@each("cls", ALL_ERRORS)
 def test_every_error_survives_pickling(cls: type[HeadwaterError]) -> None:
     error = make(cls)
     copy = pickle.loads(pickle.dumps(error))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.cases import each
 from support.doc_blocks import PAGES, ROOT
 
 PUBLIC = {
@@ -114,17 +115,17 @@ def blocks(page: Path) -> Iterator[str]:
                 yield node.value if "\nfrom headwater" in node.value else ""
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+@each("path", PROGRAMS)
 def test_a_program_imports_what_is_public(path: Path) -> None:
     assert not_public(path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("page", READ_BY_USERS, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", READ_BY_USERS)
 def test_a_page_imports_what_is_public(page: Path) -> None:
     assert [fault for code in blocks(page) for fault in not_public(code)] == []
 
 
-@pytest.mark.parametrize("page", READ_BY_USERS, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", READ_BY_USERS)
 def test_a_page_names_modules_that_are_public(page: Path) -> None:
     named = re.findall(r"`(headwater\.(?:client|lake|node|store|transfer)\.[\w.]+)`", page.read_text(encoding="utf-8"))
     assert named == []

@@ -13,6 +13,7 @@ import pytest
 
 import headwater
 from headwater.phrases import counted, escaped, escaped_bytes, install_command
+from support.cases import each
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> N
 # What is not to be printed is escaped, once, and nothing else is.
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "shown"),
     [
         (b"fox", "fox"),

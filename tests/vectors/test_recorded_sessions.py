@@ -206,7 +206,7 @@ CLIENT_TEXTS: list[tuple[str, Callable[..., bool]]] = [
 
 
 def server_facts(recorded: RecordedFrame) -> Iterable[str]:
-    """Holds each named field of a server's frame against the message. A name nobody knows is a failure."""
+    """Holds each named field of a server's frame against the message. An unknown name is a failure."""
     frame, message = decode(recorded)
     for name, text in recorded.fields.items():
         expected, read = SERVER_FIELDS[name]

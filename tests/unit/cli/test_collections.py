@@ -42,6 +42,7 @@ from headwater.protocol.messages.session import (
 from headwater.protocol.sasl import Mechanism, ScramServer
 from headwater.protocol.status import Status
 from headwater.store.data_format import BucketFacts
+from support.cases import each
 from support.commands import printed, sentence
 
 LOGIN = ("--user", "ann", "--password", "pencil")
@@ -132,7 +133,7 @@ def in_a_thread(node: Node) -> Iterator[int]:
 
 
 class _Served:
-    """A node and where it is. One server for all tests, whose node each test has anew."""
+    """A node and where it is. One server for all tests, whose node is a new one in each test."""
 
     def __init__(self, node: Node, port: int) -> None:
         self.node = node
@@ -295,7 +296,7 @@ def test_an_unknown_bucket(served: _Served) -> None:
     assert failed("list", url, *LOGIN).startswith('Bucket with name "wine" not found')
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ("create", "http://h/b", "shop", "--history"),
@@ -336,7 +337,7 @@ def test_tls_with_a_server_that_has_none(served: _Served) -> None:
 # --- URLs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "addresses", "tls", "is_http", "bucket", "user"),
     [
         ("couchbase://h/b", [("h", 11210)], False, False, "b", None),
@@ -363,7 +364,7 @@ def test_urls(
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "h/b", "ftp://h/b", "couchbase://h", "http://h", "http://h/", "http://h/a/b", "http:///b", "http://h:x/b",
      "http://[::1/b", "http://h:0/b", "couchbases://h:8091/b"],
@@ -498,7 +499,7 @@ def answering(answers: dict[str, tuple[int, bytes]]) -> Iterator[str]:
             thread.join(10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "body", "sentence"),
     [
         (404, b"Requested resource not found.\r\n", "there is no such bucket. Check the names"),

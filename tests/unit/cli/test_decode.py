@@ -42,6 +42,7 @@ from headwater.protocol.messages.vbuckets import GetAllVbSeqnosResponse, VBucket
 from headwater.protocol.status import Status
 from headwater.protocol.system_events import CollectionCreated, ScopeCreated, encode_event
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
+from support.cases import each
 
 SESSION = Path(__file__).parents[2] / "vectors" / "captures" / "collections-7.0.5.txt"
 NOOP = DcpNoop(opaque=7).encode()
@@ -266,7 +267,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     "message",
     [
         GetFailoverLogResponse(failover_log=LOG),
@@ -284,7 +285,6 @@ EVENTS = [
         ),
         *EVENTS,
     ],
-    ids=lambda message: type(message).__name__,
 )
 def test_drawn_values_are_what_the_message_says(message: Message) -> None:
     frame = message.to_frame()

@@ -35,6 +35,7 @@ from headwater.errors import (
     UnknownBucket,
     WrongProtocol,
 )
+from support.cases import each
 from support.fake_servers import answering_http, down, dripping, hanging_up, http_answer, saying, serving, silent
 from support.machine import self_signed
 from support.node_process import PASSWORD, USER
@@ -139,7 +140,7 @@ def test_an_answer_that_ends_with_the_connection() -> None:
 def test_the_network_is_told_by_the_port_of_the_manager(
     asked: Address, query: str, first: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names lead nowhere, so whoever asks them is led to a server here."""
+    """The names lead nowhere, so a client that asks them is led to a server here."""
     with serving(answering_http({TERSE: http_answer(BODY)}, [])) as address:
         real = bootstrap.open_transport
         monkeypatch.setattr(bootstrap, "open_transport", lambda new, _, *rest: real(new, address, *rest))
@@ -179,12 +180,12 @@ def test_a_client_certificate_is_the_login(tmp_path: Path) -> None:
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(certificate)
     requests: list[str] = []
-    nobody = {"user": None, "password": None}
+    anonymous = {"user": None, "password": None}
     with serving(answering_http({TERSE: http_answer(encrypted_body())}, requests), tls=context) as address:
         tls = TlsSettings(ca_file=certificate, certificate_file=certificate, key_file=key)
-        assert fetch(address, tls=tls, **nobody).nodes[1] == Address("inside1", 11207)
+        assert fetch(address, tls=tls, **anonymous).nodes[1] == Address("inside1", 11207)
         for _ in range(20):
-            refused = failure(address, tls=TlsSettings(ca_file=certificate), **nobody)
+            refused = failure(address, tls=TlsSettings(ca_file=certificate), **anonymous)
             assert type(refused) is TlsFailed
             assert "client certificate" in refused.hint
     assert len(requests) == 1
@@ -196,7 +197,7 @@ def encrypted_body() -> bytes:
     return json.dumps({**CONFIG, "nodesExt": nodes}).encode()
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "kind", "words"),
     [
         (401, AuthenticationFailed, "the user or the password is wrong"),
@@ -231,7 +232,7 @@ def test_a_host_that_is_down() -> None:
     assert str(address) in error.reason
 
 
-@pytest.mark.parametrize(
+@each(
     ("talk", "kind"),
     [
         (silent, NoAnswer),
@@ -295,7 +296,7 @@ def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
         fetch(address)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_random_bytes_in_the_place_of_an_answer(seed: int) -> None:
     """Whatever a server says, what comes out is an error of ours."""
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ from headwater.client.cluster_map import ClusterMap, Network, vbucket_of
 from headwater.client.connection_string import Address
 from headwater.errors import MalformedJson, NoSuchNetwork, NotMyVBucket, TemporaryFailure
 from headwater.protocol.numbers import VBucketId
+from support.cases import each
 
 ASKED = Address("10.0.0.1", 11210)
 
@@ -118,7 +119,7 @@ INSIDE = (Address("10.0.0.1", 11210), Address("10.0.0.2", 11310))
 OUTSIDE = (Address("public0.example.com", 30000), Address("public1.example.com", 30001))
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "network", "nodes"),
     [
         (ASKED, Network.AUTO, INSIDE),
@@ -234,7 +235,7 @@ def broken(path: list[Any], value: Any) -> dict[str, Any]:
     return root
 
 
-@pytest.mark.parametrize(
+@each(
     "root",
     [
         {},

@@ -18,6 +18,7 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     ScopeDropped,
 )
+from support.cases import each
 
 GARDEN = (
     Manifest()
@@ -208,7 +209,7 @@ def test_an_event_tells_what_was_dropped_and_what_has_its_name_now() -> None:
     names.learn(created(0xC, "fruit"))
     assert names.find_collection("garden.fruit") == 0xC
     assert_dropped(names, 9)
-    names.learn(created(9, "fruit"))  # another vbucket tells the beginning of it
+    names.learn(created(9, "fruit"))  # another vbucket has the beginning of it
     assert names.find_collection("garden.fruit") == 0xC
     names.update(GARDEN.with_scope("yard"))  # newer than ours, and older than the events
     assert_dropped(names, 9)
@@ -267,7 +268,7 @@ def test_a_filter_lets_through_all_that_its_scopes_ever_had() -> None:
     assert names.ids_in(only).tolist() == [0x9, 0xA, 0xC, 0x99]
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "by_scope", "by_collection"),
     [
         (created(9, "fruit"), True, True),

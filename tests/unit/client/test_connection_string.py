@@ -6,6 +6,7 @@ import pytest
 
 from headwater.client.connection_string import HOSTS_MAX, Address, BootstrapBy, ConnectionString, parse_address
 from headwater.errors import InvalidConnectionString
+from support.cases import each
 
 
 def parse(text: str) -> ConnectionString:
@@ -31,7 +32,7 @@ def test_all_parts_at_once() -> None:
     assert parsed.option("missing", "otherwise") == "otherwise"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "address"),
     [
         ("couchbase://127.0.0.1", Address("127.0.0.1", 11210)),
@@ -64,7 +65,7 @@ def test_the_text_form_reads_back_as_the_same(text: str) -> None:
     assert parse(str(parse(text))) == parse(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "ports", "by"),
     [
         ("couchbase://a/b", [11210], ["kv"]),
@@ -83,7 +84,7 @@ def test_how_each_host_is_asked_for_the_cluster_map(text: str, ports: list[int],
     assert [parsed.bootstrap_by(address) for address in parsed.addresses] == [BootstrapBy(name) for name in by]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name"),
     [
         ("couchbase://cb.example.com/b", "_couchbase._tcp.cb.example.com"),
@@ -108,7 +109,7 @@ def test_which_dns_server_is_asked() -> None:
     assert (asked.nameserver, asked.dns_port) == ("fd00::53", 5353)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason", "hint"),
     [
         ("localhost/bucket", "does not start with couchbase://", "couchbase://host"),

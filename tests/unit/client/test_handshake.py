@@ -50,6 +50,7 @@ from headwater.protocol.sasl import Mechanism, encode_nonce
 from headwater.protocol.states import all_events, transition
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
+from support.cases import each
 from support.fake_servers import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refused
 
 
@@ -75,8 +76,8 @@ def opcodes(peer: Peer) -> list[str]:
 # --- it works -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", list(Mechanism))
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+@each("mechanism", list(Mechanism))
+@each("chunk_bytes", [1 << 20, 1])
 def test_every_mechanism_leads_to_a_ready_connection(mechanism: Mechanism, chunk_bytes: int) -> None:
     client = run(handshake(plain_allowed=True), Peer(mechanisms=mechanism), chunk_bytes=chunk_bytes)
     assert client.state is HandshakeState.READY
@@ -110,7 +111,7 @@ def test_the_best_mechanism_is_taken_and_the_agent_is_told() -> None:
 
 @pytest.mark.parametrize("mechanism", list(Mechanism))
 def test_the_mechanism_can_be_named(mechanism: Mechanism) -> None:
-    """PLAIN, too, and then also where others can listen: whoever names it wants it."""
+    """PLAIN, too, and then also where others can listen: a caller that names it wants it."""
     client = run(handshake(mechanism=mechanism, plain_allowed=False), Peer())
     assert client.outcome is not None
     assert client.outcome.mechanism is mechanism
@@ -193,8 +194,8 @@ def test_a_compressed_config_is_inflated() -> None:
 PUSHED = ClustermapChangeNotification(epoch=1, revision=7, key=b"travel", value=b"{}")
 
 
-@pytest.mark.parametrize("before", [SaslListMechanisms, SaslAuth, SaslStep, SelectBucket, GetClusterConfig])
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+@each("before", [SaslListMechanisms, SaslAuth, SaslStep, SelectBucket, GetClusterConfig])
+@each("chunk_bytes", [1 << 20, 1])
 def test_what_the_server_pushes_between_answers_is_kept(before: type[Request], chunk_bytes: int) -> None:
     peer = Peer()
     peer.pushed_before[before] = PUSHED
@@ -219,8 +220,8 @@ def test_of_many_pushed_frames_the_newest_are_kept() -> None:
     assert [decode_message(frame) for frame in client.pushed] == pushed[5:]
 
 
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
-@pytest.mark.parametrize("trailing", [b"", b"\x80", PUSHED.encode(), PUSHED.encode() + b"\x81\x0a", b"no frame"])
+@each("chunk_bytes", [1 << 20, 1])
+@each("trailing", [b"", b"\x80", PUSHED.encode(), PUSHED.encode() + b"\x81\x0a", b"no frame"])
 def test_what_comes_behind_the_last_answer_is_for_others(trailing: bytes, chunk_bytes: int) -> None:
     client, peer = handshake(credentials=None), Peer()
     client.receive_data(peer.receive_data(client.data_to_send()))
@@ -311,7 +312,7 @@ def test_a_false_server_cannot_make_up_the_signature() -> None:
 # --- nonsense -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "kind", "hint"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", WrongProtocol, "bootstrap=http"),
@@ -337,7 +338,7 @@ def test_bytes_that_are_no_frames(data: bytes, kind: type[HeadwaterError], hint:
 
 
 def test_bytes_that_are_no_frame_any_more() -> None:
-    """Only the first bytes of a connection tell what the server speaks."""
+    """Only the first bytes of a connection say what the server speaks."""
     client = handshake()
     client.receive_data(Peer().receive_data(client.data_to_send()))
     with pytest.raises(HeadwaterError) as raised:
@@ -399,7 +400,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("state", "event"), PAIRS)
+@each(("state", "event"), PAIRS)
 def test_every_pair_moves_as_the_table_says_or_raises(state: HandshakeState, event: type[Any]) -> None:
     if event in HANDSHAKE[state]:
         assert transition(HANDSHAKE, state, event) is HANDSHAKE[state][event]

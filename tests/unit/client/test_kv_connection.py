@@ -43,6 +43,7 @@ from headwater.protocol.messages.documents import Get
 from headwater.protocol.messages.session import ClustermapChangeNotification, GetClusterConfig, Noop, SaslAuth
 from headwater.protocol.sasl import Mechanism
 from headwater.protocol.status import Status
+from support.cases import each
 from support.fake_servers import (
     CONFIG,
     PASSWORD,
@@ -324,7 +325,7 @@ def test_a_web_server() -> None:
     assert "?bootstrap=http" in error.hint
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_random_bytes(seed: int) -> None:
     with serving(saying(random.Random(seed).randbytes(4096))) as address:
         error = failure(address, timeouts=QUICK, is_by_chance=True)
@@ -464,7 +465,7 @@ def test_a_client_certificate_that_is_missing_or_not_trusted(
             assert "client certificate" in error.hint
 
 
-@pytest.mark.parametrize(
+@each(
     ("peer", "expected"),
     [
         ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),

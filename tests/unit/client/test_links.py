@@ -39,6 +39,7 @@ from headwater.protocol.messages.session import ClustermapChangeNotification, Ge
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.states import all_events, transition
 from headwater.protocol.status import Status
+from support.cases import each
 
 BUFFER_BYTES = 1000
 
@@ -111,8 +112,8 @@ def mutation(seqno: int, opaque: int = 9, value: bytes = b"") -> bytes:
     return Mutation(opaque=opaque, seqno=Seqno(seqno), value=value, **parts).encode()
 
 
-@pytest.mark.parametrize("event", [HandsShaken, ScoutDone, OpeningAnswered])
-@pytest.mark.parametrize("state", LinkState)
+@each("event", [HandsShaken, ScoutDone, OpeningAnswered])
+@each("state", LinkState)
 def test_every_pair_of_state_and_event(state: LinkState, event: type) -> None:
     allowed = {
         (LinkState.SHAKING_HANDS, HandsShaken): LinkState.OPENING,

@@ -12,6 +12,7 @@ from headwater.client.offsets import BUCKET_UUID_CHARS_MAX, TEXT_CHARS_MAX, VBUC
 from headwater.errors import CheckpointAhead, CheckpointOfOtherBucket, InvalidInput, InvalidOffsets, OffsetsTooNew
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
+from support.cases import each
 
 UUID = "5ab1d6bd2ee8f9b4d9d6cf4a3f3f6f5e"
 U64_MAX = 2**64 - 1
@@ -77,7 +78,7 @@ def test_equal_ones_are_equal_in_every_way() -> None:
 
 @pytest.mark.parametrize("empty", [Offsets(UUID), Offsets("", {})])
 def test_none_at_all_are_not_nothing(empty: Offsets) -> None:
-    """`load() or "beginning"` must tell an empty checkpoint from none."""
+    """`load() or "beginning"` must not take an empty checkpoint for none."""
     assert empty
     assert empty.vbuckets == ()
     assert Offsets.from_json(empty.to_json()) == empty
@@ -181,7 +182,7 @@ def rows(*rows: Any) -> str:
     return text_with(offsets=list(rows))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         ("", "not JSON"),
@@ -231,7 +232,6 @@ def rows(*rows: Any) -> str:
         (" " * TEXT_CHARS_MAX + TEXT, "more than"),
         (text_with(offsets=float("nan")), "not a list"),
     ],
-    ids=lambda value: value[:40],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_to_do(text: str, reason: str) -> None:
     with pytest.raises(InvalidOffsets) as raised:

@@ -25,6 +25,7 @@ from headwater.client.options import (
 from headwater.client.read_options import ReadKeywords, ReadOptions
 from headwater.client.settings import ConnectKeywords
 from headwater.spark.source_options import SourceKeywords
+from support.cases import each
 
 URL = "couchbase://127.0.0.1/travel"
 COMMANDS = ("tail", "land", "export", "verify", "load")
@@ -76,7 +77,7 @@ def test_spellings_are_not_used_twice() -> None:
     assert len(set(spelled)) == len(spelled)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "value"),
     [
         ("xattrs", "True", True),
@@ -104,7 +105,7 @@ def test_texts_that_are_no_values(name: str, text: str) -> None:
         OPTIONS[name].parse(text)
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, 1024, 64 * 1024, 16 * 1024**2, 3 * 1024**3, 1024**2 + 1])
+@each("size", [0, 1, 1000, 1024, 64 * 1024, 16 * 1024**2, 3 * 1024**3, 1024**2 + 1])
 def test_sizes_are_written_as_they_are_read(size: int) -> None:
     assert parse_bytes(write_bytes(size)) == size
 

@@ -15,6 +15,7 @@ from headwater.errors import AccessDenied, KeyNotFound, NotMyVBucket, StatusErro
 from headwater.protocol.messages.vbuckets import ObserveSeqno, ObserveSeqnoResponse
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
+from support.cases import each
 
 A, B, C, D, E = NODES = tuple(Address(f"node{number}", 11210) for number in range(5))
 VB = VBucketId(0)
@@ -59,8 +60,8 @@ def request_for(vbuuid: Vbuuid = OLD, vbucket: int = VB) -> ObserveSeqno:
     return ObserveSeqno(vbucket=VBucketId(vbucket), vbuuid=vbuuid, opaque=4711)
 
 
-def answer(gate: PersistenceGate, node: Address, persisted: int, **told: Any) -> bool:
-    return gate.on_observed(node, request_for(), observed(persisted, **told))
+def answer(gate: PersistenceGate, node: Address, persisted: int, **reported: Any) -> bool:
+    return gate.on_observed(node, request_for(), observed(persisted, **reported))
 
 
 def refuse(gate: PersistenceGate, node: Address, error: StatusError) -> None:
@@ -125,7 +126,7 @@ def test_a_majority_has_the_active_node_among_it(
         assert gate.released_seqno(VB) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "copies", "holds", "released"),
     [
         ((0, -1), Copies.ALL, True, 0),
@@ -168,7 +169,7 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "counts"),
+    ("reported", "counts"),
     [
         (observed(100), 100),
         # It has gone on to a new branch at 80, or at 120, which it has not reached yet.
@@ -179,12 +180,12 @@ def test_a_vbucket_that_the_map_does_not_have_is_held() -> None:
         (observed(100, vbuuid=NEW, old=Vbuuid(0xCC), last=80), 0),
     ],
 )
-def test_only_the_shared_part_of_a_branch_counts(told: ObserveSeqnoResponse, counts: int) -> None:
-    assert persisted_on_branch(OLD, told) == counts
+def test_only_the_shared_part_of_a_branch_counts(reported: ObserveSeqnoResponse, counts: int) -> None:
+    assert persisted_on_branch(OLD, reported) == counts
     gate = gate_over(0)
     gate.wants(VB, OLD, Seqno(130))
     asked(gate, 0)
-    gate.on_observed(A, request_for(), told)
+    gate.on_observed(A, request_for(), reported)
     assert gate.released_seqno(VB) == counts
 
 
@@ -449,7 +450,7 @@ def test_a_new_map_makes_all_answers_void() -> None:
     asked(gate, 0)
     answer(gate, A, 10)
     gate.on_cluster_map(cluster_map((0, 1), revision=2))
-    # B answers what it was asked under the old map, and is asked again; so is A, though it had told enough.
+    # B answers what it was asked under the old map, and is asked again; so is A, though it had said enough.
     assert not answer(gate, B, 10)
     assert asked(gate, 1) == [A, B]
     assert not answer(gate, A, 10)

@@ -9,6 +9,7 @@ import pytest
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import NAME_BYTES_MAX, End, ReadOptions, Snapshots, Start
 from headwater.errors import InvalidInput
+from support.cases import each
 
 
 def test_choices_are_written_as_strings() -> None:
@@ -26,7 +27,7 @@ def test_offsets_and_ends_are_taken_as_they_are() -> None:
     assert (options.start, options.end, options.scopes, options.collections) == (offsets, {3: 7}, ("a", "b"), (8,))
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"start": "yesterday"},

@@ -1,4 +1,4 @@
-"""Several hosts that fail: which failure is told, and which ends the search."""
+"""Several hosts that fail: which failure is reported, and which ends the search."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from headwater.errors import (
     UnknownBucket,
 )
 from headwater.protocol.status import Status
+from support.cases import each
 
 HOSTS = tuple(Address(host, 11210) for host in "abc")
 DOWN = HostUnreachable("it can't be reached", hint="Start it")
@@ -47,40 +48,40 @@ def verdict(*errors: HeadwaterError) -> HeadwaterError:
 
 
 def test_one_host_is_told_as_it_is_with_its_address() -> None:
-    told = verdict(DOWN)
-    assert type(told) is HostUnreachable
-    assert str(told) == "a:11210: it can't be reached. Start it"
+    reported = verdict(DOWN)
+    assert type(reported) is HostUnreachable
+    assert str(reported) == "a:11210: it can't be reached. Start it"
     named = HostUnreachable("a:11210 can't be reached", hint="Start it")
     assert verdict(named).reason == "a:11210 can't be reached"
 
 
 def test_hosts_that_are_all_down() -> None:
-    told = verdict(DOWN, DOWN)
-    assert type(told) is HostUnreachable
-    assert told.reason == "no host can be reached: a:11210: it can't be reached; b:11210: it can't be reached"
-    assert told.hint == "Start it"
+    reported = verdict(DOWN, DOWN)
+    assert type(reported) is HostUnreachable
+    assert reported.reason == "no host can be reached: a:11210: it can't be reached; b:11210: it can't be reached"
+    assert reported.hint == "Start it"
 
 
-@pytest.mark.parametrize("worst", [NO_BUCKET, NO_ACCESS, NO_TLS, NONSENSE, BUSY, CLOSED, SILENT])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@each("worst", [NO_BUCKET, NO_ACCESS, NO_TLS, NONSENSE, BUSY, CLOSED, SILENT])
+@each("place", [0, 1, 2])
 def test_what_tells_most_is_told_whatever_else_is_down(worst: HeadwaterError, place: int) -> None:
     errors: list[HeadwaterError] = [DOWN, DOWN]
     errors.insert(place, worst)
-    told = verdict(*errors)
-    assert type(told) is type(worst)
-    assert told.hint == worst.hint
-    assert told.reason.startswith("no host can be used: a:11210: ")
-    assert worst.reason in told.reason
-    assert told.reason.count("it can't be reached") == 2
-    assert told.__cause__ is worst
-    assert getattr(told, "status", None) == getattr(worst, "status", None)
+    reported = verdict(*errors)
+    assert type(reported) is type(worst)
+    assert reported.hint == worst.hint
+    assert reported.reason.startswith("no host can be used: a:11210: ")
+    assert worst.reason in reported.reason
+    assert reported.reason.count("it can't be reached") == 2
+    assert reported.__cause__ is worst
+    assert getattr(reported, "status", None) == getattr(worst, "status", None)
 
 
 def test_the_order_of_what_tells_most() -> None:
     order = [NO_BUCKET, NO_TLS, NONSENSE, BUSY, SILENT, DOWN]
     for better, worse in itertools.pairwise(order):
         assert type(verdict(worse, better)) is type(verdict(better, worse)) is type(better)
-    assert type(verdict(NO_ACCESS, NO_BUCKET)) is AccessDenied, "the first of two that tell the same much"
+    assert type(verdict(NO_ACCESS, NO_BUCKET)) is AccessDenied, "the first of two that say the same much"
 
 
 @pytest.mark.parametrize(

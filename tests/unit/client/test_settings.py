@@ -18,6 +18,7 @@ from headwater.client.settings import AGENT_CHARS_MAX, ClientSettings, TlsSettin
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import Credentials, Mechanism
+from support.cases import each
 from support.machine import self_signed
 
 URL = "couchbase://a,b:1/travel"
@@ -91,7 +92,7 @@ def test_which_hosts_speak_the_key_value_protocol() -> None:
     assert ClientSettings.make("couchbase://a:8091/t").kv_addresses == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "options", "kind", "reason", "hint"),
     [
         ("couchbase://a", {}, InvalidConnectionString, "names no bucket", "couchbase://host/bucket"),

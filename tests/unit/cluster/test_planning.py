@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headwater.cluster.planning import Copy, VBucketMap, empty_map, fail_over, moves, plan
 from headwater.errors import InvalidInput
 from headwater.protocol.numbers import Seqno, VBucketId
+from support.cases import each
 
 NAMES = [f"node-{number}" for number in range(8)]
 VBUCKETS = st.sampled_from([1, 2, 8, 16, 64, 128])
@@ -24,7 +25,7 @@ def check_map(rows: VBucketMap, nodes: list[str], replicas: int) -> None:
     for row in rows:
         there = [node for node in row if node is not None]
         assert len(row) == replicas + 1
-        assert row[:copies] == tuple(there), "nobody stands behind the copies there are"
+        assert row[:copies] == tuple(there), "there is no gap before the copies there are"
         assert len(set(there)) == copies
         assert set(there) <= set(nodes)
     actives = [sum(row[0] == node for row in rows) for node in nodes]
@@ -64,7 +65,7 @@ def test_no_active_vbucket_moves_without_need(vbuckets: int, replicas: int, node
     assert sum(move.hands_over for move in moves(large, again)) == came
 
 
-@pytest.mark.parametrize(("nodes", "replicas"), [*itertools.product(range(2, 7), range(1, 4))])
+@each(("nodes", "replicas"), [*itertools.product(range(2, 7), range(1, 4))])
 def test_few_copies_are_built_when_a_node_comes_or_goes(nodes: int, replicas: int) -> None:
     vbuckets = 1024
     small = plan(empty_map(vbuckets, replicas), NAMES[:nodes], replicas=replicas)

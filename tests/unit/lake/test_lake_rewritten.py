@@ -66,10 +66,20 @@ def delete_and_append(table: DeltaTable) -> None:
     write_deltalake(table, rows, mode="append")
 
 
-@pytest.mark.parametrize("rewrite", [optimize, z_order, update, overwrite, merge, delete_and_append])
-@pytest.mark.parametrize("table", TABLES)
+REWRITES = [optimize, z_order, update, overwrite, merge, delete_and_append]
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "table"),
+    [
+        # Each way and each table in every run, and all pairs of them in the soak.
+        pytest.param(rewrite, table, marks=[] if at % len(TABLES) == place else pytest.mark.soak)
+        for at, rewrite in enumerate(REWRITES)
+        for place, table in enumerate(TABLES)
+    ],
+)
 def test_what_is_rewritten_is_equal_and_landed_into(
-    small: SmallLake, table: str, rewrite: Callable[[DeltaTable], None]
+    small: SmallLake, rewrite: Callable[[DeltaTable], None], table: str
 ) -> None:
     before = set(DeltaTable(small.directory / table).file_uris())
     rewrite(DeltaTable(small.directory / table))

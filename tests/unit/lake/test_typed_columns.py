@@ -11,6 +11,7 @@ import pytest
 
 from headwater.errors import InvalidColumns
 from headwater.lake.typed_columns import ColumnDef, TypedColumns, infer_columns, parse_columns, to_ddl
+from support.cases import each
 
 
 def parse(ddl: str, *documents: str | None) -> tuple[list[Any], list[str | None]]:
@@ -21,7 +22,7 @@ def parse(ddl: str, *documents: str | None) -> tuple[list[Any], list[str | None]
     return values.to_pylist(), parsed.reasons.to_pylist()
 
 
-@pytest.mark.parametrize(
+@each(
     ("type_", "good", "bad"),
     [
         ("STRING", {'"a"': "a", '"\\u00e4\\n"': "ä\n", "7": "7", '{"b": [1]}': '{"b": [1]}'}, ['"\\ud800"']),
@@ -58,7 +59,7 @@ def test_values_of_a_type(type_: str, good: dict[str, Any], bad: list[str]) -> N
     assert [reason is None for reason in reasons] == [True] * len(good) + [False] * len(bad)
 
 
-@pytest.mark.parametrize("type_", ["STRING", "INT", "DOUBLE", "DATE", "TIMESTAMP", "BOOLEAN", "ARRAY<INT>", "DECIMAL"])
+@each("type_", ["STRING", "INT", "DOUBLE", "DATE", "TIMESTAMP", "BOOLEAN", "ARRAY<INT>", "DECIMAL"])
 def test_what_is_missing_or_null_is_null_and_fits(type_: str) -> None:
     assert parse(f"a {type_}", "{}", '{"a": null}', '{"b": 1}') == ([None] * 3, [None] * 3)
 
@@ -131,7 +132,7 @@ def test_columns_are_inferred_from_documents() -> None:
 # Columns as SQL writes them.
 
 
-@pytest.mark.parametrize(
+@each(
     ("ddl", "name", "type_"),
     [
         ("a STRING", "a", pa.string()),
@@ -177,7 +178,7 @@ def test_several_columns_some_of_them_required() -> None:
     assert to_ddl(columns) == "name STRING NOT NULL, age INT, tags ARRAY<STRING>"
 
 
-@pytest.mark.parametrize(
+@each(
     ("ddl", "reason"),
     [
         ("", "the name of a column"),

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.lake.layout import changes_schema, documents_schema, split_keys
 from headwater.lake.verify_hashes import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
+from support.cases import each
 from support.lake_model import Change, ModelBucket, batches, changed_at
 
 DOCUMENT = Change(
@@ -35,7 +36,7 @@ def key(change: Change, vbucket: int = 0) -> list[int]:
     return words
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"seqno": 6}, {"collection_id": 9}, {"key": b"l"}, {"key": b"k{"}, {"value": b'{"n": 2}'}, {"value": b""},
@@ -62,7 +63,7 @@ def test_a_key_is_a_vbucket_a_collection_and_a_key() -> None:
     assert key(DOCUMENT) != key(replace(DOCUMENT, key=b"l"))
 
 
-@pytest.mark.parametrize("length", range(18))
+@each("length", range(18))
 def test_every_byte_of_a_value_counts(length: int) -> None:
     value = bytes(range(1, length + 1))
     others = [value[:at] + b"\x00" + value[at + 1 :] for at in range(length)]

@@ -25,6 +25,7 @@ from headwater.store.bucket import Bucket
 from headwater.store.engine import MemoryEngine
 from headwater.store.prepares import decide_by_changes
 from headwater.store.settling import abandon, roll_back
+from support.cases import each
 from support.machine import calls_of
 from support.store_harness import Clock, FailingEngine, new_bucket, value_of
 
@@ -178,7 +179,7 @@ def test_of_two_writes_of_a_key_the_one_that_is_prepared_goes_on_when_a_commit_f
     assert sync_writes.in_the_way(VB, DEFAULT_COLLECTION, b"k") is None, "the first one is decided"
     second = begin(sync_writes)
     fail_commit(sync_writes, engine)
-    assert status_of(second) == Status.ETMPFAIL, "nobody has ever had its prepare"
+    assert status_of(second) == Status.ETMPFAIL, "no replica has ever had its prepare"
     assert sync_writes.has_news
     assert status_of(first) == Status.SUCCESS, "a majority holds its prepare still"
     sync_writes.bucket.commit_now()
@@ -223,7 +224,7 @@ class Tracking(RuleBasedStateMachine):
         self.held = {"b": 0, "c": 0}
         """What the replicas really hold."""
         self.writes: list[SyncWrite] = []
-        self.told: dict[int, Status] = {}
+        self.reported: dict[int, Status] = {}
 
     @rule(key=st.sampled_from([b"x", b"y"]))
     def write(self, key: bytes) -> None:
@@ -275,32 +276,32 @@ class Tracking(RuleBasedStateMachine):
 
     @rule()
     def roll_back(self) -> None:
-        """All is taken back, also what replicas hold. Whoever was told of it was told before."""
+        """All is taken back, also what replicas hold. A client that was answered was answered before."""
         self.commit()
-        self.tell()
+        self.report()
         roll_back(self.bucket, VB, Seqno(0), branch=True)
         self.held = dict.fromkeys(self.held, 0)
 
     def teardown(self) -> None:
-        """The disk has room again, time passes, and nobody waits for an answer."""
+        """The disk has room again, time passes, and no client waits for an answer."""
         for _ in range(2):
             self.commit()
             self.wait(10)
         self.commit()
-        self.tell()
-        assert len(self.told) == len(self.writes), "a write has no answer"
+        self.report()
+        assert len(self.reported) == len(self.writes), "a write has no answer"
 
     @invariant()
-    def tell(self) -> None:
+    def report(self) -> None:
         for number, write in enumerate(getattr(self, "writes", [])):
             outcome = write.outcome
             if outcome is None or outcome.commit > self.bucket.durable_commit:
-                assert number not in self.told, "what was told is taken back"
+                assert number not in self.reported, "what was reported is taken back"
                 continue
-            if number in self.told:
-                assert self.told[number] == outcome.status, "told twice"
+            if number in self.reported:
+                assert self.reported[number] == outcome.status, "reported twice"
                 continue
-            self.told[number] = outcome.status
+            self.reported[number] = outcome.status
             if outcome.status == Status.SUCCESS:
                 assert max(self.held.values()) >= write.prepare.seqno, "no majority holds it"
                 entry = self.bucket.find(VB, DEFAULT_COLLECTION, write.prepare.key)
@@ -353,7 +354,7 @@ def test_a_missing_node_counts_as_a_copy_that_does_not_answer(chains: tuple[Chai
     assert is_possible(chains) is possible
 
 
-@pytest.mark.parametrize(
+@each(
     ("chains", "acknowledged", "held"),
     [
         ((), {}, 10),

@@ -20,6 +20,7 @@ from headwater.protocol.cluster_config import (
     bucket_config,
     node_config,
 )
+from support.cases import each
 
 NODE = NodeAddress(host="127.0.0.1", kv_port=11210, http_port=8091)
 OTHER = NodeAddress(host="db.example.com", kv_port=11310, kv_tls_port=11307, http_port=9091, http_tls_port=19091)
@@ -206,7 +207,7 @@ def test_what_is_no_config(config: bytes) -> None:
         ClusterConfig.decode(config)
 
 
-@pytest.mark.parametrize(
+@each(
     ("members", "part"),
     [
         ({"rev": True}, "revision"),

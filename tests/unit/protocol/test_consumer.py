@@ -25,6 +25,7 @@ from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, Sna
 from headwater.protocol.messages.dcp_streams import DcpNoop, StreamRequest
 from headwater.protocol.numbers import CollectionId, Seqno
 from headwater.protocol.status import Status
+from support.cases import each
 
 NOOP = DcpNoop(opaque=9).encode()
 MARKER = SnapshotMarker(opaque=1, start_seqno=Seqno(0), end_seqno=Seqno(9), flags=SnapshotFlags.MEMORY).encode()
@@ -61,7 +62,7 @@ def test_changes_of_one_stream_are_one_run_and_the_order_stays() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_any_split_gives_the_same_bytes(seed: int) -> None:
     rng = random.Random(seed)
     buffer, found, at = _buffer(), b"", 0

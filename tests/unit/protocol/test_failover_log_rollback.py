@@ -3,7 +3,7 @@
 The eight rules of the producer, in their order:
 
 1. start 0, and vbuuid 0 or not strict: no rollback.
-2. start not 0 and below the purge seqno, unless told to ignore that or the client's purge seqno is ours: to 0.
+2. start not 0 and below the purge seqno, unless the client ignores that or the client's purge seqno is ours: to 0.
 3. vbuuid not in the failover log: to 0.
 4. `upper` is where the next newer entry began, or the high seqno for the newest entry.
 5. start = snapshot start: the client holds nothing of that snapshot, so its end is start.
@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.protocol.failover_log import ConsumerPoint, FailoverEntry, FailoverLog, RollbackDemand, decide_rollback
+from support.cases import each
 
 OLD, MIDDLE, NEW, STRANGER = 0xA, 0xB, 0xC, 0xD
 """Three branches: OLD from 0 to 10, MIDDLE from 10 to 20, NEW from 20 on. The high seqno is 30."""
@@ -86,7 +87,7 @@ CASES = [
     Case("purge seqno equal to start", NEW, 25, (25, 25), ON, purge=25),
     Case("purge seqno below start", NEW, 25, (25, 25), ON, purge=24),
     Case("purge seqno above start by far", NEW, 1, (1, 1), 0, purge=30),
-    Case("purge seqno above start, told to ignore it", NEW, 25, (25, 25), ON, purge=26, ignore_purged=True),
+    Case("purge seqno above start, which is ignored", NEW, 25, (25, 25), ON, purge=26, ignore_purged=True),
     Case(
         "purge seqno above start, and the client has seen that very one", NEW, 25, (25, 25), ON, purge=26, seen_purge=26
     ),
@@ -97,7 +98,7 @@ CASES = [
     Case("the client has seen no purge, which is not ours", NEW, 25, (25, 25), 0, purge=26, seen_purge=0),
     Case("a purge seqno of 0 is above nothing", NEW, 1, (1, 1), ON, purge=0),
     Case(
-        "told to ignore the purge, but the histories part all the same",
+        "the purge is ignored, but the histories part all the same",
         OLD,
         15,
         (15, 15),
@@ -237,7 +238,7 @@ def decide(case: Case) -> RollbackDemand | None:
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.reason for case in CASES])
+@each("case", CASES)
 def test_rollback(case: Case) -> None:
     rollback = decide(case)
     assert (rollback.to_seqno if rollback else ON) == case.expected
@@ -254,7 +255,7 @@ def test_the_table_is_long_and_says_each_thing_once() -> None:
 COUNTABLE = [case for case in CASES if case.high <= 1000]
 
 
-@pytest.mark.parametrize("case", COUNTABLE, ids=[case.reason for case in COUNTABLE])
+@each("case", COUNTABLE)
 def test_the_model_agrees_with_the_table(case: Case) -> None:
     """So that the model is held to the rules as well as the code is."""
     assert model(case) == case.expected
@@ -299,7 +300,7 @@ def test_a_client_is_rolled_back_once_where_nothing_else_happens() -> None:
 
 
 def test_a_failover_between_two_requests_rolls_a_client_back_again() -> None:
-    """Seed 003, steps 2 to 4. Each time the client takes the newest branch and goes back to where it was told."""
+    """Seed 003, steps 2 to 4. Each time the client takes the newest branch and goes back to where it was sent."""
     first = Case("", MIDDLE, 29, (29, 29), 20)
     assert decide(first) == RollbackDemand(to_seqno=20, reason="the histories part before the consumer's snapshot")
     # Meanwhile a copy that had got to 12 only became active.

@@ -7,11 +7,12 @@ import pytest
 from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import COUNTED, ReceiveWindow, SendWindow, counted_bytes
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
+from support.cases import each
 
 # --- what counts --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opcode", [opcode for opcode in Opcode if opcode.name.startswith("DCP_")])
+@each("opcode", [opcode for opcode in Opcode if opcode.name.startswith("DCP_")])
 def test_data_counts_and_the_talk_about_it_does_not(opcode: Opcode) -> None:
     talk = {
         "DCP_OPEN",
@@ -67,7 +68,7 @@ def mutation_bytes(body_bytes: int) -> int:
     [(5, 1004), (9, 1004), (14, 1010), (196, 1048)],
 )
 def test_as_recorded_a_buffer_of_1000_took_1004_to_1048_without_an_ack(body_bytes: int, sent_bytes: int) -> None:
-    """A real server, told of a buffer of 1000 bytes and never sent an ack, stopped after 1004 to 1048.
+    """A real server, with a buffer of 1000 bytes and never sent an ack, stopped after 1004 to 1048.
 
     It sends while any room is left and counts headers: a marker of 44 bytes and as many mutations as it takes.
     """
@@ -76,7 +77,7 @@ def test_as_recorded_a_buffer_of_1000_took_1004_to_1048_without_an_ack(body_byte
     assert 1004 <= window.unacked_bytes <= 1048
 
 
-@pytest.mark.parametrize("frame_bytes", range(24, 200))
+@each("frame_bytes", range(24, 200))
 def test_a_window_is_overdrawn_by_less_than_one_frame(frame_bytes: int) -> None:
     window = send_until_closed(SendWindow(size_bytes=1000), frame_bytes)
     assert 1000 <= window.unacked_bytes < 1000 + frame_bytes

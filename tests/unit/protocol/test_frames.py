@@ -38,6 +38,7 @@ from headwater.protocol.frames import (
     stream_id,
 )
 from headwater.protocol.numbers import FRAME_BODY_BYTES_MAX
+from support.cases import each
 
 CLASSIC = Frame(
     magic=Magic.REQUEST,
@@ -92,7 +93,7 @@ def test_there_are_no_other_magics() -> None:
     assert sorted(Magic) == [0x08, 0x18, 0x80, 0x81, 0x82, 0x83]
 
 
-@pytest.mark.parametrize("magic", sorted(set(range(256)) - set(Magic)))
+@each("magic", sorted(set(range(256)) - set(Magic)))
 def test_any_other_magic_is_refused_on_its_first_byte(magic: int) -> None:
     with pytest.raises(BadMagic, match=f"0x{magic:02x} is not a magic byte"):
         decode_frame(bytes([magic]))
@@ -148,7 +149,7 @@ def test_the_largest_document_fits_the_limit() -> None:
     assert FRAME_BODY_BYTES_MAX >= 20 * 1024 * 1024 + 250 + 5 + 255 + 255
 
 
-@pytest.mark.parametrize("kept", range(HEADER_BYTES + 9))
+@each("kept", range(HEADER_BYTES + 9))
 def test_missing_bytes_are_waited_for(kept: int) -> None:
     assert decode_frame(CLASSIC_BYTES[:kept]) is None
 
@@ -156,7 +157,7 @@ def test_missing_bytes_are_waited_for(kept: int) -> None:
 # --- what cannot be encoded ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         Frame(magic=Magic.FLEXIBLE_REQUEST, opcode=0, framing_extras=bytes(256)),
@@ -274,7 +275,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize(("infos", "encoded"), GOLDEN.values(), ids=GOLDEN)
+@each(("infos", "encoded"), GOLDEN.values())
 def test_golden_bytes(infos: tuple[FrameInfo, ...], encoded: str) -> None:
     assert encode_frame_infos(infos).hex() == encoded.replace(" ", "")
     assert decode_frame_infos(bytes.fromhex(encoded)) == infos

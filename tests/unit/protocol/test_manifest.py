@@ -22,6 +22,7 @@ from headwater.protocol.system_events import (
     ScopeCreated,
     ScopeDropped,
 )
+from support.cases import each
 
 GARDEN = (
     Manifest()
@@ -94,7 +95,7 @@ def test_the_default_collection_can_be_dropped_and_does_not_come_back() -> None:
         without.with_collection("_default", "_default")
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda: GARDEN.with_scope("garden"),
@@ -112,12 +113,12 @@ def test_changes_that_are_not_possible(change: Any) -> None:
         change()
 
 
-@pytest.mark.parametrize("name", ["a", "Z9", "with-dash", "with_underscore", "with%percent", "-a", "0", "x" * 251])
+@each("name", ["a", "Z9", "with-dash", "with_underscore", "with%percent", "-a", "0", "x" * 251])
 def test_good_names(name: str) -> None:
     assert Manifest().with_scope(name).with_collection(name, name).find(name, name) is not None
 
 
-@pytest.mark.parametrize("name", ["", "_a", "%a", "a b", "a.b", "ä", "a/b", "a\0", "x" * 252, "a\n"])
+@each("name", ["", "_a", "%a", "a b", "a.b", "ä", "a/b", "a\0", "x" * 252, "a\n"])
 def test_names_that_are_refused_with_a_hint(name: str) -> None:
     for change in (lambda: Manifest().with_scope(name), lambda: Manifest().with_collection("_default", name)):
         with pytest.raises(LocalProtocolError) as raised:
@@ -172,7 +173,7 @@ def test_manifests_come_back() -> None:
 def test_a_stored_manifest_remembers_the_ids_that_were_dropped() -> None:
     dropped = GARDEN.without_collection("_default", "tools")
     assert Manifest.decode(dropped.encode(with_ids_used=True)).ids_used == 11
-    # Over the wire nobody tells: the highest that is seen.
+    # Over the wire it is not said: the highest that is seen.
     assert Manifest.decode(dropped.encode()).ids_used == 10
 
 
@@ -202,7 +203,7 @@ def test_what_is_good_is_good() -> None:
     assert Manifest.decode(encoded(scopes=[DEFAULT_SCOPE, system])).find("_system", "_mobile") is not None
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"",
@@ -259,7 +260,6 @@ def test_what_is_good_is_good() -> None:
         encoded(ids_used=float("inf")),
         encoded(ids_used=float("nan")),
     ],
-    ids=lambda data: data[:60].decode(errors="replace"),
 )
 def test_what_is_not_a_manifest(data: bytes) -> None:
     with pytest.raises(MalformedJson):
@@ -294,7 +294,7 @@ def test_nothing_changed_is_nothing_to_tell() -> None:
 
 
 def test_what_came() -> None:
-    """Newest id first, as real servers were seen to tell collections; the last has the new uid."""
+    """Newest id first, as real servers were seen to list collections; the last has the new uid."""
     assert Manifest().events_to(GARDEN) == [
         ScopeCreated(manifest_uid=ManifestUid(0), scope_id=ScopeId(8), name="garden"),
         created(11, "tools", scope=0),

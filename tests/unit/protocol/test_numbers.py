@@ -6,6 +6,7 @@ import pytest
 
 from headwater.errors import LocalProtocolError, MalformedLeb128
 from headwater.protocol.numbers import decode_collection_id, encode_collection_id
+from support.cases import each
 
 GOLDEN = [
     (0x00, "00"),
@@ -24,7 +25,7 @@ GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize(("collection_id", "encoded"), GOLDEN)
+@each(("collection_id", "encoded"), GOLDEN)
 def test_golden_bytes(collection_id: int, encoded: str) -> None:
     assert encode_collection_id(collection_id).hex() == encoded
     assert decode_collection_id(bytes.fromhex(encoded)) == (collection_id, len(encoded) // 2)
@@ -34,7 +35,7 @@ def test_what_follows_the_id_is_left_alone() -> None:
     assert decode_collection_id(b"xx\x80\x01key", 2) == (0x80, 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("encoded", "reason"),
     [
         ("", "cut off"),

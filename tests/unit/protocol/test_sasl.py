@@ -30,6 +30,7 @@ from headwater.protocol.sasl import (
     password_matches,
 )
 from headwater.protocol.status import Status
+from support.cases import each
 
 ITERATIONS = 4096
 SALT = b"sixteen bytes ok"
@@ -147,7 +148,7 @@ def test_a_wrong_password_fails_at_the_proof(mechanism: Mechanism) -> None:
 
 def test_an_unknown_user_fails_as_a_wrong_password_does() -> None:
     failures = []
-    for user in ("user", "nobody"):
+    for user in ("user", "stranger"):
         client, server = new_client(user=user, password="crayon"), new_server()
         server_first = server.start(client.first())
         assert server_first.endswith(b",i=4096")
@@ -162,12 +163,12 @@ def test_decoys_look_like_credentials_and_stay_the_same(mechanism: Mechanism) ->
     def decoys(user: str, secret: bytes = SECRET) -> ScramCredentials:
         return decoy_credentials(mechanism, user, secret=secret, iterations=ITERATIONS)
 
-    decoy = decoys("nobody")
-    assert decoy == decoys("nobody")
+    decoy = decoys("stranger")
+    assert decoy == decoys("stranger")
     assert decoy.iterations == ITERATIONS
     assert len(decoy.salt) == SCRAM_SALT_BYTES
     assert len(decoy.stored_key) == len(decoy.server_key) == digest_bytes(mechanism)
-    assert len({decoy.salt, decoys("somebody").salt, decoys("nobody", b"another secret").salt}) == 3
+    assert len({decoy.salt, decoys("another").salt, decoys("stranger", b"another secret").salt}) == 3
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_user_names_are_escaped(user: str, on_the_wire: bytes) -> None:
 
 
 def prove(first_bare: bytes, server_first: bytes, without_proof: bytes) -> bytes:
-    """A final message by somebody who knows the password, whatever else the message says; straight from RFC 5802."""
+    """A final message by one who knows the password, whatever else the message says; straight from RFC 5802."""
     salted = hashlib.pbkdf2_hmac("sha256", PASSWORD.encode(), SALT, ITERATIONS)
     client_key = hmac.digest(salted, b"Client Key", "sha256")
     auth_message = first_bare + b"," + server_first + b"," + without_proof
@@ -224,7 +225,7 @@ def test_the_password_does_not_make_up_for_another_nonce_or_header(without_proof
 
 
 def test_a_changed_header_fails() -> None:
-    """The client said "n", somebody made it "y": the final message tells."""
+    """The client said "n", another made it "y": the final message shows it."""
     client, server = new_client(), new_server()
     final = client.final(server.start(client.first().replace(b"n,,", b"y,,", 1)))
     with pytest.raises(AuthenticationFailed):
@@ -300,7 +301,7 @@ def test_the_least_iteration_count_can_be_lowered() -> None:
 TOO_LONG = b"n,,n=user,r=" + b"r" * SASL_MESSAGE_BYTES_MAX
 
 
-@pytest.mark.parametrize(
+@each(
     "client_first",
     [
         b"",
@@ -339,7 +340,7 @@ def test_to_act_for_another_user_is_refused() -> None:
         new_server().start(b"n,a=admin,n=user,r=abc")
 
 
-@pytest.mark.parametrize(
+@each(
     "client_final",
     [
         b"",
@@ -361,7 +362,7 @@ def test_a_malformed_final_message_is_refused(client_final: bytes) -> None:
         server.finish(client_final)
 
 
-@pytest.mark.parametrize(
+@each(
     "server_first",
     [
         b"",
@@ -481,7 +482,7 @@ def test_a_password_is_checked_against_scram_credentials(mechanism: Mechanism) -
     credentials = lookup(mechanism, "user")
     assert password_matches(mechanism, PASSWORD, credentials)
     assert not password_matches(mechanism, "crayon", credentials)
-    assert not password_matches(mechanism, PASSWORD, lookup(mechanism, "nobody"))
+    assert not password_matches(mechanism, PASSWORD, lookup(mechanism, "stranger"))
 
 
 def test_secrets_are_in_no_repr() -> None:

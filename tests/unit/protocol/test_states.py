@@ -43,6 +43,7 @@ from headwater.protocol.states import (
     all_events,
     transition,
 )
+from support.cases import each
 
 MACHINES = {
     "producer endpoint": (PRODUCER_ENDPOINT, EndpointState.UNOPENED, EndpointState.CLOSED),
@@ -58,7 +59,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "state", "event"), PAIRS)
+@each(("table", "state", "event"), PAIRS)
 def test_every_pair_moves_as_the_table_says_or_raises(table, state, event):
     if event in table[state]:
         assert transition(table, state, event) is table[state][event]
@@ -77,7 +78,7 @@ def test_every_state_has_a_row_and_can_be_reached_and_left(name):
             if following not in reached:
                 reached.add(following)
                 queue.append(following)
-    assert reached == set(table), "a state nobody can reach"
+    assert reached == set(table), "a state that can't be reached"
     for state in table:
         assert state is end or end in _reachable(table, state), f"{state.name} can't end"
 

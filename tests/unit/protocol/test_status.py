@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.protocol.status import SUCCESSFUL, Status, status_for_peer
+from support.cases import each
 
 CLOSED = None
 
@@ -25,15 +26,15 @@ WITHOUT_XERROR: dict[Status, tuple[Status | None, Status | None]] = {
 }
 
 
-@pytest.mark.parametrize("collections", [False, True])
-@pytest.mark.parametrize("status", list(Status), ids=lambda status: status.name)
+@each("collections", [False, True])
+@each("status", list(Status))
 def test_a_peer_without_extended_errors(status: Status, collections: bool) -> None:
     seen = WITHOUT_XERROR.get(status, (status, status))[collections]
     assert status_for_peer(status, xerror=False, collections=collections) is seen
 
 
-@pytest.mark.parametrize("collections", [False, True])
-@pytest.mark.parametrize("status", list(Status), ids=lambda status: status.name)
+@each("collections", [False, True])
+@each("status", list(Status))
 def test_a_peer_with_extended_errors_sees_them_all(status: Status, collections: bool) -> None:
     assert status_for_peer(status, xerror=True, collections=collections) is status
 

@@ -30,6 +30,7 @@ from headwater.protocol.stream_requests import (
     StreamRefusal,
     admit_stream,
 )
+from support.cases import each
 
 OLD, NEW, STRANGER = 0xA, 0xB, 0xC
 LOG = FailoverLog((FailoverEntry(vbuuid=NEW, seqno=20), FailoverEntry(vbuuid=OLD, seqno=0)))
@@ -147,7 +148,7 @@ ROWS = [
     Row("sid beyond 16 bits", Status.EINVAL, members={"sid": 65536}, connection=WITH_SIDS),
     Row("collections not an array", Status.EINVAL, members={"collections": "8"}),
     Row("scope not a string", Status.EINVAL, members={"scope": 8}),
-    Row("a key nobody knows", Status.SUCCESS, members={"colour": "blue"}),
+    Row("an unknown key", Status.SUCCESS, members={"colour": "blue"}),
     Row(
         "a filter without collections negotiated",
         Status.EINVAL,
@@ -268,7 +269,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.reason for row in ROWS])
+@each("row", ROWS)
 def test_status(row: Row) -> None:
     scenario = Scenario()
     scenario.request |= row.request
@@ -378,14 +379,14 @@ FAULTS: dict[Callable[[Scenario], None], Status] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@each("fault", FAULTS)
 def test_each_fault_alone(fault: Callable[[Scenario], None]) -> None:
     scenario = Scenario()
     fault(scenario)
     assert status_of(scenario.admit()) == FAULTS[fault]
 
 
-@pytest.mark.parametrize(("first", "second"), list(combinations(FAULTS, 2)), ids=lambda fault: fault.__name__)
+@each(("first", "second"), list(combinations(FAULTS, 2)))
 def test_of_two_faults_the_earlier_check_decides(
     first: Callable[[Scenario], None], second: Callable[[Scenario], None]
 ) -> None:
@@ -439,11 +440,11 @@ BOUNDS = [
     Bounds("from latest, with an end in the past: nothing", StreamFlags.FROM_LATEST, 0, 7, 30, 30),
     Bounds("from latest to latest: nothing", StreamFlags.FROM_LATEST | StreamFlags.LATEST, 0, SEQNO_MAX, 30, 30),
     Bounds("flags that do not touch the bounds", StreamFlags.TAKEOVER | StreamFlags.NO_VALUE, 5, 28, 5, 28),
-    Bounds("flags nobody knows", StreamFlags(0x8000), 5, 28, 5, 28),
+    Bounds("unknown flags", StreamFlags(0x8000), 5, 28, 5, 28),
 ]
 
 
-@pytest.mark.parametrize("row", BOUNDS, ids=[row.reason for row in BOUNDS])
+@each("row", BOUNDS)
 def test_bounds_of_an_accepted_stream(row: Bounds) -> None:
     scenario = Scenario()
     scenario.request |= {
@@ -535,7 +536,7 @@ def test_the_recorded_section_is_whole() -> None:
     assert " ".join(Status(answer.specific).name for _, answer in RECORDED) == RECORDED_STATUSES
 
 
-@pytest.mark.parametrize(("asked", "answer"), RECORDED[:-1], ids=[f"0x{asked.opaque:x}" for asked, _ in RECORDED[:-1]])
+@each(("asked", "answer"), RECORDED[:-1])
 def test_a_recorded_request_gets_the_recorded_answer(asked: Frame, answer: Frame) -> None:
     request, expected = decode_message(asked), decode_message(answer)
     assert isinstance(request, StreamRequest)

@@ -9,6 +9,7 @@ import pytest
 from headwater.errors import LocalProtocolError, MalformedJson
 from headwater.protocol.numbers import STREAM_REQUEST_VALUE_BYTES_MAX
 from headwater.protocol.stream_requests import CacheTransferOptions, StreamRequestValue
+from support.cases import each
 
 EXAMPLES = {
     '{"uid" : "b4"}': StreamRequestValue(uid=0xB4),
@@ -53,7 +54,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "value"), TAKEN.items())
+@each(("text", "value"), TAKEN.items())
 def test_what_is_taken(text: str, value: StreamRequestValue) -> None:
     assert StreamRequestValue.decode(text.encode()) == value
 
@@ -121,7 +122,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), REFUSED.items())
+@each(("text", "reason"), REFUSED.items())
 def test_what_is_refused(text: str, reason: str) -> None:
     with pytest.raises(MalformedJson, match=reason):
         StreamRequestValue.decode(text.encode())

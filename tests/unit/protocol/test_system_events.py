@@ -21,6 +21,7 @@ from headwater.protocol.system_events import (
     decode_event,
     encode_event,
 )
+from support.cases import each
 
 
 def message(event: int, version: int, key: bytes, value: bytes) -> SystemEvent:
@@ -89,14 +90,14 @@ GOLDEN: dict[str, tuple[int, int, bytes, str, Event]] = {
 }
 
 
-@pytest.mark.parametrize(("event", "version", "key", "value", "decoded"), GOLDEN.values(), ids=GOLDEN)
+@each(("event", "version", "key", "value", "decoded"), GOLDEN.values())
 def test_packed_golden_bytes(event: int, version: int, key: bytes, value: str, decoded: Event) -> None:
     assert decode_event(message(event, version, key, bytes.fromhex(value))) == decoded
     encoded = encode_event(decoded)
     assert (encoded.event, encoded.version, encoded.key, encoded.value.hex()) == (event, version, key, value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "version", "value_bytes"),
     [
         (3, 0, 11),
@@ -160,7 +161,7 @@ EVENTS: dict[str, Event] = {
     "collection with history": CollectionCreated(**IDS, collection_id=9, name="c", history=True),
     "collection that is metered": CollectionCreated(**IDS, collection_id=9, name="c", metered=True),
     "collection that was flushed": CollectionCreated(**IDS, collection_id=9, name="c", flush_uid=1),
-    "all one, which is nobody's default": CollectionCreated(
+    "all one, which is no default": CollectionCreated(
         manifest_uid=1, scope_id=1, collection_id=1, name="c", max_ttl_s=1, flush_uid=1
     ),
     "scope dropped, all one": ScopeDropped(manifest_uid=1, scope_id=1),
@@ -178,7 +179,7 @@ EVENT_IDS = {
 }
 
 
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+@each("event", EVENTS.values())
 def test_flatbuffers_round_trip(event: Event) -> None:
     encoded = encode_event(event, as_flatbuffers=True)
     assert encoded.version == 2
@@ -225,7 +226,7 @@ def test_a_string_that_runs_beyond_the_value_is_refused() -> None:
         decode_event(message(0, FLATBUFFERS_VERSION, b"", longer))
 
 
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+@each("event", EVENTS.values())
 def test_a_wrong_root_or_vtable_is_refused(event: Event) -> None:
     encoded = encode_event(event, as_flatbuffers=True)
     root = int.from_bytes(encoded.value[:4], "little")

@@ -1,4 +1,4 @@
-"""The packets of the UPR draft: round trips, lengths that lie, numbers nobody knows, limits."""
+"""The packets of the UPR draft: round trips, lengths that lie, unknown numbers, limits."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from headwater.protocol.failover_log import FailoverEntry
 from headwater.protocol.features import Magic
 from headwater.protocol.frames import Frame, FrameBuffer, decode_frames
 from headwater.protocol.numbers import KEY_BYTES_MAX, SEQNO_MAX, Cas, Seqno, VBucketId, Vbuuid
+from support.cases import each
 
 HEADER: dict[str, Any] = {"vbucket": VBucketId(12), "request_id": 45}
 CHANGE: dict[str, Any] = {**HEADER, "cas": Cas(165), "by_seqno": Seqno(2251), "rev_seqno": 3, "key": b"mykey"}
@@ -62,7 +63,7 @@ def decode(data: bytes) -> upr.UprPacket:
 # --- round trips -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("packet", ALL, ids=name)
+@each("packet", ALL)
 def test_round_trip(packet: upr.UprPacket) -> None:
     decoded = decode(packet.encode())
     assert type(decoded) is type(packet)
@@ -75,7 +76,7 @@ def test_every_packet_is_tried() -> None:
     assert {type(packet) for packet in ALL} == known
 
 
-@pytest.mark.parametrize("packet", ALL, ids=name)
+@each("packet", ALL)
 def test_wire_fields_cover_the_packet(packet: upr.UprPacket) -> None:
     data = packet.encode()
     at = 0
@@ -197,21 +198,21 @@ def refused(frame: Frame, error: type[RemoteProtocolError], reason: str, *, offs
     assert raised.value.offset == offset
 
 
-@pytest.mark.parametrize("packet", [packet for packet in ALL if packet.layout().size_bytes], ids=name)
-@pytest.mark.parametrize("by", [-8, -1, 1, 8])
+@each("packet", [packet for packet in ALL if packet.layout().size_bytes])
+@each("by", [-8, -1, 1, 8])
 def test_extras_of_another_length(packet: upr.UprPacket, by: int) -> None:
     frame = packet.to_frame()
     extras = frame.extras[:by] if by < 0 else frame.extras + bytes(by)
     refused(replace(frame, extras=extras), LengthMismatch, "must have extras of", offset=4)
 
 
-@pytest.mark.parametrize("packet", [packet for packet in ALL if not packet.layout().size_bytes], ids=name)
+@each("packet", [packet for packet in ALL if not packet.layout().size_bytes])
 def test_extras_where_none_belong(packet: upr.UprPacket) -> None:
     frame = replace(packet.to_frame(), extras=b"\0")
     refused(frame, LengthMismatch, "must have extras of 0 bytes, not 1", offset=4)
 
 
-@pytest.mark.parametrize("packet", [packet for packet in ALL if packet.key_field is None], ids=name)
+@each("packet", [packet for packet in ALL if packet.key_field is None])
 def test_a_key_where_none_belongs(packet: upr.UprPacket) -> None:
     refused(replace(packet.to_frame(), key=b"k"), LengthMismatch, "must not have a key", offset=2)
 
@@ -221,7 +222,7 @@ def test_a_change_with_no_key(packet: upr.UprPacket) -> None:
     refused(replace(packet.to_frame(), key=b""), LengthMismatch, "must have a key", offset=2)
 
 
-@pytest.mark.parametrize(
+@each(
     "packet",
     # A value makes "not my vbucket" a failover log, see below.
     [
@@ -230,7 +231,6 @@ def test_a_change_with_no_key(packet: upr.UprPacket) -> None:
         DELETION,
         EXPIRATION,
     ],
-    ids=name,
 )
 def test_a_value_where_none_belongs(packet: upr.UprPacket) -> None:
     refused(replace(packet.to_frame(), value=b"v"), LengthMismatch, "1 bytes are left of its body", offset=8)
@@ -252,11 +252,11 @@ def test_a_rollback_seqno_of_another_length(size: int) -> None:
     refused(replace(ROLLBACK.to_frame(), value=bytes(size)), LengthMismatch, f"of {size} bytes, not 8", offset=8)
 
 
-# --- numbers nobody knows --------------------------------------------------------------------------------------
+# --- unknown numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opcode", [0, 6, 0x53, 255])
-@pytest.mark.parametrize("magic", [Magic.REQUEST, Magic.RESPONSE])
+@each("opcode", [0, 6, 0x53, 255])
+@each("magic", [Magic.REQUEST, Magic.RESPONSE])
 def test_an_unknown_opcode(magic: Magic, opcode: int) -> None:
     refused(Frame(magic=magic, opcode=opcode), UnknownOpcode, f"unknown opcode 0x{opcode:02x}", offset=1)
 
@@ -276,8 +276,8 @@ def test_an_unknown_type(opcode: upr.UprOpcode, unknown: tuple[int, ...]) -> Non
         refused(frame, MalformedMessage, f"{opcode.name} has no type {number}", offset=5)
 
 
-@pytest.mark.parametrize("magic", list(Magic))
-@pytest.mark.parametrize("packet", ALL, ids=name)
+@each("magic", list(Magic))
+@each("packet", ALL)
 def test_the_wrong_magic(packet: upr.UprPacket, magic: Magic) -> None:
     frame = packet.to_frame()
     if magic != frame.magic:
@@ -309,7 +309,7 @@ def test_the_longest_failover_log_and_one_more() -> None:
     refused(too_long, MalformedMessage, "1025 pairs exceeds 1024", offset=8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("packet", "reason"),
     [
         (replace(FAILOVER_LOG, failover_log=()), "1 to 1024 pairs, not 0. Answer UprNotMyVBucket"),

@@ -17,6 +17,7 @@ from headwater.protocol.values import (
     decompressed_bytes,
     encode_xattrs,
 )
+from support.cases import each
 
 # Length 11, then one literal of 11 bytes (tag (11 - 1) << 2): the block format written by hand.
 HELLO = b"\x0b\x28hello world"
@@ -103,7 +104,7 @@ def test_golden_bytes(parts: ValueParts, value: bytes) -> None:
     assert value[body_offset(value) :] == parts.body
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "reason"),
     [
         (b"", "too short"),

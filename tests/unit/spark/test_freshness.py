@@ -16,6 +16,7 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.freshness import _SURVEYS_MAX, Freshness, LandingLag, MergeClock
 from headwater.spark.planning import whole_offset
 from headwater.spark.source import LagListener, lag_seqnos, progress_lag
+from support.cases import each
 
 
 def clock(*, took_s: float, share: float = 0.5, wait_s_max: float = 60.0) -> MergeClock:
@@ -152,7 +153,7 @@ def test_a_long_lag_is_remembered_in_few_surveys() -> None:
     assert 5 * _SURVEYS_MAX <= found_s < 6 * _SURVEYS_MAX, "too old by a few surveys at most, and never too young"
 
 
-# How far a query is behind, from what Spark tells of its progress.
+# How far a query is behind, from what Spark reports of its progress.
 
 
 def offsets(*seqnos: int) -> str:
@@ -163,7 +164,7 @@ def offsets(*seqnos: int) -> str:
     return Offsets("uuid", {VBucketId(vbucket): offset for vbucket, offset in enumerate(at)}).to_json()
 
 
-@pytest.mark.parametrize(
+@each(
     ("latest", "end", "lag"),
     [
         (offsets(10, 20), offsets(10, 20), 0),
@@ -188,21 +189,21 @@ def progress(latest: Any, end: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", [lambda text: text, json.loads], ids=["text", "object"])
 def test_the_lag_of_a_progress(form: Any) -> None:
-    told = progress(form(offsets(10)), form(offsets(4)))
-    assert progress_lag(told) == 6
-    assert progress_lag(SimpleNamespace(json=json.dumps(told))) == 6
+    reported = progress(form(offsets(10)), form(offsets(4)))
+    assert progress_lag(reported) == 6
+    assert progress_lag(SimpleNamespace(json=json.dumps(reported))) == 6
 
 
-@pytest.mark.parametrize("told", [{}, {"sources": []}, {"sources": [{}]}, progress(None, None)])
-def test_a_progress_that_tells_nothing(told: dict[str, Any]) -> None:
-    assert progress_lag(told) is None
+@pytest.mark.parametrize("reported", [{}, {"sources": []}, {"sources": [{}]}, progress(None, None)])
+def test_a_progress_that_says_nothing(reported: dict[str, Any]) -> None:
+    assert progress_lag(reported) is None
 
 
 @pytest.mark.parametrize(("name", "shown"), [("mine", "mine"), (None, "the-id")])
 def test_the_listener(name: str | None, shown: str) -> None:
     heard: list[tuple[str, int]] = []
     listener = LagListener(lambda query, lag: heard.append((query, lag)))
-    for told in (progress(offsets(10), offsets(4)), progress(None, None)):
-        event: Any = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(told), name=name, id="the-id"))
+    for reported in (progress(offsets(10), offsets(4)), progress(None, None)):
+        event: Any = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(reported), name=name, id="the-id"))
         listener.onQueryProgress(event)
     assert heard == [(shown, 6)]

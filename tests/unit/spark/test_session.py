@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from headwater import errors
 from headwater.errors import AuthenticationFailed, HeadwaterError, LakeOutOfStep, QueryFailed
 from headwater.spark.session import query_error
+from support.cases import each
 
 SENTENCE = "something is wrong: 'this'. Do that"
 WRAPPED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Traceback (most recent call last):
@@ -20,9 +19,7 @@ Caused by: java.lang.RuntimeException: headwater.errors.InvalidInput: another on
 """
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)]
-)
+@each("name", [name for name, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)])
 def test_every_error_of_ours_is_found(name: str) -> None:
     found = query_error(RuntimeError(WRAPPED.format(name=name, sentence=SENTENCE)))
     assert type(found) is getattr(errors, name)

@@ -21,9 +21,10 @@ from headwater.spark.source_options import (
     ValueForm,
     source_texts,
 )
+from support.cases import each
 
 URL = "couchbase://127.0.0.1/travel"
-SECRET = "nobody may see this"
+SECRET = "not to be seen"
 OFFSETS = Offsets("uuid").to_json()
 
 
@@ -43,7 +44,7 @@ def test_what_holds_unless_told() -> None:
     assert (options.rows_per_trigger_max, options.bytes_per_trigger_max) == (None, None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "field", "value"),
     [
         ("scopes", "a, b ,c", "scopes", ("a", "b", "c")),
@@ -64,7 +65,7 @@ def test_options_of_the_read(name: str, text: str, field: str, value: Any) -> No
     assert getattr(made(**{name: text}).read, field) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "field", "value"),
     [
         ("value", "String", "value_form", ValueForm.STRING),
@@ -188,7 +189,7 @@ def test_an_option_that_is_not_there() -> None:
     assert "colections" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text"),
     [
         ("minPartitions", "0"),

@@ -25,6 +25,7 @@ from headwater.store.data_format import (
     vbucket_key,
     vbucket_of_key,
 )
+from support.cases import each
 
 FACTS = BucketFacts(name="beer", uuid="ab" * 16, vbuckets=64)
 VBUCKET = VBucketFacts(
@@ -90,7 +91,7 @@ def test_newer_data_is_refused_in_a_sentence() -> None:
     assert raised.value.hint == "Use the version of Headwater that wrote it, or a newer one"
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         {"version": None},
@@ -108,7 +109,6 @@ def test_newer_data_is_refused_in_a_sentence() -> None:
         {"vbuckets": -64},
         {"vbuckets": 10**9},
     ],
-    ids=str,
 )
 def test_facts_of_a_bucket_that_are_not(changed: dict[str, Any]) -> None:
     members = {**json.loads(FACTS.encode()), **changed}
@@ -126,8 +126,8 @@ def test_the_facts_of_a_vbucket_come_back() -> None:
     assert VBucketFacts.decode(plain.encode()) == plain
 
 
-@pytest.mark.parametrize("name", sorted(json.loads(VBUCKET.encode())))
-@pytest.mark.parametrize("value", [..., "x", -1, 2**64, 1.5, [], [1], {}, True])
+@each("name", sorted(json.loads(VBUCKET.encode())))
+@each("value", [..., "x", -1, 2**64, 1.5, [], [1], {}, True])
 def test_facts_of_a_vbucket_that_are_not(name: str, value: Any) -> None:
     members = json.loads(VBUCKET.encode())
     del members[name]
@@ -152,9 +152,7 @@ def test_more_facts_of_a_vbucket_that_are_not(name: str, value: Any) -> None:
         VBucketFacts.decode(json.dumps(members).encode())
 
 
-@pytest.mark.parametrize(
-    "encoded", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"version":', b"[" * 100_000, b"1" * 9999]
-)
+@each("encoded", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"version":', b"[" * 100_000, b"1" * 9999])
 def test_what_is_not_json_is_damage(encoded: bytes) -> None:
     for decode in (BucketFacts.decode, VBucketFacts.decode):
         with pytest.raises(DataDamaged) as raised:

@@ -33,6 +33,7 @@ from headwater.store.runs import (
     split_after,
     split_before,
 )
+from support.cases import each
 
 
 def change(seqno: int, vbucket: int = 0, *, kind: str = "mutation", value_bytes: int = 10) -> bytes:
@@ -137,7 +138,7 @@ def test_nothing_is_grouped_into_nothing() -> None:
     assert starts.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize(
+@each(
     "frames",
     [
         [change(1, 1), change(1, 0)],
@@ -149,7 +150,6 @@ def test_nothing_is_grouped_into_nothing() -> None:
         [change(1), change(2)[:20]],
         [Set(key=b"k").encode()],
     ],
-    ids=["order of vbuckets", "vbucket", "seqno twice", "seqno falls", "seqno 0", "cut", "cut header", "no change"],
 )
 def test_groups_that_are_not_sound(frames: list[bytes]) -> None:
     assert not group_starts_of(as_run(b"".join(frames)), np.empty(5, dtype=np.int64))
@@ -177,13 +177,13 @@ def test_a_run_that_is_not_where_it_belongs(vbucket: int, after: int, last: int)
     assert not sound(KINDS, vbucket, after, last)
 
 
-@pytest.mark.parametrize("cut", range(1, len(KINDS), 7))
+@each("cut", range(1, len(KINDS), 7))
 def test_a_run_that_is_cut(cut: int) -> None:
     assert not sound(KINDS[:cut], 3, 0, 4)
 
 
 def test_damage_is_seen_or_harmless() -> None:
-    """Any byte may be anything: no kernel may run beyond the run. What it can't tell from a frame, it takes for one."""
+    """Any byte may be anything: no kernel may run beyond the run. What looks like a frame, it takes for one."""
     for at in range(len(KINDS)):
         for value in (0x00, 0x7F, 0x80, 0xFF):
             damaged = KINDS.copy()

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.client.changes import changes_of
 from headwater.transfer.change_lines import ChangeLines
+from support.cases import each
 from support.commands import batch_of, document, event, rollback
 
 
@@ -40,9 +41,7 @@ def test_operations_of_documents(op: str) -> None:
     assert line_of(op=op, value=None if op != "mutation" else b"1")["op"] == op
 
 
-@pytest.mark.parametrize(
-    "key", ["fox", 'quo"te', "back\\slash", "line\nbreak\r\t\x00\x1f", "Füchse 🦊", "\x7f\u2028", " ", "a" * 250]
-)
+@each("key", ["fox", 'quo"te', "back\\slash", "line\nbreak\r\t\x00\x1f", "Füchse 🦊", "\x7f\u2028", " ", "a" * 250])
 def test_keys(key: str) -> None:
     assert line_of(key=key.encode())["key"] == key
 
@@ -55,7 +54,7 @@ def test_a_key_that_is_not_utf8() -> None:
     assert lines == [change.to_dict() for change in changes_of(batch_of(*(document(key=key) for key in keys)))]
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     ["{}", "[]", "1", '"text"', "null", '{\n  "legs": 4,\r\n  "name": "a\\nb"\n}\n', " [1,\n\n2] ", '"é\\u00e9"'],
 )

@@ -10,6 +10,7 @@ from headwater.errors import InvalidDocument
 from headwater.transfer import json_lines
 from headwater.transfer.json_lines import BATCH_DOCUMENTS_MAX, JsonLines
 from headwater.transfer.key_template import KeyTemplate
+from support.cases import each
 
 
 def read(data: bytes, template: str = "{#}") -> list[tuple[str, str]]:
@@ -52,7 +53,7 @@ def test_many_lines_come_in_batches() -> None:
     assert [key for key, _ in found] == [f"k{number}" for number in range(count)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "reason"),
     [
         (b"{", "line 3 is not JSON"),
@@ -63,7 +64,7 @@ def test_many_lines_come_in_batches() -> None:
         (b"\xef\xbb\xbf{}", "line 3 is not JSON"),
     ],
 )
-@pytest.mark.parametrize("end", [b"", b"\n", b"\n{}\n"])
+@each("end", [b"", b"\n", b"\n{}\n"])
 def test_a_bad_line_is_told_after_those_before_it(line: bytes, reason: str, end: bytes) -> None:
     found: list[tuple[str, str]] = []
     with pytest.raises(InvalidDocument) as raised:

@@ -18,6 +18,7 @@ from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.documents import Set
 from headwater.transfer.json_lines import NUMBERED, ExportedDocuments, JsonLines, KeptDocuments, begins_an_export
 from headwater.transfer.set_frames import JSON_FLAGS, encode_sets
+from support.cases import each
 
 
 def documents_in(text: str, **options: Any) -> list[tuple[bytes, bytes, int, int]]:
@@ -34,7 +35,7 @@ def _each(batch: KeptDocuments) -> Iterator[tuple[bytes, bytes, int, int]]:
         start = end
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "document"),
     [
         ('{"_key":"a","x":1}', (b"a", b'{"x":1}', JSON_FLAGS, 0)),
@@ -62,7 +63,7 @@ def test_a_line(line: str, document: tuple[bytes, bytes, int, int]) -> None:
     assert documents_in(f"{plain}\n\n  {line}  \r\n{plain}\n") == [found, document, found]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "flaw"),
     [
         ('{"x":1}', "there is no key in front"),

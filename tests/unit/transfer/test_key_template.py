@@ -7,6 +7,7 @@ import pytest
 
 from headwater.errors import InvalidDocument, InvalidKeyTemplate
 from headwater.transfer.key_template import KeyField, KeyTemplate, Literal, Number
+from support.cases import each
 
 
 def build(template: str, *documents: str, first: int = 1) -> tuple[list[str], InvalidDocument | None]:
@@ -36,7 +37,7 @@ def test_a_template_in_pieces() -> None:
     assert template.fields == ("a", "b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         ("", "every key the same"),
@@ -62,7 +63,7 @@ def test_numbers() -> None:
     assert build("{#}") == ([], None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "key"),
     [
         ('{"id":"x"}', "x"),
@@ -87,7 +88,7 @@ def test_fields(document: str, key: str) -> None:
     assert build("u::{id}!", document, document) == ([f"u::{key}!"] * 2, None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "reason"),
     [
         ("{}", "has no field 'id'"),

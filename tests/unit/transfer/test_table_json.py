@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import InvalidInput
 from headwater.transfer.table_json import objects, objects_of
+from support.cases import each
 
 
 def rows_of(values: list[Any], type_: pa.DataType) -> list[Any]:
@@ -21,7 +22,7 @@ def rows_of(values: list[Any], type_: pa.DataType) -> list[Any]:
     return [json.loads(text)["x"] for text in objects_of(batch).to_pylist()]
 
 
-@pytest.mark.parametrize(
+@each(
     ("type_", "values", "expected"),
     [
         (pa.null(), [None], [None]),
@@ -53,7 +54,6 @@ def rows_of(values: list[Any], type_: pa.DataType) -> list[Any]:
             [[{"q": [1]}, None], [{"q": None}]],
         ),
     ],
-    ids=str,
 )
 def test_types(type_: pa.DataType, values: list[Any], expected: list[Any]) -> None:
     assert rows_of(values, type_) == expected

@@ -11,6 +11,7 @@ import pytest
 from headwater.errors import HeadwaterError, InvalidDocument, InvalidInput
 from headwater.transfer import tables
 from headwater.transfer.tables import CsvRows
+from support.cases import each
 
 
 def objects_of(text: str | bytes, **options: Any) -> list[Any]:
@@ -32,7 +33,7 @@ def test_a_number_is_kept_as_it_is_written() -> None:
     assert batch.to_pylist() == ['{"a":123456789012345678901234567890.10}']
 
 
-@pytest.mark.parametrize("cell", ["007", "+1", "1.", ".5", "1_000", "NaN", "TRUE", "0x10", " 1"])
+@each("cell", ["007", "+1", "1.", ".5", "1_000", "NaN", "TRUE", "0x10", " 1"])
 def test_what_only_resembles_a_number_is_text(cell: str) -> None:
     assert objects_of(f"a\n{cell}\n") == [{"a": cell}]
 

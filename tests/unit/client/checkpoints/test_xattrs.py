@@ -8,10 +8,11 @@ from headwater.client.checkpoints.xattrs import GROUP_BYTES_MAX, KEY_PREFIX, che
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import CheckpointFailed
 from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
+from support.cases import each
 
 
-@pytest.mark.parametrize("group", ["orders", "a", "é" * 50, "x" * GROUP_BYTES_MAX])
-@pytest.mark.parametrize("vbuckets", [1, 16, 100, 1024])
+@each("group", ["orders", "a", "é" * 50, "x" * GROUP_BYTES_MAX])
+@each("vbuckets", [1, 16, 100, 1024])
 def test_a_key_lies_in_its_vbucket(group: str, vbuckets: int) -> None:
     keys = [checkpoint_key(group, VBucketId(vbucket), vbuckets) for vbucket in range(vbuckets)]
     assert [vbucket_of(key, vbuckets) for key in keys] == list(range(vbuckets))

@@ -37,6 +37,7 @@ from headwater.errors import (
 from headwater.protocol.messages import Request, Response
 from headwater.protocol.numbers import Cas, CollectionId
 from headwater.protocol.status import Status
+from support.cases import each
 
 ADA = Seat(id="1a", member_id="ada", heartbeat=3, lease_s=15.0)
 BEA = Seat(id="2b", member_id="bea", heartbeat=9, lease_s=4.5, is_replaced=True)
@@ -127,7 +128,7 @@ INVALID = {
     "a seat with no id": seat(id=""),
     "a seat with a long id": seat(id="x" * (NAME_CHARS_MAX + 1)),
     "a seat with a number for an id": seat(id=1),
-    "a seat of nobody": seat(member=None),
+    "a seat of no member": seat(member=None),
     "a heartbeat below 0": seat(heartbeat=-1),
     "a heartbeat that is no number": seat(heartbeat=1.5),
     "a heartbeat too large": seat(heartbeat=2**53),
@@ -138,10 +139,10 @@ INVALID = {
     "a lease that is text": seat(lease_s="15"),
     "a lease that is true": seat(lease_s=True),
     "replaced by a number": seat(replaced=1),
-    "an owner that is nobody": changed(owners=[0, 2, -1]),
-    "an owner below nobody": changed(owners=[0, 1, -2]),
+    "an owner that is no member": changed(owners=[0, 2, -1]),
+    "an owner below none": changed(owners=[0, 1, -2]),
     "an owner that is true": changed(owners=[0, True, -1]),
-    "a target that is nobody": changed(targets=[0, 0, 2]),
+    "a target that is no member": changed(targets=[0, 0, 2]),
     "a generation below 0": changed(generations=[1, 4, -1]),
     "owners that are missing": changed(owners=None),
     "fewer targets than owners": changed(targets=[0, 0]),
@@ -149,7 +150,7 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("value", INVALID.values(), ids=INVALID)
+@each("value", INVALID.values())
 def test_anything_else_is_refused(value: bytes) -> None:
     with pytest.raises(GroupDocumentInvalid) as caught:
         GroupDocument.decode(value)

@@ -35,6 +35,7 @@ from headwater.client.groups.lease_member import (
 from headwater.errors import GroupDocumentInvalid, GroupFull, InvalidInput, UnexpectedMessage
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.states import Table, all_events, transition
+from support.cases import each
 
 TERMS = LeaseTerms(lease_s=8, interval_s=2, margin_s=3)
 VBUCKETS = 4
@@ -319,7 +320,7 @@ def test_the_length_of_a_lease_is_what_its_member_says(shared: Shared) -> None:
 
 
 def test_who_has_just_come_waits_for_the_whole_lease(shared: Shared) -> None:
-    """How long the member has been dead before nobody can tell him."""
+    """How long the member has been dead before that can't be seen any more."""
     ada, bea = shared.member("ada"), shared.member("bea")
     shared.turn(ada, START_S)
     shared.turn(bea, START_S + 1000)
@@ -642,7 +643,7 @@ def test_there_is_room_for_lost_heartbeats_unless_told() -> None:
     assert 0 < terms.busy_interval_s < terms.interval_s
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("lease_s", 0),

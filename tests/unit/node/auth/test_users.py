@@ -34,6 +34,7 @@ from headwater.protocol.sasl import (
     ScramClient,
     ScramServer,
 )
+from support.cases import each
 
 SALTS = bytes(range(SALTS_BYTES))
 EMPTY = Users(decoy_secret=bytes(32), iterations=4096)
@@ -59,8 +60,8 @@ MAY = {
 NODE_WIDE = {Action.SECURITY, Action.NODE}
 
 
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("action", Action)
+@each("role", Role)
+@each("action", Action)
 def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
     users = with_user("ann", "pencil", Grant(role, "beer"))
     assert users.may("ann", action, "beer") == (action in MAY[role])
@@ -69,8 +70,8 @@ def test_a_role_may_do_what_the_table_says(role: Role, action: Action) -> None:
     assert not users.may("bob", action, "beer")
 
 
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("action", Action)
+@each("role", Role)
+@each("action", Action)
 def test_a_grant_on_all_buckets_holds_for_each_and_for_the_node(role: Role, action: Action) -> None:
     users = with_user("ann", "pencil", Grant(role))
     assert users.may("ann", action, "beer") == users.may("ann", action, None) == (action in MAY[role])
@@ -114,9 +115,9 @@ def test_users_have_what_their_groups_have_for_as_long_as_they_are_in_them() -> 
 # --- how they prove who they are ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-@pytest.mark.parametrize("name", ["ann", "bob"])
-@pytest.mark.parametrize("password", ["pencil", "crayon"])
+@each("mechanism", SCRAM_MECHANISMS)
+@each("name", ["ann", "bob"])
+@each("password", ["pencil", "crayon"])
 def test_scram_against_the_users(mechanism: Mechanism, name: str, password: str) -> None:
     server = ScramServer(mechanism, with_user().credentials, b"server")
     client = ScramClient(mechanism, name, password, b"client")
@@ -257,7 +258,7 @@ BUCKETS = ("beer", "a.b%c-d")
 DATA = {"scope_name": "*", "collection_name": "*"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "grants"),
     [
         ("", set()),
@@ -280,7 +281,7 @@ def test_roles_are_read(text: str, grants: set[Grant]) -> None:
     assert parse_roles(text, buckets=BUCKETS) == grants
 
 
-@pytest.mark.parametrize(
+@each(
     "role",
     [
         *("ro_admin", "reader", "writer[beer]", "admin[*]", "admin[]", "[beer]", "data reader"),
@@ -304,7 +305,7 @@ def test_what_is_no_role(role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grants", "told"),
+    ("grants", "written"),
     [
         ([], []),
         ([Grant(Role.ADMIN)], [{"role": "admin"}]),
@@ -318,16 +319,16 @@ def test_what_is_no_role(role: str) -> None:
         ([Grant(Role.BUCKET_ADMIN, "beer")], [{"role": "bucket_admin", "bucket_name": "beer"}]),
     ],
 )
-def test_roles_are_written(grants: list[Grant], told: list[dict[str, str]]) -> None:
-    assert roles_of(grants) == told
+def test_roles_are_written(grants: list[Grant], written: list[dict[str, str]]) -> None:
+    assert roles_of(grants) == written
 
 
-@pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("bucket", ["*", "beer"])
+@each("role", Role)
+@each("bucket", ["*", "beer"])
 def test_what_is_written_is_worth_what_was_granted(role: Role, bucket: str) -> None:
     """Whoever reads a user, changes its name and stores it again must not give it other rights by that."""
-    told = roles_of([Grant(role, bucket)])
-    text = ",".join(one["role"] + (f"[{one['bucket_name']}]" if "bucket_name" in one else "") for one in told)
+    written = roles_of([Grant(role, bucket)])
+    text = ",".join(one["role"] + (f"[{one['bucket_name']}]" if "bucket_name" in one else "") for one in written)
     read = parse_roles(text, buckets=BUCKETS)
     for action in Action:
         for asked in ("beer", None):

@@ -18,6 +18,7 @@ from headwater.store.data_format import BucketFacts
 from headwater.store.engine import MemoryEngine
 from headwater.store.opening import create_bucket
 from headwater.store.receiving import begin_snapshot
+from support.cases import each
 
 HERE, OTHER, THIRD, NO_NODE = 0, 1, 2, -1
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1000, 2000, 3000))
@@ -43,10 +44,10 @@ def config(row: tuple[int, int], **parts: Any) -> PublishedConfig:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "row", "parts", "after", "is_removed"),
     [
-        # Its active node: the config tells of a promotion, and makes none.
+        # Its active node: the config reports a promotion, and makes none.
         (ACTIVE, (HERE, OTHER), {}, ACTIVE, False),
         (REPLICA, (HERE, OTHER), {}, REPLICA, False),
         (None, (HERE, OTHER), {}, None, False),

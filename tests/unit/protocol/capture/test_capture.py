@@ -1,4 +1,4 @@
-"""Captures: every form of input gives the same bytes in the same order, and what is missing is told."""
+"""Captures: every form of input gives the same bytes in the same order, and what is missing is reported."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Mutation
 from headwater.protocol.messages.dcp_streams import DcpNoop, Open
 from headwater.protocol.messages.session import Hello, HelloResponse
+from support.cases import each
 
 NOOP = DcpNoop(opaque=7).encode()
 OPEN = Open(opaque=1, key=b"test").encode()
@@ -72,7 +73,7 @@ def found(data: bytes, **options: Any) -> tuple[list[CapturedFrame], list[Captur
 # --- the format ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "expected"),
     [
         (NOOP, CaptureFormat.RAW),
@@ -121,7 +122,7 @@ HEX_FORMS = {
 }
 
 
-@pytest.mark.parametrize("text", HEX_FORMS.values(), ids=HEX_FORMS.keys())
+@each("text", HEX_FORMS.values())
 def test_hex_in_every_spelling(text: str) -> None:
     assert joined(text.encode()) == NOOP
 
@@ -280,7 +281,7 @@ LINK_LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("link_type", "wrap"), LINK_LAYERS.values(), ids=LINK_LAYERS.keys())
+@each(("link_type", "wrap"), LINK_LAYERS.values())
 def test_link_layers(link_type: int, wrap: Any) -> None:
     packets = [syn(), from_client(1000, OPEN), from_server(5, NOOP)]
     assert by_direction(pcap(map(wrap, packets), link_type)) == {TO_SERVER: OPEN, TO_CLIENT: NOOP}
@@ -390,7 +391,7 @@ def test_pcapng_old_and_simple_packets_and_a_second_section() -> None:
     assert by_direction(data) == {TO_SERVER: OPEN + NOOP}
 
 
-@pytest.mark.parametrize(
+@each(
     "damage",
     [
         b"\x00",
@@ -418,7 +419,7 @@ def test_a_damaged_pcapng_is_read_up_to_the_damage(damage: bytes) -> None:
 # --- reassembly ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_shuffled_and_overlapping_segments_give_the_bytes_once(seed: int) -> None:
     chance = random.Random(seed)
     data = mutations(40)
@@ -432,7 +433,7 @@ def test_shuffled_and_overlapping_segments_give_the_bytes_once(seed: int) -> Non
     assert by_direction(pcap(packets)) == {TO_SERVER: data}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each("seed", range(10))
 def test_shuffled_segments_with_no_syn(seed: int) -> None:
     chance = random.Random(seed)
     segments = cut(mutations(40), 100, 2**32 - 500)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from headwater.protocol.kernels.siphash import siphash128
+from support.cases import each
 
 MASK = 2**64 - 1
 
@@ -61,7 +61,7 @@ def test_the_slow_one_is_right() -> None:
     assert (high.to_bytes(8, "little") + low.to_bytes(8, "little")).hex() == "da87c1d86b99af44347659119b22fc45"
 
 
-@pytest.mark.parametrize("length", [*range(41), 255, 256, 257])
+@each("length", [*range(41), 255, 256, 257])
 def test_all_lengths(length: int) -> None:
     source = random.Random(length)
     for secret in ((0, 0), (2**64 - 1, 2**64 - 1), (source.getrandbits(64), source.getrandbits(64))):

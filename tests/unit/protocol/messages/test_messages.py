@@ -78,6 +78,7 @@ from headwater.protocol.messages.subdocument import (
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, ObserveSeqnoResponse, SetVBucket
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype
+from support.cases import each
 
 
 def request(opcode: int, *, extras: str = "", key: bytes = b"", value: bytes = b"", magic: int = 0x80) -> Frame:
@@ -142,7 +143,7 @@ def sound(opcode: int, extras_bytes: int, key: str, value: str) -> Frame:
     )
 
 
-@pytest.mark.parametrize(("opcode", "lengths", "key", "value"), ROWS)
+@each(("opcode", "lengths", "key", "value"), ROWS)
 def test_extras_have_one_of_their_lengths(opcode: int, lengths: tuple[int, ...], key: str, value: str) -> None:
     for extras_bytes in range(60):
         frame = sound(opcode, extras_bytes, key, value)
@@ -153,8 +154,8 @@ def test_extras_have_one_of_their_lengths(opcode: int, lengths: tuple[int, ...],
                 decode_message(frame)
 
 
-@pytest.mark.parametrize("part", ["key", "value"])
-@pytest.mark.parametrize(("opcode", "lengths", "key", "value"), ROWS)
+@each("part", ["key", "value"])
+@each(("opcode", "lengths", "key", "value"), ROWS)
 def test_key_and_value_are_there_as_the_documents_say(
     opcode: int, lengths: tuple[int, ...], key: str, value: str, part: str
 ) -> None:
@@ -211,8 +212,8 @@ def test_only_document_keys_start_with_a_collection() -> None:
     assert round_trip(control, WITH_COLLECTIONS) == control
 
 
-@pytest.mark.parametrize("collection_id", [None, 0, 0xFFFFFFFF])
-@pytest.mark.parametrize(("key_bytes", "is_taken"), [(1, True), (250, True), (251, False)])
+@each("collection_id", [None, 0, 0xFFFFFFFF])
+@each(("key_bytes", "is_taken"), [(1, True), (250, True), (251, False)])
 def test_250_bytes_of_key_beside_the_collection(collection_id: int | None, key_bytes: int, is_taken: bool) -> None:
     negotiated = NOTHING_NEGOTIATED if collection_id is None else WITH_COLLECTIONS
     message = Get(collection_id=collection_id, key=b"k" * key_bytes)
@@ -264,7 +265,7 @@ def test_snapshot_marker_versions(marker: SnapshotMarker, version: int | None, e
     assert decode_message(frame) == marker
 
 
-@pytest.mark.parametrize(
+@each(
     ("extras", "value"),
     [
         ("00", V1_FIELDS),
@@ -316,7 +317,7 @@ def test_the_flags_of_a_marker() -> None:
 SEQNOS = "0000000000000008" + "0000000000000002"
 
 
-@pytest.mark.parametrize(
+@each(
     ("message", "extras"),
     [
         (Deletion(seqno=8, rev_seqno=2, nmeta=3, key=b"k"), SEQNOS + "0003"),
@@ -399,13 +400,13 @@ def test_a_cache_transfer_is_one_item_after_the_other() -> None:
     assert round_trip(message, WITH_COLLECTIONS) == message
 
 
-@pytest.mark.parametrize("kept", range(1, len(ITEM_BYTES)))
+@each("kept", range(1, len(ITEM_BYTES)))
 def test_a_cache_transfer_that_is_cut_off_is_refused(kept: int) -> None:
     with pytest.raises(MalformedMessage, match="cut off"):
         cache_transfer(ITEM_BYTES + ITEM_BYTES[:kept])
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "reason"),
     [
         (b"", "at least one item"),
@@ -441,9 +442,7 @@ def test_an_empty_cache_transfer_is_our_own_fault() -> None:
 # --- what is not known --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "opcode", [opcode for opcode in range(256) if opcode not in REQUESTS], ids=lambda opcode: f"0x{opcode:02x}"
-)
+@each("opcode", [opcode for opcode in range(256) if opcode not in REQUESTS])
 def test_a_request_nobody_knows_is_named(opcode: int) -> None:
     with pytest.raises(UnknownOpcode) as raised:
         decode_message(request(opcode))
@@ -663,7 +662,7 @@ def test_a_response_to_a_servers_request_is_not_one_to_a_clients() -> None:
 # --- structured values --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "frame",
     [
         request(Opcode.HELLO, value=b"\0"),
@@ -685,7 +684,6 @@ def test_a_response_to_a_servers_request_is_not_one_to_a_clients() -> None:
         response(Opcode.SUBDOC_MULTI_LOOKUP, value=b"\0\0\0\0\0\2v"),
         response(Opcode.SUBDOC_MULTI_MUTATION, value=b"\0\0\0\0\0"),
     ],
-    ids=lambda frame: f"{frame.opcode_name} {frame.value.hex()}",
 )
 def test_a_value_that_does_not_add_up_is_refused(frame: Frame) -> None:
     with pytest.raises(MalformedMessage):

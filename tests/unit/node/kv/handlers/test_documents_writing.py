@@ -39,6 +39,7 @@ from headwater.protocol.numbers import VALUE_BYTES_MAX, Cas, CollectionId, VBuck
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, compress
 from headwater.store.set_run import _expiry as kernel_expiry
+from support.cases import each
 from support.kv_harness import START_S, Client, Node
 
 STORES = (Set, Add, Replace)
@@ -149,7 +150,7 @@ def test_append_of_a_compressed_value(client: Client) -> None:
 # --- expiry -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "max_ttl_s", "expected"),
     [
         (0, None, 0),

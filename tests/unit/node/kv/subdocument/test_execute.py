@@ -42,6 +42,7 @@ from headwater.protocol.messages.subdocument import (
 from headwater.protocol.numbers import VALUE_BYTES_MAX, XATTR_SECTION_BYTES_MAX
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, encode_xattrs
+from support.cases import each
 
 XATTR, MKDIR_P, MACROS = PathFlags.XATTR, PathFlags.MKDIR_P, PathFlags.EXPAND_MACROS
 NONE, NO_DOC_FLAGS = PathFlags(0), DocFlags(0)
@@ -206,7 +207,7 @@ FACTS = SubdocDocument(
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "expected"),
     [
         ("$document.CAS", f'"0x{1_700_000_000_123_456_789:016x}"'),
@@ -311,7 +312,7 @@ def test_mutate_one() -> None:
     assert mutate_one(None, change(UPSERT, "n", "1")) == SubdocRefused(status=Status.KEY_ENOENT)
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "specs", "flags", "expected"),
     [
         # A document that does not exist, made by its first path.
@@ -509,7 +510,7 @@ REFUSED_LOOKUPS: list[tuple[list[LookupSpec], DocFlags, Status]] = [
 ]
 
 
-@pytest.mark.parametrize(("specs", "flags", "status"), REFUSED_LOOKUPS)
+@each(("specs", "flags", "status"), REFUSED_LOOKUPS)
 def test_refused_lookups(specs: list[LookupSpec], flags: DocFlags, status: Status) -> None:
     outcome = lookup_in(PERSON, specs, flags)
     assert isinstance(outcome, SubdocRefused)
@@ -558,7 +559,7 @@ REFUSED_MUTATIONS: list[tuple[list[MutationSpec], DocFlags, Status]] = [
 ]
 
 
-@pytest.mark.parametrize(("specs", "flags", "status"), REFUSED_MUTATIONS)
+@each(("specs", "flags", "status"), REFUSED_MUTATIONS)
 def test_refused_mutations(specs: list[MutationSpec], flags: DocFlags, status: Status) -> None:
     outcome = mutate_in(PERSON, specs, flags)
     assert isinstance(outcome, SubdocRefused)
@@ -677,7 +678,7 @@ def test_without_the_flag_a_macro_is_a_string() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("macro", "expected"),
     [
         ("CAS", f'"0x{FACTS.cas:016x}"'),

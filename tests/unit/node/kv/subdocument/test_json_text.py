@@ -19,6 +19,7 @@ from headwater.node.kv.subdocument.json_text import (
     parse_path,
 )
 from headwater.protocol.status import Status
+from support.cases import each
 
 ENOENT = Status.SUBDOC_PATH_ENOENT
 MISMATCH = Status.SUBDOC_PATH_MISMATCH
@@ -112,13 +113,13 @@ COUNTS: list[tuple[str, str, str | Status]] = [
 ]
 
 
-@pytest.mark.parametrize(("document", "path", "expected"), GETS)
+@each(("document", "path", "expected"), GETS)
 def test_get_and_exists(document: str, path: str, expected: str | Status) -> None:
     assert outcome(get, document, path) == expected
     assert outcome(exists, document, path) == (expected if isinstance(expected, Status) else "")
 
 
-@pytest.mark.parametrize(("document", "path", "expected"), COUNTS)
+@each(("document", "path", "expected"), COUNTS)
 def test_get_count(document: str, path: str, expected: str | Status) -> None:
     assert outcome(get_count, document, path) == expected
 
@@ -150,7 +151,7 @@ NOT_DOCUMENTS: list[bytes] = [
 ]
 
 
-@pytest.mark.parametrize("document", NOT_DOCUMENTS)
+@each("document", NOT_DOCUMENTS)
 def test_what_is_no_json_document(document: bytes) -> None:
     assert outcome(get, document, "a") == NOT_JSON
 
@@ -187,7 +188,7 @@ DEPTHS: list[tuple[str, str, str | Status]] = [
 ]
 
 
-@pytest.mark.parametrize(("document", "path", "expected"), DEPTHS, ids=range(len(DEPTHS)))
+@each(("document", "path", "expected"), DEPTHS)
 def test_depth(document: str, path: str, expected: str | Status) -> None:
     assert outcome(get, document, path) == expected
 
@@ -272,7 +273,7 @@ INVALID = (
 )
 
 
-@pytest.mark.parametrize(("path", "components"), VALID.items())
+@each(("path", "components"), VALID.items())
 def test_path(path: str, components: Path) -> None:
     assert parse_path(path.encode()) == components
 
@@ -283,7 +284,7 @@ def failure(path: bytes) -> Status:
     return raised.value.status
 
 
-@pytest.mark.parametrize("path", INVALID)
+@each("path", INVALID)
 def test_invalid_path(path: str) -> None:
     assert failure(path.encode()) == Status.SUBDOC_PATH_EINVAL
 

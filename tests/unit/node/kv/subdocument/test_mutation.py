@@ -23,6 +23,7 @@ from headwater.node.kv.subdocument.mutation import (
     replace,
 )
 from headwater.protocol.status import Status
+from support.cases import each
 
 ENOENT = Status.SUBDOC_PATH_ENOENT
 MISMATCH = Status.SUBDOC_PATH_MISMATCH
@@ -114,16 +115,16 @@ BOTH_DICT_MKDIR_P: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("mutation", [dict_add, dict_upsert])
-@pytest.mark.parametrize(("document", "path", "value", "expected"), BOTH_DICT)
+@each("mutation", [dict_add, dict_upsert])
+@each(("document", "path", "value", "expected"), BOTH_DICT)
 def test_dict_add_and_upsert(
     mutation: PathMutation, document: str, path: str, value: str, expected: str | Status
 ) -> None:
     assert after(mutation, document, path, value) == expected
 
 
-@pytest.mark.parametrize("mutation", [dict_add, dict_upsert])
-@pytest.mark.parametrize(("document", "path", "value", "expected"), BOTH_DICT_MKDIR_P)
+@each("mutation", [dict_add, dict_upsert])
+@each(("document", "path", "value", "expected"), BOTH_DICT_MKDIR_P)
 def test_dict_mkdir_p(mutation: PathMutation, document: str, path: str, value: str, expected: str | Status) -> None:
     assert after(mutation, document, path, value, mkdir_p=True) == expected
 
@@ -142,7 +143,7 @@ def test_dict_where_the_name_is_there(document: str, path: str, added: Status, u
     assert after(dict_upsert, document, path, "9") == upserted
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "value", "expected"),
     [
         ('{"a":1}', "a", "2", '{"a":2}'),
@@ -164,7 +165,7 @@ def test_replace(document: str, path: str, value: str, expected: str | Status) -
     assert after(replace, document, path, value, mkdir_p=True) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "expected"),
     [
         ('{"a":1}', "a", "{}"),
@@ -205,7 +206,7 @@ def test_remove(document: str, path: str, expected: str | Status) -> None:
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "value", "last", "first"),
     [
         ('{"a":[]}', "a", "1", '{"a":[1]}', '{"a":[1]}'),
@@ -237,8 +238,8 @@ def test_push(document: str, path: str, value: str, last: str | Status, first: s
     assert after(array_push_first, document, path, value) == first
 
 
-@pytest.mark.parametrize("mutation", [array_push_last, array_push_first, array_add_unique])
-@pytest.mark.parametrize(
+@each("mutation", [array_push_last, array_push_first, array_add_unique])
+@each(
     ("document", "path", "expected"),
     [
         ("{}", "a", '{"a":[true]}'),
@@ -256,7 +257,7 @@ def test_array_mkdir_p(mutation: PathMutation, document: str, path: str, expecte
     assert after(mutation, document, path, "true", mkdir_p=True) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "value", "expected"),
     [
         ("[1,2,4,5]", "[2]", "3", "[1,2,3,4,5]"),
@@ -284,7 +285,7 @@ def test_array_insert(document: str, path: str, value: str, expected: str | Stat
     assert after(array_insert, document, path, value) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "value", "expected"),
     [
         ("[]", "", "0", "[0]"),
@@ -320,7 +321,7 @@ def test_array_add_unique(document: str, path: str, value: str, expected: str | 
 # --- counters -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "delta", "expected", "result"),
     [
         ("{}", "c", "1", '{"c":1}', "1"),
@@ -341,7 +342,7 @@ def test_counter(document: str, path: str, delta: str, expected: str, result: st
     assert edit(counter, document, path, delta) == Edit(expected, result)
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "path", "delta", "expected"),
     [
         *[
@@ -396,7 +397,7 @@ def nested(levels: int, innermost: str = "") -> str:
     return "[" * levels + innermost + "]" * levels
 
 
-@pytest.mark.parametrize(
+@each(
     ("mutation", "document", "path", "value", "expected"),
     [
         (replace, nested(31, "1"), "[0]" * 31, "2", nested(31, "2")),
@@ -438,7 +439,7 @@ def test_the_longest_path_is_made_whole(mutation: PathMutation) -> None:
 PRECIOUS = '{ "big":12345678901234567890123, "f":1.10, "neg": -0, "e":"\\u00e9\\/", "dup":1, "dup":2, "a" :[ 1 , 2 ] }'
 
 
-@pytest.mark.parametrize(
+@each(
     ("mutation", "path", "value", "old", "new"),
     [
         (dict_add, "new", "1", "] }", '] ,"new":1}'),
@@ -457,7 +458,7 @@ def test_what_is_not_touched_keeps_its_text(mutation: PathMutation, path: str, v
     assert after(mutation, PRECIOUS, path, value) == PRECIOUS.replace(old, new)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values())
+@each("mutation", MUTATIONS.values())
 def test_a_value_that_is_not_utf8(mutation: PathMutation) -> None:
     with pytest.raises(SubdocFailure) as raised:
         mutation("{}", ("a",), b'"\xff"', create_parents=False)
