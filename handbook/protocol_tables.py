@@ -64,6 +64,7 @@ _RIGHTS = {
     Action.WRITE: "to write",
     Action.STREAM: "to stream",
     Action.ADMIN: "to administer",
+    Action.SECURITY: "that of a full admin",
 }
 
 

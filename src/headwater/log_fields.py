@@ -70,6 +70,10 @@ class LogEvent(StrEnum):
     """Something could not be written to the disk."""
     USERS_CHANGED = "users_changed"
     """A user was added, changed or removed, or has changed its own password."""
+    VBUCKET_DAMAGED = "vbucket_damaged"
+    """What is stored is not what was written. The vbucket that is named is stopped; without one it is the bucket's."""
+    VBUCKET_FETCHED = "vbucket_fetched"
+    """A replica that was damaged is fetched from its active copy again."""
 
 
 class Fields(TypedDict, total=False):
@@ -87,6 +91,7 @@ class Fields(TypedDict, total=False):
     duration_s: Annotated[float, "how long it took, in seconds"]
     error: Annotated[str, "the class of the error, as the reference of errors names it"]
     from_seqno: Annotated[int, "the last seqno before a rollback"]
+    left_out: Annotated[int, "how many messages of this kind, by this peer, were not logged before this one"]
     limit: Annotated[int, "the limit that was met"]
     manifest: Annotated[str, "the uid of the collections manifest, in hex"]
     method: Annotated[str, "the HTTP method"]

@@ -106,6 +106,24 @@ def test_a_node_that_has_left_lets_the_others_in_no_more_not_even_after_a_restar
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
+def test_a_new_secret_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with in_process(tmp_path, 2) as nodes, nodes.coordinator(0, 1) as coordinator:
+            old = (await coordinator.init(replicas=1)).login
+            new = (await coordinator.renew_login()).login
+            assert old is not None
+            assert new not in (None, old)
+            for number in range(2):
+                assert nodes.running[number].bucket_service("default").nodes_login == new
+                with pytest.raises(AuthenticationFailed):
+                    await AsyncKvConnection.open(nodes.address(number), replace(LOGIN, credentials=old))
+            await nodes.store([b"key-%d" % number for number in range(20)])
+            while any(node.behind for node in (await coordinator.status()).nodes):
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
 def test_no_two_clusters_have_the_same(tmp_path: Path) -> None:
     """Though the password of their admins is the same, and the bucket may be a copy of the other."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration
-from headwater.protocol.messages.dcp_streams import StreamRequestResponse
+from headwater.protocol.messages.dcp_streams import OpenFlags, StreamRequestResponse
 from headwater.protocol.status import Status
 from headwater.protocol.stream_requests import StreamRequestValue
 from support.dcp_world import COLLECTIONS, World, of_type, stream_request
@@ -14,7 +14,7 @@ def test_a_control_counts_for_the_streams_that_are_asked_for_after_it(world: Wor
         world.put("a", vbucket=vbucket)
         world.bucket.put_removal(vbucket, collection_id=0, key=b"a", expired=True)
     world.commit()
-    consumer = world.consumer()
+    consumer = world.consumer(flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES)
     consumer.open()
     assert len(of_type(consumer.received(), Deletion)) == 1
     consumer.control("enable_expiry_opcode", "true")

@@ -10,10 +10,10 @@ import pytest
 
 from headwater.errors import ConnectionFailed
 from headwater.protocol.failover_log import FailoverEntry
-from headwater.protocol.features import Opcode
+from headwater.protocol.features import Feature, Opcode
 from headwater.protocol.frames import stream_id
 from headwater.protocol.manifest import Manifest
-from headwater.protocol.messages.base import ErrorResponse, Message, PlainResponse, Request, Response
+from headwater.protocol.messages.base import ErrorResponse, Message, Request, Response
 from headwater.protocol.messages.dcp_changes import (
     CacheTransferEnd,
     DcpFlush,
@@ -39,7 +39,7 @@ from headwater.protocol.messages.dcp_streams import (
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Cas, CollectionId, Seqno, VBucketId, Vbuuid
 from headwater.protocol.status import Status
 from headwater.protocol.values import Datatype, ValueParts, compress, encode_xattrs
-from support.dcp_world import PURGE_ALL, VBUCKET, World, brief
+from support.dcp_world import COLLECTIONS, PLAIN, PURGE_ALL, VBUCKET, World, brief
 from support.replication_world import Link, Receiver, change_log, documents
 
 LOG = (FailoverEntry(vbuuid=Vbuuid(0xFEED), seqno=Seqno(0)),)
@@ -49,12 +49,12 @@ HISTORY = SnapshotFlags.MEMORY | SnapshotFlags.HISTORY | SnapshotFlags.MAY_CONTA
 class Scripted:
     """A stream whose producer is the test."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, features: tuple[Feature, ...] = COLLECTIONS) -> None:
         self.world = world
-        self.receiver = Receiver(world)
-        for control in self.receiver.open():
-            self.receiver.send(PlainResponse(opcode=Opcode.DCP_CONTROL, opaque=control.opaque))
+        self.receiver = Receiver(world, features=features)
+        self.receiver.open()
         self.opaque = self.add()
+        self.receiver.answer_controls()
 
     def add(self) -> int:
         self.receiver.send(AddStream(vbucket=VBUCKET))
@@ -217,10 +217,6 @@ OLD_FORMS: dict[str, tuple[Request, Callable[[Any], bool]]] = {
     "with a stream id": (_set(1, frame_infos=(stream_id(3),)), lambda document: document.value == b"{}"),
     "with metadata behind the value": (_set(1, value=b"{}mm", nmeta=2), lambda document: document.value == b"{}"),
     "locked": (_set(1, lock_time=77, nru=2), lambda document: document.value == b"{}"),
-    "a deletion without its time": (
-        Deletion(seqno=Seqno(1), rev_seqno=3, key=b"k", collection_id=DEFAULT_COLLECTION, cas=Cas(9)),
-        lambda document: document.is_deleted and document.delete_time == 1_800_000_000,
-    ),
     "an expiration without its time": (
         Expiration(seqno=Seqno(1), rev_seqno=3, key=b"k", collection_id=DEFAULT_COLLECTION, cas=Cas(9)),
         lambda document: document.is_deleted and document.delete_time == 1_800_000_000,
@@ -264,7 +260,7 @@ def test_after_a_complete_snapshot_the_next_needs_a_marker(stream: Scripted) -> 
 
 def test_a_refused_change_ends_the_stream_so_that_there_is_no_gap(stream: Scripted) -> None:
     assert stream.status(_marker(0, 1), _set(1), _set(3)) == Status.ERANGE
-    assert stream.status(_marker(2, 4)) == Status.KEY_ENOENT
+    assert stream.status(_marker(2, 4)) == Status.STREAM_NOT_FOUND
     assert stream.high_seqno() == 1
     assert stream.add() != stream.opaque
 
@@ -284,10 +280,35 @@ def test_a_marker_inside_a_snapshot(stream: Scripted) -> None:
 
 
 def test_messages_of_a_stream_that_is_not_open(stream: Scripted) -> None:
+    """As recorded from a 7.0.5 server, which has two statuses where the control asks for them."""
     stream.opaque += 1
-    for message in (_marker(0, 1), _set(1), SetVBucketState(state=VBucketState.ACTIVE), StreamEnd()):
-        assert stream.status(message) == Status.KEY_ENOENT
+    messages = (_marker(0, 1), _set(1), SetVBucketState(state=VBucketState.ACTIVE))
+    for message in messages:
+        assert stream.status(message) == Status.OPAQUE_NO_MATCH
+        assert stream.status(replace(message, vbucket=VBucketId(1))) == Status.STREAM_NOT_FOUND
+    assert stream.send(StreamEnd()) == [], "of a stream that was closed here"
     assert stream.world.bucket.vbuckets.state(0) == VBucketState.REPLICA
+
+
+def test_messages_of_a_stream_that_is_not_open_for_an_older_producer(replica: World) -> None:
+    receiver = Receiver(replica)
+    receiver.open()
+    receiver.send(AddStream(vbucket=VBUCKET), replace(_marker(0, 1), opaque=9), replace(_set(1), vbucket=VBucketId(1)))
+    refusals = [answer for answer in receiver.received() if isinstance(answer, ErrorResponse)]
+    assert [answer.status for answer in refusals] == [Status.KEY_EEXISTS, Status.KEY_ENOENT]
+
+
+@pytest.mark.parametrize("collections", [True, False])
+def test_a_deletion_has_the_form_that_fits_what_hello_agreed_on(replica: World, collections: bool) -> None:
+    stream = Scripted(replica, features=COLLECTIONS if collections else PLAIN)
+    collection = DEFAULT_COLLECTION if collections else None
+    timed = Deletion(seqno=Seqno(1), rev_seqno=1, delete_time=5, collection_id=collection, key=b"k")
+    fitting, other = (timed, replace(timed, delete_time=None))[:: 1 if collections else -1]
+    assert stream.send(_marker(0, 1), fitting) == []
+    (answer,) = stream.send(_marker(2, 2), replace(other, seqno=Seqno(2)))
+    assert isinstance(answer, ErrorResponse)
+    assert (answer.status, answer.datatype) == (Status.EINVAL, Datatype.JSON)
+    assert "delete times" in answer.context
 
 
 @pytest.mark.parametrize(

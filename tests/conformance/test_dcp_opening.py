@@ -6,6 +6,7 @@ import pytest
 
 from headwater.protocol.messages.dcp_streams import AddStream, Control, DcpNoop, GetFailoverLog, Open, OpenFlags
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from support.dcp_world import COLLECTIONS, NO_XERROR, World, stream_request
 
 
@@ -49,9 +50,15 @@ def test_a_name_of_200_bytes_is_taken(world: World) -> None:
     assert world.connection().call(Open(key=b"n" * 200)).status == Status.SUCCESS
 
 
-def test_the_value_of_an_open_is_json(world: World) -> None:
-    assert world.connection().refused(Open(key=b"name", value=b"not json")) == Status.EINVAL
-    assert world.connection().call(Open(key=b"name", value=b'{"consumer_name":"n"}')).status == Status.SUCCESS
+def test_the_value_of_an_open_is_for_a_consumer_and_says_that_it_is_json(world: World) -> None:
+    """What a 7.0.5 server refuses is in its recorded session (`test_recorded_replicas`); these are not."""
+    connection = world.connection()
+    long = b'{"consumer_name":"%s"}' % (b"n" * 201)
+    for value in (b"not json", b"[" * 100_000, long, b'{"consumer_name":"n","other":1}'):
+        open_request = Open(key=b"name", flags=OpenFlags(0), value=value, datatype=Datatype.JSON)
+        assert connection.refused(open_request) == Status.EINVAL
+    named = Open(key=b"name", flags=OpenFlags(0), value=b'{"consumer_name":"n"}', datatype=Datatype.JSON)
+    assert connection.call(named).status == Status.SUCCESS
 
 
 def test_a_notifier_can_not_be_opened(world: World) -> None:

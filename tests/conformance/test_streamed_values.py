@@ -132,8 +132,14 @@ def test_expiry_output_off_sends_a_deletion(world: World) -> None:
 
 def test_expiry_output_on_sends_an_expiration(world: World) -> None:
     _removed(world, expired=True)
-    change = _one(world, Expiration, enable_expiry_opcode="true")
+    change = _one(world, Expiration, PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES, enable_expiry_opcode="true")
     assert (change.seqno, change.delete_time) == (2, world.node.clock.now_s())
+
+
+def test_expiry_output_without_delete_times_is_granted_and_changes_nothing(world: World) -> None:
+    """As recorded from a 7.0.5 server, whatever its documents say."""
+    _removed(world, expired=True)
+    assert _one(world, Deletion, enable_expiry_opcode="true").delete_time is None
 
 
 def test_expiry_output_on_leaves_deletions_deletions(world: World) -> None:

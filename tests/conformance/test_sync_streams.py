@@ -6,14 +6,29 @@ from typing import Any
 
 import pytest
 
+from headwater.protocol.features import Opcode
 from headwater.protocol.flow_control import PREPARE_SURCHARGE_BYTES
 from headwater.protocol.frames import DurabilityLevel
+from headwater.protocol.messages.base import Message
 from headwater.protocol.messages.dcp_changes import Abort, Commit, Mutation, Prepare, SnapshotMarker
-from headwater.protocol.messages.dcp_streams import OpenFlags
-from headwater.protocol.numbers import DEFAULT_COLLECTION
+from headwater.protocol.messages.dcp_streams import OpenFlags, VBucketState
+from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno
 from headwater.protocol.values import Datatype
 from headwater.store.prepares import PendingPrepare
-from support.dcp_world import COLLECTIONS, KEEP_NOTHING, OPAQUE, PLAIN, VBUCKET, World, brief, changes, of_type, resume
+from support.dcp_world import (
+    COLLECTIONS,
+    KEEP_NOTHING,
+    OPAQUE,
+    PLAIN,
+    VBUCKET,
+    Consumer,
+    World,
+    brief,
+    changes,
+    of_type,
+    resume,
+)
 from support.replication_world import REPLICA_FLAGS, PlayedReplica
 
 
@@ -40,18 +55,31 @@ def write_all_kinds(world: World) -> None:
     world.commit()
 
 
-ALL_KINDS = ["prepare a@1", "set x@2", "commit a@3 of 1", "prepare b@4", "abort b@5 of 4", "prepare c@6"]
+ALL_KINDS = ["prepare a@1", "set x@2", "commit a@3 of 1", "prepare b@4", "marker 5..6", "abort b@5 of 4", "prepare c@6"]
+FROM_DISK = ["prepare a@1", "set x@2", "set a@3", "abort b@5 of 4", "prepare c@6"]
 
 
 # --- replicas -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_replica_gets_everything_as_it_happened(world: World, on_disk: bool) -> None:
+def test_from_memory_a_replica_gets_everything_as_it_happened(world: World) -> None:
+    """A prepare and its abort are in two snapshots: a replica of a real server refuses one that holds both."""
     write_all_kinds(world)
-    if on_disk:
-        world.settle()
-    assert PlayedReplica(world).open() == ["marker 0..6", *ALL_KINDS]
+    assert PlayedReplica(world).open() == ["marker 0..4", *ALL_KINDS]
+
+
+def test_from_disk_a_replica_gets_what_was_committed_as_it_is(world: World) -> None:
+    """As recorded from a 7.0.5 server: no commits, and of each key the newest prepare or abort."""
+    write_all_kinds(world)
+    world.settle()
+    assert PlayedReplica(world).open() == ["marker 0..6", *FROM_DISK]
+    world.bucket.commit_prepare(prepare(world, "a", b"2"))
+    world.bucket.abort_prepare(prepare(world, "a", b"3"))
+    world.commit()
+    world.settle()
+    assert PlayedReplica(world).open() == [
+        "marker 0..10", "set x@2", "abort b@5 of 4", "prepare c@6", "set a@8", "abort a@10 of 9"
+    ]  # fmt: skip
 
 
 def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
@@ -61,7 +89,7 @@ def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
     world.commit()
     replica = PlayedReplica(world)
     replica.consumer.open()
-    _, *frames = replica.consumer.frames()
+    frames = [frame for frame in replica.consumer.frames() if frame.opcode != Opcode.DCP_SNAPSHOT_MARKER]
     opaque = OPAQUE.to_bytes(4)
     now_s = world.node.clock.now_s()
     aborted_cas = int(world.bucket.vbuckets.max_cas[VBUCKET]) - 1
@@ -88,7 +116,7 @@ def test_the_bytes_of_prepare_commit_and_abort(world: World) -> None:
         + b"\x00cd",
         bytes.fromhex("80 63 0003 10 00 0000 00000013")
         + opaque
-        + (aborted_cas + 1).to_bytes(8)
+        + bytes(8)
         + bytes.fromhex("0000000000000003 0000000000000004")
         + b"\x00cd",
     ]
@@ -99,17 +127,20 @@ def test_a_stream_id_goes_with_all_of_them(world: World) -> None:
     replica = PlayedReplica(world, enable_stream_id="true")
     replica.consumer.open(value=b'{"sid":5}')
     messages = replica.consumer.received()
-    assert brief(messages) == ["marker 0..6", *ALL_KINDS]
+    assert brief(messages) == ["marker 0..4", *ALL_KINDS]
     assert {message.stream_id for message in messages} == {5}  # type: ignore[attr-defined]
 
 
-def test_within_a_snapshot_a_commit_is_told_even_if_a_newer_version_follows(world: World) -> None:
-    """Else the replica would be left with a prepare that nothing ends."""
+def test_no_durable_write_is_left_out_of_memory_for_a_newer_one(world: World) -> None:
+    """Else the replica would be left with a prepare that nothing ends. The newer one begins the next snapshot."""
     world.bucket.commit_prepare(prepare(world, "k"))
     world.bucket.commit_prepare(prepare(world, "k", b"2"))
     world.write("k", "k")
-    lines = PlayedReplica(world).open()
-    assert lines == ["marker 0..6", "prepare k@1", "commit k@2 of 1", "prepare k@3", "commit k@4 of 3", "set k@6"]
+    assert PlayedReplica(world).open() == [
+        *("marker 0..2", "prepare k@1", "commit k@2 of 1"),
+        *("marker 3..4", "prepare k@3", "commit k@4 of 3"),
+        *("marker 5..6", "set k@6"),
+    ]
 
 
 def test_where_compaction_has_dropped_the_prepare_the_change_itself_is_sent(world: World) -> None:
@@ -170,17 +201,46 @@ def _marker(world: World, version: str, **fields: Any) -> SnapshotMarker:
     return marker
 
 
-def test_markers_tell_what_is_visible_prepared_and_completed(world: World) -> None:
+def test_markers_of_disk_snapshots_name_what_is_visible_prepared_and_completed(world: World) -> None:
     write_all_kinds(world)
+    world.settle()
     marker = _marker(world, "2.2")
     assert (marker.end_seqno, marker.max_visible_seqno, marker.high_completed_seqno) == (6, 3, 4)
     assert marker.high_prepared_seqno == 6
     assert _marker(world, "2.0").max_visible_seqno == 3
 
 
+def test_with_sync_writes_every_marker_has_version_2(world: World) -> None:
+    """A replica of a real server closes the connection where a disk snapshot has no high completed seqno."""
+    write_all_kinds(world)
+    first, second = of_type(_received(world), SnapshotMarker)
+    assert (first.version, first.max_visible_seqno, first.high_completed_seqno) == (0, 3, 0)
+    assert (second.version, second.max_visible_seqno, second.high_completed_seqno) == (0, 3, 0)
+    world.settle()
+    (marker,) = of_type(_received(world), SnapshotMarker)
+    assert (marker.version, marker.max_visible_seqno, marker.high_completed_seqno) == (0, 3, 4)
+
+
+def test_the_high_completed_seqno_outlives_what_shows_it(world: World) -> None:
+    """A replica of a real server ends its process where it falls."""
+    world.bucket.commit_prepare(prepare(world, "a"))
+    world.write("a", "b")
+    world.compact(KEEP_NOTHING)
+    world.node.reopen()
+    (marker,) = of_type(_received(world), SnapshotMarker)
+    assert (marker.flags, marker.max_visible_seqno, marker.high_completed_seqno) == (0x06, 4, 1)
+
+
+def _received(world: World) -> list[Message]:
+    replica = PlayedReplica(world)
+    replica.consumer.open()
+    return replica.consumer.received()
+
+
 def test_markers_tell_of_prepares_before_the_snapshot(world: World) -> None:
     write_all_kinds(world)
     world.write("y")
+    world.settle()
     marker = _marker(world, "2.2", **resume(world, 6))
     assert (marker.max_visible_seqno, marker.high_prepared_seqno, marker.high_completed_seqno) == (7, 6, 4)
 
@@ -214,15 +274,47 @@ def test_a_consumer_without_collections_has_a_snapshot_that_ends_at_what_it_gets
     assert consumer.brief() == ["marker 8..8", "set y@8"]
 
 
-def test_a_snapshot_of_prepares_alone_is_passed(world: World) -> None:
+def test_a_live_stream_gets_nothing_for_a_prepare_or_an_abort(world: World) -> None:
+    """As recorded from a 7.0.5 server. One that begins later gets a seqno-advanced."""
     consumer = world.consumer(features=COLLECTIONS)
     consumer.open()
     prepared = prepare(world, "k")
     world.commit()
-    assert consumer.brief() == ["marker 0..1", "advanced 1"]
+    assert consumer.brief() == []
     world.bucket.abort_prepare(prepared)
     world.commit()
-    assert consumer.brief() == ["marker 2..2", "advanced 2"]
+    assert consumer.brief() == []
+    assert world.consumer(features=COLLECTIONS).stream() == ["marker 0..2", "advanced 2"]
+    world.bucket.commit_prepare(prepare(world, "k"))
+    world.commit()
+    assert consumer.brief() == ["marker 0..4", "set k@4"]
+
+
+@pytest.mark.parametrize("end_seqno", [1, 2])
+def test_a_stream_to_now_goes_to_the_end_of_its_snapshot_and_ends(world: World, end_seqno: int) -> None:
+    """Whether the end is what all-vb-seqnos gives, or the pending prepare behind it."""
+    world.write("x")
+    prepare(world, "k")
+    world.commit()
+    consumer = world.consumer(features=COLLECTIONS)
+    assert consumer.stream(end_seqno=Seqno(end_seqno)) == ["marker 0..2", "set x@1", "advanced 2", "end OK"]
+
+
+def test_all_vb_seqnos_gives_what_is_visible(world: World) -> None:
+    world.write("x")
+    world.bucket.abort_prepare(prepare(world, "k"))
+    prepare(world, "l")
+    world.commit()
+    world.node.reopen()
+    plain, replica = world.consumer(features=COLLECTIONS), PlayedReplica(world).consumer
+    assert [_seqno(consumer) for consumer in (plain, replica, world.consumer(features=PLAIN))] == [1, 4, 4]
+    assert _seqno(plain, collection=DEFAULT_COLLECTION) == 4
+
+
+def _seqno(consumer: Consumer, **fields: Any) -> int:
+    answer = consumer.call(GetAllVbSeqnos(state=VBucketState.ACTIVE, **fields))
+    assert isinstance(answer, GetAllVbSeqnosResponse)
+    return {entry.vbucket: entry.seqno for entry in answer.seqnos}[VBUCKET]
 
 
 def test_change_streams_hold_every_committed_version(world: World) -> None:

@@ -301,8 +301,20 @@ def test_another_topology_is_looked_at_at_once(chained: World) -> None:
 
 def test_sync_writes_have_to_be_enabled_to_acknowledge(chained: World) -> None:
     replica = PlayedReplica(chained, enable_sync_writes="false")
+    replica.open()
     replica.acknowledge(1)
     assert [message.status for message in replica.consumer.received()] == [Status.EINVAL]  # type: ignore[attr-defined]
+
+
+def test_an_acknowledgement_for_a_vbucket_that_was_never_streamed_closes_the_connection(chained: World) -> None:
+    """As recorded from a 7.0.5 server. One for a stream that has ended meanwhile does nothing."""
+    replica = PlayedReplica(chained)
+    replica.open()
+    replica.consumer.close_stream()
+    replica.acknowledge(1)
+    assert replica.brief() == []
+    replica.acknowledge(1, vbucket=1)
+    assert replica.consumer.is_closed
 
 
 def test_a_reader_can_not_acknowledge(chained: World) -> None:

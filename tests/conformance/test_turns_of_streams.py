@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.node.producer.connection import ProducerConnection
+from headwater.node.producer.outbound import Output
+from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.dcp_changes import Mutation
 from support.dcp_world import Consumer, World
 
@@ -63,3 +65,16 @@ def test_there_is_no_more_while_the_window_is_full(consumer: Consumer) -> None:
     assert not producer_of(consumer).has_more
     consumer.ack(sent)
     assert producer_of(consumer).has_more
+
+
+def test_a_commit_wakes_the_streams_of_its_vbuckets_alone(world: World, consumer: Consumer) -> None:
+    consumer.open(vbucket=0)
+    consumer.open(vbucket=1)
+    consumer.received()
+    world.write("new", vbucket=1)
+    producer, output = producer_of(consumer), Output()
+    assert not producer.wake([2])
+    assert producer.wake([1])
+    producer.produce_into(output, 1 << 20, is_awake=True)
+    assert consumer.decode(decode_frames(bytes(output.data)))[1].vbucket == 1
+    assert not producer.has_more

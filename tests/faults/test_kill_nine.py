@@ -16,6 +16,7 @@ from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId, Vbuuid
 from headwater.store.bucket import StoreEnvironment
+from headwater.store.checked_engine import CheckedEngine
 from headwater.store.data_format import BucketFacts, VBucketFacts, vbucket_of_key
 from headwater.store.engine import Table
 from headwater.store.lmdb_engine import LmdbEngine
@@ -50,7 +51,7 @@ def newest_branches(connection: KvConnection) -> list[int]:
 
 def stored_failover_logs(data: Path) -> dict[int, FailoverLog]:
     """What lies on the disk of a node that is not running."""
-    engine = LmdbEngine(data / "buckets" / "default")
+    engine = CheckedEngine(LmdbEngine(data / "buckets" / "default"), "default")
     try:
         with engine.view() as view:
             stored = view.scan(Table.VBUCKETS, b"", b"\xff" * 4)

@@ -156,7 +156,7 @@ def test_slow_loris_after_the_login(start_node: StartNode) -> None:
 
 def test_slow_loris_in_the_tls_handshake(start_node: StartNode, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
-    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    tls = ("--tls-only", "--tls-cert", str(certificate), "--tls-key", str(key))
     node = start_node(*FEW_VBUCKETS, "--auth-seconds", str(SOON_S), *tls)
     with connected(node) as silent:
         wait_until_closed(silent, within_s=SOON_S + SLACK_S)
@@ -167,6 +167,31 @@ def test_slow_loris_in_the_tls_handshake(start_node: StartNode, tmp_path: Path) 
     with connected(node) as sock, context.wrap_socket(sock, server_hostname="127.0.0.1") as encrypted:
         encrypted.sendall(Noop().encode())
         assert encrypted.recv(24)
+
+
+def test_unfinished_handshakes_count_as_connections(start_node: StartNode, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    node = start_node(
+        *FEW_VBUCKETS, "--tls-only", "--connections-max", "2", "--tls-cert", str(certificate), "--tls-key", str(key)
+    )
+    with connected(node), connected(node) as second:
+        with connected(node) as refused:
+            wait_until_closed(refused, within_s=SLACK_S)
+        second.sendall(b"no TLS at all" * 10)
+        wait_until_closed(second, within_s=SLACK_S)
+        context = ssl.create_default_context(cafile=str(certificate))
+        deadline_s = time.monotonic() + SLACK_S
+        while True:
+            assert time.monotonic() < deadline_s, "the place of a handshake that has failed is not free"
+            with suppress(OSError), connected(node) as sock:
+                encrypted = context.wrap_socket(sock, server_hostname="127.0.0.1")
+                break
+        with encrypted:
+            encrypted.sendall(Noop().encode())
+            assert encrypted.recv(24)
+        # One is still in its handshake when the node stops.
+        assert node.stop() == 0
+    assert "Traceback" not in node.log()
 
 
 # --- bytes that are no requests -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import stat
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -101,6 +103,20 @@ def test_a_stop_waits_for_nobody(start_node: StartNode) -> None:
             next(stream.iter_bytes())
             assert node.stop() == 0
     assert node.stopped_s < 10
+
+
+def test_a_stop_answers_who_waits_for_a_manifest(start_node: StartNode) -> None:
+    node = start_node(*FEW_VBUCKETS)
+    address = urlsplit(node.http_url)
+    login = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    path = "/pools/default/buckets/default/scopes/@ensureManifest/ff"
+    with socket.create_connection((address.hostname, address.port), timeout=30) as waiting:
+        waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\n\r\n".encode())
+        # What has come first is read first.
+        httpx.get(f"{node.http_url}/pools", auth=(USER, PASSWORD)).raise_for_status()
+        assert node.stop() == 0
+        assert waiting.recv(1000).startswith(b"HTTP/1.1 503")
+    assert "Traceback" not in node.log()
 
 
 # --- what a start refuses -----------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import couchbase.subdocument as subdoc
+import httpx
 import pytest
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
@@ -21,10 +25,11 @@ from couchbase.exceptions import (
     ServiceUnavailableException,
 )
 from couchbase.kv_range_scan import PrefixScan
+from couchbase.management.buckets import CreateBucketSettings
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, GetOptions, WaitUntilReadyOptions
 
 from support.machine import self_signed
-from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode, serve_command
 
 READY_S_MAX = 2.0
 REFUSED_S_MAX = 5.0
@@ -127,9 +132,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_tls(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
     path, key = certificate
-    node = start_node("--vbuckets", "16", "--tls-cert", str(path), "--tls-key", str(key))
+    node = start_node("--vbuckets", "16", "--tls-cert", str(path), "--tls-key", str(key), "--tls-only")
     assert node.url.startswith("couchbases://")
     assert node.http_url.startswith("https://")
+    assert "plain" not in node.ready
     began_s = time.monotonic()
     with connected(node.url, trusted=path) as cluster:
         collection = cluster.bucket("default").default_collection()
@@ -141,6 +147,43 @@ def test_tls(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
         manager.create_collection("_default", "over-tls")
         scope = cluster.bucket("default").default_scope()
         scope.collection("over-tls").upsert("secret", {"version": 2})
+
+
+def _write_and_read_in_turns(ready: dict[str, str], trusted: Path) -> None:
+    """Clients with TLS and without it at the same time, over the ports that one config gives."""
+    assert (ready["ready"].partition("://")[0], ready["plain"].partition("://")[0]) == ("couchbases", "couchbase")
+    with connected(ready["ready"], trusted=trusted) as with_tls, connected(ready["plain"]) as without:
+        for cluster in (with_tls, without):
+            cluster.wait_until_ready(TIMEOUT)
+        for turn, (writer, reader) in enumerate([(with_tls, without), (without, with_tls)]):
+            writer.bucket("default").default_collection().upsert(f"document-{turn}", {"turn": turn})
+            found = reader.bucket("default").default_collection().get(f"document-{turn}")
+            assert found.content_as[dict] == {"turn": turn}
+            writer.buckets().create_bucket(CreateBucketSettings(name=f"bucket-{turn}", num_vbuckets=8))
+            reader.buckets().drop_bucket(f"bucket-{turn}")
+
+
+def test_ports_with_and_without_tls_of_one_node(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
+    path, key = certificate
+    node = start_node("--vbuckets", "16", "--tls-cert", str(path), "--tls-key", str(key), "--tls-port", "0")
+    _write_and_read_in_turns(node.ready, path)
+    services = httpx.get(f"{node.ready['plain_http']}/pools/default/nodeServices", auth=(USER, PASSWORD)).json()
+    ports = [node.ready[name].rpartition(":")[2] for name in ("plain", "plain_http", "ready", "http")]
+    found = services["nodesExt"][0]["services"]
+    assert [str(found[name]) for name in ("kv", "mgmt", "kvSSL", "mgmtSSL")] == ports
+
+
+def test_ports_with_and_without_tls_of_three(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    path, key = certificate
+    options = ("--nodes", "3", "--vbuckets", "16", "--user", USER, "--password", PASSWORD, "--json")
+    command = serve_command("--data", str(tmp_path), *options, "--tls-cert", str(path), "--tls-key", str(key))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as nodes:
+        try:
+            assert nodes.stdout is not None
+            _write_and_read_in_turns(json.loads(nodes.stdout.readline()), path)
+        finally:
+            nodes.send_signal(signal.SIGINT)
+            assert nodes.wait(30) == 0
 
 
 def test_tls_with_a_certificate_nobody_trusts(start_node: StartNode, certificate: tuple[Path, Path]) -> None:

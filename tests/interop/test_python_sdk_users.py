@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -11,10 +11,11 @@ from couchbase.cluster import Cluster
 from couchbase.exceptions import (
     AuthenticationException,
     CouchbaseException,
+    GroupNotFoundException,
     InvalidArgumentException,
     UserNotFoundException,
 )
-from couchbase.management.users import Role, User, UserManager
+from couchbase.management.users import Group, Role, User, UserManager
 from couchbase.options import GetOptions, UpsertOptions
 
 from support.node_process import NodeProcess
@@ -62,6 +63,32 @@ def test_what_was_read_may_be_stored_again(manager: UserManager, name: str) -> N
     manager.upsert_user(user)
     again = manager.get_user(name).user
     assert (again.display_name, again.roles) == ("Another Name", user.roles)
+
+
+def test_a_group_comes_and_goes(manager: UserManager, name: str) -> None:
+    own, by_group = Role(name="data_reader", bucket="default"), Role(name="data_writer", bucket="*")
+    manager.upsert_group(Group(name="writers", description="Who writes", roles={by_group}))
+    group = manager.get_group("writers")
+    assert (group.name, group.description, named(group.roles)) == ("writers", "Who writes", {"data_writer[*]"})
+    manager.upsert_user(User(username=name, password=PASSWORD, roles={own}, groups={"writers"}))
+    found = manager.get_user(name)
+    assert (named(found.user.roles), found.user.groups) == ({"data_reader[default]"}, {"writers"})
+    origins = {one.role.name: [(origin.type, origin.name) for origin in one.origins] for one in found.effective_roles}
+    assert origins == {"data_reader": [("user", None)], "data_writer": [("group", "writers")]}
+    manager.upsert_group(Group(name="writers", roles={own}))
+    assert [one.name for one in manager.get_all_groups()] == ["writers"]
+    assert named(one.role for one in manager.get_user(name).effective_roles) == {"data_reader[default]"}
+    manager.drop_group("writers")
+    assert not manager.get_user(name).user.groups
+    for missing in (manager.get_group, manager.drop_group):
+        with pytest.raises(GroupNotFoundException):
+            missing("writers")
+    with pytest.raises(InvalidArgumentException):
+        manager.upsert_user(User(username=name, roles={own}, groups={"writers"}))
+
+
+def named(roles: Iterable[Role]) -> set[str]:
+    return {f"{role.name}[{role.bucket}]" for role in roles}
 
 
 def test_the_roles(manager: UserManager) -> None:

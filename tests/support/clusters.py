@@ -51,6 +51,7 @@ class InProcessNodes:
                 password=PASSWORD,
                 tls_cert=None if certificate is None else certificate[0],
                 tls_key=None if certificate is None else certificate[1],
+                tls_only=certificate is not None,
             )
         )
         await self.start(number)

@@ -63,6 +63,7 @@ class Node:
     now: float = 1000.0
     logged: list[str] = field(default_factory=list)
     durable_uid: int = 0
+    not_reached: dict[str, str] = field(default_factory=dict)
     fault: Exception | None = None
     bucket_settings: BucketSettings = field(default_factory=BucketSettings)
     identity: NodeIdentity = field(default_factory=lambda: NodeIdentity(uuid=UUID, cluster_uuid=UUID))
@@ -83,8 +84,9 @@ class Node:
     def is_node_user(self, name: str) -> bool:
         return self.accounts.is_node(name)
 
-    async def change_users(self, change: Change) -> None:
+    async def change_users(self, change: Change) -> dict[str, str]:
         await self.accounts.change(change)
+        return self.not_reached
 
     def now_s(self) -> float:
         return self.now

@@ -16,12 +16,13 @@ from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.features import WITH_COLLECTIONS, Feature, Opcode
 from headwater.protocol.frames import DurabilityLevel, Frame, decode_frames, durability
 from headwater.protocol.messages import decode_message
-from headwater.protocol.messages.base import Message, Request, Response
+from headwater.protocol.messages.base import Message, PlainResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
 from headwater.protocol.messages.dcp_streams import (
     AddStream,
     AddStreamResponse,
     CloseStream,
+    Control,
     Open,
     OpenFlags,
     StreamFlags,
@@ -31,6 +32,7 @@ from headwater.protocol.messages.documents import Get, Set
 from headwater.protocol.messages.vbuckets import SetVBucket
 from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.bucket import Bucket
 from support.dcp_world import COLLECTIONS, VBUCKET, Consumer, World
 from support.kv_harness import Client, drive
@@ -56,6 +58,7 @@ class Receiver:
         self.session = client.session
         self.negotiated = client.negotiated
         self.is_closed = False
+        self.controls: list[Control] = []
         self.name = name
         self.session.on_replaced = self.close
 
@@ -64,13 +67,12 @@ class Receiver:
             self.is_closed = True
             self.session.disconnected()
 
-    def open(self, *, value: bytes = b"") -> list[Message]:
-        """Open the connection; the control messages that the node sends."""
-        self.send(Open(key=self.name.encode(), flags=OpenFlags(0), value=value))
-        answer, *controls = self.received()
+    def open(self, *, value: bytes = b"") -> None:
+        datatype = Datatype.JSON if value else Datatype.RAW
+        self.send(Open(key=self.name.encode(), flags=OpenFlags(0), value=value, datatype=datatype))
+        (answer,) = self.received()
         assert isinstance(answer, Response)
         assert answer.status == Status.SUCCESS, answer
-        return controls
 
     @property
     def connection(self) -> ConsumerConnection:
@@ -98,7 +100,14 @@ class Receiver:
         return decode_frames(self.data())
 
     def received(self) -> list[Message]:
-        return [decode_message(frame, self.negotiated) for frame in self.frames()]
+        """What the node sends now, but for its controls, which come before its first stream request."""
+        messages = [decode_message(frame, self.negotiated) for frame in self.frames()]
+        self.controls += [message for message in messages if isinstance(message, Control)]
+        return [message for message in messages if not isinstance(message, Control)]
+
+    def answer_controls(self, status: Status = Status.SUCCESS) -> None:
+        for control in self.controls:
+            self.send(PlainResponse(opcode=Opcode.DCP_CONTROL, opaque=control.opaque, status=status))
 
 
 class Link:
@@ -112,7 +121,7 @@ class Link:
         """What the producer has sent, for tests that look at the wire."""
         self.receiver = Receiver(target, name=name)
         self.producer: Consumer = source.consumer(flags=PRODUCER_FLAGS, features=COLLECTIONS, name=name)
-        self._to_source = b"".join(message.encode() for message in self.receiver.open(value=value))
+        self.receiver.open(value=value)
 
     def add_stream(self, vbucket: int = VBUCKET, flags: StreamFlags = NO_STREAM_FLAGS, opaque: int = 1) -> None:
         self.receiver.send(AddStream(vbucket=VBucketId(vbucket), flags=flags, opaque=opaque))
@@ -150,7 +159,7 @@ class Link:
         to_target = self._from_producer(bytes_max)
         if to_target and not self.receiver.is_closed:
             self.receiver.send(to_target)
-        to_source, self._to_source = self._to_source + self._from_receiver(), b""
+        to_source = self._from_receiver()
         if to_source and not self.producer.is_closed:
             self.producer.send(to_source)
         return bool(to_target or to_source)

@@ -16,6 +16,8 @@ from headwater.cli.output import errors_in_one_sentence
 from headwater.phrases import COMPILING, did_you_mean, report_first_compile
 
 COMMANDS = (
+    "buckets",
+    "check",
     "cluster",
     "collections",
     "decode",

@@ -261,6 +261,23 @@ def remove(on: _Cluster, node: str) -> None:
     on.report(f"{name} has left: {_moved(done)}", **asdict(done))
 
 
+@cluster.command("renew-login")
+@_on_cluster
+def renew_login(on: _Cluster) -> None:
+    """Have the nodes log in to each other with a new secret.
+
+    Machines that have left the cluster, and users who were admins, may know the old one. All nodes must run. A node
+    that was failed over and is not back can't hear any more that it is out: start it on an empty data folder.
+
+    \b
+    Example:
+      headwater cluster renew-login couchbase://127.0.0.1/default
+    """
+    config = on.run(lambda coordinator: coordinator.renew_login())
+    nodes = counted(len(config.nodes), "node")
+    on.report(f"{nodes} log in to each other with a new secret", nodes=list(config.names()), revision=config.revision)
+
+
 # --- showing ------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""`headwater collections`: list, create and drop the scopes and collections of a bucket."""
+"""`headwater collections`: list, create, change and drop the scopes and collections of a bucket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUCKETS_OWN_TTL, _NO_TTL = 0, -1
 
 @click.group()
 def collections() -> None:
-    """List, create and drop scopes and collections.
+    """List, create, change and drop scopes and collections.
 
     URL is couchbase://host[:port]/bucket, or couchbases:// for TLS, of a Couchbase or a Headwater node; the node is
     asked for its management port. http://host:port/bucket names that port itself. Without TLS, who listens on the way
@@ -127,6 +127,38 @@ def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, hi
     if history:
         settings["history"] = "true"
     _print("created", name, bucket.create(name.scope, name.collection, **settings), as_json=as_json)
+
+
+@collections.command("update")
+@_on_bucket
+@_name_argument
+@click.option(
+    "--max-ttl",
+    type=click.IntRange(_NO_TTL, MAX_TTL_S_MAX),
+    metavar="S",
+    help="How long documents that are written from now on live at most; -1 for ever, 0 as the bucket has it.",
+)
+@click.option("--history/--no-history", default=None, help="Whether every version is kept for change streams.")
+def update_collection(
+    bucket: BucketScopes, name: _Name, max_ttl: int | None, history: bool | None, as_json: bool
+) -> None:
+    """Change a collection. What is not given stays as it is.
+
+    When the command returns, every node knows it.
+
+    \b
+    Example:
+      headwater collections update couchbase://127.0.0.1/default shop.carts \\
+        --max-ttl 3600
+    """
+    if name.collection is None:
+        raise click.UsageError("A scope has no settings: name a collection of it.")
+    settings = {} if max_ttl is None else {"maxTTL": str(max_ttl)}
+    if history is not None:
+        settings["history"] = "true" if history else "false"
+    if not settings:
+        raise click.UsageError("Give what is to change: --max-ttl, --history or --no-history.")
+    _print("changed", name, bucket.update(name.scope, name.collection, **settings), as_json=as_json)
 
 
 @collections.command("drop")

@@ -1,7 +1,7 @@
 """The management side of a node, Couchbase's or Headwater's: where it is, and requests to it over HTTP.
 
-`collections`, `users`, `drill` and `load` use it, and the test nodes of `headwater.testing`. Passwords go into the
-header of a request and nowhere else.
+`buckets`, `collections`, `users`, `drill` and `load` use it, and the test nodes of `headwater.testing`. Passwords go
+into the header of a request and nowhere else.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Answer:
 
     def accepted(self) -> Any:
         """The content of a success; of anything else the error for it."""
-        if self.status == http.HTTPStatus.OK:
+        if self.status in (http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED):
             return self.content
         reason, hint = _REFUSALS.get(self.status, (f"the node answered with status {self.status}", ""))
         raise HeadwaterError(self._words() or reason, hint=hint)
@@ -316,6 +316,9 @@ class BucketScopes:
         if collection is None:
             return self.wait_for(self.ask("POST", form={"name": scope}))
         return self.wait_for(self.ask("POST", scope, "collections", form={"name": collection, **settings}))
+
+    def update(self, scope: str, collection: str, **settings: str) -> str:
+        return self.wait_for(self.ask("PATCH", scope, "collections", collection, form=settings))
 
     def create_missing(self, names: Iterable[str]) -> None:
         """Have all of these collections, each of them `scope.collection`."""

@@ -13,6 +13,7 @@ import logging
 import os
 import select
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -134,11 +135,62 @@ def documents_in(documents: int, seconds: float, *, and_rate: str = "") -> str:
 logger = logging.getLogger(__name__)
 
 TEXT = "%(asctime)s %(levelname)s %(message)s"
+MESSAGE_CHARS_MAX = 2_000
+FIELD_CHARS_MAX = 500
+"""What a peer calls itself, and what it asks for, is logged. None of that is worth more."""
+PEER_LINES_FREE, PEER_LINES_PER_S = 10, 1.0
+"""How many lines of one kind a peer can have logged at once, and how many in a second after that."""
+PEERS_MAX = 1_024
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _OWN_MEMBERS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; all else was given with the message."""
+
+
+def printable(text: str, chars_max: int) -> str:
+    """Text of any origin on one line: what a terminal would act on is escaped, and what is too long is cut."""
+    cut = text if len(text) <= chars_max else f"{text[:chars_max]}… ({len(text)} characters)"
+    if cut.isprintable():
+        return cut
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+
+
+class TextFormatter(logging.Formatter):
+    """A line a message. A peer can't forge another one by a name with a newline in it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = printable(record.message, MESSAGE_CHARS_MAX)
+        return super().formatMessage(record)
+
+
+class PeerLimit(logging.Filter):
+    """Lets a peer have only so many lines of a kind logged: a stranger must not fill the disk.
+
+    The next line that is let through says how many were left out before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: OrderedDict[tuple[str, str], tuple[float, float, int]] = OrderedDict()
+        """By peer and kind: how many lines are free, since when that counts, and how many were left out."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        peer = vars(record).get("peer")
+        is_of_http = record.name.startswith("uvicorn")  # which logs bad requests, and does not say whose
+        if peer is None and not is_of_http:
+            return True
+        kind = (str(peer), str(vars(record).get("event", record.msg)))
+        free, since_s, left_out = self._kinds.pop(kind, (float(PEER_LINES_FREE), record.created, 0))
+        free = min(float(PEER_LINES_FREE), free + max(0.0, record.created - since_s) * PEER_LINES_PER_S)
+        is_logged = free >= 1.0
+        self._kinds[kind] = (free - is_logged, record.created, 0 if is_logged else left_out + 1)
+        if len(self._kinds) > PEERS_MAX:
+            self._kinds.popitem(last=False)
+        if is_logged and left_out:
+            record.msg, record.args = f"{record.getMessage()} (and {left_out} more like it before)", ()
+            record.left_out = left_out
+        return is_logged
 
 
 class JsonFormatter(logging.Formatter):
@@ -149,9 +201,13 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage(), MESSAGE_CHARS_MAX),
         }
-        about = {name: value for name, value in vars(record).items() if name not in _OWN_MEMBERS}
+        about = {
+            name: printable(value, FIELD_CHARS_MAX) if isinstance(value, str) else value
+            for name, value in vars(record).items()
+            if name not in _OWN_MEMBERS
+        }
         if about:
             members["fields"] = about
         if record.exc_info:
@@ -162,7 +218,8 @@ class JsonFormatter(logging.Formatter):
 def set_up_logging(log_format: str, *, level: str = "info") -> None:
     """Write the log of this process to its standard error, from this level on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(TEXT))
+    handler.addFilter(PeerLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     report_first_compile(lambda: logger.info(COMPILING, extra=fields(event=LogEvent.COMPILING)))
     for talkative in ("asyncio", "py4j", "uvicorn"):

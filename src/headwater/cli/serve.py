@@ -121,6 +121,18 @@ def default_data_folder() -> Path:
 @click.option(
     "--stalled-seconds", default=ServerLimits().stalled_s, show_default=True, help="How long it may leave them unread."
 )
+@click.option(
+    "--pending-bytes-max",
+    default=ServerLimits().pending_bytes_max,
+    show_default=True,
+    help="What one connection may have written that is not on disk yet, before its next writes wait.",
+)
+@click.option(
+    "--node-pending-bytes-max",
+    default=ServerLimits().node_pending_bytes_max,
+    show_default=True,
+    help="The same for all connections together.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
 @click.option(
     "--log-format",
@@ -137,6 +149,9 @@ def default_data_folder() -> Path:
     help="The least that is logged. DCP connections that come and go are info.",
 )
 @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a log-in.")
+@click.option(
+    "--http-host", multiple=True, metavar="NAME", help="A name that HTTP requests may be for; repeat for more."
+)
 @click.option("--landing-metrics", multiple=True, metavar="URL", help="Show this landing's lag on the dashboard.")
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Run a cluster of so many nodes on this machine.")
 @click.option(
@@ -180,10 +195,13 @@ def serve(
     idle_seconds: float,
     unsent_bytes_max: int,
     stalled_seconds: float,
+    pending_bytes_max: int,
+    node_pending_bytes_max: int,
     as_json: bool,
     log_format: str,
     log_level: str,
     open_metrics: bool,
+    http_host: tuple[str, ...],
     landing_metrics: tuple[str, ...],
     nodes: int | None,
     replicas: int,
@@ -247,8 +265,11 @@ def serve(
                 idle_s=idle_seconds,
                 unsent_bytes_max=unsent_bytes_max,
                 stalled_s=stalled_seconds,
+                pending_bytes_max=pending_bytes_max,
+                node_pending_bytes_max=node_pending_bytes_max,
             ),
             open_metrics=open_metrics,
+            http_hosts=http_host,
             landing_urls=landing_metrics,
         )
         keep_freed_memory()

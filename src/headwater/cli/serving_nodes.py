@@ -14,8 +14,10 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.accounts import ADMIN
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
 from headwater.node.membership import PEER_FEATURES
+from headwater.node.options import NodeOptions, peer_context
 from headwater.phrases import counted
+from headwater.protocol.cluster_config import join_host_port
 from headwater.protocol.sasl import Credentials
 
 logger = logging.getLogger(__name__)
@@ -41,8 +45,9 @@ READY_S_MAX = 120.0
 STOP_S_MAX = 30.0
 SUPERVISED_VARIABLE = "HEADWATER_SUPERVISED"
 """Set in the environment of the nodes."""
-_OURS = frozenset({"nodes", "replicas", "data", "port", "http_port", "user", "password", "as_json"})
-_ONE_NODE_ONLY = ("upr_port", "upr_bucket", "advertise_port", "advertise_http_port", "tls_cert", "tls_key")
+_PORTS = ("port", "http_port", "tls_port", "http_tls_port")
+_OURS = frozenset({"nodes", "replicas", "data", "user", "password", "as_json", *_PORTS})
+_ONE_NODE_ONLY = ("upr_port", "upr_bucket", *(f"advertise_{port}" for port in _PORTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,9 @@ class NodePorts:
 
     port: int
     http_port: int
+    tls_port: int | None = None
+    """Of nodes that have ports without TLS and with it. Those of nodes that have one kind only are the ones above."""
+    http_tls_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +67,10 @@ class ClusterOptions:
 
     data: Path
     host: str
-    port: int | None
-    http_port: int | None
+    ports: Mapping[str, int | None]
+    """The first port of each kind that was asked for: the nodes take that and those that follow."""
+    tls: NodeOptions
+    """What the nodes have in common of TLS, and nothing else."""
     nodes: int
     replicas: int
     buckets: tuple[str, ...]
@@ -80,8 +90,12 @@ class ClusterOptions:
         return cls(
             data=data,
             host=given["host"],
-            port=given["port"],
-            http_port=given["http_port"],
+            ports={name: given[name] for name in _PORTS},
+            tls=NodeOptions(
+                data=data,
+                **{name: given[name] for name in ("host", "advertise_host", *_PORTS, "insecure")},
+                **{name: given[name] for name in ("tls_cert", "tls_key", "tls_only")},
+            ),
             nodes=given["nodes"],
             replicas=given["replicas"],
             buckets=given["buckets"] or ("default",),
@@ -164,10 +178,15 @@ async def _get_ready(
     addresses: list[Address],
     credentials: Credentials,
 ) -> None:
-    await asyncio.gather(*(_ready(process) for process in processes))
+    served = await asyncio.gather(*(_ready(process) for process in processes))
+    tls = None if options.tls.serves_plain else peer_context(options.tls)
     for bucket in options.buckets:
-        login = Login(credentials=credentials, bucket=bucket, features=PEER_FEATURES, agent="headwater serve")
-        await _form_bucket(options, addresses, login)
+        # One that was dropped is not made again.
+        if any(bucket in buckets for buckets in served):
+            login = Login(
+                credentials=credentials, bucket=bucket, tls=tls, features=PEER_FEATURES, agent="headwater serve"
+            )
+            await _form_bucket(options, addresses, login)
 
 
 def _credentials(options: ClusterOptions) -> tuple[Credentials, str | None]:
@@ -192,14 +211,13 @@ def _ports(options: ClusterOptions) -> list[NodePorts]:
             f"{options.data} has the data of {counted(len(known), 'node')}",
             hint=f"Give --nodes {len(known)}, or another --data",
         )
-    for at in range(len(known), options.nodes):
-        port, http_port = _free_ports(options.host)
-        known.append(
-            NodePorts(
-                port=options.port + at if options.port else port,
-                http_port=options.http_port + at if options.http_port else http_port,
-            )
-        )
+    known += [NodePorts(port=0, http_port=0)] * (options.nodes - len(known))
+    wanted = _PORTS if options.tls.tls_cert is not None and options.tls.serves_plain else _PORTS[:2]
+    for at, one in enumerate(known):
+        missing = [name for name in wanted if not getattr(one, name)]
+        free = dict(zip(missing, _free_ports(options.host, len(missing)), strict=True))
+        asked = {name: first + at for name, first in options.ports.items() if first and name in missing}
+        known[at] = replace(one, **(free | asked))
     _keep(path, json.dumps([asdict(one) for one in known]))
     return known
 
@@ -214,11 +232,12 @@ def _keep(path: Path, text: str) -> None:
         ) from error
 
 
-def _free_ports(host: str) -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind((host, 0))
-        other.bind((host, 0))
-        return one.getsockname()[1], other.getsockname()[1]
+def _free_ports(host: str, count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 async def _start(
@@ -228,6 +247,7 @@ async def _start(
     # so for us: then the nodes make it the first user, and change none.
     is_from_there = options.first_user_only and credentials.user == options.user
     named = () if is_from_there else ("--user", credentials.user)
+    given = ((f"--{name.replace('_', '-')}", str(port)) for name, port in asdict(ports).items() if port is not None)
     environment = {
         **os.environ,
         "HEADWATER_USER": credentials.user,
@@ -236,7 +256,7 @@ async def _start(
     }
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater", "serve", "--json", "--data", str(options.data / f"node-{at}")),
-        *("--port", str(ports.port), "--http-port", str(ports.http_port), *named, *options.arguments),
+        *(*chain.from_iterable(given), *named, *options.arguments),
         env=environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -265,7 +285,8 @@ def stop_with_supervisor(stop: Callable[[], None]) -> None:
     loop.add_reader(descriptor, look)
 
 
-async def _ready(process: asyncio.subprocess.Process) -> None:
+async def _ready(process: asyncio.subprocess.Process) -> list[str]:
+    """Returns the buckets of the node."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(READY_S_MAX):
@@ -274,6 +295,8 @@ async def _ready(process: asyncio.subprocess.Process) -> None:
         raise HeadwaterError(f"a node was not ready in {READY_S_MAX:.0f} s", hint="Look at its log above") from error
     if not line:
         raise HeadwaterError("a node could not be started", hint="Look at what it has said above")
+    buckets: list[str] = json.loads(line)["buckets"]
+    return buckets
 
 
 async def _form_bucket(options: ClusterOptions, addresses: list[Address], login: Login) -> None:
@@ -294,15 +317,27 @@ async def _form_bucket(options: ClusterOptions, addresses: list[Address], login:
 
 
 def _announce(options: ClusterOptions, ports: list[NodePorts], credentials: Credentials, generated: str | None) -> None:
-    url = f"couchbase://{','.join(str(Address(options.host, one.port)) for one in ports)}"
+    urls, dashboards = _urls(options, ports)
     if options.as_json:
-        line = {"ready": url, "nodes": len(ports), "user": credentials.user, "data": str(options.data)}
+        line: dict[str, object] = {"ready": urls[0], **({"plain": urls[1]} if len(urls) > 1 else {})}
+        line |= {"nodes": len(ports), "user": credentials.user, "data": str(options.data)}
         if generated is not None:
             line["password"] = generated
         click.echo(json.dumps(line))
         return
-    _print_more(options, f"http://{Address(options.host, ports[0].http_port)}/ui/", url, credentials.user, generated)
-    click.echo(f"ready {url}")
+    _print_more(options, ", without TLS ".join(dashboards), " ".join(urls), credentials.user, generated)
+    click.echo(f"ready {' '.join(urls)}")
+
+
+def _urls(options: ClusterOptions, ports: list[NodePorts]) -> tuple[list[str], list[str]]:
+    """The connection strings and the dashboards, those with TLS first, as one node has them."""
+    host = options.host
+    kinds = [("s" if options.tls.tls_cert is not None else "", "port", "http_port")]
+    if ports[0].tls_port is not None:
+        kinds = [("s", "tls_port", "http_tls_port"), ("", "port", "http_port")]
+    urls = [f"couchbase{s}://{','.join(join_host_port(host, getattr(one, kv)) for one in ports)}" for s, kv, _ in kinds]
+    dashboards = [f"http{s}://{join_host_port(host, getattr(ports[0], http))}/ui/" for s, _, http in kinds]
+    return urls, dashboards
 
 
 def _print_more(options: ClusterOptions, dashboard: str, url: str, user: str, generated: str | None) -> None:

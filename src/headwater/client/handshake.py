@@ -5,11 +5,12 @@ What is sent, and what has to be waited for:
     HELLO, SASL_LIST_MECHS              together: neither depends on the other
     SASL_AUTH                           when the mechanisms are known
     SASL_STEP                           when the server has sent its challenge (SCRAM only)
-    SELECT_BUCKET, GET_CLUSTER_CONFIG   together with the last message of the log-in
+    SELECT_BUCKET, GET_CLUSTER_CONFIG   together with the last message of the log-in, or after HELLO if there is none
 
 A server answers a connection's requests in their order, so the answer that is due is always known, and the state says
 which. What does not apply is skipped by an event of its own: a handshake with no credentials skips the log-in, one
-with no bucket the selection. The first refusal ends the handshake, whatever else is still on its way.
+with no bucket the selection, and so does one whose HELLO has not granted it. The first refusal ends the handshake,
+whatever else is still on its way.
 
 A client that has shown a certificate of its own is logged in by that, before the first byte of the handshake: Couchbase
 takes the user from the certificate and then answers SASL with NOT_SUPPORTED. Such a client gives no credentials.
@@ -21,6 +22,7 @@ on with.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -189,14 +191,21 @@ class ClientHandshake:
         self._wanted_mechanism = mechanism
         self._mechanism: Mechanism | None = None
         self._scram: ScramClient | None = None
+        self._asks_to_select = Feature.SELECT_BUCKET in features
+        self._is_chosen_by_login = False
         self.exchange.send(Hello(key=agent.encode(), features=features))
-        if credentials is None:
-            self._send_last()
-        else:
+        if credentials is not None:
             self.exchange.send(SaslListMechanisms())
 
     def _send_last(self) -> None:
-        if self._bucket is not None:
+        """Select the bucket and ask for its config. HELLO has been answered by then.
+
+        A server of before 5.0 does not grant select-bucket, and closes the connection of a user who tries: its log-in
+        has chosen the bucket of the same name (as recorded from 4.6.5). The config says whether that is the one.
+        """
+        is_granted = Feature.SELECT_BUCKET in self.exchange.negotiated.features
+        self._is_chosen_by_login = self._bucket is not None and self._asks_to_select and not is_granted
+        if self._bucket is not None and not self._is_chosen_by_login:
             self.exchange.send(SelectBucket(key=self._bucket.encode()))
         self.exchange.send(GetClusterConfig())
 
@@ -261,6 +270,7 @@ class ClientHandshake:
         self._move(HelloAnswered)
         if self._credentials is None:
             self._move(LoginSkipped)
+            self._send_last()
             self._skip_bucket_if_none()
 
     def _on_mechanisms(self, answer: Response) -> None:
@@ -322,7 +332,7 @@ class ClientHandshake:
         self._skip_bucket_if_none()
 
     def _skip_bucket_if_none(self) -> None:
-        if self._bucket is None:
+        if self._bucket is None or self._is_chosen_by_login:
             self._move(BucketSkipped)
 
     def _on_bucket(self, answer: Response) -> None:
@@ -355,10 +365,25 @@ class ClientHandshake:
             config = _value(answer, "the server does not give the cluster config") or None
             if config and Datatype.SNAPPY in answer.datatype:
                 config = decompress(config)
+        if self._is_chosen_by_login:
+            self._check_chosen_bucket(config)
         self._move(ConfigAnswered)
         self.outcome = HandshakeOutcome(
             negotiated=self.exchange.negotiated, mechanism=self._mechanism, cluster_config=config
         )
+
+    def _check_chosen_bucket(self, config: bytes | None) -> None:
+        try:
+            chosen = None if config is None else json.loads(config).get("name")
+        except (ValueError, AttributeError, RecursionError):
+            chosen = None
+        if chosen is not None and chosen != self._bucket:
+            user = None if self._credentials is None else self._credentials.user
+            raise AccessDenied(
+                Status.EACCESS,
+                f"the server can't select bucket {self._bucket!r}: the log-in of {user!r} has chosen {chosen!r}",
+                hint="On a server of before 5.0, log in as the user that has the bucket's name",
+            )
 
 
 _ANSWERED = {

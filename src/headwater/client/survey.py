@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -18,10 +19,24 @@ from headwater.client.cluster_map import ClusterMap
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.settings import ClientSettings
-from headwater.errors import BucketReplaced, ConnectionFailed, HeadwaterError, NotMyVBucket, status_error
+from headwater.errors import (
+    BucketReplaced,
+    ConnectionFailed,
+    HeadwaterError,
+    NotMyVBucket,
+    StatusError,
+    status_error,
+)
 from headwater.phrases import counted
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.messages.dcp_streams import GetFailoverLog, Open, OpenFlags, VBucketState, decode_failover_log
+from headwater.protocol.messages.dcp_streams import (
+    Control,
+    GetFailoverLog,
+    Open,
+    OpenFlags,
+    VBucketState,
+    decode_failover_log,
+)
 from headwater.protocol.messages.vbuckets import GetAllVbSeqnos, GetAllVbSeqnosResponse
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.status import Status
@@ -35,8 +50,20 @@ RETRY_DELAY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VBucketStatus:
+    """Two seqnos, for a vbucket may end in durable writes that are pending or aborted, which clients do not see.
+
+    A read to now ends at `high_seqno`. Its offset may still be at `last_seqno`: a stream that begins before a hidden
+    end learns of it (`protocol.messages.dcp_changes.SeqnoAdvanced`), and one that was there first does not.
+    """
+
     high_seqno: Seqno
+    """The last one that clients see."""
     failover_log: FailoverLog
+    last_seqno: Seqno = Seqno(0)
+    """The last of all; `high_seqno` where no other is given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "last_seqno", max(self.last_seqno, self.high_seqno))
 
 
 class AsyncSurveyor:
@@ -47,6 +74,9 @@ class AsyncSurveyor:
         self._settings = settings
         self._random_bytes = random_bytes
         self._connections: dict[Address, AsyncKvConnection] = {}
+        """Key-value connections: they are given the seqnos that clients see."""
+        self._dcp_connections: dict[Address, AsyncKvConnection] = {}
+        """DCP connections with sync writes: they are given failover logs, and the last seqnos of all."""
         self._manifests: AsyncKvConnection | None = None
         """The connection that the collections are read over."""
 
@@ -57,10 +87,11 @@ class AsyncSurveyor:
     def close(self) -> None:
         """Close the connections. They are made again when they are needed."""
         manifests, self._manifests = self._manifests, None
-        for connection in (*self._connections.values(), manifests):
+        for connection in (*self._connections.values(), *self._dcp_connections.values(), manifests):
             if connection is not None:
                 connection.abort()
         self._connections.clear()
+        self._dcp_connections.clear()
 
     async def refresh_map(self) -> None:
         """Read the cluster map again, over new connections."""
@@ -99,18 +130,20 @@ class AsyncSurveyor:
         found: dict[VBucketId, VBucketStatus] = {}
         for address, asked in by_node.items():
             try:
-                connection = await self._connection(address)
+                dcp = await self._dcp_connection(address)
                 # In this order: a seqno is never of an older branch than the log that it comes with.
-                logs = await _failover_logs(connection, asked)
-                highs = await _high_seqnos(connection)
+                logs = await _failover_logs(dcp, asked)
+                highs = await _high_seqnos(await self._connection(address))
+                lasts = await _high_seqnos(dcp)
             except BaseException:
-                if address in self._connections:
-                    self._connections.pop(address).abort()
+                for connections in (self._connections, self._dcp_connections):
+                    if address in connections:
+                        connections.pop(address).abort()
                 raise
             found |= {
-                vbucket: VBucketStatus(high_seqno=highs[vbucket], failover_log=log)
+                vbucket: VBucketStatus(high_seqno=highs[vbucket], failover_log=log, last_seqno=lasts[vbucket])
                 for vbucket, log in logs.items()
-                if vbucket in highs
+                if vbucket in highs and vbucket in lasts
             }
         return found
 
@@ -150,12 +183,24 @@ class AsyncSurveyor:
     async def _connection(self, address: Address) -> AsyncKvConnection:
         known = self._connections.get(address)
         if known is None:
-            login = replace(self._settings.login(), random_bytes=self._random_bytes)
-            known = self._connections[address] = await AsyncKvConnection.open(address, login)
-            # Servers give failover logs on DCP connections only.
+            known = self._connections[address] = await self._open(address)
+        return known
+
+    async def _dcp_connection(self, address: Address) -> AsyncKvConnection:
+        known = self._dcp_connections.get(address)
+        if known is None:
+            known = self._dcp_connections[address] = await self._open(address)
+            # Servers give failover logs on DCP connections only, and the seqnos of prepares on those with sync writes.
+            # One that refuses the control has none.
             name = f"{SURVEY_NAME}:{self._random_bytes(_NAME_RANDOM_BYTES).hex()}"
             await known.request(Open(key=name.encode(), flags=OpenFlags.PRODUCER))
+            with suppress(StatusError):
+                await known.request(Control(key=b"enable_sync_writes", value=b"true"))
         return known
+
+    async def _open(self, address: Address) -> AsyncKvConnection:
+        login = replace(self._settings.login(), random_bytes=self._random_bytes)
+        return await AsyncKvConnection.open(address, login)
 
 
 async def _high_seqnos(connection: AsyncKvConnection) -> dict[VBucketId, Seqno]:

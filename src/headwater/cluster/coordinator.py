@@ -185,6 +185,18 @@ class Coordinator:
         """Move everything away from a node, and let it leave."""
         return await self.rebalance(without=[name])
 
+    async def renew_login(self) -> PublishedConfig:
+        """Have the nodes log in to each other with another secret, which machines and admins that have left don't know.
+
+        A node that was failed over and is not back has the old one, and will not hear any more that it is out.
+        """
+        found = await self._found()
+        await self._check_all_reachable(found.config)
+        publisher = await self._publisher(found)
+        login = new_nodes_login(self._bucket, self._login.random_bytes)
+        await publisher.publish(lambda config: replace(config, login=login))
+        return publisher.config
+
     async def status(self) -> ClusterStatus:
         found = await self._found()
         ports = {name: self._port_of(name) for name in found.config.names()}
@@ -220,8 +232,8 @@ class Coordinator:
     async def _nodes_login(self, found: FoundCluster) -> Credentials:
         """How the nodes log in to each other, by what one of them says that has the config in force.
 
-        It stays what it is for as long as there is the cluster: a node that was away must be let in by the others, or
-        it could not hear that they have gone on without it.
+        It stays what it is unless it is renewed on purpose: a node that was away must be let in by the others, or it
+        could not hear that they have gone on without it.
         """
         failure: HeadwaterError | None = None
         for name in (name for name, config in found.by_node.items() if config == found.config):

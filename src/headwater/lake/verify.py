@@ -285,7 +285,7 @@ class _Driver:
 
 def _shared_seqno(offset: StreamOffset, status: VBucketStatus) -> Seqno | None:
     """How far the bucket still has the history that a table holds; None where it no longer knows that branch."""
-    return status.failover_log.branch_end(offset.vbuuid, high_seqno=status.high_seqno)
+    return status.failover_log.branch_end(offset.vbuuid, high_seqno=status.last_seqno)
 
 
 def _is_rolled_back(offset: StreamOffset, status: VBucketStatus) -> bool:

@@ -202,6 +202,7 @@ class BucketLifecycle:
             on_change=loop.on_change,
             when_at_rest=loop.run_at_rest,
             is_at_rest=loop.is_at_rest,
+            scrubbed=lambda: loop.scrubbed,
             settings=stored_settings(bucket.engine),
         )
         self.loops[name], self.services[name] = loop, service
@@ -232,19 +233,29 @@ class BucketLifecycle:
             self._serve(name)
             await self._members.of(name).start(address)
 
-    async def drop(self, name: str, *, end: Callable[[BucketService], Awaitable[None]]) -> None:
-        """Drop a bucket with all its data. `end` gets it when its vbuckets are gone, and ends what still reads it."""
+    async def drop(
+        self,
+        name: str,
+        *,
+        forget: Callable[[str], Awaitable[None]],
+        close: Callable[[BucketService], None],
+    ) -> None:
+        """Drop a bucket with all its data.
+
+        `forget` has the dashboard read it no more. `close` ends its streams and connections once its vbuckets are gone.
+        """
         async with self._changing:
             if name not in self.services:
                 raise LocalProtocolError(f"there is no bucket {name!r}")
             # From here on it is gone, whatever happens: the next start does what is left to do.
             self.change_identity(dropped=self.identity.dropped | {name})
             service = self.services.pop(name)
+            await forget(name)
             await self._members.close(name)
             await self.loops.pop(name).stop()
             for vbucket in range(len(service.bucket.vbuckets)):
                 service.bucket.vbuckets.set_facts(vbucket, None)
-            await end(service)
+            close(service)
             del self._buckets[name]
             await _in_thread(self._remove, name)
             self._forget_dropped()

@@ -32,8 +32,8 @@ class BucketSettings:
     ram_quota_mb: int | None = None
     """Kept and shown, for clients that compare what they set; nothing is bounded by it. None shows the machine's."""
     replicas: int = 1
-    """Of a bucket that is in no cluster. In one the published config has the number. One is Couchbase's default: clients
-    that watch over durability themselves refuse to, even for the active copy alone, where a bucket is to have none."""
+    """Of a bucket that is in no cluster. In one the published config has the number. One is Couchbase's default, too.
+    Clients that watch over durability themselves refuse to, even for the active copy alone, if there is to be none."""
     max_ttl_s: int = 0
     """How long documents live at most, unless their collection says otherwise; 0 for no bound."""
     flush_enabled: bool = False
@@ -66,7 +66,10 @@ def stored_settings(engine: Engine) -> BucketSettings:
     if stored is None:
         return BucketSettings()
     try:
-        return BucketSettings.decode(json.loads(stored))
+        members = json.loads(stored)
+        if not isinstance(members, dict):
+            raise MalformedJson("they are no object")
+        return BucketSettings.decode(members)
     except (ValueError, TypeError, AttributeError, MalformedJson) as error:
         raise DataDamaged(
             f"the settings of a bucket are damaged: {error!r}", hint="Restore the data from a backup or a replica"

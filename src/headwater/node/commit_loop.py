@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention, compact_vbucket, expire_documents, finish_compaction, worth_compacting
 from headwater.store.engine import Change, Table
-from headwater.store.scrub import Finding, Scrub
+from headwater.store.scrub import Finding, Scrub, Scrubbed
 from headwater.store.settling import Settling, abandon, is_due
 
 logger = logging.getLogger(__name__)
@@ -37,17 +36,6 @@ SCRUB_REST_S = 60.0
 
 RETRY_S = 0.5
 """How long to wait after a commit could not be written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scrubbed:
-    """The last pass of the scrub that came to its end."""
-
-    passes: int = 0
-    completed_ns: int = 0
-    """When; 0 for never."""
-    read_bytes: int = 0
-    findings: int = 0
 
 
 class CommitLoop:
@@ -278,7 +266,9 @@ class CommitLoop:
         self._on_durable()
 
     def _log_damage(self, error: VBucketDamaged) -> None:
-        about = {**self._failure(error), **fields(vbucket=error.vbucket)}
+        about = fields(
+            event=LogEvent.VBUCKET_DAMAGED, bucket=self._bucket.facts.name, vbucket=error.vbucket, reason=error.reason
+        )
         logger.error("%s; the vbucket is stopped, the others go on", error, extra=about)
 
     async def _scrub_forever(self) -> None:
@@ -303,7 +293,8 @@ class CommitLoop:
         if isinstance(finding.error, VBucketDamaged):
             self._bucket.stop_vbucket(finding.error)
             return
-        logger.error("%s", finding.error, extra=self._failure(finding.error))
+        about = fields(event=LogEvent.VBUCKET_DAMAGED, bucket=self._bucket.facts.name, reason=finding.error.reason)
+        logger.error("%s", finding.error, extra=about)
         if finding.table is Table.JOURNAL:
             # What the row held is in memory. Settled, it is stored once more, and the row goes.
             async with self._resting:

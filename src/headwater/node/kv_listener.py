@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
@@ -21,10 +21,12 @@ from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.kv.context import CloseSession, PendingLogin
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
 from headwater.node.kv.session import DeferredAnswer, KvSession, Outgoing, Waits
+from headwater.node.node_folder import give_back_freed_memory
 from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
 from headwater.node.service import BucketService, Service
+from headwater.node.tls_accept import TlsDoor
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse
@@ -43,6 +45,10 @@ _PRODUCE_BYTES = 1024 * 1024
 """What a DCP connection gets to send before others have their turn."""
 _COPIED_BYTES_MAX = 64 * 1024
 """What a transport may keep until the end of the loop's turn, to send it with what comes by then."""
+_GIVE_BACK_BYTES = 32 * 1024 * 1024
+_GIVE_BACK_LOOKS = 30
+"""After so much was written, the memory that it took goes back to the system: when it is quiet, and once more after so
+many quiet looks."""
 _FAREWELL_LOOKS_MAX, _FAREWELL_LOOK_S = 50, 0.01
 """How long a node that stops waits for peers that do not answer its farewell."""
 
@@ -57,21 +63,29 @@ class KvListener:
         self.connections: dict[ServedConnection, None] = {}
         """In the order in which they came: whatever is done to all of them is done in that order."""
         self._servers: list[asyncio.Server] = []
+        self._doors: list[TlsDoor] = []
         self._watch: asyncio.Task[None] | None = None
         self.is_stopped = False
+        self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
+        """Since memory was last given back: what was written, what was at the last look, and looks with no write."""
         self.spare_output = SpareOutput()
+        self._seen_commits: dict[str, int] = {}
+        """The newest durable commit of each bucket when streams were last woken."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port: the one asked for, or a free one for 0."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: ServedConnection(self, is_tls=tls is not None),
-            host,
-            port,
-            ssl=tls,
-            # The handshake comes before there is a connection that could be watched.
-            ssl_handshake_timeout=None if tls is None else self.limits.auth_s,
-        )
+
+        def make_connection() -> ServedConnection:
+            return ServedConnection(self, is_tls=tls is not None)
+
+        make_protocol: Callable[[], asyncio.Protocol] = make_connection
+        if tls is not None:
+            door = TlsDoor(
+                tls, make_connection, handshake_s=self.limits.auth_s, has_room=lambda handshakes: self.has_room()
+            )
+            self._doors.append(door)
+            make_protocol = door.open_protocol
+        server = await asyncio.get_running_loop().create_server(make_protocol, host, port)
         self._servers.append(server)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_connections())
@@ -82,6 +96,8 @@ class KvListener:
         self.is_stopped = True
         for server in self._servers:
             server.close()
+        for door in self._doors:
+            door.close()
         if self._watch is not None:
             self._watch.cancel()
         for connection in list(self.connections):
@@ -92,16 +108,40 @@ class KvListener:
             if not any(connection.is_tls for connection in self.connections):
                 break
             await asyncio.sleep(_FAREWELL_LOOK_S)
+        for connection in list(self.connections):
+            connection.abort()
+
+    def has_room(self) -> bool:
+        """Whether there may be one more connection. Handshakes that are not complete count as well."""
+        return len(self.connections) + sum(len(door.handshakes) for door in self._doors) < self.limits.connections_max
 
     def send_durable(self) -> None:
         """A commit is durable: answers that waited for it go out, and streams go on."""
         for bucket in self.service.buckets.values():
             bucket.sync_writes.on_durable()
+            newest = bucket.bucket.young.get(bucket.bucket.durable_commit)
+            self._written_bytes += 0 if newest is None else len(newest.data)
+        changed = {bucket.bucket: self._changed_vbuckets(bucket) for bucket in self.service.buckets.values()}
         for connection in list(self.connections):
             session = connection.session
-            if session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
+            vbuckets = None if session.dcp is None else changed.get(session.dcp.bucket)
+            if session.dcp is not None and vbuckets is not None:
+                # Most commits change few vbuckets, and most connections have no stream that waits for them.
+                if session.dcp.wake(vbuckets) or session.outgoing or session.unordered:
+                    connection.send_ready(is_awake=True)
+            elif session.outgoing or session.unordered or session.dcp is not None or session.consumer is not None:
                 connection.send_ready()
         self.make_use_of_room()
+
+    def _changed_vbuckets(self, bucket: BucketService) -> list[int] | None:
+        """The vbuckets that have changes in the commit that is the newest since this was asked last; None where there
+        may be more, or where it is more than changes that came."""
+        newest = bucket.bucket.durable_commit
+        seen, self._seen_commits[bucket.name] = self._seen_commits.get(bucket.name), newest
+        commit = bucket.bucket.young.get(newest)
+        if commit is None or seen != newest - 1 or commit.extra or commit.advanced_seqnos:
+            return None
+        return list(commit.vbuckets())
 
     def make_use_of_room(self) -> None:
         """A commit has been closed, or is durable: what waited for room may go on."""
@@ -137,8 +177,23 @@ class KvListener:
             await asyncio.sleep(_TICK_S)
             self.service.stay_awake()
             self._decide_sync_writes()
+            for bucket in self.service.buckets.values():
+                bucket.range_scans.tick(self.service.now_s())
             for connection in list(self.connections):
                 connection.check_times(loop.time())
+            await self._give_memory_back(loop)
+
+    async def _give_memory_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Much was written, and nothing since the last look. What was settled and compacted meanwhile goes as well."""
+        is_quiet, self._written_bytes_before = self._written_bytes == self._written_bytes_before, self._written_bytes
+        if self._written_bytes < _GIVE_BACK_BYTES or not is_quiet:
+            return
+        self._quiet_looks += 1
+        if self._quiet_looks % _GIVE_BACK_LOOKS == 1:
+            # Not in the loop: it takes a while where much has been freed.
+            await loop.run_in_executor(None, give_back_freed_memory)
+        if self._quiet_looks > _GIVE_BACK_LOOKS:
+            self._written_bytes = self._written_bytes_before = self._quiet_looks = 0
 
     def _decide_sync_writes(self) -> None:
         """Let durable writes run out of time. What is decided without a commit has nothing else to send its answer."""
@@ -183,7 +238,7 @@ class ServedConnection(asyncio.Protocol):
             # It was accepted just before, and is none of those that were closed.
             self._transport.abort()
             return
-        if len(self._listener.connections) >= self._limits.connections_max:
+        if not self._listener.has_room():
             logger.warning(
                 "connection from %s refused: %d are open",
                 *(peer, self._limits.connections_max),
@@ -254,13 +309,16 @@ class ServedConnection(asyncio.Protocol):
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def send_ready(self) -> None:
-        """Send the answers whose commits are durable, in order, as long as the peer reads."""
+    def send_ready(self, *, is_awake: bool = False) -> None:
+        """Send the answers whose commits are durable, in order, as long as the peer reads; then what streams have.
+
+        `is_awake` says that no stream has to be looked for that has something to send.
+        """
         if self._transport is None:
             return
         self._send(self._transport)
         if not self.session.outgoing:
-            self._send_streams(self._transport)
+            self._send_streams(self._transport, is_awake=is_awake)
             self._send_as_consumer(self._transport)
         self._hold_or_take(self._transport)
         if self.session.is_quitting and not self.session.outgoing and not self.session.unordered:
@@ -310,13 +368,13 @@ class ServedConnection(asyncio.Protocol):
         transport.write(piece.data)
         self._sent_s = asyncio.get_running_loop().time()
 
-    def _send_streams(self, transport: asyncio.Transport) -> None:
+    def _send_streams(self, transport: asyncio.Transport, *, is_awake: bool) -> None:
         """Let the streams of a DCP connection produce, if the peer reads. What is left waits for the next turn."""
         dcp = self.session.dcp
         if dcp is None or not self._peer_reads or transport.is_closing():
             return
         output = self._listener.spare_output.take()
-        dcp.produce_into(output, _PRODUCE_BYTES)
+        dcp.produce_into(output, _PRODUCE_BYTES, is_awake=is_awake)
         if not output.used:
             self._listener.spare_output.give_back(output)
             return
@@ -408,12 +466,15 @@ class ServedConnection(asyncio.Protocol):
 
     def _drop(self, reason: str) -> None:
         logger.info("connection from %s dropped: %s", self.session.peer, reason, extra=self._dropped(reason))
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     def _dropped(self, reason: str, error: RemoteProtocolError | None = None) -> dict[str, Any]:
         about = {**self.session.log_fields(), **fields(event=LogEvent.CONNECTION_DROPPED, reason=reason)}
         return about if error is None else {**about, **fields(error=type(error).__name__)}
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         """Close after what may be sent has been."""

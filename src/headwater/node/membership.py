@@ -9,13 +9,15 @@ client will ever see.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
-from headwater.errors import DataDamaged, LocalProtocolError, MalformedJson
+from headwater.errors import DataDamaged, HeadwaterError, LocalProtocolError, MalformedJson, StoreError
 from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.sharing import UserSharing
 from headwater.node.bucket_settings import BucketSettings
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.options import NodeOptions, peer_context
@@ -52,6 +54,8 @@ class MemberSettings:
     """Called when there is a newer config."""
     on_login: Callable[[str, Credentials | None], None]
     """Called with a bucket and the log-in that the other nodes of it use, to let them in; None to let in none."""
+    users: UserSharing
+    """Those of the node, which its clusters have in common."""
 
 
 def is_member(engine: Engine) -> bool:
@@ -78,7 +82,12 @@ class ClusterMembership:
             service, login=self._login, random_bytes=settings.random_bytes, now_s=settings.now_s
         )
         self._peers = Peers(
-            service, login=self._login, config=lambda: self.config, this_node=lambda: self.this_node, adopt=self.adopt
+            service,
+            login=self._login,
+            config=lambda: self.config,
+            this_node=lambda: self.this_node,
+            adopt=self.adopt,
+            users=settings.users,
         )
         self.peer_statistics = PeerStatistics(
             login=self._login, config=lambda: self.config, this_node=lambda: self.this_node
@@ -161,7 +170,12 @@ class ClusterMembership:
         is_asking = self._asking is not None and not self._asking.done()
         if self._address is None or self.config is None or len(self.config.nodes) == 1 or is_asking:
             return
-        self._service.is_waiting = True
+        config, self._service.is_waiting = self.config, True
+        logger.warning(
+            "bucket %s: the node stood still; it asks the other nodes before it serves again",
+            config.bucket,
+            extra=fields(event=LogEvent.CLUSTER_CONFIG, bucket=config.bucket, config=config.revision),
+        )
         self._asking = asyncio.create_task(self._ask_others(self.config))
 
     async def stop(self) -> None:
@@ -283,6 +297,15 @@ class ClusterMembership:
         if self.config is not None:
             await self._peers.share()
 
+    # --- users ----------------------------------------------------------------------------------------------------
+
+    def other_nodes(self) -> list[NodeAddress]:
+        """Those that are in a cluster with this one."""
+        return [] if self.this_node is None else self._peers.others()
+
+    async def hand_over_users(self, node: NodeAddress) -> None:
+        await self._peers.hand_over_users(node)
+
     def on_void(self) -> None:
         """A commit could not be written, so states are as they were: what the config asks for is done again."""
         self.replication.on_void()
@@ -320,8 +343,13 @@ class Memberships:
 
     async def close(self, bucket: str) -> None:
         """The bucket is dropped: the other nodes of its cluster are let in no more."""
-        await self._by_bucket.pop(bucket).stop()
+        membership = self._by_bucket.pop(bucket)
+        await membership.stop()
         self._settings.on_login(bucket, None)
+        if membership.config is not None:
+            # If the users can't be stored now, they name a cluster too many, which does no harm.
+            with contextlib.suppress(StoreError):
+                await self._settings.users.leave(membership.config.uuid)
 
     async def start(self, address: NodeAddress) -> None:
         for membership in self._by_bucket.values():
@@ -366,6 +394,21 @@ class Memberships:
         """Have another node change the collections; None where this node makes the change itself."""
         membership = self._by_bucket[bucket]
         return await membership.change_manifest(change) if membership.asks_another_for_changes else None
+
+    async def share_users(self) -> dict[str, str]:
+        """Wait until all other nodes have the users of this one. Returns those that have not, and why."""
+        nodes = {
+            node.kv_address: (membership, node)
+            for membership in self._by_bucket.values()
+            for node in membership.other_nodes()
+        }
+        handed_over = (membership.hand_over_users(node) for membership, node in nodes.values())
+        results = await asyncio.gather(*handed_over, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, HeadwaterError):
+                raise result
+        failures = zip(nodes, results, strict=True)
+        return {name: error.reason for name, error in failures if isinstance(error, HeadwaterError)}
 
 
 def peer_login(

@@ -62,7 +62,13 @@ class Node(NodeState):
         """The thread that opens the buckets."""
         self._http: HttpServer | None = None
         if self.environment.serves_http:
-            self._http = HttpServer(self, open_metrics=options.open_metrics, landing_urls=options.landing_urls)
+            self._http = HttpServer(
+                self,
+                open_metrics=options.open_metrics,
+                landing_urls=options.landing_urls,
+                hosts=options.own_names,
+                is_tls_only=not options.serves_plain,
+            )
             self.on_bucket_made, self.on_bucket_dropped = self._http.watch_bucket, self._http.forget_bucket
 
     # --- starting and stopping ------------------------------------------------------------------------------------
@@ -106,6 +112,8 @@ class Node(NodeState):
         self.is_ready = False
         self.why_not_ready = "it stops"
         self._buckets.is_stopping = True
+        # Who waits for a manifest sees that it will not come.
+        self._durable.notify()
         await self._members.stop()
         if self._http is not None:
             await self._http.stop()
@@ -113,6 +121,7 @@ class Node(NodeState):
             await self._listener.stop()
         if self._upr is not None:
             await self._upr.stop()
+        self.login_checks.stop()
         await self._buckets.stop()
         if self._loading is not None:
             await asyncio.wait({self._loading})

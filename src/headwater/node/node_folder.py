@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headwater.durable_files import replace_file, sync_folder
-from headwater.errors import DataDamaged, StoreError, StoreFull
+from headwater.errors import DataDamaged, LocalProtocolError, StoreError, StoreFull
 from headwater.node.auth.user_file import load_users, store_users
 from headwater.node.auth.users import Users
+from headwater.protocol.cluster_config import NodeAddress
 from headwater.protocol.numbers import Vbuuid
 from headwater.store.engine import Engine
 from headwater.store.lmdb_engine import LmdbEngine
@@ -48,6 +49,9 @@ class NodeIdentity:
     """The memory quotas that were set, by REST's names for them."""
     dropped: frozenset[str] = frozenset()
     """Buckets that were dropped. `--bucket` does not make them again, and what is left of their files goes."""
+    nodes: tuple[NodeAddress, ...] = ()
+    """The others of the cluster whose last bucket was dropped: the next one is made on them as well. As long as there
+    is a bucket, its config has them."""
 
     def encode(self) -> bytes:
         members: dict[str, Any] = {**asdict(self), "version": 1, "dropped": sorted(self.dropped)}
@@ -63,8 +67,9 @@ class NodeIdentity:
                 cluster_name=str(members["cluster_name"]),
                 quotas_mb={str(name): int(quota) for name, quota in members["quotas_mb"].items()},
                 dropped=frozenset(map(str, members["dropped"])),
+                nodes=tuple(NodeAddress(**node) for node in members["nodes"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LocalProtocolError) as error:
             raise DataDamaged(
                 f"node.json in the data folder is damaged: {error!r}",
                 hint="Restore it from a backup; without it the node gets another identity",
@@ -250,3 +255,12 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
     mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Have glibc give back all that it keeps: the node is at rest after much work."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return
+    trim(0)

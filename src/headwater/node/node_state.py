@@ -22,6 +22,7 @@ from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, fields
 from headwater.node.auth.accounts import Accounts, Change
 from headwater.node.auth.login_checks import LoginChecks
+from headwater.node.auth.sharing import UserSharing
 from headwater.node.auth.users import Users
 from headwater.node.bucket_lifecycle import BucketLifecycle
 from headwater.node.bucket_settings import BucketSettings, stored_settings
@@ -125,7 +126,7 @@ class NodeState:
         self.login_checks = LoginChecks(lambda: self._users, now_s=self.now_s)
         """One for the key-value side and for HTTP: guesses count wherever they are made."""
         self._started_s = self.now_s()
-        self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes)
+        self._accounts = Accounts(self.folder, random_bytes=environment.random_bytes, now_ns=environment.now_ns)
         self._users: Users
         self._durable = ChangeSignal()
         self._listener: KvListener
@@ -142,6 +143,7 @@ class NodeState:
                 now_s=self.now_s,
                 on_config=self.config_changes.notify,
                 on_login=self._accounts.let_nodes_in,
+                users=UserSharing(self._accounts, random_bytes=environment.random_bytes),
             )
         )
         self._buckets = BucketLifecycle(
@@ -186,13 +188,15 @@ class NodeState:
         """Whether other nodes of a cluster log in as this user."""
         return self._accounts.is_node(name)
 
-    async def change_users(self, change: Change) -> None:
-        """Put what `change` makes of the users into force, those of other nodes left out. It is durable then.
+    async def change_users(self, change: Change) -> dict[str, str]:
+        """Put what `change` makes of the users into force, on all nodes of its clusters. It is durable here then.
 
-        `change` is called once, in a thread. What it raises is raised here; a `StoreError` says that the users are as
-        they were, and so does a `LocalProtocolError` where there would be no admin left.
+        Returns the nodes that do not have it yet, and why; they get it when they can be reached. `change` is called
+        once, in a thread. What it raises is raised here; a `StoreError` says that the users are as they were, and so
+        does a `LocalProtocolError` where there would be no admin left.
         """
         await self._accounts.change(change)
+        return await self._members.share_users()
 
     def _put_in_force(self, users: Users) -> None:
         """Rights are looked up with every request, but a user who is gone must not come back with a namesake."""
@@ -293,12 +297,17 @@ class NodeState:
         options = self.options
         if options.upr_port is not None and name == (options.upr_bucket or options.buckets[0]):
             raise LocalProtocolError(f"the UPR port streams bucket {name!r}", hint="Start the node without --upr-port")
-        await self._buckets.drop(name, end=self._end_bucket)
+        self._remember_cluster(without=name)
+        await self._buckets.drop(name, forget=self.on_bucket_dropped, close=self._listener.close_bucket)
         self.config_changes.notify()
 
-    async def _end_bucket(self, service: BucketService) -> None:
-        self._listener.close_bucket(service)
-        await self.on_bucket_dropped(service.name)
+    def _remember_cluster(self, *, without: str) -> None:
+        """With its last bucket a cluster has no config, and would be forgotten."""
+        configs = {name: service.config for name, service in self._services.items() if service.config is not None}
+        config = configs.get(without)
+        if config is not None and len(configs) == 1 and (this_node := self._services[without].this_node) is not None:
+            others = tuple(node for at, node in enumerate(config.nodes) if at != this_node)
+            self._buckets.change_identity(nodes=others, cluster_name=config.cluster_name or self.identity.cluster_name)
 
     async def flush_bucket(self, name: str) -> None:
         """Drop all documents of a bucket that are active here. Consumers roll back to 0, and so do the replicas."""
@@ -366,10 +375,15 @@ class NodeState:
         return manifest
 
     async def wait_for_manifest(self, bucket: str, uid: int) -> None:
-        """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled."""
+        """Return once a manifest with this uid or a higher one is durable. The wait may be cancelled.
+
+        A `StoreError` says that the node stops first.
+        """
         service = self._services[bucket]
         while service.bucket.manifest.uid < uid or service.bucket.durable_commit < service.manifest_commit:
             await self._durable.after(self._durable.count)
+            if not self.is_ready:
+                raise StoreError("the node stops, and the manifest has not come", hint="Ask another node, or later")
 
     # --- cluster configs ------------------------------------------------------------------------------------------
 

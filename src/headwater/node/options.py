@@ -97,6 +97,8 @@ class NodeOptions:
     limits: ServerLimits = field(default_factory=ServerLimits)
     open_metrics: bool = False
     """Whether `/metrics` needs no log-in."""
+    http_hosts: tuple[str, ...] = ()
+    """Names that HTTP requests may be for, beside the node's own."""
     landing_urls: tuple[str, ...] = ()
     """Where landings show their metrics, for the dashboard to fetch."""
 
@@ -163,6 +165,11 @@ class NodeOptions:
             http_tls_port=http_tls_port or http_ports.get(True) if True in kv_ports else None,
             uuid=uuid,
         )
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """The names that HTTP requests may be for. Addresses, and this machine's own name, always do."""
+        return frozenset(name for name in (self.host, self.advertise_host, *self.http_hosts) if name)
 
     # --- what can't work ------------------------------------------------------------------------------------------
 

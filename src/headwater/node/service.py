@@ -16,6 +16,8 @@ from headwater.node.bucket_settings import BucketSettings
 from headwater.node.consumer_views import STREAMS_VIEWED_MAX, ConsumerView
 from headwater.node.durability import SyncWrites
 from headwater.node.producer.connection import ProducerConnection
+from headwater.node.producer.live_frames import LiveFrames
+from headwater.node.range_scans import RangeScans
 from headwater.protocol.cluster_config import PublishedConfig
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Cas, CollectionId, VBucketId
@@ -23,6 +25,7 @@ from headwater.protocol.sasl import Credentials
 from headwater.protocol.status import Status
 from headwater.store.bucket import Bucket
 from headwater.store.read_run import DocumentReads
+from headwater.store.scrub import Scrubbed
 from headwater.store.settling import YOUNG_BYTES_MAX
 
 ConfigVersion = tuple[int, int]
@@ -127,10 +130,14 @@ class BucketService:
     """Runs an action that must not meet a commit, such as a rollback, as soon as none is being written."""
     is_at_rest: Callable[[], bool] = lambda: True
     """Whether no commit is being written and no house-keeping done, so that vbuckets can be taken away at once."""
+    scrubbed: Callable[[], Scrubbed] = Scrubbed
+    """The last pass over what is stored, in search of damage."""
     settings: BucketSettings = field(default_factory=BucketSettings)
     sync_writes: SyncWrites = field(init=False)
     reads: DocumentReads = field(init=False)
+    live_frames: LiveFrames = field(init=False)
     locks: dict[tuple[int, CollectionId, bytes], Lock] = field(default_factory=dict)
+    range_scans: RangeScans = field(default_factory=RangeScans)
     manifest_commit: int = 0
     """The commit that makes the newest manifest durable."""
     ended: Traffic = field(default_factory=Traffic)
@@ -155,10 +162,13 @@ class BucketService:
     """The connections that receive them, those with no stream included, oldest first."""
     statistics: dict[str, Callable[[], Statistics]] = field(default_factory=dict)
     """Groups of `stat` that other parts of the node offer: of its replicators, and of its dashboard."""
+    node_statistics: dict[str, Callable[[str], Statistics]] = field(default_factory=dict)
+    """Groups that are for other nodes of the bucket's cluster only, each with what stands behind its name."""
 
     def __post_init__(self) -> None:
         self.sync_writes = SyncWrites(bucket=self.bucket, on_change=self.on_change)
         self.reads = DocumentReads(self.bucket)
+        self.live_frames = LiveFrames(self.bucket)
         self.bucket.max_ttl_s = self.settings.max_ttl_s
 
     @property

@@ -63,12 +63,13 @@ class UprSession:
         self.producer = ProducerConnection(
             bucket=service.bucket,
             name=name,
-            flags=OpenFlags.PRODUCER,
+            flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES,
             knows_collections=False,
             may_compress=False,
             opened_s=now_s,
+            live=service.live_frames,
             kind="upr",
-            # The draft has expirations: they are not to come as deletions.
+            # The draft has expirations: they are not to come as deletions, which takes both.
             controls=Controls(expiry_opcode=True),
         )
         self.requests = 0

@@ -49,6 +49,7 @@ BUCKET_CAPABILITIES = (
     "subdoc.ReviveDocument",
     "subdoc.ReplicaRead",
     "preserveExpiry",
+    "rangeScan",
     "cbhello",
     "touch",
     "cccp",

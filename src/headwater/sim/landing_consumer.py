@@ -163,7 +163,7 @@ class LandingConsumer(AnyConsumer):
             for vbucket, status in survey.items()
             if (offset := self._table.offsets.get(vbucket)) is not None
             and offset.vbuuid == status.failover_log.newest.vbuuid
-            and offset.seqno > status.high_seqno
+            and offset.seqno > status.last_seqno
         ]
         return {**survey, **await surveyor.survey(odd)} if odd else survey
 

@@ -119,5 +119,5 @@ class BucketWatch:
 def _is_ahead(offsets: Offsets, vbucket: VBucketId, status: VBucketStatus) -> bool:
     offset = offsets.get(vbucket)
     return (
-        offset is not None and offset.vbuuid == status.failover_log.newest.vbuuid and offset.seqno > status.high_seqno
+        offset is not None and offset.vbuuid == status.failover_log.newest.vbuuid and offset.seqno > status.last_seqno
     )

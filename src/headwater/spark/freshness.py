@@ -64,6 +64,8 @@ class LandingLag:
         """Times and newest offsets, oldest first, that the tables do not hold everything of."""
         self._apart_s = 0.0
         self._high: Mapping[VBucketId, Seqno] | None = None
+        self._last: Mapping[VBucketId, Seqno] = {}
+        """With the prepares and aborts at the ends of vbuckets, which the tables may have passed."""
         self._as_of_s = as_of_s
         self._held = held
 
@@ -76,7 +78,7 @@ class LandingLag:
         with self._lock:
             if self._high is None:
                 return None
-            ahead = [high - self._seqno(vbucket) for vbucket, high in self._high.items()]
+            ahead = [self._ahead(vbucket, high) for vbucket, high in self._high.items()]
         return sum(ahead) if min(ahead, default=0) >= 0 else None
 
     @property
@@ -104,6 +106,7 @@ class LandingLag:
         newest = dict(high_offsets("", survey).offsets)
         with self._lock:
             self._high = {vbucket: at.seqno for vbucket, at in newest.items()}
+            self._last = {vbucket: status.last_seqno for vbucket, status in survey.items()}
             self._surveys.append((at_s, newest))
             self._settle()
             if len(self._surveys) > 1 and at_s - self._surveys[-2][0] < self._apart_s:
@@ -121,9 +124,11 @@ class LandingLag:
                 self._as_of_s = None
             self._settle()
 
-    def _seqno(self, vbucket: VBucketId) -> int:
+    def _ahead(self, vbucket: VBucketId, high: Seqno) -> int:
+        """How many seqnos a vbucket is ahead of the tables; below 0 where they hold what it does not."""
         offset = self._held.get(vbucket)
-        return 0 if offset is None else offset.seqno
+        held = 0 if offset is None else offset.seqno
+        return 0 if high < held <= self._last.get(vbucket, high) else high - held
 
     def _settle(self) -> None:
         """The newest survey that the tables hold all of says since when they do. Those before it say nothing more: a

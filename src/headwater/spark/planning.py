@@ -87,7 +87,7 @@ def starting_point(offset: StreamOffset, status: VBucketStatus) -> StreamOffset:
     if not offset.seqno or offset.is_whole:
         return offset
     is_newest = offset.vbuuid == status.failover_log.newest.vbuuid
-    furthest = max(offset.seqno, status.high_seqno) if is_newest else SEQNO_MAX
+    furthest = max(offset.seqno, status.last_seqno) if is_newest else SEQNO_MAX
     return replace(offset, snapshot_end=Seqno(furthest))
 
 
@@ -107,8 +107,8 @@ def plan_ranges(
         offset = offsets.get(vbucket) or NOWHERE
         end_seqno = status.high_seqno if target is None else min(status.high_seqno, target.get(vbucket, Seqno(0)))
         is_newest = offset.vbuuid == status.failover_log.newest.vbuuid
-        if is_newest and status.high_seqno < offset.seqno:
-            raise CheckpointAhead(vbucket=vbucket, seqno=offset.seqno, high_seqno=status.high_seqno)
+        if is_newest and status.last_seqno < offset.seqno:
+            raise CheckpointAhead(vbucket=vbucket, seqno=offset.seqno, high_seqno=status.last_seqno)
         if end_seqno <= offset.seqno and (is_newest or not offset.seqno):
             continue
         ranges.append(
@@ -285,15 +285,15 @@ def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VB
 
 def _shared_seqno(vbuuid: Vbuuid, status: VBucketStatus) -> int:
     """Up to where the newest branch has what a branch has."""
-    return status.failover_log.branch_end(vbuuid, high_seqno=status.high_seqno) or 0
+    return status.failover_log.branch_end(vbuuid, high_seqno=status.last_seqno) or 0
 
 
 def _check_end(vbucket: VBucketId, start: StreamOffset, end: StreamOffset, status: VBucketStatus) -> None:
     problem = None
     if end.seqno < start.seqno:
         problem = f"vbucket {vbucket} is to be read from seqno {start.seqno} up to {end.seqno}, which lies before"
-    elif end.seqno > status.high_seqno:
-        problem = f"vbucket {vbucket} ends at seqno {status.high_seqno}, and is to be read up to {end.seqno}"
+    elif end.seqno > status.last_seqno:
+        problem = f"vbucket {vbucket} ends at seqno {status.last_seqno}, and is to be read up to {end.seqno}"
     elif end.seqno > _shared_seqno(end.vbuuid, status):
         problem = f"a failover has taken back the offset up to which vbucket {vbucket} is to be read"
     if problem is not None:

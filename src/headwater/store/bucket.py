@@ -35,6 +35,7 @@ from headwater.protocol.values import Datatype
 from headwater.store.checked_engine import CheckedEngine, CheckedView
 from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits
 from headwater.store.data_format import (
+    CLEAN_STOP,
     MANIFEST,
     BucketFacts,
     Document,
@@ -46,7 +47,7 @@ from headwater.store.data_format import (
     decode_document,
     vbucket_key,
 )
-from headwater.store.engine import Change, Engine, PutRow, Table
+from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, index_run
 from headwater.store.prepares import PendingPrepare, Prepares, commit_opaque, decode_prepare
 from headwater.store.runs import as_run, find_seqno, first_seqno, last_seqnos, split_after
@@ -76,6 +77,15 @@ class Written:
     commit: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenVersion:
+    """The numbers that a version has got elsewhere and keeps here."""
+
+    cas: Cas | None
+    """None for the vbucket's next one."""
+    rev_seqno: int
+
+
 class Bucket:
     """See the module. Opened by `opening.open_bucket`."""
 
@@ -100,7 +110,9 @@ class Bucket:
         self.in_flight: GroupCommit | None = None
         self.young = YoungCommits()
         """Durable commits that are not settled yet, by number."""
-        self.durable_commit = next_commit - 1
+        self.durable_commit = self.opened_commit = next_commit - 1
+        self.is_marked_clean = False
+        """The mark of a clean stop is still stored, as there was no room to take it away: the next commit does it."""
         self.on_damage: Callable[[VBucketDamaged], None] = lambda error: None
         """Called with each vbucket that is stopped, in the thread that found the damage."""
         self.max_ttl_s = 0
@@ -190,10 +202,10 @@ class Bucket:
 
     def put_mutation(
         self, vbucket: int, *, collection_id: CollectionId, key: bytes, value: bytes | MakeValue, datatype: Datatype,
-        flags: int = 0, expiry: int = 0, is_locked: bool = False,
+        flags: int = 0, expiry: int = 0, is_locked: bool = False, given: GivenVersion | None = None,
     ) -> Written:  # fmt: skip
         """Store a new version of a document. Whether it may be stored is for the caller to decide."""
-        seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key)
+        seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key, given)
         frame = Mutation(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno, flags=flags,
             expiry=expiry, collection_id=collection_id, key=key,
@@ -203,15 +215,19 @@ class Bucket:
 
     def put_removal(
         self, vbucket: int, *, collection_id: CollectionId, key: bytes, expired: bool = False,
-        value: bytes | MakeValue = b"", datatype: Datatype = Datatype.RAW,
+        value: bytes | MakeValue = b"", datatype: Datatype = Datatype.RAW, delete_time: int | None = None,
+        given: GivenVersion | None = None,
     ) -> Written:  # fmt: skip
-        """Delete a document, or let it expire. `value` holds the extended attributes that outlive it."""
-        seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key)
+        """Delete a document, or let it expire. `value` holds the extended attributes that outlive it.
+
+        It is deleted now, unless it was elsewhere, at another time.
+        """
+        seqno, cas, rev_seqno, supersedes = self._coming_version(vbucket, collection_id, key, given)
         kind = Expiration if expired else Deletion
         frame = kind(
             vbucket=VBucketId(vbucket), cas=cas, datatype=datatype, seqno=seqno, rev_seqno=rev_seqno,
-            delete_time=self.environment.now_s(), collection_id=collection_id, key=key,
-            value=value if isinstance(value, bytes) else value(cas, seqno),
+            delete_time=self.environment.now_s() if delete_time is None else delete_time, collection_id=collection_id,
+            key=key, value=value if isinstance(value, bytes) else value(cas, seqno),
         )  # fmt: skip
         written = self._enter_change(vbucket, frame, supersedes, is_deleted=True)
         # An expiration leaves one revision more behind, as real servers have it.
@@ -224,15 +240,20 @@ class Bucket:
         encoded = as_run(encode_collection_id(collection_id) + key)
         self.index.put(vbucket, encoded, replace(entry, is_locked=locked))
 
-    def _coming_version(self, vbucket: int, collection_id: CollectionId, key: bytes) -> tuple[Seqno, Cas, int, bool]:
+    def _coming_version(
+        self, vbucket: int, collection_id: CollectionId, key: bytes, given: GivenVersion | None = None
+    ) -> tuple[Seqno, Cas, int, bool]:
         """The numbers that a new version will have, and whether there is an older one.
 
         None of them is taken yet, because making the value or the frame may fail.
         """
         entry = self.find(vbucket, collection_id, key)
         previous = entry.rev_seqno if entry is not None else int(self.vbuckets.deleted_revs[vbucket])
-        cas = self.vbuckets.coming_cas(vbucket, self.environment.now_ns())
-        return self._coming_seqno(vbucket), cas, previous + 1, entry is not None
+        rev_seqno = previous + 1 if given is None else given.rev_seqno
+        cas = None if given is None else given.cas
+        if cas is None:
+            cas = self.vbuckets.coming_cas(vbucket, self.environment.now_ns())
+        return self._coming_seqno(vbucket), cas, rev_seqno, entry is not None
 
     def _coming_seqno(self, vbucket: int) -> Seqno:
         return Seqno(int(self.vbuckets.high_seqnos[vbucket]) + 1)
@@ -468,7 +489,10 @@ class Bucket:
         changes: list[Change] = list(commit.extra)
         if len(commit.data):
             changes.append(PutRow(Table.JOURNAL, commit_key(commit.number), commit.data.data))
+        if self.is_marked_clean:
+            changes.append(DeleteRow(Table.BUCKET, CLEAN_STOP))
         self.engine.write(changes)
+        self.is_marked_clean = False
 
     def publish(self, commit: GroupCommit) -> None:
         """The commit in flight is durable."""
@@ -516,6 +540,11 @@ class Bucket:
                 yield run[start:]
 
     def is_young(self, vbucket: int, *, from_seqno: int) -> bool:
-        """Whether the changes from a seqno on are all in commits that are still in memory."""
+        """Whether the changes from a seqno on are all in commits that are still in memory.
+
+        What was read back when the bucket was opened comes from disk.
+        """
         commits = self.young.of(vbucket, after_seqno=from_seqno - 1)
-        return bool(commits) and first_seqno(commits[0].run(vbucket)) <= from_seqno
+        if not commits or commits[0].number <= self.opened_commit:
+            return False
+        return first_seqno(commits[0].run(vbucket)) <= from_seqno

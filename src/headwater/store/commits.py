@@ -18,6 +18,8 @@ from headwater.store.runs import as_run, find_seqno, first_seqno, group_by_vbuck
 
 _FIRST_BYTES = 1024 * 1024
 _FIRST_ITEMS = 4096
+_KEPT_BYTES = 16 * 1024 * 1024
+"""Memory that is kept from one commit for the next: more than the commits of a bulk load need."""
 _FIRST_PLACES = 4096
 COMMIT_LOW = 0xFFFFFFFF
 """The index keeps so much of a commit's number."""
@@ -167,7 +169,9 @@ class PendingCommit:
         )
 
     def restart(self, number: int) -> None:
-        """Begin the next commit in the same memory."""
+        """Begin the next commit in the same memory, unless that has grown large."""
+        if len(self.frames) > _KEPT_BYTES:
+            self.frames = np.empty(_FIRST_BYTES, dtype=np.uint8)
         self.number, self.used_bytes, self.count = number, 0, 0
         self.extra, self.advanced_seqnos = [], {}
 

@@ -86,6 +86,11 @@ class Index:
         count = _expired_slots(self.slots, self.tables, vbucket, now_s, found)
         return [_entry(self.slots[slot]) for slot in found[:count].tolist()]
 
+    def live_from(self, vbucket: int, place: int, *, now_s: int) -> Entry | None:
+        """The first document at or behind a place of the table, and from its front on after that; None for none."""
+        slot = _live_slot(self.slots, self.tables, vbucket, place, now_s)
+        return None if slot < 0 else _entry(self.slots[slot])
+
     def put(self, vbucket: int, key: Bytes, entry: Entry) -> None:
         self.make_room(vbucket, 1)
         flags = DELETED * entry.is_deleted | LOCKED * entry.is_locked | HAS_XATTRS * entry.has_xattrs
@@ -323,6 +328,19 @@ def _expired_slots(slots: UInt64Rows, tables: Int64Rows, vbucket: int, now_s: in
         found[count] = slot
         count += 1
     return count
+
+
+@kernel
+def _live_slot(slots: UInt64Rows, tables: Int64Rows, vbucket: int, place: int, now_s: int) -> int:
+    """The first slot from a place on, around the end, that has neither a deleted nor an expired document; or -1."""
+    base, capacity = tables[vbucket, BASE], tables[vbucket, CAPACITY]
+    for step in range(capacity):
+        slot = base + (place + step) % capacity
+        expiry = slots[slot, PLACE] >> u64(32)
+        is_live = slots[slot, SEQNO] != 0 and not slots[slot, REVISION] & u64(DELETED)
+        if is_live and (expiry == 0 or expiry > u64(now_s)):
+            return int(slot)
+    return -1
 
 
 @kernel

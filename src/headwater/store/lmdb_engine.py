@@ -42,21 +42,27 @@ _IDENTITY_BYTES_MAX = 128
 _OWN_TABLE = b"engine"
 _TRANSACTION = b"transaction"
 _NUMBER = struct.Struct(">Q")
+_LOST = -1
 
 
 class LmdbEngine:
-    """One LMDB environment in one folder, held by one process."""
+    """One LMDB environment in one folder, held by one process.
 
-    def __init__(self, folder: Path) -> None:
+    With `read_only` nothing in the folder is changed.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self._folder = folder
+        self._is_read_only = read_only
         self._was_written = False
         self.block_versions: Int64s = new_block_versions()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                folder.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _hold(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 # Older programs lock this file and not the folder.
-                self._owner = _hold(folder / "owner", os.O_RDWR | os.O_CREAT)
+                self._owner = _hold(folder / "owner", os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
             except BaseException:
                 os.close(self._lock)
                 raise
@@ -68,10 +74,11 @@ class LmdbEngine:
             check_pages(folder / _FILE, [*(table.value.decode() for table in Table), _OWN_TABLE.decode()])
             self._environment = lmdb.open(
                 str(folder), map_size=MAP_BYTES, max_dbs=len(Table) + 1, max_readers=_READERS_MAX, meminit=False,
-                mode=0o700,
+                mode=0o700, readonly=read_only, create=not read_only, lock=not read_only,
             )  # fmt: skip
             self._tables = {table: self._environment.open_db(table.value) for table in Table}
-            self._own_table = self._environment.open_db(_OWN_TABLE)
+            if not read_only:
+                self._own_table = self._environment.open_db(_OWN_TABLE)
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error):
@@ -89,6 +96,7 @@ class LmdbEngine:
             raise _translated(error, self._folder) from error
 
     def write(self, changes: Sequence[Change]) -> None:
+        assert not self._is_read_only
         self._was_written = True
         try:
             with self._environment.begin(write=True) as transaction:
@@ -108,7 +116,7 @@ class LmdbEngine:
             return
         if hasattr(self, "_environment"):
             self._environment.close()
-            if self.was_left_alone or self._was_written:
+            if not self._is_read_only and (self.was_left_alone or self._was_written):
                 # A copy that was never opened as a bucket stays one: a start may be given up before that.
                 _note_identity(self._owner, self._folder / _FILE)
         os.close(self._owner)
@@ -365,18 +373,24 @@ class _File:
     def _check_numbers(self) -> None:
         """Each meta page has the number of the transaction whose tree it leads to.
 
-        The tree of the older one is still whole: LMDB takes no page of it before the next transaction is on its way.
+        The tree of the older one is still whole: LMDB takes no page of it before the next transaction is on its way. A
+        compacted copy (`mdb_copy -c`) counts from 0 again.
         """
+        is_compacted = [transaction for transaction, _ in self._mains] == [0, 1]
         for transaction, main in self._mains:
-            if self._stored_number(main) not in (None, transaction):
+            number = self._stored_number(main)
+            if number not in (None, transaction) and (number == _LOST or not is_compacted):
                 raise _Damage(f"the meta page of transaction {transaction} leads to the data of another one")
 
     def _stored_number(self, main: _Tree) -> int | None:
-        """The number that a transaction has stored of itself; None where there is none, or not to be found."""
+        """The number that a transaction has stored of itself; `_LOST` where its row has lost its key, None without."""
         try:
-            table = self._find(main, _OWN_TABLE)
-            stored = None if table is None else self._find(_Tree.decode("", table), _TRANSACTION)
-            return None if stored is None else int(_NUMBER.unpack(stored)[0])
+            record = self._find(main, _OWN_TABLE)
+            table = None if record is None else _Tree.decode("", record)
+            if table is None or not table.entries:
+                return None
+            stored = self._find(table, _TRANSACTION)
+            return _LOST if stored is None else int(_NUMBER.unpack(stored)[0])
         except (_Damage, struct.error):
             return None  # In the newest tree the walk finds it; in the older one it does no harm.
 
@@ -432,8 +446,11 @@ class _File:
         list_end, nodes_start = _PAGE.unpack_from(page)[3:]
         if not _PAGE.size < list_end <= nodes_start <= self._page_bytes or list_end % 2:
             raise _Damage(f"page {number} has no sound list of nodes")
-        for at in struct.unpack_from(f"<{(list_end - _PAGE.size) // 2}H", page, _PAGE.size):
-            if not nodes_start <= at <= self._page_bytes - _NODE.size:
+        starts = struct.unpack_from(f"<{(list_end - _PAGE.size) // 2}H", page, _PAGE.size)
+        if min(starts) != nodes_start:
+            raise _Damage(f"the nodes of page {number} do not begin where it says")
+        for at in starts:
+            if at > self._page_bytes - _NODE.size:
                 raise _Damage(f"a node of page {number} lies outside it")
             node = _NODE.unpack_from(page, at)
             if at + _NODE.size + node[3] > self._page_bytes:

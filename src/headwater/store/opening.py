@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headwater.errors import DataDamaged, MalformedJson, VBucketDamaged
+from headwater.errors import DataDamaged, MalformedJson, StoreFull, VBucketDamaged
 from headwater.protocol.failover_log import FailoverLog
 from headwater.protocol.kernels.memory import Bytes, u64
 from headwater.protocol.manifest import Manifest
@@ -166,7 +166,8 @@ def close_bucket(bucket: Bucket) -> None:
     """Commit what is pending and leave the mark of a clean stop. The engine stays open."""
     assert bucket.in_flight is None, "a stop is clean only if nothing is lost"
     bucket.commit_now()
-    bucket.engine.write([PutRow(Table.BUCKET, CLEAN_STOP, b"1")])
+    if not bucket.is_marked_clean:
+        bucket.engine.write([PutRow(Table.BUCKET, CLEAN_STOP, b"1")])
 
 
 def load_vbucket(bucket: Bucket, view: CheckedView, vbucket: int) -> None:
@@ -242,4 +243,10 @@ def _mark_open(bucket: Bucket, *, was_clean: bool) -> None:
         branched = replace(facts, failover_log=log)
         bucket.vbuckets.set_facts(vbucket, branched)
         changes.append(PutRow(Table.VBUCKETS, vbucket_key(vbucket), branched.encode()))
-    bucket.engine.write(changes)
+    try:
+        bucket.engine.write(changes)
+    except StoreFull:
+        # A node that was stopped in order can be read on a full disk. It is as clean as before until something changes.
+        if not was_clean:
+            raise
+        bucket.is_marked_clean = True

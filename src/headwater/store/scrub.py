@@ -34,6 +34,17 @@ class Finding:
     error: DataDamaged
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbed:
+    """The last pass of a running node that came to its end."""
+
+    passes: int = 0
+    completed_ns: int = 0
+    """When; 0 for never."""
+    read_bytes: int = 0
+    findings: int = 0
+
+
 class Scrub:
     """One pass over all rows of a bucket."""
 

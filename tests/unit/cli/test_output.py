@@ -1,4 +1,4 @@
-"""Tables in a pipe: neither cut nor folded, however narrow the terminal is said to be."""
+"""What commands write: tables in a pipe, neither cut nor folded; rates; and the log, which strangers can't fill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import logging
 import pytest
 
 from headwater.cli.cluster import _show
-from headwater.cli.output import JsonFormatter, documents_in
+from headwater.cli.output import (
+    PEER_LINES_FREE,
+    TEXT,
+    JsonFormatter,
+    PeerLimit,
+    TextFormatter,
+    documents_in,
+)
 from headwater.cluster.nodes import ClusterStatus, NodeStatus
 
 HOST = "a-node-with-a-name-that-is-rather-long.somewhere.example.com"
@@ -80,3 +87,40 @@ def test_fields_and_exceptions_are_members() -> None:
 
 def test_what_is_no_json_is_told_as_text() -> None:
     assert formatted(msg="m", thing={1, 2}.__class__)["fields"] == {"thing": "<class 'set'>"}
+
+
+# --- what strangers have logged -----------------------------------------------------------------------------------
+
+
+def record(message: str, created_s: float = 0.0, **about: object) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"msg": message, "name": "headwater", "levelname": "WARNING", "created": created_s, **about}
+    )
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(TEXT), JsonFormatter()])
+def test_a_name_forges_no_line_and_reaches_no_terminal(formatter: logging.Formatter) -> None:
+    line = formatter.format(record("connection 'a\n2026-01-01 CRITICAL all is lost\x1b[2J\x9b' opened"))
+    assert line.isprintable()
+
+
+def test_what_is_long_is_cut() -> None:
+    line = JsonFormatter().format(record("x" * 100_000, bucket="\0" * 12_000))
+    assert len(line) < 10_000
+    assert "(12000 characters)" in line
+
+
+def test_a_peer_has_so_many_lines_of_a_kind_and_they_are_counted() -> None:
+    limit = PeerLimit()
+
+    def is_logged(at_s: float, *, peer: str = "192.0.2.1", event: str = "denied") -> logging.LogRecord | None:
+        written = record("it may not", at_s, peer=peer, event=event)
+        return written if limit.filter(written) else None
+
+    assert sum(is_logged(0.0) is not None for _ in range(1_000)) == PEER_LINES_FREE
+    assert is_logged(0.0, peer="192.0.2.2")
+    assert is_logged(0.0, event="login_failed")
+    later = is_logged(1.0)
+    assert later is not None
+    assert later.getMessage() == "it may not (and 990 more like it before)"
+    assert limit.filter(record("our own"))

@@ -75,6 +75,7 @@ def test_the_list_of_a_couchbase_cluster_is_that_of_one_node(asked: Asked) -> No
                 "user": "kim",
                 "display_name": "Kim",
                 "roles": ["admin", "data_reader[beer]", "query_select[beer:s:c]"],
+                "groups": [],
                 "nodes": ["127.0.0.1:1"],
             }
         ],
@@ -87,12 +88,10 @@ def test_add(asked: Asked) -> None:
     assert done(*arguments, "--new-password", "violets") == "added new\n"
     form = {"roles": "data_reader[beer],data_writer[beer]", "password": "violets", "name": ""}
     assert asked[-1] == ("PUT", "/settings/rbac/users/local/new", form)
-    assert json.loads(done(*arguments, "--new-password", "violets", "--json")) == {
-        "user": "new",
-        "nodes": ["127.0.0.1:1"],
-        "unchanged": [],
-        "failed": {},
-    }
+    assert json.loads(done(*arguments, "--new-password", "violets", "--json")) == {"user": "new", "not_on": {}}
+    assert done("add", URL, "new", "--group", "lake", "--new-password", "violets") == "added new\n"
+    assert asked[-1][2] == {"roles": "", "groups": "lake", "password": "violets", "name": ""}
+    assert run("add", URL, "new", "--new-password", "violets").exit_code == 2
     sentence = failed("add", URL, "kim", "--role", "admin", "--new-password", "violets")
     assert sentence == "user 'kim' exists already. Change it with `headwater users change`"
 
@@ -109,6 +108,40 @@ def test_change_leaves_what_is_not_given(asked: Asked) -> None:
     done("change", URL, "kim", "--display-name", "")
     assert asked[-1][2]["name"] == ""
     assert failed("change", URL, "new", "--role", "admin") == "there is no user 'new'. Look at `headwater users list`"
+
+
+def test_a_user_in_a_group_keeps_its_own_roles_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_group = {"role": "data_writer", "bucket_name": "beer", "origins": [{"type": "group", "name": "lake"}]}
+    kim = {**KIM, "roles": [*KIM["roles"], by_group], "groups": ["lake"]}
+    asked: Asked = []
+
+    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        asked.append((method, path[-1], form))
+        return Answer(200, [kim] if path[-1] == "local" else kim if method == "GET" else "")
+
+    monkeypatch.setattr(Management, "ask", ask)
+    assert done("list", URL, "--this-node-only").splitlines()[1].endswith("query_select[beer:s:c]  lake")
+    done("change", URL, "kim", "--display-name", "K")
+    assert asked[-1][2] == {"roles": "admin,data_reader[beer],query_select[beer:s:c]", "name": "K", "groups": "lake"}
+    done("change", URL, "kim", "--no-groups")
+    assert asked[-1][2]["groups"] == ""
+
+
+def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = {"id": "lake", "description": "Who reads", "roles": [{"role": "data_reader", "bucket_name": "*"}]}
+    asked: Asked = []
+
+    def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
+        asked.append((method, "/".join(path), form))
+        return Answer(404, "Unknown group.") if path[-1] == "none" else Answer(200, [lake] if method == "GET" else "")
+
+    monkeypatch.setattr(Management, "ask", ask)
+    assert done("list-groups", URL) == "GROUP  DESCRIPTION  ROLES\nlake   Who reads    data_reader[*]\n"
+    assert done("put-group", URL, "lake", "--role", "data_reader[*]", "--description", "Who reads") == "stored lake\n"
+    form = {"roles": "data_reader[*]", "description": "Who reads"}
+    assert asked[-1] == ("PUT", "settings/rbac/groups/lake", form)
+    assert json.loads(done("remove-group", URL, "lake", "--json")) == {"group": "lake", "not_on": {}}
+    assert failed("remove-group", URL, "none") == "there is no group 'none'. Look at `headwater users list-groups`"
 
 
 def test_remove(asked: Asked) -> None:
@@ -157,40 +190,46 @@ NODES = {"nodesExt": [{"thisNode": True}, {"hostname": "h", "services": {"mgmt":
         ({"nodesExt": [{"thisNode": True}]}, ["127.0.0.1:1"]),
     ],
 )
-def test_all_nodes_of_a_cluster_are_asked(
+def test_the_list_asks_all_nodes_of_a_cluster(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], addresses: list[str]
 ) -> None:
-    asked = _cluster(monkeypatch, config, lambda address: Answer(200, ""))
-    done("remove", URL, "kim")
-    assert asked == addresses
+    asked = _cluster(monkeypatch, config, lambda address: Answer(200, [KIM]))
+    for url in (URL, f"{URL}/beer"):
+        asked.clear()
+        assert json.loads(done("list", url, "--json"))["users"][0]["nodes"] == addresses
+        assert asked == addresses
     asked.clear()
-    done("remove", f"{URL}/beer", "kim")
-    assert asked == addresses
-    asked.clear()
-    done("remove", URL, "kim", "--this-node-only")
+    done("list", URL, "--this-node-only")
     assert asked == ["127.0.0.1:1"]
 
 
-def test_a_node_that_fails_is_told_and_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    _cluster(monkeypatch, NODES, lambda address: Answer(200, "") if address == "h:8092" else FORBIDDEN)
-    result = run("remove", URL, "kim")
-    assert (result.exit_code, result.stdout) == (1, "removed kim on 1 of 2 nodes\n")
+def test_nodes_that_can_not_be_asked_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _cluster(monkeypatch, NODES, lambda address: Answer(200, [KIM]) if address == "h:8092" else FORBIDDEN)
+    result = run("list", URL)
+    assert (result.exit_code, result.stdout.splitlines()[1].split()[-3:]) == (1, ["1", "of", "2"])
     assert result.stderr == (
-        "Error: not done on 127.0.0.1:1: the user may not manage users. Log in as one with the role admin\n"
+        "Error: can't be asked: 127.0.0.1:1: the user may not manage users. Log in as one with the role admin\n"
     )
-    result = run("remove", URL, "kim", "--json")
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    told = json.loads(result.stdout)
-    assert (told["nodes"], list(told["failed"])) == (["h:8092"], ["127.0.0.1:1"])
+
+
+def test_a_change_goes_to_one_node_which_says_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _cluster(monkeypatch, NODES, lambda address: Answer(200, {"not_on": {"h:11210": "it is away"}}))
+    result = run("remove", URL, "kim")
+    assert (result.exit_code, result.stdout, asked) == (1, "removed kim\n", ["127.0.0.1:1"])
+    assert result.stderr == "Error: not on h:11210: it is away. A node gets the change when it can be reached again\n"
+    assert json.loads(run("remove", URL, "kim", "--json").stdout) == {
+        "user": "kim",
+        "not_on": {"h:11210": "it is away"},
+    }
 
 
 def test_a_config_that_tells_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    _cluster(monkeypatch, {"nodesExt": [{"thisNode": True}, {}]}, lambda address: Answer(200, ""))
-    assert "Give --this-node-only" in failed("remove", URL, "kim")
+    _cluster(monkeypatch, {"nodesExt": [{"thisNode": True}, {}]}, lambda address: Answer(200, []))
+    assert "Give --this-node-only" in failed("list", URL)
 
 
-def _cluster(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], delete: Callable[[str], Answer]) -> list[str]:
-    """Nodes of ours with this config. Returns where users will have been deleted."""
+def _cluster(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], answer: Callable[[str], Answer]) -> list[str]:
+    """Nodes of ours with this config. Returns which of them will have been asked about users."""
     asked: list[str] = []
 
     def ask(management: Management, method: str, *path: str, form: dict[str, str] | None = None) -> Answer:
@@ -199,7 +238,7 @@ def _cluster(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], delete: Ca
         if path in (("pools", "default", "nodeServices"), ("pools", "default", "b", "beer")):
             return Answer(200, config)
         asked.append(str(management.address))
-        return delete(asked[-1])
+        return answer(asked[-1])
 
     monkeypatch.setattr(Management, "ask", ask)
     return asked

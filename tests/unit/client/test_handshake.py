@@ -55,7 +55,8 @@ from support.fake_servers import ASKED, CONFIG, PASSWORD, USER, Peer, ok, refuse
 
 def handshake(*, password: str = PASSWORD, bucket: str | None = "travel", **options: Any) -> ClientHandshake:
     options.setdefault("credentials", Credentials(USER, password))
-    return ClientHandshake(bucket=bucket, nonce=encode_nonce(b"client" * 3), features=ASKED, **options)
+    options.setdefault("features", ASKED)
+    return ClientHandshake(bucket=bucket, nonce=encode_nonce(b"client" * 3), **options)
 
 
 def run(client: ClientHandshake, peer: Peer, *, chunk_bytes: int = 1 << 20) -> ClientHandshake:
@@ -137,7 +138,7 @@ def test_without_credentials_there_is_no_login() -> None:
     peer = Peer()
     client = run(handshake(credentials=None), peer)
     assert opcodes(peer) == ["HELLO", "SELECT_BUCKET", "GET_CLUSTER_CONFIG"]
-    assert peer.writes == [3]
+    assert peer.writes == [1, 2]
     assert client.outcome is not None
     assert client.outcome.mechanism is None
 
@@ -148,6 +149,26 @@ def test_without_a_bucket_none_is_selected(credentials: Credentials | None) -> N
     client = run(handshake(bucket=None, credentials=credentials), peer)
     assert client.outcome is not None
     assert "SELECT_BUCKET" not in opcodes(peer)
+
+
+@pytest.mark.parametrize("config", [b'{"name":"travel"}', b"{}", b"not json", b"[]"])
+@pytest.mark.parametrize("credentials", [None, Credentials(USER, PASSWORD)])
+def test_a_bucket_is_selected_only_if_hello_has_granted_it(credentials: Credentials | None, config: bytes) -> None:
+    """A 4.6.5 server closes the connection of a user who tries: the log-in has chosen the bucket."""
+    peer = Peer(config=config)
+    peer.replace[Hello] = lambda request: HelloResponse(opaque=request.opaque, features=())
+    client = run(handshake(credentials=credentials, features=(*ASKED, Feature.SELECT_BUCKET)), peer)
+    assert "SELECT_BUCKET" not in opcodes(peer)
+    assert client.outcome is not None
+    assert client.outcome.cluster_config == config
+
+
+def test_a_login_that_has_chosen_another_bucket() -> None:
+    peer = Peer(config=b'{"name":"beer"}')
+    peer.replace[Hello] = lambda request: HelloResponse(opaque=request.opaque, features=())
+    error = failure(handshake(features=(*ASKED, Feature.SELECT_BUCKET)), peer)
+    assert isinstance(error, AccessDenied)
+    assert "the log-in of 'ada' has chosen 'beer'" in str(error)
 
 
 @pytest.mark.parametrize("status", [Status.KEY_ENOENT, Status.UNKNOWN_COMMAND])
@@ -190,11 +211,10 @@ def test_nothing_is_pushed_before_it_was_agreed_on() -> None:
 
 
 def test_of_many_pushed_frames_the_newest_are_kept() -> None:
-    client = handshake(credentials=None)
-    answers = Peer().receive_data(client.data_to_send())
-    hello_bytes = len(HelloResponse(features=(Feature.XERROR, Feature.COLLECTIONS)).encode())
+    client, peer = handshake(credentials=None), Peer()
+    client.receive_data(peer.receive_data(client.data_to_send()))
     pushed = [ClustermapChangeNotification(epoch=1, revision=revision) for revision in range(PUSHED_FRAMES_MAX + 5)]
-    client.receive_data(answers[:hello_bytes] + b"".join(each.encode() for each in pushed) + answers[hello_bytes:])
+    client.receive_data(b"".join(each.encode() for each in pushed) + peer.receive_data(client.data_to_send()))
     assert client.outcome is not None
     assert [decode_message(frame) for frame in client.pushed] == pushed[5:]
 
@@ -202,8 +222,9 @@ def test_of_many_pushed_frames_the_newest_are_kept() -> None:
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
 @pytest.mark.parametrize("trailing", [b"", b"\x80", PUSHED.encode(), PUSHED.encode() + b"\x81\x0a", b"no frame"])
 def test_what_comes_behind_the_last_answer_is_for_others(trailing: bytes, chunk_bytes: int) -> None:
-    client = handshake(credentials=None)
-    data = Peer().receive_data(client.data_to_send()) + trailing
+    client, peer = handshake(credentials=None), Peer()
+    client.receive_data(peer.receive_data(client.data_to_send()))
+    data = peer.receive_data(client.data_to_send()) + trailing
     at = 0
     while client.outcome is None:
         client.receive_data(data[at : at + chunk_bytes])

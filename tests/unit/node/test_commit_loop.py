@@ -7,12 +7,15 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from headwater.node.commit_loop import CommitLoop
 from headwater.store.bucket import Bucket
 from headwater.store.compaction import Retention
-from headwater.store.engine import Change, MemoryEngine
+from headwater.store.data_format import block_key, commit_key
+from headwater.store.engine import Change, MemoryEngine, PutRow, Table
 from headwater.store.settling import settle_now
-from support.store_harness import FailingEngine, new_bucket, put
+from support.store_harness import FailingEngine, new_bucket, put, reopened, value_of
 
 
 class SlowEngine(FailingEngine):
@@ -32,9 +35,10 @@ class SlowEngine(FailingEngine):
 
 
 @asynccontextmanager
-async def running(bucket: Bucket) -> AsyncIterator[CommitLoop]:
+async def running(bucket: Bucket, *, scrub_bytes_per_s: int = 0) -> AsyncIterator[CommitLoop]:
     loop = CommitLoop(
         bucket, retention=Retention(), expiry_every_s=60, compact_every_s=60,
+        scrub_bytes_per_s=scrub_bytes_per_s,
         on_durable=lambda: None, on_void=lambda commits: None, on_failed=lambda: None,
     )  # fmt: skip
     loop.start()
@@ -66,3 +70,32 @@ def test_a_commit_is_finished_though_nobody_waits_for_the_rest_any_more() -> Non
         assert done == ["at rest"]
 
     asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_a_scrub_finds_damage_that_is_not_read_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        bucket = new_bucket()
+        for vbucket in range(4):
+            put(bucket, vbucket, b"k")
+        bucket.commit_now()
+        settle_now(bucket)
+        put(bucket, 0, b"young")
+        bucket.commit_now()
+        memory = bucket.engine.unchecked
+        for table, key in ((Table.BLOCKS, block_key(2, 1)), (Table.JOURNAL, commit_key(bucket.durable_commit))):
+            with memory.view() as view:
+                row = bytearray(view.get(table, key) or b"")
+            row[30] ^= 4
+            memory.write([PutRow(table, key, bytes(row))])
+        async with running(bucket, scrub_bytes_per_s=2**30) as loop:
+            while not loop.scrubbed.passes:
+                await asyncio.sleep(0.01)
+            assert loop.scrubbed.findings == 2
+            assert loop.scrubbed.completed_ns == bucket.environment.now_ns()
+            assert list(bucket.vbuckets.damage) == [2]
+        # What the journal's row held was in memory, and is stored once more.
+        assert list(reopened(bucket).vbuckets.damage) == [2]
+        assert value_of(reopened(bucket), 0, b"young") == b"{}"
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
 from headwater.client.kv_connection import Login
+from headwater.node.auth.accounts import Accounts
+from headwater.node.auth.sharing import UserSharing
 from headwater.node.commit_loop import CommitLoop
 from headwater.node.membership import ClusterMembership, MemberSettings
 from headwater.node.replication.peers import Peers
@@ -14,11 +17,19 @@ from headwater.node.service import BucketService, RequestRefused
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.status import Status
+from headwater.sim.machines import SimulatedDisk, SimulatedFolder
 from headwater.store.compaction import Retention
+from support.kv_harness import users
 from support.store_harness import new_bucket
 
 NODES = tuple(NodeAddress(host="127.0.0.1", kv_port=port) for port in (1, 2, 3))
 CONFIG = PublishedConfig(revision=5, bucket="default", uuid="0" * 32, nodes=NODES[:1], rows=((0,),) * 4, settled=True)
+
+
+def user_sharing() -> UserSharing:
+    accounts = Accounts(SimulatedFolder(SimulatedDisk(Random(0), users())), random_bytes=bytes)
+    accounts.load(None, None)
+    return UserSharing(accounts, random_bytes=bytes)
 
 
 def membership() -> tuple[ClusterMembership, BucketService]:
@@ -29,7 +40,7 @@ def membership() -> tuple[ClusterMembership, BucketService]:
     )  # fmt: skip
     settings = MemberSettings(
         login=lambda bucket, credentials: Login(credentials=credentials, bucket=bucket), random_bytes=bytes,
-        now_s=lambda: 0.0, on_config=lambda: None, on_login=lambda bucket, login: None,
+        now_s=lambda: 0.0, on_config=lambda: None, on_login=lambda bucket, login: None, users=user_sharing(),
     )  # fmt: skip
     return ClusterMembership(service, loop, settings), service
 
@@ -62,6 +73,7 @@ def test_nodes_may_leave_while_the_others_are_asked() -> None:
             config=lambda: known[0],
             this_node=lambda: 0,
             adopt=lambda config: True,
+            users=user_sharing(),
         )
         asking = asyncio.create_task(peers.exchange())
         asyncio.get_running_loop().call_soon(known.__setitem__, 0, CONFIG)

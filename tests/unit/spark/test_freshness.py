@@ -53,6 +53,17 @@ def places(*seqnos: int, branch: int = 1) -> Offsets:
     )
 
 
+def test_tables_that_have_passed_a_hidden_durable_write_are_not_ahead() -> None:
+    lag = LandingLag(places(15), as_of_s=None)
+    hidden = VBucketStatus(
+        high_seqno=Seqno(13), last_seqno=Seqno(15), failover_log=FailoverLog.start(Vbuuid(1))
+    )  # fmt: skip
+    lag.on_survey({VBucketId(0): hidden}, at_s=5)
+    assert (lag.seqnos, lag.as_of_s) == (0, 5)
+    lag.on_offsets(places(16))
+    assert lag.seqnos is None
+
+
 def survey(lag: LandingLag, at_s: float, *seqnos: int, branch: int = 1) -> None:
     lag.on_survey(
         {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headwater.client.offsets import Offsets
@@ -97,6 +99,15 @@ def test_another_branch_is_read_whatever_the_seqnos_are(high: int) -> None:
 def test_a_server_that_has_lost_what_was_read_of_its_newest_branch() -> None:
     with pytest.raises(CheckpointAhead, match="vbucket 0"):
         planned(at(A, 100), status(90))
+
+
+def test_a_place_behind_the_last_visible_seqno_is_where_a_durable_write_is_hidden() -> None:
+    """The vbucket ends in a pending or an aborted one: 13 is visible, and a stream has come to 15."""
+    hidden = replace(status(13, (A, 0)), last_seqno=Seqno(15))
+    assert planned(at(A, 15), hidden) is None
+    assert planned(at(A, 13), hidden) is None, "a live stream learns nothing of it"
+    with pytest.raises(CheckpointAhead, match="16"):
+        planned(at(A, 16), hidden)
 
 
 def test_a_place_that_is_not_whole_may_have_been_read_as_far_as_its_branch_goes() -> None:

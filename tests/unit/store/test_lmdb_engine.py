@@ -174,9 +174,9 @@ def test_lists_of_nodes_that_are_not_sound(data: Path) -> None:
     one_of(refusals(data, leaves, 12, b"\x00\x00"), "list of nodes")
     one_of(refusals(data, leaves, 12, b"\x11\x00"), "list of nodes")
     one_of(refusals(data, leaves, 12, b"\xff\xff"), "list of nodes")
-    one_of(refusals(data, leaves, 14, b"\xff\xff"), "list of nodes", "outside")
-    one_of(refusals(data, leaves, 16, b"\xff\x0f"), "outside")
-    one_of(refusals(data, leaves, 16, b"\x00\x00"), "outside")
+    one_of(refusals(data, leaves, 14, b"\xff\xff"), "list of nodes", "begin")
+    one_of(refusals(data, leaves, 16, b"\xff\x0f"), "outside", "begin")
+    one_of(refusals(data, leaves, 16, b"\x00\x00"), "begin")
 
 
 def test_keys_that_are_not_in_order(data: Path) -> None:

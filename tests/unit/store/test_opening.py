@@ -271,6 +271,23 @@ def test_a_stop_that_could_not_be_marked_is_unclean() -> None:
     assert [len(log) for log in logs(again)] == [2, 2, 2, 2]
 
 
+def test_what_was_closed_in_order_can_be_opened_on_a_full_disk() -> None:
+    engine = FailingEngine(MemoryEngine())
+    bucket = filled(engine)
+    close_bucket(bucket)
+    engine.writes_left = 0
+    for _ in range(2):
+        bucket = reopened(bucket)
+        assert [len(log) for log in logs(bucket)] == [1, 1, 1, 1]
+        close_bucket(bucket)
+    bucket = reopened(bucket)
+    engine.writes_left = None
+    put(bucket, 0, b"first", b"change")
+    bucket.commit_now()
+    # It has changed, and is not closed: from now on that is an unclean stop.
+    assert [len(log) for log in logs(reopened(bucket))] == [2, 2, 2, 2]
+
+
 def test_a_copy_of_what_was_closed_in_order_begins_a_branch(tmp_path: Path) -> None:
     engine = LmdbEngine(tmp_path / "data")
     bucket = filled(engine)

@@ -9,14 +9,16 @@ and a disk may take long to write.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headwater.errors import LocalProtocolError
 from headwater.log_fields import LogEvent, fields
-from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, encode_users, readable_password
 from headwater.node.auth.users import ALL_BUCKETS, DECOY_SECRET_BYTES, SALTS_BYTES, Grant, Role, User, Users
 from headwater.protocol.cluster_config import nodes_user
 from headwater.protocol.sasl import Credentials
@@ -41,18 +43,45 @@ class UserFolder(Protocol):
     def forget_password(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SharedUsers:
+    """The users as other nodes get them. Made in a thread with each change: thousands of users take a while."""
+
+    text: str
+    digest: str
+
+    @classmethod
+    def of(cls, users: Users) -> SharedUsers:
+        text = encode_users(replace(users, clusters=frozenset()))
+        return cls(text.decode(), hashlib.sha256(text).hexdigest())
+
+
 class Accounts:
     """The users of one node. `load`, then `store`."""
 
-    def __init__(self, folder: UserFolder, *, random_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        folder: UserFolder,
+        *,
+        random_bytes: Callable[[int], bytes],
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._folder = folder
         self._random_bytes = random_bytes
+        self._now_ns = now_ns
         self._stored: Users
+        self.shared: SharedUsers
+        self._is_on_disk = False
         self._nodes: dict[str, User] = {}
         """The users that other nodes log in as, by name."""
         self._one_at_a_time = asyncio.Lock()
         self.on_change: Callable[[Users], None] = lambda users: None
         """Called with the users that are in force from now on."""
+
+    @property
+    def stored(self) -> Users:
+        """Those of the file, which are shared with other nodes."""
+        return self._stored
 
     @property
     def in_force(self) -> Users:
@@ -66,37 +95,47 @@ class Accounts:
         With `first_only` this one is made where it is the first, and changes nothing where it is not. Returns the
         password that was made for the first one. Nothing is stored yet.
         """
-        users, generated = self._folder.load_users(), None
-        if users is None:
-            users = Users(decoy_secret=self._random_bytes(DECOY_SECRET_BYTES))
-            if name is None:
-                name, password = ADMIN, readable_password(self._random_bytes(PASSWORD_RANDOM_BYTES))
-                generated = password
+        loaded, generated = self._folder.load_users(), None
+        users = loaded or Users(decoy_secret=self._random_bytes(DECOY_SECRET_BYTES))
+        if loaded is None and name is None:
+            name, password = ADMIN, readable_password(self._random_bytes(PASSWORD_RANDOM_BYTES))
+            generated = password
         if name is not None and password is not None:
             if first_only and users.by_name:
-                _warn_of_unused(users, name, password)
+                _warn_of_unused(users, name, password, source="HEADWATER_USER")
             else:
-                users = self._with_admin(users, name, password)
-        self._stored = users
+                users = self._with_admin(users, name, password).stamped(users, now_ms=self._now_ms())
+        self._stored, self.shared = users, SharedUsers.of(users)
+        # A start that changes nothing writes nothing, so that it needs no room on the disk.
+        self._is_on_disk = users == loaded
         return generated
 
     def _with_admin(self, users: Users, name: str, password: str) -> Users:
-        known, admin = users.by_name.get(name), self._new_admin(users, name, password)
+        known = users.by_name.get(name)
         if known is None:
-            return users.put(admin)
-        changes = [] if known.grants == admin.grants else ["is an admin now"]
+            return users.put(self._new_admin(users, name, password))
+        if users.clusters:
+            # They are those of all nodes: one that starts, with a password of old perhaps, must not change them.
+            _warn_of_unused(users, name, password, source="--user")
+            return users
+        changes, changed = [], known
+        if not users.is_admin(name):
+            changes.append("is an admin now")
+            changed = replace(changed, grants=frozenset({Grant(Role.ADMIN)}))
         if not users.check_password(name, password):
             changes.append("has a new password")
+            changed = replace(changed, credentials=self._new_admin(users, name, password).credentials)
         if changes:
             about = fields(event=LogEvent.USERS_CHANGED, changed_user=name)
             logger.warning("by --user and --password, user %s %s", name, " and ".join(changes), extra=about)
-        return users.put(replace(admin, display_name=known.display_name))
+        return users.put(changed)
 
     def store(self, generated: str | None) -> None:
         """Keep what `load` has made, the generated password included."""
         if generated is not None:
             self._folder.store_password(generated)
-        self._folder.store_users(self._stored)
+        if not self._is_on_disk:
+            self._folder.store_users(self._stored)
 
     # --- while it runs --------------------------------------------------------------------------------------------
 
@@ -114,18 +153,22 @@ class Accounts:
         """Whether other nodes log in as this user, which can't be changed then."""
         return name in self._nodes
 
-    async def change(self, change: Change) -> None:
+    async def change(self, change: Change, *, is_own: bool = True) -> None:
         """Put what `change` makes of the stored users into force. It is durable when this returns.
 
         `change` may take long: it is called in a thread, and what it raises is raised here. A `StoreError` says that
-        the users are as they were.
+        the users are as they were. One that is not this node's own comes from another, with the times of its changes.
         """
         async with self._one_at_a_time:
-            self._stored = await asyncio.to_thread(self._store_changed, change)
+            self._stored, self.shared = await asyncio.to_thread(self._store_changed, change, is_own=is_own)
             self.on_change(self.in_force)
 
-    def _store_changed(self, change: Change) -> Users:
+    def _store_changed(self, change: Change, *, is_own: bool) -> tuple[Users, SharedUsers]:
         users = change(self._stored)
+        if is_own:
+            users = users.stamped(self._stored, now_ms=self._now_ms())
+        if users == self._stored:
+            return self._stored, self.shared
         if not users.has_admin:
             raise LocalProtocolError(
                 "the node would have no admin left", hint="Give another user the role admin on this node first"
@@ -135,19 +178,25 @@ class Accounts:
         if before is not None and (after is None or after.credentials != before.credentials):
             # What lies in the data folder is its first password, which is wrong from now on.
             self._folder.forget_password()
-        return users
+        return users, SharedUsers.of(users)
+
+    def _now_ms(self) -> int:
+        return self._now_ns() // 1_000_000
 
     def _new_admin(self, users: Users, name: str, password: str, bucket: str = ALL_BUCKETS) -> User:
         return users.new_user(name, password, [Grant(Role.ADMIN, bucket)], salts=self._random_bytes(SALTS_BYTES))
 
 
-def _warn_of_unused(users: Users, name: str, password: str) -> None:
+def _warn_of_unused(users: Users, name: str, password: str, *, source: str) -> None:
     """Clients read the same variables, so they may have nothing to do with the node's start."""
     if users.check_password(name, password):
         return
     what = "has another password on this node" if name in users.by_name else "is no user of this node"
+    hint = "give --user and --password to make it an admin"
+    if users.clusters:
+        hint = "the nodes of the cluster have their users in common; change them with `headwater users`"
     logger.warning(
-        "HEADWATER_USER names %s, who %s: nothing is changed; give --user and --password to make it an admin",
-        *(name, what),
+        "%s names %s, who %s: nothing is changed; %s",
+        *(source, name, what, hint),
         extra=fields(event=LogEvent.LOGIN_UNUSED, user=name),
     )

@@ -1,12 +1,15 @@
 """The users on disk: one versioned JSON file, readable by its owner only.
 
-    {"version": 1, "iterations": 15000, "decoy_secret": BASE64, "users": [
-      {"name": "ann", "display_name": "Ann", "grants": [{"role": "writer", "bucket": "*"}],
-       "credentials": {"SCRAM-SHA512": {"salt": BASE64, "stored_key": BASE64, "server_key": BASE64}, …}}, …]}
+    {"version": 2, "iterations": 15000, "decoy_secret": BASE64, "sharing": HEX, "clusters": [UUID, …],
+     "removed": {"user bob": MS, …},
+     "groups": [{"name": "lake", "description": "", "grants": […], "changed": MS}, …],
+     "users": [{"name": "ann", "display_name": "Ann", "grants": [{"role": "writer", "bucket": "*"}], "groups": ["lake"],
+       "changed": MS, "credentials": {"SCRAM-SHA512": {"salt": …, "stored_key": …, "server_key": BASE64}, …}}, …]}
 
 There is no password in it, but with the keys one can try passwords out as fast as a machine can, which is why others
-must not read it. The file is replaced as a whole: a reader, at any moment, finds the old users or the new ones. Only
-`node_folder` calls this.
+must not read it. The file is replaced as a whole: a reader, at any moment, finds the old users or the new ones. A file
+of version 1 has no groups and nothing of sharing. `node_folder` keeps the file, and the nodes of a cluster send each
+other what is in it (`sharing`).
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwater.durable_files import replace_file
-from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, StoreError, StoreFull
-from headwater.node.auth.users import Grant, Role, User, Users
+from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, MalformedJson, StoreError, StoreFull
+from headwater.node.auth.users import Grant, Group, Role, User, Users
 from headwater.protocol.sasl import SCRAM_MECHANISMS, SCRAM_SALT_BYTES, Mechanism, ScramCredentials, digest_bytes
 
-VERSION = 1
+VERSION = 2
 USER_FILE_BYTES_MAX = 64 * 1024 * 1024
 """Above what the limits on users and grants can fill in earnest."""
 
@@ -40,7 +43,7 @@ T = TypeVar("T")
 
 def store_users(path: Path, users: Users) -> None:
     """Replaces the file. It is on disk when this returns; if this fails, the old file is as it was."""
-    text = json.dumps(_encode(users), indent=1).encode() + b"\n"
+    text = encode_users(users) + b"\n"
     try:
         replace_file(path, text, is_private=True)
     except OSError as error:
@@ -51,28 +54,54 @@ def store_users(path: Path, users: Users) -> None:
         ) from error
 
 
-def _encode(users: Users) -> dict[str, Any]:
-    return {
+def encode_users(users: Users) -> bytes:
+    """The users as JSON, in ASCII, a line for each. The same users give the same bytes, however they came about."""
+    members = {
         "version": VERSION,
         "iterations": users.iterations,
         "decoy_secret": _encode_bytes(users.decoy_secret),
-        "users": [_encode_user(user) for user in users.by_name.values()],
+        "sharing": users.sharing,
+        "clusters": sorted(users.clusters),
+        "removed": dict(sorted(users.removed.items())),
+    }
+    # With an indent, json takes ten times as long: it has machine code for the compact form only.
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in members.items()]
+    lines.append(_encode_list("groups", [_encode_group(group) for _, group in sorted(users.groups.items())]))
+    lines.append(_encode_list("users", [_encode_user(user) for _, user in sorted(users.by_name.items())]))
+    return "{{{}}}".format(",\n ".join(lines)).encode()
+
+
+def _encode_list(name: str, entries: list[dict[str, Any]]) -> str:
+    return f"{json.dumps(name)}: [{','.join(f'{chr(10)}  {json.dumps(entry)}' for entry in entries)}]"
+
+
+def _encode_group(group: Group) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "description": group.description,
+        "grants": _encode_grants(group.grants),
+        "changed": group.changed_ms,
     }
 
 
+def _encode_grants(grants: frozenset[Grant]) -> list[dict[str, str]]:
+    return [{"role": role, "bucket": bucket} for bucket, role in sorted((grant.bucket, grant.role) for grant in grants)]
+
+
 def _encode_user(user: User) -> dict[str, Any]:
-    grants = sorted((grant.bucket, grant.role) for grant in user.grants)
     return {
         "name": user.name,
         "display_name": user.display_name,
-        "grants": [{"role": role, "bucket": bucket} for bucket, role in grants],
+        "grants": _encode_grants(user.grants),
+        "groups": sorted(user.groups),
+        "changed": user.changed_ms,
         "credentials": {
             mechanism: {
                 "salt": _encode_bytes(credentials.salt),
                 "stored_key": _encode_bytes(credentials.stored_key),
                 "server_key": _encode_bytes(credentials.server_key),
             }
-            for mechanism, credentials in user.credentials.items()
+            for mechanism, credentials in sorted(user.credentials.items())
         },
     }
 
@@ -99,10 +128,12 @@ def load_users(path: Path) -> Users | None:
             hint="Check that it belongs to the user who runs the node",
         ) from error
     try:
-        return _decode(text, path)
-    except (_Fault, LocalProtocolError) as error:
+        return decode_users(text)
+    except DataTooNew as error:
+        raise error.reworded(f"the user file {path} {error.reason}") from error
+    except MalformedJson as error:
         raise DataDamaged(
-            f"the user file {path} is damaged: {error}",
+            f"the user file {path} is damaged: {error.reason}",
             hint="Bring it back from a backup, or remove it and make the users again",
         ) from error
 
@@ -124,10 +155,18 @@ def _read_file(path: Path) -> bytes:
 
 
 class _Fault(Exception):
-    """What is wrong in the file. `load_users` makes a sentence of it."""
+    """What is wrong in the text. `decode_users` makes a sentence of it."""
 
 
-def _decode(text: bytes, path: Path) -> Users:
+def decode_users(text: bytes) -> Users:
+    """Read what `encode_users` has written. Raises `DataTooNew`, or `MalformedJson` for what is something else."""
+    try:
+        return _decode(text)
+    except (_Fault, LocalProtocolError) as error:
+        raise MalformedJson(str(error)) from error
+
+
+def _decode(text: bytes) -> Users:
     try:
         top = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -135,17 +174,35 @@ def _decode(text: bytes, path: Path) -> Users:
     version = _member(top, "version", int)
     if version > VERSION:
         raise DataTooNew(
-            f"the user file {path} has version {version}, and this program knows versions up to {VERSION}",
+            f"has version {version}, and this program knows versions up to {VERSION}",
             hint="Run the version of Headwater that wrote it, or a newer one",
         )
-    if version != VERSION:
+    if version < 1:
         raise _Fault(f"there is no version {version}")
     iterations = _member(top, "iterations", int)
-    decoded = [_decode_user(user, iterations) for user in _member(top, "users", list)]
-    by_name = {user.name: user for user in decoded}
-    if len(by_name) != len(decoded):
-        raise _Fault("a user is there twice")
-    return Users(iterations=iterations, decoy_secret=_bytes_member(top, "decoy_secret"), by_name=by_name)
+    users = [_decode_user(user, iterations) for user in _member(top, "users", list)]
+    groups = [_decode_group(group) for group in _member(top, "groups", list, missing=[])]
+    if len({user.name for user in users}) != len(users) or len({group.name for group in groups}) != len(groups):
+        raise _Fault("a user or a group is there twice")
+    removed = _member(top, "removed", dict, missing={})
+    return Users(
+        iterations=iterations,
+        decoy_secret=_bytes_member(top, "decoy_secret"),
+        by_name={user.name: user for user in users},
+        groups={group.name: group for group in groups},
+        removed={entry: _member(removed, entry, int) for entry in removed},
+        sharing=_member(top, "sharing", str, missing=""),
+        clusters=_names_member(top, "clusters"),
+    )
+
+
+def _decode_group(members: object) -> Group:
+    return Group(
+        name=_member(members, "name", str),
+        description=_member(members, "description", str, missing=""),
+        grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
+        changed_ms=_member(members, "changed", int, missing=0),
+    )
 
 
 def _decode_user(members: object, iterations: int) -> User:
@@ -155,6 +212,8 @@ def _decode_user(members: object, iterations: int) -> User:
         name=name,
         display_name=_member(members, "display_name", str, missing=""),
         grants=frozenset(_decode_grant(grant) for grant in _member(members, "grants", list)),
+        groups=_names_member(members, "groups"),
+        changed_ms=_member(members, "changed", int, missing=0),
         credentials={
             mechanism: _decode_credentials(mechanism, _member(all_credentials, mechanism, dict), iterations)
             for mechanism in SCRAM_MECHANISMS
@@ -183,6 +242,13 @@ def _member(members: object, name: str, kind: type[T], *, missing: T | None = No
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _Fault(f"{name} is missing or of the wrong type")
     return value
+
+
+def _names_member(members: object, name: str) -> frozenset[str]:
+    names = _member(members, name, list, missing=[])
+    if not all(isinstance(one, str) for one in names):
+        raise _Fault(f"{name} is no list of names")
+    return frozenset(names)
 
 
 def _bytes_member(members: object, name: str) -> bytes:

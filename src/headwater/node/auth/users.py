@@ -1,4 +1,4 @@
-"""Users: who they are, how they prove it, and what they may do on which bucket; and Couchbase's names for roles.
+"""Users and their groups: who they are, how they prove it, what they may do on which bucket; Couchbase's role names.
 
 `Users` is a value that the whole node looks rights up in; `accounts` changes it and `user_file` keeps it. It has no
 password: for each SCRAM mechanism a user has a salt and two keys that were made from the password, and PLAIN is checked
@@ -31,9 +31,15 @@ from headwater.protocol.sasl import (
 )
 
 USERS_MAX = 10_000
+GROUPS_MAX = 1_000
 GRANTS_PER_USER_MAX = 1_000
+"""Of a group as well."""
+GROUPS_PER_USER_MAX = 100
 PASSWORD_BYTES_MAX = 1_024
 DISPLAY_NAME_CHARS_MAX = 128
+DESCRIPTION_CHARS_MAX = 256
+REMOVED_MAX = 10_000
+"""Removed users and groups that are remembered, so that a node which was away does not bring them back."""
 DECOY_SECRET_BYTES = 32
 
 SALTS_BYTES = SCRAM_SALT_BYTES * len(SCRAM_MECHANISMS)
@@ -101,9 +107,13 @@ class User:
 
     name: str
     grants: frozenset[Grant]
+    """Its own; those of its groups come on top (`Users.grants_of`)."""
     credentials: Mapping[Mechanism, ScramCredentials] = field(repr=False)
     display_name: str = ""
     """What people call it; nothing is decided by it."""
+    groups: frozenset[str] = frozenset()
+    changed_ms: int = 0
+    """When it was last changed. Of two nodes' versions the later one counts (`auth.sharing`)."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -111,19 +121,32 @@ class User:
         _check_grants(self.grants)
         if self.credentials.keys() != frozenset(SCRAM_MECHANISMS):
             raise LocalProtocolError(f"user {self.name!r} needs credentials for {', '.join(SCRAM_MECHANISMS)}")
+        if len(self.groups) > GROUPS_PER_USER_MAX:
+            raise LocalProtocolError(f"a user is in at most {GROUPS_PER_USER_MAX} groups", hint="Join some of them")
 
-    def may(self, action: Action, bucket: str | None) -> bool:
-        return any(grant.allows(action, bucket) for grant in self.grants)
 
-    @property
-    def is_admin(self) -> bool:
-        """Whether it may do everything on the node, and make users."""
-        return self.may(Action.SECURITY, None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Grants that all users of the group have."""
+
+    name: str
+    grants: frozenset[Grant] = frozenset()
+    description: str = ""
+    changed_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        _check_grants(self.grants)
+        if len(self.description) > DESCRIPTION_CHARS_MAX or not self.description.isprintable():
+            raise LocalProtocolError(
+                f"{self.description[:DESCRIPTION_CHARS_MAX]!r} cannot describe a group",
+                hint=f"A description has up to {DESCRIPTION_CHARS_MAX} printable characters",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """All users of a node. A collection is a value: `add`, `put` and `remove` give another one.
+    """All users and groups of a node. A collection is a value: `add`, `put` and `remove` give another one.
 
     So what is stored and what is in force can differ: store the new collection first, then put it in force.
     """
@@ -131,6 +154,17 @@ class Users:
     decoy_secret: bytes = field(repr=False)
     iterations: int = SCRAM_ITERATIONS
     by_name: Mapping[str, User] = field(default_factory=dict)
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    # What nodes of a cluster need to have the same users (`auth.sharing`).
+    removed: Mapping[str, int] = field(default_factory=dict)
+    """When users and groups were removed, in milliseconds, by `user NAME` or `group NAME`."""
+    sharing: str = ""
+    """Drawn once for the users that the nodes of a cluster have in common; empty where no other node has them."""
+    clusters: frozenset[str] = frozenset()
+    """The uuids of the clusters in which they are shared."""
+    _granted: Mapping[str, frozenset[Grant]] = field(init=False, repr=False, compare=False)
+    """All grants of those who are in a group: rights are looked up with every request."""
 
     def __post_init__(self) -> None:
         if len(self.decoy_secret) != DECOY_SECRET_BYTES:
@@ -142,6 +176,14 @@ class Users:
             )
         if len(self.by_name) > USERS_MAX:
             raise LocalProtocolError(f"a node has at most {USERS_MAX} users", hint="Remove one first")
+        if len(self.groups) > GROUPS_MAX:
+            raise LocalProtocolError(f"a node has at most {GROUPS_MAX} groups", hint="Remove one first")
+        granted = {
+            user.name: user.grants.union(*(self.groups[name].grants for name in user.groups if name in self.groups))
+            for user in self.by_name.values()
+            if user.groups
+        }
+        object.__setattr__(self, "_granted", granted)
 
     # --- changes --------------------------------------------------------------------------------------------------
 
@@ -174,6 +216,45 @@ class Users:
             raise LocalProtocolError(f"there is no user {name!r}", hint="Check the name: upper and lower case differ")
         return replace(self, by_name={other: user for other, user in self.by_name.items() if other != name})
 
+    def put_group(self, group: Group) -> Users:
+        """The collection with this group, in place of the one of that name if there is one."""
+        return replace(self, groups={**self.groups, group.name: group})
+
+    def remove_group(self, name: str) -> Users:
+        """The collection without this group. Its users lose what they had by it."""
+        groups = {other: group for other, group in self.groups.items() if other != name}
+        left = {
+            user.name: replace(user, groups=user.groups - {name})
+            for user in self.by_name.values()
+            if name in user.groups
+        }
+        return replace(self, groups=groups, by_name={**self.by_name, **left})
+
+    def stamped(self, before: Users, *, now_ms: int) -> Users:
+        """The collection with what differs from `before` marked as changed now, which is later than any change known.
+
+        A clock that is behind those of other nodes must not make a change look older than what it replaces.
+        """
+        known = [user.changed_ms for user in before.by_name.values()]
+        known += [group.changed_ms for group in before.groups.values()]
+        at_ms = max(now_ms, 1 + max((*known, *before.removed.values()), default=0))
+        gone = {f"user {name}": at_ms for name in before.by_name.keys() - self.by_name.keys()}
+        gone |= {f"group {name}": at_ms for name in before.groups.keys() - self.groups.keys()}
+        here = {f"user {name}" for name in self.by_name} | {f"group {name}" for name in self.groups}
+        removed = {entry: ms for entry, ms in {**self.removed, **gone}.items() if entry not in here}
+        return replace(
+            self,
+            by_name={
+                name: user if user == before.by_name.get(name) else replace(user, changed_ms=at_ms)
+                for name, user in self.by_name.items()
+            },
+            groups={
+                name: group if group == before.groups.get(name) else replace(group, changed_ms=at_ms)
+                for name, group in self.groups.items()
+            },
+            removed=newest_removed(removed),
+        )
+
     # --- questions ------------------------------------------------------------------------------------------------
 
     def credentials(self, mechanism: Mechanism, name: str) -> ScramCredentials:
@@ -191,12 +272,25 @@ class Users:
     @property
     def has_admin(self) -> bool:
         """Whether a user may make users. Where none may, none ever will."""
-        return any(user.is_admin for user in self.by_name.values())
+        return any(self.is_admin(name) for name in self.by_name)
+
+    def is_admin(self, name: str) -> bool:
+        """Whether a user may do everything on the node, and make users."""
+        return self.may(name, Action.SECURITY, None)
+
+    def grants_of(self, name: str) -> frozenset[Grant]:
+        """All grants of a user, its own and those of its groups; none where there is no such user."""
+        user = self.by_name.get(name)
+        return frozenset() if user is None else self._granted.get(name, user.grants)
 
     def may(self, name: str, action: Action, bucket: str | None) -> bool:
         """Whether the user may do this on the bucket, or on the node where `bucket` is None."""
-        user = self.by_name.get(name)
-        return user is not None and user.may(action, bucket)
+        return any(grant.allows(action, bucket) for grant in self.grants_of(name))
+
+
+def newest_removed(removed: Mapping[str, int]) -> dict[str, int]:
+    """As many removals as are remembered."""
+    return dict(sorted(removed.items(), key=lambda entry: (entry[1], entry[0]))[-REMOVED_MAX:])
 
 
 def hash_password(password: str, *, salts: bytes, iterations: int) -> dict[Mechanism, ScramCredentials]:

@@ -9,9 +9,10 @@ receive which vbucket, rollbacks, and that nothing is acknowledged before it is 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.errors import MalformedMessage, StoreError, UnexpectedMessage
@@ -30,7 +31,7 @@ from headwater.protocol.consumer import (
     StreamMessage,
     StreamRun,
 )
-from headwater.protocol.features import WITH_COLLECTIONS, Negotiated, Opcode
+from headwater.protocol.features import WITH_COLLECTIONS, Feature, Negotiated, Opcode
 from headwater.protocol.frames import Frame
 from headwater.protocol.messages.base import ErrorResponse, Request, Response
 from headwater.protocol.messages.dcp_changes import CacheTransfer, CacheTransferEnd, DcpFlush, OsoSnapshot
@@ -55,6 +56,7 @@ from headwater.protocol.states import (
     transition,
 )
 from headwater.protocol.status import Status
+from headwater.protocol.values import Datatype
 from headwater.store.receiving import RECEIVING_STATES
 from headwater.store.settling import roll_back
 
@@ -78,23 +80,30 @@ class ConsumerSettings:
     """The name under which the producer counts this copy's acknowledgements of durable writes; none without it."""
 
     def controls(self) -> list[DcpControl]:
-        """In the order they are sent.
+        """In the order they are sent: those of a recorded 7.0.5 consumer in its order, then what newer servers know.
 
         With all of them granted, changes come as they are stored. A producer may refuse any: what comes then is brought
         into that form, and where a snapshot has no history, rollbacks into it are not exact.
         """
         values = {
+            "connection_buffer_size": str(self.buffer_bytes),
             "enable_noop": "true",
             "set_noop_interval": str(self.noop_interval_s),
-            "connection_buffer_size": str(self.buffer_bytes),
+            "set_priority": "high",
+            "supports_cursor_dropping_vulcan": "true",
+            "supports_hifi_MFU": "true",
+            "send_stream_end_on_client_close_stream": "true",
             "enable_expiry_opcode": "true",
+        }
+        if self.consumer_name:
+            values |= {"enable_sync_writes": "true", "consumer_name": self.consumer_name}
+        values |= {
+            "include_deleted_user_xattrs": "true",
             "v7_dcp_status_codes": "true",
             "flatbuffers_system_events": "true",
             "change_streams": "true",
             "max_marker_version": "2.2",
         }
-        if self.consumer_name:
-            values |= {"enable_sync_writes": "true", "consumer_name": self.consumer_name}
         return [DcpControl(key=key, value=value) for key, value in values.items()]
 
 
@@ -114,7 +123,7 @@ ADD_STREAM_FLAGS = (
 def check_addable(service: BucketService, request: AddStream) -> None:
     """Whether a stream may be asked for."""
     if int(request.flags) & ~int(ADD_STREAM_FLAGS):
-        raise RequestRefused(Status.EINVAL)
+        raise RequestRefused(Status.EINVAL, f"a copy can't be made with the flags {int(request.flags):#x}")
     if StreamFlags.TAKEOVER in request.flags and not service.may_take_over(request.vbucket):
         raise RequestRefused(Status.NOT_MY_VBUCKET)
     if request.vbucket in service.receivers:
@@ -177,15 +186,17 @@ class ConsumerConnection:
         )
         self._outbox = Outbox(self._bucket, self._dcp)
         self._now_s = now_s
+        self._has_asked = False
+        """The producer has been asked for everything that brings changes in the form they are stored in."""
         self._ended_changes = 0
         """Received by streams that have ended."""
 
     # --- out ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Ask the producer for everything that brings changes in the form they are stored in."""
+        """Be known as a connection that receives. Nothing is asked before the first stream, as in a 7.0.5 server:
+        a proxy opens both ends, and only then joins them."""
         self._service.consumers[self] = None
-        self._dcp.send_opening(self.settings.controls(), first_stream_opaque=FIRST_STREAM_OPAQUE)
 
     def data_to_send(self) -> bytes:
         return self._dcp.data_to_send()
@@ -272,18 +283,29 @@ class ConsumerConnection:
                     window_bytes += event.window_bytes
                     is_malformed = isinstance(event.error, MalformedMessage)
                     status = Status.EINVAL if is_malformed else Status.UNKNOWN_COMMAND
-                    self._dcp.send_refusal(event.frame.opcode, event.frame.opaque, status)
+                    refused = RequestRefused(status, event.error.reason)
+                    self._dcp.send(self._error(event.frame.opcode, event.frame.opaque, refused))
         self._outbox.release(window_bytes)
 
     def _receive_run(self, run: StreamRun[ReplicaStream]) -> None:
         stream = run.stream
         try:
             if stream is None or stream.state is ConsumerStream.REQUESTED:
-                raise RequestRefused(Status.KEY_ENOENT)
+                raise self._no_stream(VBucketId(int.from_bytes(bytes(run.data[6:8]))))
             stream.receive_run(run, self._negotiated)
         except RequestRefused as refused:
             # One answer for all of them: the producer has to end the stream, however many it has sent.
-            self._refuse_stream(int(run.data[1]), run.opaque, stream, refused.status)
+            self._refuse_stream(int(run.data[1]), run.opaque, stream, refused)
+
+    def _no_stream(self, vbucket: VBucketId) -> RequestRefused:
+        """A message has an opaque under which there is no stream: the vbucket has another one, or none.
+
+        The statuses since 7.0 are for producers that have agreed to them.
+        """
+        is_v7 = "v7_dcp_status_codes" in self._dcp.granted
+        if vbucket in self.streams:
+            return RequestRefused(Status.OPAQUE_NO_MATCH if is_v7 else Status.KEY_EEXISTS)
+        return RequestRefused(Status.STREAM_NOT_FOUND if is_v7 else Status.KEY_ENOENT)
 
     def _receive_request(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
@@ -305,8 +327,11 @@ class ConsumerConnection:
 
     def _receive_stream_message(self, message: Request, stream: ReplicaStream | None) -> None:
         try:
+            if stream is None and isinstance(message, StreamEnd):
+                # What the control about closed streams has asked for.
+                return
             if stream is None or stream.state in (ConsumerStream.REQUESTED, ConsumerStream.ROLLING_BACK):
-                raise RequestRefused(Status.KEY_ENOENT)
+                raise self._no_stream(message.vbucket)
             if isinstance(message, _UNASKED):
                 raise RequestRefused(Status.NOT_SUPPORTED)
             if isinstance(message, StreamEnd):
@@ -317,10 +342,10 @@ class ConsumerConnection:
             else:
                 stream.receive(message)
         except RequestRefused as refused:
-            self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
+            self._refuse_stream(message.opcode, message.opaque, stream, refused)
 
-    def _refuse_stream(self, opcode: int, opaque: int, stream: ReplicaStream | None, status: Status) -> None:
-        self._dcp.send_refusal(opcode, opaque, status)
+    def _refuse_stream(self, opcode: int, opaque: int, stream: ReplicaStream | None, refused: RequestRefused) -> None:
+        self._dcp.send(self._error(opcode, opaque, refused))
         if stream is not None and stream.state is not ConsumerStream.REQUESTED:
             stream.move(ConnectionLost)
             self._drop(stream)
@@ -339,7 +364,7 @@ class ConsumerConnection:
                 stream.on_rollback_demanded(answer.rollback_seqno)
                 self._service.when_at_rest(partial(self._roll_back, stream, answer.rollback_seqno))
         except RequestRefused as refused:
-            self._give_up(stream, refused.status)
+            self._give_up(stream, refused)
 
     # --- streams --------------------------------------------------------------------------------------------------
 
@@ -348,8 +373,11 @@ class ConsumerConnection:
         try:
             check_addable(self._service, request)
         except RequestRefused as refused:
-            self._answer_proxy(_error(request, refused.status))
+            self._answer_proxy(self._error(request.opcode, request.opaque, refused))
             return
+        if not self._has_asked:
+            self._has_asked = True
+            self._dcp.send_opening(self.settings.controls(), first_stream_opaque=FIRST_STREAM_OPAQUE)
         stream = ReplicaStream(self._service, self._outbox, request, opaque=self._dcp.take_opaque())
         self.streams[stream.vbucket] = stream
         self._service.receivers[stream.vbucket] = self
@@ -365,11 +393,13 @@ class ConsumerConnection:
         if self.is_proxied:
             self._dcp.send(answer)
 
-    def _give_up(self, stream: ReplicaStream, status: Status) -> None:
+    def _give_up(self, stream: ReplicaStream, refused: RequestRefused) -> None:
         """A stream that was asked for does not come to be."""
         stream.move(StreamRefused if stream.state is ConsumerStream.REQUESTED else ConnectionLost)
         self._drop(stream)
-        self._answer(stream, _error(stream.asked, status))
+        answer = self._error(stream.asked.opcode, stream.asked.opaque, refused)
+        # As recorded: the opaque that the stream would have had comes with a refusal, too.
+        self._answer(stream, replace(answer, extras=stream.opaque.to_bytes(4)))
 
     def _close_for_proxy(self, request: CloseStream) -> None:
         stream = self.streams.get(request.vbucket)
@@ -379,7 +409,7 @@ class ConsumerConnection:
         stream.move(CloseStream)
         stream.move(CloseAnswered)
         self._drop(stream)
-        self._answer(stream, _error(stream.asked, Status.KEY_ENOENT))
+        self._answer(stream, self._error(stream.asked.opcode, stream.asked.opaque, RequestRefused(Status.KEY_ENOENT)))
         self._dcp.send_success(request.opcode, request.opaque)
 
     def close_stream(self, vbucket: VBucketId) -> None:
@@ -437,9 +467,9 @@ class ConsumerConnection:
         from_seqno = int(self._bucket.vbuckets.high_seqnos[stream.vbucket])
         try:
             reached = take_back(self._service, stream.vbucket, to_seqno)
-            stream.on_rolled_back(reached)
+            stream.on_rolled_back()
         except RequestRefused as refused:
-            self._give_up(stream, refused.status)
+            self._give_up(stream, refused)
         else:
             logger.info(
                 "bucket %s: the replica of vbucket %d is rolled back from %d to %d",
@@ -474,7 +504,17 @@ class ConsumerConnection:
             stream.on_flushed()
             self._dcp.send_success(message.opcode, message.opaque)
         except RequestRefused as refused:
-            self._refuse_stream(message.opcode, message.opaque, stream, refused.status)
+            self._refuse_stream(message.opcode, message.opaque, stream, refused)
+
+    def _error(self, opcode: int, opaque: int, refused: RequestRefused) -> ErrorResponse:
+        """The answer no, with its reason as JSON where the peer understands that."""
+        answer = ErrorResponse(opcode=Opcode(opcode), opaque=opaque, status=refused.status)
+        if not refused.context or refused.status == Status.NOT_MY_VBUCKET:
+            # With that status a body would be taken for the cluster's config.
+            return answer
+        is_json = Feature.JSON in self._negotiated.features
+        value = json.dumps({"error": {"context": refused.context}}, separators=(",", ":")).encode()
+        return replace(answer, value=value, datatype=Datatype.JSON if is_json else Datatype.RAW)
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -489,10 +529,6 @@ class ConsumerConnection:
             stream.move(ConnectionLost)
             self._drop(stream)
         self._service.consumers.pop(self, None)
-
-
-def _error(request: Request, status: Status) -> ErrorResponse:
-    return ErrorResponse(opcode=Opcode(request.opcode), opaque=request.opaque, status=status)
 
 
 def _refuse_other(frame: Frame) -> None:

@@ -70,18 +70,21 @@ class SyncWriteReceiver:
 
         In the middle of a snapshot this copy is not one to be promoted, so that the rest of it has to come first.
         """
-        undecided = self._bucket.prepares.of(self._vbucket)
-        if not undecided:
+        prepared_seqno = Seqno(int(self._bucket.prepares.high_prepared[self._vbucket]))
+        if not prepared_seqno:
             return
-        self._prepared_seqno = undecided[-1].seqno
+        self._prepared_seqno = prepared_seqno
         offset = resume_offset(self._bucket, self._vbucket)
         if offset.seqno == offset.snapshot_end:
             self.on_snapshot_complete()
 
-    def on_snapshot_complete(self) -> None:
-        """All of a snapshot has come; it is not durable yet."""
+    def on_snapshot_complete(self, *, end_seqno: Seqno | None = None) -> None:
+        """All of a snapshot has come; it is not durable yet. Where it is from disk, it has come to `end_seqno`.
+
+        As recorded from a 7.0.5 server that is what is acknowledged then: prepares that were decided are not in it.
+        """
         if self._prepared_seqno is not None:
-            self._due.append((self._bucket.pending.number, self._prepared_seqno))
+            self._due.append((self._bucket.pending.number, end_seqno or self._prepared_seqno))
             self._prepared_seqno = None
 
     @property

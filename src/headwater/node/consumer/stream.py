@@ -66,8 +66,6 @@ class ReplicaStream(ConsumedStream):
         self.received_changes = 0
         """Whatever has a seqno: changes of documents, durable writes, events of collections."""
         self.sync_writes = SyncWriteReceiver(self._bucket, self.vbucket, opaque)
-        self._has_nothing_in_common = False
-        """The producer has sent us back to the start, so that our branches mean nothing to it."""
 
     @property
     def offset(self) -> StreamOffset:
@@ -88,7 +86,8 @@ class ReplicaStream(ConsumedStream):
             vbucket=self.vbucket,
             flags=self.asked.flags,
             start_seqno=offset.seqno,
-            vbuuid=Vbuuid(0) if self._has_nothing_in_common and offset.seqno == 0 else offset.vbuuid,
+            # A copy that holds nothing shares any history, as in a 7.0.5 server.
+            vbuuid=offset.vbuuid if offset.seqno else Vbuuid(0),
             snapshot_start_seqno=offset.snapshot_start,
             snapshot_end_seqno=offset.snapshot_end,
             value=StreamRequestValue(purge_seqno=purge_seqno).encode(),
@@ -106,12 +105,10 @@ class ReplicaStream(ConsumedStream):
         """The producer does not share what this copy holds. Each answer has to lead further back, or it is the last."""
         self.move(RollbackDemanded)
         start = self.tracker.offset.seqno
-        is_first_from_nothing = start == to_seqno == 0 and not self._has_nothing_in_common
-        if to_seqno >= start and not is_first_from_nothing:
+        if to_seqno >= start:
             raise RequestRefused(Status.ROLLBACK, f"a rollback to {to_seqno} of a copy that is at {start}")
 
-    def on_rolled_back(self, reached: Seqno) -> None:
-        self._has_nothing_in_common = reached == 0
+    def on_rolled_back(self) -> None:
         self.move(RollbackDone)
 
     def on_flushed(self) -> None:
@@ -146,6 +143,13 @@ class ReplicaStream(ConsumedStream):
         assert decoded is not None, "runs hold whole frames"
         message = decode_message(decoded[0], negotiated)
         assert isinstance(message, Mutation | Deletion | Expiration), "runs hold changes of documents"
+        if isinstance(message, Deletion) and (message.delete_time is not None) != negotiated.collections:
+            # As in a 7.0.5 server: the producer has opened for another kind of consumer, and leaves out delete times.
+            raise RequestRefused(
+                Status.EINVAL,
+                "a deletion has 21 bytes of extras where collections are negotiated, else 18; open the producer with "
+                "delete times",
+            )
         receive_change(self._bucket, self.vbucket, message, end_seqno=self._snapshot_end())
         self._follow()
         return decoded[1]
@@ -198,6 +202,7 @@ class ReplicaStream(ConsumedStream):
             end=marker.end_seqno,
             has_history=SnapshotFlags.HISTORY in marker.flags,
             purge_seqno=marker.purge_seqno or Seqno(0),
+            completed_seqno=marker.high_completed_seqno or Seqno(0),
         )
         self._service.on_change()
 
@@ -222,7 +227,7 @@ class ReplicaStream(ConsumedStream):
         if high == self.offset.seqno:
             return
         if self.advance(first=high, last=high):
-            self.sync_writes.on_snapshot_complete()
+            self.sync_writes.on_snapshot_complete(end_seqno=high if SnapshotFlags.DISK in self.tracker.flags else None)
             self._acknowledge_later()
             if SnapshotFlags.ACK in self.tracker.flags:
                 self._outbox.send_success(Opcode.DCP_SNAPSHOT_MARKER, self.opaque)

@@ -1,15 +1,17 @@
 """The application: the table of routes, and what every request has to pass before its handler.
 
 One application has all of the node's HTTP side: what clients bootstrap from and manage, as Couchbase's cluster manager
-has it, and the dashboard under `/ui`. `server` serves it. Every request passes, in this order: the head's size, whether
-the node is ready, the path, the method, the origin, the log-in, the right, the bucket. A user who may not use a bucket
-does not learn whether there is one.
+has it, and the dashboard under `/ui`. `server` serves it. Every request passes, in this order: the head's size, the
+host, whether the node is ready, the path, the method, the origin, the log-in, the right, the bucket. A user who may not
+use a bucket does not learn whether there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -18,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.errors import LocalProtocolError, StoreError
 from headwater.log_fields import Fields, LogEvent
@@ -26,13 +28,18 @@ from headwater.node.auth.users import Action
 from headwater.node.http import bucket_management, buckets, pools, users
 from headwater.node.http.call import Call, ConfigStreams, Json, Refusal
 from headwater.node.http.dashboard.dashboard import Dashboard
-from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from headwater.node.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, HSTS_S
 from headwater.node.http.logins import Logins, Sessions, may_see
 from headwater.node.node_state import NodeState
 
 _HEALTH = ("/health", "/healthz")
 _READINESS = ("/ready", "/readyz")
 _RETRY_AFTER_S = 1
+IN_RESERVE = "in_reserve"
+"""In the state of a request: it has come by a connection that is there for the health of the node only."""
+_HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.%]+\](:[0-9]+)?")
+_HOST_CHARS_SHOWN = 100
+_HSTS = (b"strict-transport-security", f"max-age={HSTS_S}".encode())
 
 Handler = Callable[[Call], Awaitable[Response]]
 PageHandler = Callable[[Request], Awaitable[Response]]
@@ -51,6 +58,7 @@ class Endpoint:
 
 _BUCKET = "/pools/default/buckets/{bucket}"
 _USERS = "/settings/rbac/users"
+_GROUPS = "/settings/rbac/groups"
 _OWN_BUCKET = "/headwater/buckets/{bucket}"
 """For what Couchbase has no path."""
 
@@ -85,6 +93,12 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
         "GET": Endpoint(users.show_user, Action.SECURITY),
         "PUT": Endpoint(users.put_user, Action.SECURITY),
         "DELETE": Endpoint(users.remove_user, Action.SECURITY),
+    },
+    _GROUPS: {"GET": Endpoint(users.show_groups, Action.SECURITY)},
+    f"{_GROUPS}/{{name:path}}": {
+        "GET": Endpoint(users.show_group, Action.SECURITY),
+        "PUT": Endpoint(users.put_group, Action.SECURITY),
+        "DELETE": Endpoint(users.remove_group, Action.SECURITY),
     },
     f"{_BUCKET}/scopes": {
         "GET": Endpoint(buckets.show_manifest, Action.USE),
@@ -133,10 +147,18 @@ _PAGE_HEADERS = {
 """What every answer of the dashboard carries, unless it says otherwise itself."""
 
 
-def http_app(node: NodeState, *, open_metrics: bool = False, landing_urls: Sequence[str] = ()) -> Starlette:
+def http_app(
+    node: NodeState,
+    *,
+    open_metrics: bool = False,
+    landing_urls: Sequence[str] = (),
+    hosts: Collection[str] | None = None,
+    is_tls_only: bool = False,
+) -> Starlette:
     """The HTTP side of a node.
 
-    With `open_metrics`, `/metrics` needs no log-in; `landing_urls` are where landings show their metrics.
+    With `open_metrics`, `/metrics` needs no log-in; `landing_urls` are where landings show their metrics. `hosts` are
+    the names that requests may be for, beside addresses and this machine's own; None for all.
     `app.state.streams` and `app.state.dashboard` are to be closed before the server waits for requests to end.
     """
     logins, streams = Logins(node), ConfigStreams(node)
@@ -174,7 +196,11 @@ def http_app(node: NodeState, *, open_metrics: bool = False, landing_urls: Seque
             *(route(path, endpoints) for path, endpoints in ROUTES.items()),
             *_page_routes(dashboard, sessions, with_session),
         ],
-        middleware=[Middleware(_HeadLimit), Middleware(_WhenReady, node=node)],
+        middleware=[
+            Middleware(_HeadLimit),
+            Middleware(_Doorkeeper, hosts=hosts, is_tls_only=is_tls_only),
+            Middleware(_WhenReady, node=node),
+        ],
         exception_handlers={
             Refusal: _refuse,
             HTTPException: _refuse_route,
@@ -201,7 +227,12 @@ def _open_routes(node: NodeState) -> list[Route]:
         return Json({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        return Json({"status": "ready"}) if node.is_ready else _not_ready(node)
+        if not node.is_ready:
+            return _not_ready(node)
+        # A restart would not bring them back, so the node is ready all the same.
+        buckets = [node.bucket(name) for name in list(node.bucket_names())]
+        damaged = sum(len(bucket.vbuckets.damage) for bucket in buckets if bucket is not None)
+        return Json({"status": "ready"} | ({"damaged_vbuckets": damaged} if damaged else {}))
 
     return [
         Route("/", root),
@@ -273,6 +304,57 @@ class _HeadLimit:
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         # The parser has made sure that it is a number.
         return Refusal.body_too_long() if int(announced) > BODY_BYTES_MAX else None
+
+
+class _Doorkeeper:
+    """Refuses requests for other hosts, and all but the health of the node on connections of the reserve.
+
+    A page of another site can have its own name lead to this node (DNS rebinding), and a browser then takes the node
+    for that site. The name stands in the request, so requests for unknown names are refused. An address can't be
+    rebound, and supervisors ask by any name.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None, is_tls_only: bool) -> None:
+        self._app = app
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._is_tls_only = is_tls_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in (*_HEALTH, *_READINESS):
+            await self._app(scope, receive, send)
+            return
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+        name = (urlsplit(f"//{host}").hostname or "") if _HOST.fullmatch(host) else ""
+        refusal = None
+        if scope.get("state", {}).get(IN_RESERVE):
+            refusal = Refusal.message(503, "The node has too many connections: try again in a second", Retry_After="1")
+        elif self._hosts is not None and not (name in self._hosts or _is_local_name(name) or _is_address(name)):
+            refusal = Refusal.message(421, f"This node is not known as {host[:_HOST_CHARS_SHOWN]!r}: see --http-host")
+        app = self._app if refusal is None else refusal.response()
+        # For this machine's own name the promise would hold for all its ports, whatever listens there.
+        is_promised = self._is_tls_only and scope["scheme"] == "https" and not _is_local_name(name)
+        await app(scope, receive, _with_header(send, _HSTS) if is_promised else send)
+
+
+def _is_local_name(name: str) -> bool:
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _with_header(send: Send, header: tuple[bytes, bytes]) -> Send:
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], header]}
+        await send(message)
+
+    return send_with_header
 
 
 class _WhenReady:

@@ -8,9 +8,11 @@ from __future__ import annotations
 # --- connections and requests -------------------------------------------------------------------------------------
 
 CONNECTIONS_MAX = 512
-"""Beyond that a request is answered with 503."""
+"""Beyond that a connection takes the place of an idle one."""
+CONNECTIONS_RESERVED = 64
+"""Where none is idle, so many more are let in to ask whether the node lives. All else is answered with 503 there."""
 REQUEST_S_MAX = 10.0
-"""How long a connection may take to send the head of a request, and then the body of it."""
+"""How long a connection may take for the TLS handshake, to send the head of a request, and then the body of it."""
 KEEP_ALIVE_S = 60
 """How long a connection may rest between two requests. Clients poll every few seconds."""
 STOP_S_MAX = 5
@@ -24,6 +26,8 @@ BODY_BYTES_MAX = 64 * 1024
 LOGIN_BODY_BYTES_MAX = 8 * 1024
 """A log-in on the page is a name and a password."""
 FORM_FIELDS_MAX = 16
+HSTS_S = 365 * 86_400
+"""For how long a browser that has come by TLS comes back by TLS only."""
 
 STREAMS_MAX = 256
 """Streams of configs that are open at a time."""

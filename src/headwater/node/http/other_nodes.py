@@ -56,11 +56,12 @@ class OtherNodes:
 
     @classmethod
     def of(cls, call: Call) -> OtherNodes:
-        """The nodes of the config that this node gives, as the user who asks."""
+        """The nodes of the config that this node gives, or of the last one that it had, as the user who asks."""
         try:
             nodes = ClusterConfig.decode(call.node.cluster_config(None)).nodes
             is_member = any(node.is_this_node for node in nodes)
             others = tuple(node.address() for node in nodes if is_member and not node.is_this_node)
+            others = others or call.node.identity.nodes
         except MalformedJson as error:
             raise Refusal.errors(503, f"The node's cluster can't be asked: {error.reason}") from error
         return cls(

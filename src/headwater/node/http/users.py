@@ -1,7 +1,8 @@
-"""Handlers for users: which exist, what they may do, and changes of both, in the forms that Couchbase gives them.
+"""Handlers for users and groups: which exist, what they may do, and changes of both, in the forms that Couchbase has.
 
 Every user of the node is a local one. The users that the nodes of a cluster log in as are not shown, and can't be
-changed. A password comes in here and goes no further than the thread that hashes it.
+changed. A password comes in here and goes no further than the thread that hashes it. The nodes of a cluster have their
+users in common: the answer to a change names those that it has not reached yet.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 from starlette.responses import Response
 
 from headwater.errors import LocalProtocolError
-from headwater.log_fields import LogEvent
+from headwater.log_fields import Fields, LogEvent
+from headwater.node.auth.accounts import Change
 from headwater.node.auth.users import (
     ALL_BUCKETS,
     KNOWN_ROLES,
     PASSWORD_BYTES_MAX,
     SALTS_BYTES,
     Grant,
+    Group,
     User,
     Users,
     describe_role,
@@ -32,7 +35,10 @@ from headwater.protocol.sasl import USER_CHARS_MAX
 
 PASSWORD_CHARS_MIN = 6
 """What Couchbase asks for by default."""
+NOT_ON = "not_on"
+"""The member of an answer that has the nodes which do not have a change yet, by their key-value address, and why."""
 _LOCAL, _EXTERNAL = "local", "external"
+_NAMES_CHARS_SHOWN = 256
 _NOT_IN_NAMES = frozenset('()<>,;:\\"/[]?={} ')
 """Couchbase's rule. Users that were made at the node's start may have other names, and can be changed all the same."""
 
@@ -46,14 +52,14 @@ async def show_users(call: Call) -> Response:
     if domain not in (_LOCAL, _EXTERNAL):
         raise Refusal(404, "Unknown user domain.")
     shown = sorted(_own_users(call).items()) if domain == _LOCAL else []
-    return Json([_described(user) for _, user in shown])
+    return Json([_described(call.node.users, user) for _, user in shown])
 
 
 async def show_user(call: Call) -> Response:
     user = _own_users(call).get(_local_name(call))
     if user is None:
         raise _unknown_user()
-    return Json(_described(user))
+    return Json(_described(call.node.users, user))
 
 
 async def show_roles(call: Call) -> Response:
@@ -68,17 +74,47 @@ async def show_roles(call: Call) -> Response:
 
 
 async def who_am_i(call: Call) -> Response:
-    user = call.node.users.by_name[call.user]
-    domain, roles = ("admin", [{"role": "admin"}]) if user.is_admin else (_LOCAL, roles_of(user.grants))
-    return Json({"id": user.name, "domain": domain, "roles": roles})
+    users = call.node.users
+    is_admin = users.is_admin(call.user)
+    roles = [{"role": "admin"}] if is_admin else roles_of(users.grants_of(call.user))
+    return Json({"id": call.user, "domain": "admin" if is_admin else _LOCAL, "roles": roles})
 
 
-def _described(user: User) -> dict[str, Any]:
+async def show_groups(call: Call) -> Response:
+    return Json([_described_group(group) for _, group in sorted(call.node.users.groups.items())])
+
+
+async def show_group(call: Call) -> Response:
+    group = call.node.users.groups.get(call.path("name"))
+    if group is None:
+        raise _unknown_group()
+    return Json(_described_group(group))
+
+
+def _described_group(group: Group) -> dict[str, Any]:
+    # There are no external directories, so no group is one of theirs.
+    return {
+        "id": group.name,
+        "description": group.description,
+        "ldap_group_ref": "",
+        "roles": roles_of(group.grants),
+    }
+
+
+def _described(users: Users, user: User) -> dict[str, Any]:
+    """The roles are all that the user has, each with where it comes from: clients store again what is its own."""
+    groups = sorted(name for name in user.groups if name in users.groups)
+    sources: list[tuple[dict[str, str], frozenset[Grant]]] = [({"type": "user"}, user.grants)]
+    sources += [({"type": "group", "name": name}, users.groups[name].grants) for name in groups]
+    roles: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
+    for origin, grants in sources:
+        for role in roles_of(grants):
+            roles.setdefault(tuple(role.items()), {**role, "origins": []})["origins"].append(origin)
     return {
         "id": user.name,
         "domain": _LOCAL,
-        "roles": [{**role, "origins": [{"type": "user"}]} for role in roles_of(user.grants)],
-        "groups": [],
+        "roles": list(roles.values()),
+        "groups": groups,
         "external_groups": [],
         "name": user.display_name,
     }
@@ -88,29 +124,29 @@ def _described(user: User) -> dict[str, Any]:
 
 
 async def put_user(call: Call) -> Response:
-    """Make a user, or give one other roles and another name, and another password where there is one in the form."""
+    """Make a user, or give one other roles, groups and another name, and another password if the form has one."""
     name, known = _local_name(call), _own_users(call)
     form = await call.form("name", "password", "roles", "groups")
     if name not in known:
         _check_new_name(name)
-    if form.get("groups"):
-        raise Refusal.errors(400, "The node has no groups of users", field="groups")
-    grants = _grants(call, form.get("roles", ""), known.get(name))
+    groups = frozenset(group.strip() for group in form.get("groups", "").split(",") if group.strip())
+    grants = _grants(call, form.get("roles", ""), known[name].grants if name in known else frozenset())
     password = _checked_password(form)
 
     def change(users: Users) -> Users:
         before = users.by_name.get(name)
         if before is None and password is None:
             raise Refusal.errors(400, "Password is required for new user.", field="password")
+        if unknown := sorted(groups - users.groups.keys()):
+            raise Refusal.errors(400, f"Groups do not exist: {', '.join(unknown)[:_NAMES_CHARS_SHOWN]}", field="groups")
         user = _with_password(users, name, password) if password is not None else before
         assert user is not None
-        return users.put(replace(user, grants=grants, display_name=form.get("name", "")))
+        return users.put(replace(user, grants=grants, groups=groups, display_name=form.get("name", "")))
 
-    await call.node.change_users(change)
-    granted = ", ".join(f"{grant.role}[{grant.bucket}]" for grant in sorted(grants, key=lambda grant: grant.role))
-    with_password = "" if password is None else " and a new password"
-    _log(call, f"{call.user!r} stored user {name!r} with the roles {granted or 'none'}{with_password}", name)
-    return Json("")
+    in_groups = f", in the groups {', '.join(sorted(groups))}" if groups else ""
+    with_password = "" if password is None else ", with a new password"
+    what = f"stored user {name!r} with the roles {_listed(grants)}{in_groups}{with_password}"
+    return await _change(call, change, what, name)
 
 
 async def remove_user(call: Call) -> Response:
@@ -121,9 +157,33 @@ async def remove_user(call: Call) -> Response:
             raise _unknown_user()
         return users.remove(name)
 
-    await call.node.change_users(change)
-    _log(call, f"{call.user!r} removed user {name!r}", name)
-    return Json("")
+    return await _change(call, change, f"removed user {name!r}", name)
+
+
+async def put_group(call: Call) -> Response:
+    """Make a group, or give one other roles and another description."""
+    name, form = call.path("name"), await call.form("description", "ldap_group_ref", "roles")
+    known = call.node.users.groups.get(name)
+    if known is None:
+        _check_new_name(name, "Group name")
+    if form.get("ldap_group_ref"):
+        raise Refusal.errors(400, "The node asks no LDAP server", field="ldap_group_ref")
+    grants = _grants(call, form.get("roles", ""), frozenset() if known is None else known.grants)
+    group = Group(name=name, grants=grants, description=form.get("description", ""))
+    what = f"stored group {name!r} with the roles {_listed(grants)}"
+    return await _change(call, lambda users: users.put_group(group), what)
+
+
+async def remove_group(call: Call) -> Response:
+    """Its users stay, without what they could do by it."""
+    name = call.path("name")
+
+    def change(users: Users) -> Users:
+        if name not in users.groups:
+            raise _unknown_group()
+        return users.remove_group(name)
+
+    return await _change(call, change, f"removed group {name!r}")
 
 
 async def change_password(call: Call) -> Response:
@@ -138,13 +198,22 @@ async def change_password(call: Call) -> Response:
             raise Refusal(404, "Changing of password is not allowed for this user.")
         return users.put(_with_password(users, name, new_password))
 
-    await call.node.change_users(change)
-    _log(call, f"{name!r} changed its password", name)
-    return Response()
+    return await _change(call, change, "changed its password", name)
 
 
-def _log(call: Call, message: str, name: str) -> None:
-    call.node.log(message, event=LogEvent.USERS_CHANGED, user=call.user, changed_user=name)
+async def _change(call: Call, change: Change, what: str, name: str | None = None) -> Response:
+    """Change the users. The answer is empty, as Couchbase's is, or names the nodes that do not have the change yet."""
+    missing = await call.node.change_users(change)
+    about = Fields(event=LogEvent.USERS_CHANGED, user=call.user)
+    if name is not None:
+        about["changed_user"] = name
+    not_yet = f"; not on {', '.join(missing)} yet" if missing else ""
+    call.node.log(f"{call.user!r} {what}{not_yet}", **about)
+    return Json({NOT_ON: missing} if missing else "")
+
+
+def _listed(grants: frozenset[Grant]) -> str:
+    return ", ".join(sorted(f"{grant.role}[{grant.bucket}]" for grant in grants)) or "none"
 
 
 # --- what requests are made of ------------------------------------------------------------------------------------
@@ -170,20 +239,23 @@ def _unknown_user() -> Refusal:
     return Refusal(404, "Unknown user.")
 
 
-def _check_new_name(name: str) -> None:
+def _unknown_group() -> Refusal:
+    return Refusal(404, "Unknown group.")
+
+
+def _check_new_name(name: str, what: str = "Username") -> None:
     if not 0 < len(name) <= USER_CHARS_MAX:
-        raise Refusal.errors(400, f"Username has 1 to {USER_CHARS_MAX} characters")
+        raise Refusal.errors(400, f"{what} has 1 to {USER_CHARS_MAX} characters")
     if name.startswith("@"):
-        raise Refusal.errors(400, "Username cannot start with '@'")
+        raise Refusal.errors(400, f"{what} cannot start with '@'")
     if not name.isprintable() or not _NOT_IN_NAMES.isdisjoint(name):
-        raise Refusal.errors(400, 'Username must not contain spaces, control or any of ()<>,;:\\"/[]?={} characters')
+        raise Refusal.errors(400, f'{what} must not contain spaces, control or any of ()<>,;:\\"/[]?={{}} characters')
 
 
-def _grants(call: Call, roles: str, known: User | None) -> frozenset[Grant]:
+def _grants(call: Call, roles: str, known: frozenset[Grant]) -> frozenset[Grant]:
     """What the roles stand for. A role on a bucket that is gone may be kept, and not given."""
-    kept = () if known is None else (grant.bucket for grant in known.grants)
     try:
-        return parse_roles(roles, buckets={*call.node.bucket_names(), *kept})
+        return parse_roles(roles, buckets={*call.node.bucket_names(), *(grant.bucket for grant in known)})
     except LocalProtocolError as error:
         raise Refusal.errors(400, str(error), field="roles") from error
 

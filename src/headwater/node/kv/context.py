@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from headwater.log_fields import Fields
 from headwater.node.auth.login_checks import LoginAttempt, LoginVerdict
-from headwater.node.auth.users import Action
+from headwater.node.auth.users import Action, Users
 from headwater.node.consumer.connection import ConsumerConnection
 from headwater.node.durability import SyncWrite
 from headwater.node.producer.connection import ProducerConnection
@@ -54,6 +54,8 @@ class SessionState(ABC):
         self.negotiated = Negotiated()
         self.agent = ""
         self.user: str | None = None
+        self._rights: dict[Action, bool] = {}
+        self._rights_of: tuple[Users | None, str | None, BucketService | None] = (None, None, None)
         self.scram: ScramServer | None = None
         self.login: PendingLogin | None = None
         """The requests behind it wait until it is decided."""
@@ -77,8 +79,15 @@ class SessionState(ABC):
         return datatype & (Datatype.JSON if self.understands_json else Datatype.RAW)
 
     def may(self, action: Action) -> bool:
-        bucket = self.bucket.name if self.bucket else None
-        return self.user is not None and self.service.users.may(self.user, action, bucket)
+        # It is asked for every run of requests and for every turn of a connection's streams, and users seldom change.
+        users, user, bucket_service = self._rights_of
+        if users is not self.service.users or user is not self.user or bucket_service is not self.bucket:
+            self._rights_of = self.service.users, self.user, self.bucket
+            self._rights.clear()
+        if action not in self._rights:
+            bucket = self.bucket.name if self.bucket else None
+            self._rights[action] = self.user is not None and self.service.users.may(self.user, action, bucket)
+        return self._rights[action]
 
     def log_out(self) -> None:
         self.user, self.scram, self.login = None, None, None

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from headwater.errors import MalformedFrameInfo, MalformedSnappy
+from headwater.errors import MalformedFrameInfo, MalformedSnappy, MalformedXattrs
 from headwater.node.durability import TIMEOUT_S_DEFAULT, is_possible
 from headwater.node.kv.context import Context
 from headwater.node.service import BucketService, Lock, RequestRefused
@@ -31,8 +31,15 @@ from headwater.protocol.numbers import (
     VBucketId,
 )
 from headwater.protocol.status import Status
-from headwater.protocol.values import Datatype, body_offset, decompress, decompressed_bytes, keep_system_xattrs
-from headwater.store.bucket import Bucket, MakeValue, Written
+from headwater.protocol.values import (
+    Datatype,
+    body_offset,
+    decode_xattrs,
+    decompress,
+    decompressed_bytes,
+    keep_system_xattrs,
+)
+from headwater.store.bucket import Bucket, GivenVersion, MakeValue, Written
 from headwater.store.compaction import expire_document, is_expired
 from headwater.store.data_format import Document, Entry
 from headwater.store.prepares import PENDING_BYTES_MAX
@@ -164,6 +171,11 @@ def expiry_time(asked: int, *, now_s: int, max_ttl_s: int | None) -> int:
     A small number counts from now, a large one is a time. A collection may bound the lives of its documents.
     """
     expiry = now_s + asked if NEVER < asked <= RELATIVE_EXPIRY_S_MAX else asked
+    return bounded_expiry(expiry, now_s=now_s, max_ttl_s=max_ttl_s)
+
+
+def bounded_expiry(expiry: int, *, now_s: int, max_ttl_s: int | None) -> int:
+    """A time at which a document expires, 0 for never, within the bound of its collection."""
     if max_ttl_s:
         bound = now_s + max_ttl_s
         expiry = bound if expiry == NEVER else min(expiry, bound)
@@ -256,9 +268,10 @@ def _make_room(service: BucketService) -> None:
 
 
 def store(
-    context: Context, target: Target, *, value: bytes | MakeValue, datatype: Datatype, flags: int, expiry: int
-) -> Written:
-    """Store a new version. Whether it may be stored has been decided."""
+    context: Context, target: Target, *, value: bytes | MakeValue, datatype: Datatype, flags: int, expiry: int,
+    given: GivenVersion | None = None,
+) -> Written:  # fmt: skip
+    """Store a new version. Whether it may be stored has been decided. One that was made elsewhere is never durable."""
     asked = _asked(context)
     if asked is not None and _has_copies(target):
         return _prepare(context, target, asked, value=value, datatype=datatype, flags=flags, expiry=expiry)
@@ -270,18 +283,23 @@ def store(
         datatype=datatype,
         flags=flags,
         expiry=expiry,
+        given=given,
     )
     return _taken(context, target, written, must_be_durable=asked is not None)
 
 
-def remove(context: Context, target: Target, *, value: bytes | MakeValue, datatype: Datatype) -> Written:
+def remove(
+    context: Context, target: Target, *, value: bytes | MakeValue, datatype: Datatype, expired: bool = False,
+    delete_time: int | None = None, given: GivenVersion | None = None,
+) -> Written:  # fmt: skip
     """Store a tombstone. `value` holds the extended attributes that outlive the document."""
     asked = _asked(context)
     if asked is not None and _has_copies(target):
         return _prepare(context, target, asked, value=value, datatype=datatype, is_removal=True)
     written = target.bucket.put_removal(
-        target.vbucket, collection_id=target.collection.id, key=target.key, value=value, datatype=datatype
-    )
+        target.vbucket, collection_id=target.collection.id, key=target.key, value=value, datatype=datatype,
+        expired=expired, delete_time=delete_time, given=given,
+    )  # fmt: skip
     return _taken(context, target, written, must_be_durable=asked is not None)
 
 
@@ -366,8 +384,25 @@ def _prepare(
 
 def received_body(context: Context, value: bytes) -> bytes:
     """The body that a client sends, inflated."""
+    return _received(context, value, _allowed(context))
+
+
+def received_parts(context: Context, value: bytes) -> tuple[bytes, bytes]:
+    """The section of extended attributes that a client sends, which may be empty, and the body."""
+    xattrs = Datatype.XATTR if context.session.has(Feature.XATTR) else Datatype.RAW
+    value = _received(context, value, _allowed(context) | xattrs)
+    if not context.request.datatype & Datatype.XATTR:
+        return b"", value
+    try:
+        body = decode_xattrs(value).body
+    except MalformedXattrs as error:
+        raise RequestRefused(Status.XATTR_EINVAL, error.reason) from error
+    return value[: len(value) - len(body)], body
+
+
+def _received(context: Context, value: bytes, allowed: Datatype) -> bytes:
     datatype = context.request.datatype
-    if int(datatype) & ~int(_allowed(context)):
+    if int(datatype) & ~int(allowed):
         raise RequestRefused(Status.EINVAL, f"datatype 0x{datatype:02x} was not negotiated, or is not for this command")
     if datatype & Datatype.SNAPPY:
         value = _inflated(value)

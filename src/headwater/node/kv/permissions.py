@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.node.auth.users import Action
-from headwater.protocol.messages import dcp_streams, documents, session, subdocument, vbuckets
+from headwater.protocol.messages import dcp_streams, documents, session, subdocument, vbuckets, with_meta
 from headwater.protocol.messages.base import Request
 from headwater.protocol.states import TO_A_CONSUMER, TO_A_PRODUCER, TO_BOTH
 
@@ -42,9 +42,9 @@ _WRITES = (
     subdocument.SubdocArrayAddUnique,
     subdocument.SubdocCounter,
     subdocument.MultiMutation,
+    with_meta.SetWithMeta,
 )
 _ADMINISTERS = (
-    session.SetClusterConfig,
     session.Flush,
     session.Verbosity,
     vbuckets.SetVBucket,
@@ -71,6 +71,7 @@ NEEDED: dict[type[Request], Action] = {
     **dict.fromkeys(DCP_MESSAGES, Action.STREAM),
     **dict.fromkeys(_with_subclasses(_WRITES), Action.WRITE),
     **dict.fromkeys(_with_subclasses(_ADMINISTERS), Action.ADMIN),
+    session.SetClusterConfig: Action.SECURITY,
     **dict.fromkeys(_with_subclasses(_USES), Action.USE),
 }
 

@@ -58,7 +58,8 @@ logger = logging.getLogger(__name__)
 SILENT_ON_SUCCESS = frozenset(
     {
         Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ, Opcode.DECREMENTQ,
-        Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.FLUSHQ, Opcode.QUITQ,
+        Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META,
+        Opcode.FLUSHQ, Opcode.QUITQ,
     }
 )  # fmt: skip
 SILENT_ON_MISS = frozenset({Opcode.GETQ, Opcode.GETKQ, Opcode.GATQ, Opcode.GETQ_META})
@@ -474,7 +475,10 @@ class KvSession(SessionState):
 
     def disconnected(self) -> None:
         """The connection is gone."""
+        for bucket in self.service.buckets.values():
+            bucket.range_scans.end_of(self)
         if self.bucket is not None:
+            self.bucket.range_scans.end_of(self)  # It may have been dropped, and be none of the service's any more.
             self.bucket.ended.requests += self.requests
         connection = self.dcp or self.consumer
         if connection is None or self.bucket is None:

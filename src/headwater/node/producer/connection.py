@@ -9,13 +9,14 @@ What is the same for all streams of a connection is made once: there may be a th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from headwater.errors import UnexpectedMessage
 from headwater.node.producer.controls import BadControl, Controls, Shape, Values, with_control
+from headwater.node.producer.live_frames import NO_KIND, LiveFrames
 from headwater.node.producer.outbound import Output
 from headwater.node.producer.stream import CHUNK_BYTES, Stream
 from headwater.node.producer.stream_filter import StreamFilter
@@ -55,8 +56,11 @@ class IdleStreams:
 
     def take(self, vbucket: VBucketId) -> set[StreamKey]:
         """Remove and return the idle streams of a vbucket."""
+        keys = self._keys.pop(vbucket, None)
+        if keys is None:
+            return set()
         self._waiting[vbucket] = False
-        return self._keys.pop(vbucket, set())
+        return keys
 
     def take_woken(self, bucket: Bucket) -> list[StreamKey]:
         """Remove and return the streams whose vbucket has gone on, gone back, branched or changed its state."""
@@ -114,6 +118,8 @@ class ProducerConnection:
     knows_collections: bool
     may_compress: bool
     opened_s: float
+    live: LiveFrames
+    """What all connections of the bucket share."""
     has_right: Callable[[], bool] = lambda: True
     """Whether the user may still stream from the bucket."""
     kind: str = "producer"
@@ -132,6 +138,7 @@ class ProducerConnection:
     _open_ids: dict[VBucketId, set[int | None]] = field(default_factory=dict)
     """The ids of the streams that are open on each vbucket."""
     _shapes: dict[Values, Shape] = field(default_factory=dict)
+    _kinds: dict[tuple[Values, tuple[CollectionId, ...] | None, bool], int] = field(default_factory=dict)
     _passes_all: StreamFilter = field(init=False)
     """The filter of all streams that have none."""
     _known_collections: KnownCollections = field(init=False)
@@ -147,11 +154,16 @@ class ProducerConnection:
     def set_control(self, key: bytes, value: bytes) -> None:
         """Take a control message; `BadControl` where it is not one."""
         try:
-            self.controls = with_control(self.controls, key.decode(), value.decode())
+            controls = with_control(self.controls, key.decode(), value.decode())
         except UnicodeDecodeError as error:
             raise BadControl(key) from error
+        if controls.deleted_user_xattrs and OpenFlags.INCLUDE_DELETED_USER_XATTRS not in self.flags:
+            # As recorded from a 7.0.5 server: the control only asks whether the flag is known.
+            raise BadControl(key)
+        self.controls = controls
         self.window = self.window.resized(self.controls.buffer_bytes)
         self._shapes.clear()
+        self._kinds.clear()
 
     def on_buffer_ack(self, acked_bytes: int) -> None:
         self.acked_bytes += acked_bytes
@@ -163,10 +175,11 @@ class ProducerConnection:
         return admit_stream(request, connection=self._facts(vbucket), vbucket=self._vbucket_facts(vbucket))
 
     def open_stream(self, request: StreamRequest, accepted: Accepted) -> Stream:
+        shape = self._shape(drops_values=StreamFlags.NO_VALUE in request.flags)
         stream = Stream(
             self.bucket,
             request.vbucket,
-            self._shape(drops_values=StreamFlags.NO_VALUE in request.flags),
+            shape,
             self._filter(accepted),
             self.controls,
             opaque=request.opaque,
@@ -175,7 +188,10 @@ class ProducerConnection:
             end_seqno=accepted.end_seqno,
             snapshot_start_seqno=accepted.snapshot_start_seqno,
             is_takeover=StreamFlags.TAKEOVER in request.flags,
+            is_disk_only=StreamFlags.DISK_ONLY in request.flags,
             ignores_purges=StreamFlags.IGNORE_PURGED_TOMBSTONES in request.flags,
+            live=self.live,
+            kind=self._kind(shape, accepted),
         )
         key = (request.vbucket, accepted.stream_id)
         self.streams[key] = stream
@@ -198,6 +214,10 @@ class ProducerConnection:
             self.ended_messages += stream.frames_sent
             self._open_ids[key[0]].discard(key[1])
         return stream
+
+    def has_streamed(self, vbucket: VBucketId) -> bool:
+        """Whether the vbucket has, or had, a stream on this connection."""
+        return vbucket in self._open_ids
 
     def on_rolled_back(self, vbucket: VBucketId) -> None:
         """The vbucket was taken back: its streams end, whatever they have sent."""
@@ -262,17 +282,35 @@ class ProducerConnection:
         else:
             values = Values.KEEP
         if values not in self._shapes:
+            # As recorded from a 7.0.5 server: the control for expirations counts with this flag only.
+            include_delete_times = OpenFlags.INCLUDE_DELETE_TIMES in flags
             self._shapes[values] = Shape(
                 strip_prefix=not self.knows_collections,
                 values=values,
                 include_xattrs=OpenFlags.INCLUDE_XATTRS in flags,
                 include_deleted_user_xattrs=OpenFlags.INCLUDE_DELETED_USER_XATTRS in flags,
-                include_delete_times=OpenFlags.INCLUDE_DELETE_TIMES in flags or self.controls.expiry_opcode,
-                expiry_opcode=self.controls.expiry_opcode,
+                include_delete_times=include_delete_times,
+                expiry_opcode=include_delete_times and self.controls.expiry_opcode,
                 compress=self.may_compress and self.controls.force_value_compression,
                 sync_writes=self.controls.sync_writes,
             )
         return self._shapes[values]
+
+    def _kind(self, shape: Shape, accepted: Accepted) -> int:
+        """What a stream shares live changes with: all that asks for the same. What else controls say, they do not show.
+
+        A filter by scope follows the events of its stream, so it is never shared.
+        """
+        if accepted.scope is not None:
+            return NO_KIND
+        asked = (shape.values, accepted.collections, accepted.stream_id is not None)
+        if asked not in self._kinds:
+            shown = replace(
+                self.controls, noop_enabled=False, noop_interval_s=0, buffer_bytes=0, priority="", consumer_name="",
+                cursor_dropping=False, end_on_close=False,
+            )  # fmt: skip
+            self._kinds[asked] = self.live.kind_of((shape, shown, self.knows_collections, asked))
+        return self._kinds[asked]
 
     # --- data -----------------------------------------------------------------------------------------------------
 
@@ -282,12 +320,23 @@ class ProducerConnection:
         self.produce_into(output, bytes_max)
         return bytes(output.data)
 
-    def produce_into(self, output: Output, bytes_max: int) -> None:
-        """Write the next data, of all streams in turns, within the window. Nothing where there is nothing to send."""
+    def wake(self, vbuckets: Iterable[int]) -> bool:
+        """Changes of these vbuckets are durable: streams that wait for them are ready. Returns whether any is."""
+        for vbucket in vbuckets:
+            self._ready.extend(self._idle.take(VBucketId(vbucket)))
+        return bool(self._ready)
+
+    def produce_into(self, output: Output, bytes_max: int, *, is_awake: bool = False) -> None:
+        """Write the next data, of all streams in turns, within the window. Nothing where there is nothing to send.
+
+        Whether the vbuckets of idle streams have changed in any way is looked at first, unless all that have something
+        to send are known to be awake.
+        """
         if not self.has_right():
             self._end_all(output)
             return
-        self._ready.extend(self._idle.take_woken(self.bucket))
+        if not is_awake:
+            self._ready.extend(self._idle.take_woken(self.bucket))
         until = output.used + bytes_max
         # A producer sends while any room is left, so it may overdraw the window by one frame (kv_engine, DCP docs,
         # "Flow Control"; the recorded servers do so).

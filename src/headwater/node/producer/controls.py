@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any
 
-from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX
+from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX, CONNECTION_NAME_BYTES_MAX
 
 NOOP_INTERVAL_S_MAX = 10800
 
@@ -41,7 +41,11 @@ class Controls:
     end_on_close: bool = False
     """A close-stream is followed by the stream-end."""
     expiry_opcode: bool = False
-    """Expirations come as such, and not as deletions."""
+    """Expirations come as such, and not as deletions, where the open had the flag for delete times."""
+    deleted_user_xattrs: bool = False
+    """Makes no difference: the open's flag decides. Without that flag the control is refused."""
+    hifi_mfu: bool = False
+    """Makes no difference: it is about a field that says how much a document is used, which is always 0 here."""
     stream_id: bool = False
     """Stream requests have a `sid`. It can't be switched off again."""
     oso: OsoMode = OsoMode.OFF
@@ -56,7 +60,7 @@ class Controls:
     change_streams: bool = False
     """Every version inside the history window is sent, and not only the newest."""
     marker_version: str = "1.0"
-    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`."""
+    """The highest version of snapshot markers: `1.0`, `2.0` or `2.2`. With sync writes it is 2.0 at least."""
     sync_writes: bool = False
     """Prepares, commits and aborts come as such."""
     consumer_name: str = ""
@@ -106,6 +110,12 @@ def _one_of(*values: str) -> Callable[[str], str]:
     return check
 
 
+def _name(value: str) -> str:
+    if len(value.encode()) > CONNECTION_NAME_BYTES_MAX:
+        raise BadControl(value)
+    return value
+
+
 def _oso(value: str) -> OsoMode:
     try:
         return OsoMode(value)
@@ -120,6 +130,9 @@ CONTROLS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "set_priority": ("priority", _one_of("high", "medium", "low")),
     "force_value_compression": ("force_value_compression", _flag),
     "supports_cursor_dropping": ("cursor_dropping", _flag),
+    "supports_cursor_dropping_vulcan": ("cursor_dropping", _flag),
+    "supports_hifi_MFU": ("hifi_mfu", _flag),
+    "include_deleted_user_xattrs": ("deleted_user_xattrs", _flag),
     "send_stream_end_on_client_close_stream": ("end_on_close", _flag),
     "enable_expiry_opcode": ("expiry_opcode", _flag),
     "enable_stream_id": ("stream_id", _only_true),
@@ -130,7 +143,7 @@ CONTROLS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "change_streams": ("change_streams", _flag),
     "max_marker_version": ("marker_version", _one_of("1.0", "2.0", "2.2")),
     "enable_sync_writes": ("sync_writes", _flag),
-    "consumer_name": ("consumer_name", str),
+    "consumer_name": ("consumer_name", _name),
 }
 """Key → the setting, and what makes its value."""
 

@@ -199,19 +199,20 @@ def shape_run(
     stream_id: int = 0,
     wanted: Column | None = None,
     superseded: Column = NO_SEQNOS,
-    history_start_seqno: int = 0,
+    commits_after_seqno: int = 0,
 ) -> Sent:
     """Write the changes of a run from `at` on, up to `end_seqno`, until that much of the output is used.
 
     It may be overdrawn by one frame. `wanted` are the ids of the collections to send, ascending, None for all.
     `superseded` are the seqnos, ascending, that are left out because a newer version of the same key comes later in the
-    snapshot. Prepares of commits up to `history_start_seqno` may be gone.
+    snapshot. Commits behind `commits_after_seqno` are sent as such to a consumer with sync writes, the others as the
+    whole change: their prepares may be gone, or they come from disk.
     """
     table = np.zeros(1 << HASH_BITS, dtype=np.int64) if shape.compress else _NO_TABLE
     ids = _ALL_COLLECTIONS if wanted is None else wanted
     done = _shape(
         run, at, output.memory, output.used, until, end_seqno, superseded, opaque, stream_id, wanted is not None, ids,
-        shape.bits, table, history_start_seqno,
+        shape.bits, table, commits_after_seqno,
     )  # fmt: skip
     sent = Sent._make(done)
     output.used = sent.to
@@ -233,7 +234,7 @@ def _is_in(sorted_values: Column, value: int) -> bool:
 @kernel
 def _shape(
     run: AnyBytes, at: int, target: Bytes, to: int, until: int, end_seqno: int, superseded: UInt64s, opaque: int,
-    sid: int, filtered: bool, wanted: UInt32s, bits: int, table: Int64s, history_start: int,
+    sid: int, filtered: bool, wanted: UInt32s, bits: int, table: Int64s, commits_after_seqno: int,
 ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
     """Walk the run from `at` on and write to `target` from `to` on. Returns a `Sent`."""
     # `write_frame` and the others get these once a frame.
@@ -278,7 +279,7 @@ def _shape(
             is_sent = False
         # A commit ends a prepare that the consumer holds, whatever came of the document later. Where the prepare may
         # have been compacted away, the consumer has not got it, and gets the whole change.
-        is_commit = sync_writes and load_u32(run, at + 12) != 0 and seqno > u64(history_start)
+        is_commit = sync_writes and load_u32(run, at + 12) != 0 and seqno > u64(commits_after_seqno)
         if is_sent and not is_commit and len(superseded) and _is_in(superseded, seqno):
             is_sent = False
         if not is_sent:
@@ -368,7 +369,8 @@ def write_frame(
     store_u16(target, to + 6, load_u16(run, at + 6))
     store_u32(target, to + 8, u32(sent_end - to - HEADER_BYTES))
     store_u32(target, to + 12, u32(opaque))
-    store_u64(target, to + 16, u64(0) if is_commit else load_u64(run, at + 16))
+    # Neither has a CAS in recorded sessions. A stored abort has one of its own, for its age.
+    store_u64(target, to + 16, u64(0) if opcode in (COMMIT, ABORT) else load_u64(run, at + 16))
     return sent_end
 
 

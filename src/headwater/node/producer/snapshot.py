@@ -3,6 +3,15 @@
 The producer's stream takes one after the other. A snapshot ends at what is durable when it begins. Inside it a key
 comes once, in its newest version at that end. Versions that a later one supersedes within the snapshot are found by a
 scan (`store.scan`) before the first is sent, unless the vbucket has no superseded versions at all.
+
+Durable writes, as recorded from a 7.0.5 server:
+
+- A consumer with sync writes gets a prepare, and its commit or abort as such, while the snapshot is in memory. There
+  a key has one prepare or abort and one version, and neither is left out for another, so that a second one begins the
+  next snapshot: a replica of a real server refuses a snapshot with both. From disk it gets the newest prepare or abort
+  of a key, and what was committed as the whole change.
+- Any other consumer gets what was committed. A snapshot of prepares and aborts alone is passed in silence by a stream
+  that has come to the end before. One that begins later gets a marker and a seqno-advanced for it.
 """
 
 from __future__ import annotations
@@ -37,7 +46,7 @@ class Snapshot:
     """Where the history window began when the snapshot did."""
     superseded: Column = field(default_factory=lambda: NO_SEQNOS)
     is_void: bool = False
-    """Nothing in it is for the stream, and no message could say so."""
+    """Nothing in it is for the stream, and no message says so."""
     is_oso: bool = False
     last_sent_seqno: int = 0
 
@@ -50,9 +59,16 @@ def take_snapshot(
     stream_filter: StreamFilter,
     wants_history: bool,
     with_prepares: bool,
+    from_disk: bool,
+    is_live: bool,
 ) -> Snapshot:
-    """The snapshot of what is durable behind a seqno, with what has to be known before its marker is sent."""
-    end = int(bucket.vbuckets.durable_seqnos[vbucket])
+    """The snapshot of what is durable behind a seqno, with what has to be known before its marker is sent.
+
+    With `from_disk` it counts as one from disk, be it in memory. `is_live` says that the stream has been at the end of
+    the vbucket before, and will not end with this snapshot.
+    """
+    numbers = bucket.vbuckets
+    end = int(numbers.durable_seqnos[vbucket])
     window_start = history_start(bucket, vbucket)
     has_history = wants_history and after_seqno >= window_start
     if wants_history and not has_history:
@@ -61,11 +77,15 @@ def take_snapshot(
     snapshot = Snapshot(
         after_seqno=after_seqno,
         end_seqno=end,
-        in_memory=bucket.is_young(vbucket, from_seqno=after_seqno + 1),
+        in_memory=not from_disk and bucket.is_young(vbucket, from_seqno=after_seqno + 1),
         has_history=has_history,
         window_start_seqno=window_start,
     )
-    keeps_all = has_history or bucket.vbuckets.superseded[vbucket] == 0
+    if is_live and not with_prepares and stream_filter.lets_all_pass and numbers.visible_seqnos[vbucket] <= after_seqno:
+        snapshot.is_void = True
+        return snapshot
+    # A prepare counts as superseded, so that no vbucket that has any is taken as it is.
+    keeps_all = has_history or numbers.superseded[vbucket] == 0
     if not (stream_filter.knows_collections and keeps_all):
         _look_through(snapshot, bucket, vbucket, stream_filter, with_prepares=with_prepares)
     return snapshot
@@ -83,9 +103,11 @@ def _look_through(
         wanted=None if stream_filter.scope is not None else stream_filter.wanted(bucket.manifest),
         with_events=stream_filter.knows_collections,
         with_prepares=with_prepares,
+        splits=with_prepares and snapshot.in_memory,
     )
     if not snapshot.has_history:
         snapshot.superseded = found.superseded
+        snapshot.end_seqno = found.end_seqno
     if not stream_filter.knows_collections:
         # It knows of no seqno-advanced either, so the snapshot has to end with a change that it gets.
         snapshot.is_void = found.last_wanted_seqno == 0
@@ -98,17 +120,21 @@ def snapshot_marker(
     """The marker that announces a snapshot. The first of a stream starts where the consumer's own snapshot did."""
     # As recorded from a 7.0.5 server: the first marker of a stream from 0 starts at 0, later ones at the last seqno
     # and 1. Markers from disk have the flags 0x06, those from memory 0x01 or 0x05.
-    start = snapshot.after_seqno + 1 if first_start_seqno is None else first_start_seqno
+    start = _later_start(snapshot, bucket, vbucket, controls) if first_start_seqno is None else first_start_seqno
     from_memory = SnapshotFlags.MEMORY if first_start_seqno is None else _FIRST_FROM_MEMORY
     flags = from_memory if snapshot.in_memory else _FROM_DISK
     if snapshot.has_history:
         flags |= _WITH_HISTORY
     marker = SnapshotMarker(start_seqno=Seqno(start), end_seqno=Seqno(snapshot.end_seqno), flags=flags)
-    if controls.marker_version == "1.0":
+    # As recorded: with sync writes every marker has version 2.0 at least. A replica needs the high completed seqno of a
+    # snapshot from disk, where commits are not seen as such, and closes the connection if the marker has none.
+    if controls.marker_version == "1.0" and not controls.sync_writes:
         return marker
     visible, prepared, completed = _stream_sync_seqnos(snapshot, bucket, vbucket)
-    marker = replace(marker, max_visible_seqno=visible, high_completed_seqno=completed)
-    if controls.marker_version == "2.0":
+    marker = replace(
+        marker, max_visible_seqno=visible, high_completed_seqno=Seqno(0) if snapshot.in_memory else completed
+    )
+    if controls.marker_version != "2.2":
         return marker
     facts = bucket.vbuckets.facts[vbucket]
     purge_seqno = facts.purge_seqno if facts else Seqno(0)
@@ -117,16 +143,32 @@ def snapshot_marker(
 
 def _stream_sync_seqnos(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId) -> tuple[Seqno, Seqno, Seqno]:
     """What a marker says of durable writes: the highest seqnos that are visible, prepared and completed."""
-    after, prepares = snapshot.after_seqno, bucket.prepares
-    known_prepared = int(prepares.high_prepared[vbucket])
-    known_completed = int(prepares.high_completed[vbucket])
+    after, numbers = snapshot.after_seqno, bucket.vbuckets
+    known_prepared = int(bucket.prepares.high_prepared[vbucket])
+    known_completed = int(numbers.completed_seqnos[vbucket])
     if known_prepared == known_completed == 0:
         return Seqno(snapshot.end_seqno), Seqno(0), Seqno(0)
     found = sync_seqnos(bucket, vbucket, after_seqno=after, end_seqno=snapshot.end_seqno)
-    # What came before the snapshot counts as well, as far as it is known not to have come after it.
+    # What came before the snapshot counts as well, as far as it is known not to have come after it. What decided a
+    # prepare may be compacted away, while the vbucket's own number is kept.
+    visible = found.max_visible or min(after, int(numbers.visible_seqnos[vbucket]))
     prepared = found.high_prepared or (known_prepared if known_prepared <= after else 0)
     completed = found.high_completed or (known_completed if known_completed <= after else 0)
-    return Seqno(found.max_visible or after), Seqno(prepared), Seqno(completed)
+    if snapshot.end_seqno == numbers.durable_seqnos[vbucket]:
+        completed = known_completed
+    return Seqno(visible), Seqno(prepared), Seqno(completed)
+
+
+def _later_start(snapshot: Snapshot, bucket: Bucket, vbucket: VBucketId, controls: Controls) -> int:
+    """Where a snapshot starts that is not the first of its stream: behind the last one, as recorded from 7.0.5.
+
+    Its memory markers start at the first change that the consumer gets. That shows where prepares came before it.
+    """
+    start = snapshot.after_seqno + 1
+    if controls.sync_writes or not snapshot.in_memory or not bucket.prepares.high_prepared[vbucket]:
+        return start
+    found = sync_seqnos(bucket, vbucket, after_seqno=snapshot.after_seqno, end_seqno=snapshot.end_seqno)
+    return found.first_visible or start
 
 
 def history_start(bucket: Bucket, vbucket: VBucketId) -> int:

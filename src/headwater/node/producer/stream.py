@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode, Shape
+from headwater.node.producer.live_frames import NO_KIND, LiveFrames, LivePiece, set_stream
 from headwater.node.producer.outbound import OutboundStop, Output, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.node.producer.stream_filter import StreamFilter, read_event
@@ -41,7 +42,7 @@ from headwater.protocol.states import (
     VBucketStateChanged,
     transition,
 )
-from headwater.protocol.system_events import CollectionModified
+from headwater.protocol.system_events import CollectionDropped, CollectionModified
 from headwater.store.bucket import Bucket
 
 CHUNK_BYTES = 512 * 1024
@@ -69,6 +70,8 @@ class Stream:
         is_takeover: bool = False,
         is_disk_only: bool = False,
         ignores_purges: bool = False,
+        live: LiveFrames,
+        kind: int,
     ) -> None:
         self._bucket = bucket
         self._controls = controls
@@ -80,6 +83,9 @@ class Stream:
         self._dead_commit: int | None = None
         """The commit that makes the vbucket dead here. Once it is durable, the consumer's may become active."""
         self._snapshot: Snapshot | None = None
+        self._live = live
+        self._kind = kind
+        """Of the streams with which it shares live changes."""
         self.state_at_start = bucket.vbuckets.states[vbucket]
         facts = bucket.vbuckets.facts[vbucket]
         self._purge_seqno_known = SEQNO_MAX if ignores_purges or facts is None else facts.purge_seqno
@@ -140,6 +146,21 @@ class Stream:
 
         The room may be overdrawn by one frame.
         """
+        if not self._is_live:
+            self._produce_or_end(output, room_bytes)
+        elif not self._copy_live(output, room_bytes):
+            start, after_seqno, frames, prepares = output.used, self.passed_seqno, self.frames_sent, self.prepares_sent
+            self._produce_or_end(output, room_bytes)
+            if self._is_live and self.passed_seqno == self._bucket.vbuckets.durable_seqnos[self.vbucket]:
+                piece = LivePiece(
+                    bytes(output.data[start:]),
+                    frames=self.frames_sent - frames,
+                    prepares=self.prepares_sent - prepares,
+                    end_seqno=self.passed_seqno,
+                )
+                self._live.keep(self._kind, self.vbucket, after_seqno, piece)
+
+    def _produce_or_end(self, output: Output, room_bytes: int) -> None:
         start = output.used
         try:
             self._produce(output, until=start + min(room_bytes, CHUNK_BYTES))
@@ -165,6 +186,37 @@ class Stream:
             self._send_changes(output, self._snapshot, until)
             if self._snapshot is not None:
                 return
+
+    # --- live changes ---------------------------------------------------------------------------------------------
+
+    @property
+    def _is_live(self) -> bool:
+        """Whether nothing but its opaque and its id tells this stream from others of its kind that are as far."""
+        return (
+            self._kind != NO_KIND
+            and self.state is ProducerStream.STREAMING
+            and self._snapshot is None
+            and self._first_marker_start is None
+            and self.passed_seqno >= self._high_seqno_at_start
+            and not (self.is_takeover or self._is_disk_only or self.was_rolled_back)
+            and not self._bucket.vbuckets.damage
+        )
+
+    def _copy_live(self, output: Output, room_bytes: int) -> bool:
+        """Write what another stream of its kind was sent from here on. False where there is no such, or no room."""
+        piece = self._live.find(self._kind, self.vbucket, self.passed_seqno)
+        if piece is None or len(piece.data) > room_bytes or self._has_another_vbucket:
+            return False
+        if piece.end_seqno >= self.end_seqno or piece.end_seqno != self._bucket.vbuckets.durable_seqnos[self.vbucket]:
+            return False
+        start = output.used
+        output.append(piece.data)
+        set_stream(output.memory, start, output.used, self.opaque, self.stream_id or 0)
+        self.passed_seqno = piece.end_seqno
+        self.frames_sent += piece.frames
+        self.prepares_sent += piece.prepares
+        self.bytes_sent += len(piece.data)
+        return True
 
     def _cause_to_end(self) -> type | None:
         numbers = self._bucket.vbuckets
@@ -306,6 +358,8 @@ class Stream:
         found = read_event(run, at)
         self.passed_seqno = found.seqno
         event, as_flatbuffers = found.known.event, self._controls.flatbuffers_events
+        if isinstance(event, CollectionDropped) and not self._filter.lets_all_pass:
+            self._kind = NO_KIND  # The filter follows, and lets less pass than those of others may still do.
         is_expressible = as_flatbuffers or not isinstance(event, CollectionModified)
         if is_expressible and self._filter.concerns(event):
             snapshot.last_sent_seqno = found.seqno

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from headwater.client.bootstrap import read_manifest
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
-from headwater.errors import ConnectionFailed, HeadwaterError, NoAnswer, StatusError, StoreError
+from headwater.errors import ConnectionFailed, HeadwaterError, KeyNotFound, NoAnswer, StatusError, StoreError
 from headwater.log_fields import LogEvent, fields
+from headwater.node.auth.sharing import UserSharing
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import NodeAddress, PublishedConfig
 from headwater.protocol.manifest import Manifest
@@ -35,8 +36,11 @@ NEWS_S = 0.2
 START_S_MAX = 3.0
 """How long a node that starts waits for the others to give a newer config."""
 SHARE_S_MAX = 2.0
-"""How long a change of the collections waits for the other nodes to have it."""
+"""How long a change of the collections or the users waits for the other nodes to have it."""
 CHANGE_TRIES_MAX = 10
+USER_DIGEST, USERS = "headwater-user-digest", "headwater-users"
+"""Groups of `stat` for nodes: whether the users are the same (behind it stands the asking node's digest), and all."""
+_LOOK_AGAIN_S = 0.05
 _OVERTAKEN = frozenset({Status.ERANGE, Status.CANNOT_APPLY_MANIFEST})
 """The refusals of a manifest where another one has come first."""
 
@@ -52,8 +56,11 @@ class Peers:
         config: Callable[[], PublishedConfig | None],
         this_node: Callable[[], int | None],
         adopt: Callable[[PublishedConfig], bool],
+        users: UserSharing,
     ) -> None:
         self._service = service
+        self._users = users
+        service.node_statistics |= {USER_DIGEST: self._show_digest, USERS: self._show_users}
         self._login = login
         self._config = config
         self._this_node = this_node
@@ -96,6 +103,7 @@ class Peers:
 
     async def exchange(self) -> int:
         """Exchange what is newest with all others. Returns how many have answered."""
+        await self._begin_or_leave_sharing()
         results = await asyncio.gather(*(self._exchange_with(node) for node in self.others()), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, HeadwaterError):
@@ -119,6 +127,7 @@ class Peers:
         try:
             self._take_config(connection)
             await self._exchange_manifests(connection)
+            await self._take_users(connection)
         finally:
             connection.close()
 
@@ -205,6 +214,70 @@ class Peers:
                 await self.exchange()
         except TimeoutError:
             self.notify()
+
+    # --- users ----------------------------------------------------------------------------------------------------
+
+    async def _begin_or_leave_sharing(self) -> None:
+        """Have the users of this node shared as long as it is in the cluster, beginning with its first node."""
+        config, this_node = self._config(), self._this_node()
+        if config is None or self._users.is_shared_in(config.uuid) == (this_node is not None):
+            return
+        try:
+            if this_node is None:
+                await self._users.leave(config.uuid)
+            elif this_node == 0:
+                await self._users.begin(config.uuid)
+        except StoreError as error:
+            about = fields(event=LogEvent.STORE_FAILED, error=type(error).__name__, reason=error.reason)
+            logger.warning("the users are not shared in the cluster yet: %s", error.reason, extra=about)
+
+    async def _take_users(self, connection: AsyncKvConnection) -> None:
+        """Compare the users with those of another node, and take what is newer there."""
+        config = self._config()
+        if config is None or self._this_node() is None:
+            return
+        ours = self._users.digest(config.uuid)
+        try:
+            theirs = await connection.statistics(f"{USER_DIGEST} {ours}".rstrip())
+        except KeyNotFound:
+            # An older version, with users of its own.
+            return
+        if theirs.get("digest") not in (None, "", ours):
+            await self._users.take(config.uuid, await connection.statistics(USERS))
+
+    async def hand_over_users(self, node: NodeAddress) -> None:
+        """Return when another node has the same users. Raises a `HeadwaterError` that says why it has not."""
+        try:
+            async with asyncio.timeout(SHARE_S_MAX):
+                connection = await self._connect(node)
+                try:
+                    while not await self._has_same_users(connection):
+                        await asyncio.sleep(_LOOK_AGAIN_S)
+                finally:
+                    connection.close()
+        except TimeoutError as error:
+            raise NoAnswer(f"it has not taken the change in {SHARE_S_MAX:g} s", hint="Look at its log") from error
+        except KeyNotFound as error:
+            raise HeadwaterError("its version does not share users", hint="Upgrade that node") from error
+
+    async def _has_same_users(self, connection: AsyncKvConnection) -> bool:
+        config = self._config()
+        assert config is not None
+        ours = self._users.digest(config.uuid)
+        # That it is asked makes the other node compare, too.
+        theirs = await connection.statistics(f"{USER_DIGEST} {ours}".rstrip())
+        return ours != "" and theirs.get("digest") == ours
+
+    def _show_digest(self, theirs: str) -> Iterator[tuple[str, str]]:
+        config = self._config()
+        ours = "" if config is None else self._users.digest(config.uuid)
+        if theirs not in ("", ours):
+            self.notify()
+        yield "digest", ours
+
+    def _show_users(self, argument: str) -> Iterator[tuple[str, str]]:
+        config = self._config()
+        return iter(()) if config is None else self._users.pieces(config.uuid)
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------

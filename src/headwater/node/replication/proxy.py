@@ -23,9 +23,15 @@ from headwater.protocol.frames import HEADER_BYTES, FrameBuffer, decode_frame
 from headwater.protocol.messages import ErrorResponse, decode_message, refused
 from headwater.protocol.messages.dcp_streams import AddStream, Open, OpenFlags, StreamEnd, StreamEndReason, StreamFlags
 from headwater.protocol.numbers import VBucketId
+from headwater.protocol.values import Datatype
 
-PRODUCER_FLAGS = OpenFlags.PRODUCER | OpenFlags.INCLUDE_XATTRS | OpenFlags.INCLUDE_DELETED_USER_XATTRS
-"""A copy has all of a document; delete times come with the controls of the consumer."""
+PRODUCER_FLAGS = (
+    OpenFlags.PRODUCER
+    | OpenFlags.INCLUDE_XATTRS
+    | OpenFlags.INCLUDE_DELETE_TIMES
+    | OpenFlags.INCLUDE_DELETED_USER_XATTRS
+)
+"""A copy has all of a document. Without delete times, a real server sends expirations as deletions."""
 
 _CHANGES = frozenset({Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION})
 
@@ -67,9 +73,13 @@ class Proxy:
             producer.close()
             raise
         try:
+            # The name under which it acknowledges prepares is for the consumer, which lets the producer know by a
+            # control. As a 7.0.5 server has it, a value needs the datatype JSON.
             consumer_name = json.dumps({"consumer_name": str(target)}).encode()
-            await producer.request(Open(flags=PRODUCER_FLAGS, key=name.encode(), value=consumer_name))
-            await consumer.request(Open(flags=OpenFlags(0), key=name.encode(), value=consumer_name))
+            await producer.request(Open(flags=PRODUCER_FLAGS, key=name.encode()))
+            await consumer.request(
+                Open(flags=OpenFlags(0), key=name.encode(), value=consumer_name, datatype=Datatype.JSON)
+            )
         except BaseException:
             producer.close()
             consumer.close()

@@ -3,7 +3,8 @@
 A membership gives each new config to its `ReplicationManager`, which keeps a `Replicator` for every source. The
 connection is a DCP connection like any other: this node opens it, and its consumer endpoint asks for the streams. One
 that breaks is made again, later and later, and never by all nodes at the same moment. A stream that ends, because its
-vbucket is no longer active there, is asked for again until a newer config says where.
+vbucket is no longer active there, is asked for again until a newer config says where. A copy that is damaged here is
+emptied once its source has said that it has the vbucket, and streamed from the beginning.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headwater.client.connection_string import Address
 from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.client.kv_connection import Login
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, StatusError, StoreError
 from headwater.log_fields import LogEvent, fields
 from headwater.node.consumer.connection import ConsumerConnection, ConsumerSettings
 from headwater.node.replication.proxy import PRODUCER_FLAGS
 from headwater.node.service import BucketService
 from headwater.protocol.cluster_config import PublishedConfig
-from headwater.protocol.messages.dcp_streams import AddStream, Open
+from headwater.protocol.messages.dcp_streams import AddStream, GetFailoverLog, Open
 from headwater.protocol.numbers import CONNECTION_NAME_BYTES_MAX, VBucketId
+from headwater.store.settling import reset_vbucket
 
 logger = logging.getLogger(__name__)
 
@@ -202,14 +205,51 @@ class Replicator:
         self._consumer = consumer
         if self._is_held:
             consumer.hold()
+        unfetched = await self._empty_damaged(connection)
         consumer.start()
         connection.attach(self)
         while not self._lost.done():
+            if self._damaged() - unfetched:
+                self._end(HeadwaterError("a copy was found damaged, and is fetched again"))
             consumer.tick(self._now_s())
             self._add_streams(consumer)
             self._pump()
             await asyncio.wait([self._lost], timeout=TICK_S)
         raise self._lost.result()
+
+    def _damaged(self) -> set[VBucketId]:
+        return {vbucket for vbucket in self._wanted if vbucket in self._service.bucket.vbuckets.damage}
+
+    async def _empty_damaged(self, connection: AsyncKvConnection) -> set[VBucketId]:
+        """Drop what is stored of damaged copies, where the source has them whole. Returns those that it has not."""
+        unfetched: set[VBucketId] = set()
+        for vbucket in self._damaged():
+            try:
+                await connection.request(GetFailoverLog(vbucket=vbucket))
+            except StatusError:
+                unfetched.add(vbucket)  # What is left here may be all there is.
+                continue
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._service.when_at_rest(partial(self._empty, vbucket, done))
+            await done
+        return unfetched
+
+    def _empty(self, vbucket: VBucketId, done: asyncio.Future[None]) -> None:
+        name, source = self._service.name, str(self.source.address)
+        try:
+            if vbucket in self._service.bucket.vbuckets.damage:
+                reset_vbucket(self._service.bucket, vbucket)
+            logger.warning(
+                "bucket %s: vbucket %d was damaged and is fetched from %s again",
+                *(name, vbucket, source),
+                extra=fields(event=LogEvent.VBUCKET_FETCHED, bucket=name, vbucket=vbucket, address=source),
+            )
+        except StoreError as error:
+            about = fields(event=LogEvent.STORE_FAILED, bucket=name, vbucket=vbucket, reason=error.reason)
+            logger.error("bucket %s: vbucket %d could not be emptied: %s", name, vbucket, error, extra=about)
+        finally:
+            if not done.done():
+                done.set_result(None)
 
     def _disconnect(self) -> None:
         if self._consumer is not None:

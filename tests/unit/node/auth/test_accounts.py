@@ -44,13 +44,13 @@ def test_one_that_is_named_is_an_admin_and_keeps_nothing_but_its_name(tmp_path: 
     accounts = accounts_in(tmp_path)
     accounts.load("ann", "crayon")
     assert accounts.in_force.check_password("ann", "crayon")
-    assert accounts.in_force.by_name["ann"].is_admin
+    assert accounts.in_force.is_admin("ann")
 
 
 def test_the_environment_names_the_first_user(tmp_path: Path) -> None:
     accounts = accounts_in(tmp_path)
     assert accounts.load("ann", "pencil", first_only=True) is None
-    assert accounts.in_force.by_name["ann"].is_admin
+    assert accounts.in_force.is_admin("ann")
     assert accounts.in_force.check_password("ann", "pencil")
 
 
@@ -75,6 +75,18 @@ def test_the_environment_changes_no_user(
     assert again.in_force == before
     assert password not in caplog.text
     assert [told in message for message in caplog.messages] == ([True] if told else [])
+
+
+def test_a_start_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
+    """So a node starts on a full disk as well."""
+    accounts = accounts_in(tmp_path)
+    accounts.load("ann", "pencil")
+    accounts.store(None)
+    written = (tmp_path / "users.json").stat().st_ino
+    again = accounts_in(tmp_path)
+    again.load("ann", "pencil")
+    again.store(None)
+    assert (tmp_path / "users.json").stat().st_ino == written
 
 
 def test_what_the_options_change_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,13 +15,21 @@ import pytest
 from headwater.errors import DataDamaged, DataTooNew, LocalProtocolError, StoreError, StoreFull
 from headwater.node.auth import user_file
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, VERSION, load_users, readable_password, store_users
-from headwater.node.auth.users import SALTS_BYTES, Grant, Role, Users, hash_password
+from headwater.node.auth.users import SALTS_BYTES, Grant, Group, Role, Users, hash_password
 
 PASSWORD = "correct horse battery staple"
 EMPTY = Users(decoy_secret=bytes(range(32)), iterations=4096)
 ANN = EMPTY.new_user("ann", PASSWORD, {Grant(Role.ADMIN)}, salts=bytes(SALTS_BYTES))
 ZOE = EMPTY.new_user("Zoë, =漢", PASSWORD, {Grant(Role.READER), Grant(Role.WRITER, "beer")}, salts=bytes(SALTS_BYTES))
 USERS = EMPTY.add(ANN).add(ZOE)
+SHARED = replace(
+    USERS.put(replace(ANN, groups=frozenset({"lake"}), changed_ms=7)).put_group(
+        Group(name="lake", grants=frozenset({Grant(Role.DATA_DCP_READER)}), description="Ä lake", changed_ms=8)
+    ),
+    removed={"user bob": 9},
+    sharing="ab" * 16,
+    clusters=frozenset({"0" * 32}),
+)
 
 
 @pytest.fixture
@@ -43,10 +51,20 @@ def write(path: Path, content: object) -> None:
     path.chmod(0o600)
 
 
-@pytest.mark.parametrize("users", [EMPTY, USERS], ids=["none", "two"])
+@pytest.mark.parametrize("users", [EMPTY, USERS, SHARED], ids=["none", "two", "with groups"])
 def test_round_trip(path: Path, users: Users) -> None:
     store_users(path, users)
     assert load_users(path) == users
+
+
+def test_a_file_of_version_1_is_read(path: Path) -> None:
+    content = stored(path)
+    members = {name: content[name] for name in ("iterations", "decoy_secret")}
+    users = [
+        {name: user[name] for name in ("name", "display_name", "grants", "credentials")} for user in content["users"]
+    ]
+    write(path, {"version": 1, **members, "users": users})
+    assert load_users(path) == USERS
 
 
 def test_a_file_without_display_names_is_read(path: Path) -> None:
@@ -180,7 +198,7 @@ def test_a_file_that_is_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_newer_version_is_refused(path: Path) -> None:
     # Only the version is looked at: what a newer version means by the rest is its own affair.
     write(path, {"version": VERSION + 1, "users": {}})
-    with pytest.raises(DataTooNew, match="has version 2, and this program knows versions up to 1"):
+    with pytest.raises(DataTooNew, match="has version 3, and this program knows versions up to 2"):
         load_users(path)
 
 
@@ -210,7 +228,7 @@ def set_at(content: Any, where: tuple[str | int, ...], value: object) -> None:
         (("users",), {}, "users is missing or of the wrong type"),
         (("users", 0), "ann", "name is missing"),
         (("users", 0, "name"), "", "cannot be a user name"),
-        (("users", 0, "name"), "Zoë, =漢", "a user is there twice"),
+        (("users", 0, "name"), "ann", "a user or a group is there twice"),
         (("users", 0, "grants"), None, "grants is missing"),
         (("users", 0, "grants", 0), 5, "role is missing"),
         (("users", 0, "grants", 0, "role"), "root", "there is no role 'root'"),

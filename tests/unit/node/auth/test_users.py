@@ -17,6 +17,7 @@ from headwater.node.auth.users import (
     SALTS_BYTES,
     Action,
     Grant,
+    Group,
     Role,
     User,
     Users,
@@ -90,6 +91,24 @@ def test_a_user_without_grants_may_log_in_and_do_nothing() -> None:
 
 def test_every_role_has_its_row() -> None:
     assert ROLE_ACTIONS.keys() == set(Role)
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def test_users_have_what_their_groups_have_for_as_long_as_they_are_in_them() -> None:
+    users = with_user("ann", "pencil", Grant(Role.READER, "beer"))
+    users = users.put_group(Group(name="writers", grants=frozenset({Grant(Role.WRITER, "wine")})))
+    assert not users.may("ann", Action.WRITE, "wine")
+    users = users.put(replace(users.by_name["ann"], groups=frozenset({"writers", "unknown"})))
+    assert users.may("ann", Action.WRITE, "wine")
+    assert users.may("ann", Action.READ, "beer")
+    users = users.put_group(Group(name="writers", grants=frozenset({Grant(Role.ADMIN)})))
+    assert users.has_admin
+    users = users.remove_group("writers")
+    assert users.by_name["ann"].groups == {"unknown"}
+    assert not users.has_admin
+    assert users.grants_of("ann") == {Grant(Role.READER, "beer")}
 
 
 # --- how they prove who they are ----------------------------------------------------------------------------------
@@ -176,7 +195,7 @@ def test_put_takes_the_place_of_the_one_of_that_name() -> None:
 
 def test_an_admin_of_a_bucket_is_no_admin_of_the_node() -> None:
     for grant in (Grant(Role.ADMIN, "beer"), Grant(Role.BUCKET_ADMIN), Grant(Role.BUCKET_FULL_ACCESS)):
-        assert not with_user("ann", "pencil", grant).by_name["ann"].is_admin
+        assert not with_user("ann", "pencil", grant).is_admin("ann")
 
 
 def test_all_users_have_the_same_number_of_iterations() -> None:

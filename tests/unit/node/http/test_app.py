@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from typing import cast
 
+import httpx
 import pytest
 
 from headwater.node.auth.users import SALTS_BYTES, Grant, Role
-from headwater.node.http.app import ROUTES
+from headwater.node.http.app import ROUTES, http_app
+from headwater.node.node_state import NodeState
 from support.http_node import ADMIN, READER, SCOPES, STRANGER, WRITER, Client, Node
 
 PATHS = {
@@ -103,3 +107,45 @@ def test_pages_of_other_sites_may_not_use_a_browser_s_log_in(ask: Client) -> Non
     assert (post("http://evil.example"), post("null"), post("http://node:8092")) == (403, 403, 403)
     assert post("http://node:8091") == 200
     assert ask("GET", SCOPES, headers={"Origin": "http://evil.example"}).status_code == 200
+
+
+# --- hosts --------------------------------------------------------------------------------------------------------
+
+
+def ask_for(node: Node, url: str, *, is_tls_only: bool = False) -> httpx.Response:
+    app = http_app(cast(NodeState, node), hosts=["lake.example.com"], is_tls_only=is_tls_only)
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
+            return await client.get(url)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("lake.example.com:8091", 200),
+        ("LAKE.example.com", 200),
+        ("127.0.0.1:8091", 200),
+        ("[2001:db8::1]:8091", 200),
+        ("localhost:8091", 200),
+        ("evil.example.net", 421),
+        ("lake.example.com.evil.example.net:8091", 421),
+    ],
+)
+def test_requests_are_for_this_node(node: Node, host: str, status: int) -> None:
+    """A page of another site can have its name lead here, and the browser believes it."""
+    assert ask_for(node, f"http://{host}/").status_code == status
+    assert ask_for(node, f"http://{host}/health").status_code == 200
+
+
+def test_browsers_that_came_by_tls_come_back_by_tls(node: Node) -> None:
+    def header(url: str, *, is_tls_only: bool = True) -> str | None:
+        answer = ask_for(node, url, is_tls_only=is_tls_only)
+        return answer.headers.get("strict-transport-security")
+
+    assert header("https://lake.example.com/") == "max-age=31536000"
+    # There is a port without TLS beside it, or other programs listen under the same name.
+    assert header("https://lake.example.com/", is_tls_only=False) is None
+    assert header("https://localhost/") is None

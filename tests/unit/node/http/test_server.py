@@ -229,3 +229,49 @@ def test_a_server_that_can_t_start_says_so(node: Node) -> None:
             await HttpServer(node).listen(closed)
 
     asyncio.run(scenario())
+
+
+# --- more connections than there are places -----------------------------------------------------------------------
+
+
+async def status_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> int:
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+    await reader.read(1)
+    return status
+
+
+def test_idle_connections_give_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+            late = await asyncio.open_connection("127.0.0.1", port)
+            assert await status_of(*late, "/") == 200
+            assert [await reader.read() for reader, _ in idle[:4]] == [b""] * 4
+            assert await status_of(*idle[4], "/health") == 200
+            for _, writer in (*idle, late):
+                writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_where_all_are_busy_the_reserve_says_that_the_node_lives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(server, "CONNECTIONS_RESERVED", 1)
+
+    async def scenario() -> None:
+        async with serving(node) as (_, port):
+            reader, busy = await stream_of(port, "/pools/default/bs/beer")
+            await config_of(reader)
+            supervisor = await asyncio.open_connection("127.0.0.1", port)
+            assert await status_of(*supervisor, "/health") == 200
+            supervisor[1].close()
+            await supervisor[1].wait_closed()
+            other = await asyncio.open_connection("127.0.0.1", port)
+            assert await status_of(*other, "/pools") == 503
+            for writer in (busy, other[1]):
+                writer.close()
+
+    asyncio.run(scenario())

@@ -138,7 +138,7 @@ def test_no_password_is_logged_or_stored(node: Node, ask: Client) -> None:
     ask("POST", "/controller/changePassword", auth=("kim", "violets"), data={"password": "daisies"})
     ask("DELETE", KIM)
     assert node.logged == [
-        "'ann' stored user 'kim' with the roles data_reader[beer] and a new password",
+        "'ann' stored user 'kim' with the roles data_reader[beer], with a new password",
         "'kim' changed its password",
         "'ann' removed user 'kim'",
     ]
@@ -220,8 +220,8 @@ def test_the_last_admin_stays_one(node: Node, ask: Client) -> None:
     ann = f"{USERS}/local/ann"
     for method, form in (("DELETE", None), ("PUT", {"roles": "data_reader[*]"}), ("PUT", {"roles": "bucket_admin[*]"})):
         assert "no admin left" in errors(ask, method, ann, data=form)["_"]
-    assert node.users.by_name["ann"].is_admin
-    assert stored(node).by_name["ann"].is_admin
+    assert node.users.is_admin("ann")
+    assert stored(node).is_admin("ann")
     ask("PUT", KIM, data={**FORM, "roles": "admin"})
     assert ask("DELETE", ann).status_code == 200
     assert errors(ask, "DELETE", KIM, auth=("kim", "violets")).keys() == {"_"}
@@ -239,7 +239,49 @@ def test_a_full_disk_changes_nothing(node: Node, ask: Client, monkeypatch: pytes
     assert node.users is before
 
 
+# --- groups -------------------------------------------------------------------------------------------------------
+
+GROUPS = "/settings/rbac/groups"
+LAKE = f"{GROUPS}/lake"
+
+
+def test_a_group_comes_and_goes_with_what_its_users_could_do_by_it(node: Node, ask: Client) -> None:
+    lake = {"description": "Who reads", "roles": "data_dcp_reader[beer]"}
+    assert ask("PUT", LAKE, data=lake).status_code == 200
+    assert ask("PUT", KIM, data={**FORM, "groups": "lake"}).status_code == 200
+    described = {"id": "lake", "description": "Who reads", "ldap_group_ref": ""}
+    roles = [{"role": "data_dcp_reader", "bucket_name": "beer", **ALL}]
+    assert ask("GET", LAKE).json() == {**described, "roles": roles}
+    assert ask("GET", GROUPS).json() == [{**described, "roles": roles}]
+    kim = ask("GET", KIM).json()
+    assert kim["groups"] == ["lake"]
+    assert {role["role"]: role["origins"] for role in kim["roles"]} == {
+        "data_reader": [{"type": "user"}],
+        "data_dcp_reader": [{"type": "group", "name": "lake"}],
+    }
+    assert node.users.may("kim", Action.STREAM, "beer")
+    assert ask("DELETE", LAKE).json() == ""
+    assert not node.users.may("kim", Action.STREAM, "beer")
+    assert ask("GET", KIM).json()["groups"] == []
+    assert [ask(method, LAKE).json() for method in ("GET", "DELETE")] == ["Unknown group."] * 2
+
+
+def test_groups_that_can_not_be(ask: Client) -> None:
+    assert errors(ask, "PUT", KIM, data={**FORM, "groups": "none,nor"}) == {"groups": "Groups do not exist: none, nor"}
+    assert errors(ask, "PUT", LAKE, data={"roles": "data_reader[wine]"}).keys() == {"roles"}
+    assert errors(ask, "PUT", LAKE, data={"ldap_group_ref": "cn=lake"}).keys() == {"ldap_group_ref"}
+    assert errors(ask, "PUT", f"{GROUPS}/a b").keys() == {"_"}
+    assert ask("PUT", LAKE, auth=READER, data={}).status_code == 403
+
+
 # --- other nodes --------------------------------------------------------------------------------------------------
+
+
+def test_a_change_says_which_nodes_do_not_have_it(node: Node, ask: Client) -> None:
+    node.not_reached["10.0.0.2:11210"] = "it can't be reached"
+    answer = ask("PUT", KIM, data=FORM)
+    assert (answer.status_code, answer.json()) == (200, {"not_on": {"10.0.0.2:11210": "it can't be reached"}})
+    assert node.logged[-1].endswith("with a new password; not on 10.0.0.2:11210 yet")
 
 
 def test_whom_other_nodes_log_in_as_is_nobody_s_to_see_or_change(node: Node, ask: Client) -> None:

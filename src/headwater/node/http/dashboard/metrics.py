@@ -66,6 +66,21 @@ KINDS: tuple[MetricKind[BucketSampler], ...] = (
         one_number(lambda s: s.bucket.young.total_bytes),
     ),
     MetricKind("disk_bytes", "What the bucket takes on disk.", one_number(lambda s: s.disk_bytes)),
+    MetricKind(
+        "damaged_vbuckets",
+        "Vbuckets that are stopped because what is stored of them is not what was written.",
+        one_number(lambda s: len(s.bucket.vbuckets.damage)),
+    ),
+    MetricKind(
+        "scrub_completed_timestamp_seconds",
+        "When the last pass over all stored data ended; 0 for never.",
+        one_number(lambda s: s.scrubbed().completed_ns / 1e9),
+    ),
+    MetricKind(
+        "scrub_findings",
+        "Rows that the last pass found damaged.",
+        one_number(lambda s: s.scrubbed().findings),
+    ),
     MetricKind("dcp_connections", "Connections that get changes.", one_number(lambda s: len(s.connections))),
     MetricKind(
         "dcp_streams", "Streams that are open.", one_number(lambda s: sum(one.num_streams for one in s.connections))

@@ -87,6 +87,7 @@ class BucketSampler:
     def __init__(self, node: NodeState, name: str) -> None:
         self.name = name
         self.bucket = bucket = node.bucket_service(name).bucket
+        self.scrubbed = node.bucket_service(name).scrubbed
         self._node = node
         self.totals = Totals()
         self.rates = Rates()

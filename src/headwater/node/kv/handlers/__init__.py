@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headwater.node.kv.handlers import collections, connection, dcp, statistics, subdocument, vbuckets
+from headwater.node.kv.handlers import (
+    collections,
+    connection,
+    dcp,
+    range_scan,
+    statistics,
+    subdocument,
+    vbuckets,
+    with_meta,
+)
 from headwater.node.kv.handlers import documents as document
 from headwater.node.kv.permissions import DCP_MESSAGES
 from headwater.protocol.messages import documents, session
+from headwater.protocol.messages import range_scan as range_scan_messages
 from headwater.protocol.messages import subdocument as subdocument_messages
 from headwater.protocol.messages import vbuckets as vbucket_messages
+from headwater.protocol.messages import with_meta as with_meta_messages
 from headwater.protocol.messages.base import Request, Response
 
 Handler = Callable[[Any, Any], Response | Sequence[Response] | None]
@@ -65,6 +76,16 @@ _DOCUMENTS: dict[type[Request], Handler] = {
     documents.DecrementQuiet: document.decrement,
     documents.GetLocked: document.get_locked,
     documents.Unlock: document.unlock,
+    documents.GetRandomKey: range_scan.get_random_key,
+    range_scan_messages.RangeScanCreate: range_scan.create,
+    range_scan_messages.RangeScanContinue: range_scan.continue_scan,
+    range_scan_messages.RangeScanCancel: range_scan.cancel,
+    with_meta_messages.SetWithMeta: with_meta.set_with_meta,
+    with_meta_messages.SetWithMetaQuiet: with_meta.set_with_meta,
+    with_meta_messages.AddWithMeta: with_meta.add_with_meta,
+    with_meta_messages.AddWithMetaQuiet: with_meta.add_with_meta,
+    with_meta_messages.DeleteWithMeta: with_meta.delete_with_meta,
+    with_meta_messages.DeleteWithMetaQuiet: with_meta.delete_with_meta,
 }
 
 _SUBDOCUMENTS: dict[type[Request], Handler] = {

@@ -90,6 +90,7 @@ def _open(context: Context, request: Open) -> PlainResponse:
             knows_collections=session.negotiated.collections,
             may_compress=session.has(Feature.SNAPPY),
             opened_s=context.service.now_s(),
+            live=context.bucket_service.live_frames,
             has_right=lambda: session.may(Action.STREAM),
         )
     )
@@ -255,6 +256,7 @@ def _close_stream(context: Context, request: CloseStream) -> PlainResponse:
 
 
 def _get_failover_log(context: Context, request: GetFailoverLog) -> GetFailoverLogResponse:
+    refuse_damaged(context.bucket_service, request.vbucket)
     numbers = context.bucket_service.bucket.vbuckets
     facts = numbers.facts[request.vbucket] if numbers.exists(request.vbucket) else None
     if facts is None:

@@ -43,6 +43,10 @@ def stat(context: Context, request: Stat) -> list[PlainResponse]:
         statistics = _of_vbuckets(context, bucket, _BY_VBUCKET[name], argument)
     elif name in _GROUPS and not argument:
         statistics = _GROUPS[name](context, bucket)
+    elif name in context.bucket_service.node_statistics:
+        if not context.session.may(Action.NODE):
+            raise RequestRefused(Status.EACCESS)
+        statistics = iter(context.bucket_service.node_statistics[name](argument))
     elif name in OFFERED_GROUPS and not argument:
         statistics = iter(context.bucket_service.statistics.get(name, tuple)())
     else:

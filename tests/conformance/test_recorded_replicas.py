@@ -1,0 +1,280 @@
+"""The recorded sessions about replicas and durable writes, played against a real node, in both roles.
+
+How they are played, and what is compared, is in `support.replayed_sessions`. Where the node differs on purpose, the
+tables below say so by the line of the recording, and `docs/supported-dcp.md` says why.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.client.connection_string import Address
+from headwater.protocol.failover_log import FailoverEntry
+from headwater.protocol.features import Feature, Opcode
+from headwater.protocol.frames import Frame
+from headwater.protocol.messages.base import ErrorResponse, PlainResponse
+from headwater.protocol.messages.dcp_changes import SeqnoAcknowledged
+from headwater.protocol.messages.dcp_streams import (
+    AddStream,
+    Control,
+    Open,
+    OpenFlags,
+    StreamRequest,
+    StreamRequestResponse,
+    VBucketState,
+)
+from headwater.protocol.messages.session import Hello
+from headwater.protocol.messages.vbuckets import SetVBucket
+from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId, Vbuuid
+from headwater.protocol.status import Status
+from support.node_process import NodeProcess
+from support.recorded_sessions import RecordedFrame, read_session
+from support.replayed_sessions import PASSWORD, USER, RawConnection, Replay, decode, normalised
+
+EXPIRY_S = 2.2
+
+
+@pytest.fixture
+def bare_node(tmp_path: Path) -> Iterator[NodeProcess]:
+    with NodeProcess(tmp_path / "data", "--bare", user=USER, password=PASSWORD) as node:
+        yield node.start()
+    assert "Traceback" not in node.log(), node.log()
+
+
+REVISION = frozenset({"revision"})
+DURABLE_WRITES_MORE = dict.fromkeys((337, 352), (Opcode.DCP_STREAM_END,))
+"""A stream of a client without collections, to the seqno of a prepare. From disk, 7.0.5 never ends it."""
+CREATIONS = (363, 505, 530, 694, 737)
+PRODUCER_MORE = dict.fromkeys(CREATIONS, (Opcode.DCP_SYSTEM_EVENT,))
+"""The creation of a collection that is dropped later in the snapshot. 7.0.5 sends the drop alone."""
+PRODUCER_OTHER = {
+    # Of two collections of one manifest, either may come first; the last has the manifest's uid.
+    **dict.fromkeys(CREATIONS, frozenset({"extras", "value"})),
+    # Revisions of new documents, after the deletion of one that has left attributes: 7.0.5 does not count that one.
+    **dict.fromkeys((281, 287, 357, 366, 373, 498, 508, 515), REVISION),
+}
+
+COPY = "n_2"
+OPENING = ("HELLO", "DCP_OPEN", "DCP_CONTROL")
+
+
+class WillingCopy:
+    """A replica that acknowledges every prepare of the vbuckets whose topology has it.
+
+    Where a topology has one node, the recorded server prepares and commits. For this node a durable write is one like
+    any other then. So the topologies of one are sent as topologies of two, the other of which is this.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._connection = RawConnection(address)
+        self._connection.send(Hello(key=b"copy", features=(Feature.COLLECTIONS, Feature.XERROR)).encode())
+        self._connection.frame()
+        self._connection.log_in()
+        for request in (
+            Open(key=b"copy", flags=OpenFlags.PRODUCER | OpenFlags.INCLUDE_DELETE_TIMES),
+            Control(key=b"enable_noop", value=b"true"),
+            Control(key=b"enable_sync_writes", value=b"true"),
+            Control(key=b"consumer_name", value=COPY.encode()),
+        ):
+            self._connection.call(request)
+        self._thread = threading.Thread(target=self._acknowledge, daemon=True)
+        self._thread.start()
+
+    def add(self, vbucket: int) -> None:
+        self._connection.send(StreamRequest(vbucket=VBucketId(vbucket), end_seqno=SEQNO_MAX).encode())
+
+    def close(self) -> None:
+        self._connection.close()
+        self._thread.join()
+
+    def _acknowledge(self) -> None:
+        with suppress(OSError, AssertionError):
+            while True:
+                frame = self._connection.frame()
+                if frame.magic.is_request and frame.opcode == Opcode.DCP_PREPARE:
+                    seqno = Seqno(int.from_bytes(frame.extras[:8]))
+                    answer = SeqnoAcknowledged(vbucket=VBucketId(frame.specific), prepared_seqno=seqno)
+                    self._connection.send(answer.encode())
+
+
+@dataclass(slots=True)
+class ReplicaReplay(Replay):
+    copy: WillingCopy | None = None
+    opening: list[bytes] = field(default_factory=list)
+    """What the replica has sent before its first stream request."""
+
+    def as_sent(self, frame: RecordedFrame) -> bytes:
+        if "topology of one" not in frame.text:
+            return super(ReplicaReplay, self).as_sent(frame)
+        if self.copy is None:
+            self.copy = WillingCopy(self.address)
+            self.stack.callback(self.copy.close)
+        return SetVBucket(
+            vbucket=VBucketId(int.from_bytes(frame.data[6:8])),
+            opaque=int.from_bytes(frame.data[12:16]),
+            state=VBucketState.ACTIVE,
+            value=json.dumps({"topology": [["n_0", COPY]]}).encode(),
+        ).encode()
+
+    def answered(self, request: RecordedFrame) -> None:
+        if "topology of one" in request.text:
+            assert self.copy is not None
+            self.copy.add(int.from_bytes(request.data[6:8]))
+
+    def begin(self, connection: RawConnection, frame: RecordedFrame) -> None:
+        """Logins are shown on the first connection only, and the opening of the replica that comes back not at all."""
+        if frame.connection == "fe#1":
+            return
+        connection.log_in()
+        if frame.connection == "repl#2":
+            for data in self.opening:
+                connection.send(data)
+                assert connection.frame().specific == Status.SUCCESS
+
+    def before_sending(self, frame: RecordedFrame) -> None:
+        if frame.opcode == "GET":
+            time.sleep(EXPIRY_S)
+        if frame.connection == "repl#1" and frame.opcode in OPENING:
+            self.opening.append(bytes(frame.data))
+
+
+def test_the_durable_writes_of_7_0_5(bare_node: NodeProcess) -> None:
+    with ExitStack() as stack:
+        replay = ReplicaReplay(bare_node.address, stack, more=DURABLE_WRITES_MORE)
+        replay.play(read_session("7.0.5-durability"))
+        assert replay.compared == 122
+
+
+def test_the_producer_of_7_0_5(bare_node: NodeProcess) -> None:
+    session = read_session("7.0.5-replica-producer")
+    is_after = [frame.section.startswith("5.") for frame in session].index(True)
+    with ExitStack() as stack:
+        replay = ReplicaReplay(bare_node.address, stack, more=PRODUCER_MORE, other=PRODUCER_OTHER)
+        replay.play(session[:is_after])
+        bare_node.stop()
+        bare_node.start()
+        replay.address = bare_node.address
+        replay.play(session[is_after:])
+        assert replay.compared == 148
+
+
+# --- the node as the consumer -------------------------------------------------------------------------------------
+#
+# The recorded client is the producer and the proxy here: it opens the node as a consumer, adds streams, answers what
+# the node asks for, and sends changes. Both sides choose their opaques, so those of the recording are translated.
+
+NEWER_CONTROLS = (b"flatbuffers_system_events", b"change_streams", b"max_marker_version")
+"""What the node asks for beside: 7.0.5 does not know them."""
+ASKED_BY_7_0_5_ALONE = frozenset({"GET_ERROR_MAP", "DCP_BUFFER_ACK"})
+"""The version of the producer, which makes no difference here; and acknowledgements, which go by what is durable."""
+CONSUMER_SKIPPED = {
+    **dict.fromkeys((264, 267, 608, 611), "a larger buffer, once other connections are gone"),
+    **dict.fromkeys((342, 344), "STRICT_VBUUID is a flag of add-stream in its document, so the node takes it"),
+    **dict.fromkeys((373, 443, 446), "what is not taken ends the stream here, so that there is no gap"),
+    420: "the node acknowledges what is durable, so that there is one acknowledgement for both levels",
+    **dict.fromkeys((563, 567), "the node goes back to where it has every version, which is 0 here"),
+    **dict.fromkeys((615, 618), "a disk marker of version 1 is taken"),
+}
+SHORT_DELETION = 370
+"""It is sent as it has to be, so that its snapshot is complete."""
+
+
+@dataclass(slots=True)
+class ConsumerReplay(Replay):
+    opaques: dict[int, int] = field(default_factory=dict)
+    """Recorded → the node's, of what the node asks for and of its streams."""
+    added: set[tuple[str, int]] = field(default_factory=set)
+    """The streams that were put back, by connection and opaque."""
+
+    def play_consumer(self, frames: list[RecordedFrame]) -> None:
+        for frame in frames:
+            if frame.line in CONSUMER_SKIPPED or frame.opcode in ASKED_BY_7_0_5_ALONE:
+                continue
+            connection = self._connection(frame)
+            if not frame.is_from_server:
+                if frame.connection in ("cons#2", "cons#3") and frame.opcode == "DCP_SNAPSHOT_MARKER":
+                    self._add_stream(connection, frame)
+                connection.send(self.as_sent(frame))
+                continue
+            got, expected = self._asked(connection), decode(bytes(frame.data))
+            if expected.magic.is_request:
+                self.opaques[expected.opaque] = got.opaque
+            ours, theirs = (self._compared(frame, one) for one in (got, expected))
+            assert ours == theirs, str(frame)
+            self.compared += 1
+
+    def begin(self, connection: RawConnection, frame: RecordedFrame) -> None:
+        connection.log_in()
+
+    def as_sent(self, frame: RecordedFrame) -> bytes:
+        data = bytes(frame.data)
+        if frame.line == SHORT_DELETION:
+            body_bytes = int.from_bytes(data[8:12]) + 3
+            data = data[:4] + b"\x15" + data[5:8] + body_bytes.to_bytes(4) + data[12:40] + bytes(5) + data[42:]
+        opaque = int.from_bytes(data[12:16])
+        return data[:12] + self.opaques.get(opaque, opaque).to_bytes(4) + data[16:]
+
+    def _asked(self, connection: RawConnection) -> Frame:
+        """The next frame of the node that 7.0.5 would send as well; its newer controls are refused, as by 7.0.5."""
+        while True:
+            got = connection.frame()
+            if got.opcode == Opcode.DCP_CONTROL and got.key in NEWER_CONTROLS:
+                refusal = ErrorResponse(opcode=Opcode.DCP_CONTROL, opaque=got.opaque, status=Status.EINVAL)
+                connection.send(refusal.encode())
+            elif got.opcode != Opcode.DCP_BUFFER_ACK:
+                return got
+
+    def _compared(self, recorded: RecordedFrame, frame: Frame) -> dict[str, Any]:
+        fields = normalised(frame)
+        if frame.magic.is_request:
+            del fields["opaque"]
+        if frame.key == b"set_noop_interval":
+            del fields["value"]
+        if frame.opcode == Opcode.DCP_ADD_STREAM:
+            # The opaque of the stream.
+            fields["extras"] = len(frame.extras)
+        if recorded.opcode in ("DCP_SNAPSHOT_MARKER", "DCP_NOOP"):
+            # As sent by the producer.
+            fields["opaque"] = None
+        return fields
+
+    def _add_stream(self, connection: RawConnection, frame: RecordedFrame) -> None:
+        """What section 5 leaves out: the stream, and the controls that all are granted but the newer ones."""
+        recorded = int.from_bytes(frame.data[12:16])
+        if (frame.connection, recorded) in self.added:
+            return
+        self.added.add((frame.connection, recorded))
+        connection.send(AddStream(vbucket=VBucketId(1), opaque=3).encode())
+        while (asked := self._asked(connection)).opcode == Opcode.DCP_CONTROL:
+            connection.send(PlainResponse(opcode=Opcode.DCP_CONTROL, opaque=asked.opaque).encode())
+        assert asked.opcode == Opcode.DCP_STREAM_REQUEST
+        self.opaques[recorded] = asked.opaque
+        log = (FailoverEntry(vbuuid=Vbuuid(0xABCDEF012345), seqno=Seqno(0)),)
+        connection.send(StreamRequestResponse(opaque=asked.opaque, failover_log=log).encode())
+        assert self._asked(connection).opcode == Opcode.DCP_ADD_STREAM
+
+
+def test_the_opens_of_7_0_5(bare_node: NodeProcess) -> None:
+    session = [frame for frame in read_session("7.0.5-consumer") if frame.section[0] in "01"]
+    with ExitStack() as stack:
+        replay = ReplicaReplay(bare_node.address, stack)
+        replay.play(session)
+        assert replay.compared == 21
+
+
+def test_the_consumer_of_7_0_5(bare_node: NodeProcess) -> None:
+    session = read_session("7.0.5-consumer")
+    with ExitStack() as stack:
+        ReplicaReplay(bare_node.address, stack).play([frame for frame in session if frame.section[0] == "0"])
+        replay = ConsumerReplay(bare_node.address, stack)
+        replay.play_consumer([frame for frame in session if frame.section[0] in "2345"])
+        assert replay.compared == 49

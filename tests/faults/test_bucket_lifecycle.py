@@ -1,0 +1,199 @@
+"""Buckets that come and go while a node runs: what their consumers see, and what a crash on the way leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from headwater.cli import main
+from headwater.client.kv_connection import KvConnection
+from headwater.node.bucket_settings import BucketSettings
+from headwater.node.node import Node
+from headwater.node.node_folder import NodeEnvironment, NodeFolder
+from headwater.node.options import NodeOptions
+from headwater.protocol.features import Opcode
+from headwater.protocol.frames import Frame, FrameBuffer
+from headwater.protocol.messages.dcp_streams import (
+    Control,
+    Open,
+    OpenFlags,
+    StreamEndReason,
+    StreamRequest,
+    StreamRequestResponse,
+)
+from headwater.protocol.messages.documents import Get, Set
+from headwater.protocol.numbers import DEFAULT_COLLECTION, Seqno, VBucketId, Vbuuid
+from support.commands import printed
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+
+LOGIN = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+PLACE: dict[str, Any] = {"vbucket": VBucketId(0), "collection_id": DEFAULT_COLLECTION, "key": b"k"}
+
+
+def run(*arguments: str) -> str:
+    return printed(CliRunner().invoke(main, ["buckets", *arguments], env=LOGIN))
+
+
+def start_stream(connection: KvConnection) -> Vbuuid:
+    """Stream vbucket 0 from its beginning. Returns its newest vbuuid."""
+    connection.request(Open(key=b"watcher", flags=OpenFlags.PRODUCER))
+    connection.request(Control(key=b"enable_noop", value=b"true"))
+    opened = connection.request(StreamRequest(vbucket=VBucketId(0)))
+    assert isinstance(opened, StreamRequestResponse)
+    return opened.failover_log[0].vbuuid
+
+
+def read_to_the_end(connection: KvConnection) -> list[Frame]:
+    """All that comes until the stream ends, or the node closes the connection."""
+    buffer, frames = FrameBuffer(), list[Frame]()
+    while not frames or frames[-1].opcode != Opcode.DCP_STREAM_END:
+        received = connection.sock.recv(1 << 20)
+        if not received:
+            break
+        buffer.receive_data(received)
+        frames += buffer.frames()
+    return frames
+
+
+def test_commands_and_what_consumers_see_of_them(start_node: StartNode) -> None:
+    node = start_node("--vbuckets", "4")
+    assert run("create", node.url, "travel", "--flush-enabled", "--max-ttl", "60") == "created travel\n"
+    assert "travel   0          4         1         60 s     yes" in run("list", node.url)
+    with closing(node.connect("travel")) as writer, closing(node.connect("travel")) as reader:
+        writer.request(Set(value=b"1", **PLACE))
+        vbuuid = start_stream(reader)
+        assert run("flush", node.url, "travel") == "flushed travel\n"
+        end = read_to_the_end(reader)[-1]
+        assert int.from_bytes(end.extras) == StreamEndReason.ROLLBACK
+        at = {"start_seqno": Seqno(1), "snapshot_start_seqno": Seqno(1), "snapshot_end_seqno": Seqno(1)}
+        demanded = reader.request(StreamRequest(vbucket=VBucketId(0), vbuuid=vbuuid, **at))
+        assert getattr(demanded, "rollback_seqno", None) == 0
+        writer.request(Set(value=b"2", **PLACE))
+    with closing(node.connect("travel")) as reader:
+        start_stream(reader)
+        assert run("drop", node.url, "travel") == "dropped travel\n"
+        end = read_to_the_end(reader)[-1]
+        assert (end.opcode, int.from_bytes(end.extras)) == (Opcode.DCP_STREAM_END, StreamEndReason.STATE_CHANGED)
+        assert reader.sock.recv(1) == b""
+    assert not (node.data / "buckets" / "travel").exists()
+
+
+def test_what_was_made_and_dropped_stays_so_over_kill_nine(start_node: StartNode) -> None:
+    node = start_node("--bucket", "default", "--bucket", "other", "--vbuckets", "4")
+    run("create", node.url, "travel", "--vbuckets", "8", "--flush-enabled")
+    with closing(node.connect("travel")) as writer:
+        writer.request(Set(value=b"1", **PLACE))
+    run("drop", node.url, "other")
+    run("update", node.url, "default", "--max-ttl", "60")
+    node.kill()
+    node.start()
+    assert node.ready["buckets"] == ["default", "travel"]
+    with closing(node.connect("travel")) as reader:
+        assert bytes(reader.request(Get(**PLACE)).value) == b"1"  # type: ignore[attr-defined]
+    listed = run("list", node.url).splitlines()
+    assert [line.split()[2:] for line in listed[1:]] == [["4", "1", "60", "s"], ["8", "1", "yes"]]
+
+
+# --- the moments at which a crash may come, as it leaves them -------------------------------------------------------
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> NodeOptions:
+    return NodeOptions(data=tmp_path, port=0, vbuckets=4, user=USER, password=PASSWORD)
+
+
+async def buckets_after_start(options: NodeOptions) -> list[str]:
+    node = Node(options, NodeEnvironment(serves_http=False))
+    await node.start()
+    try:
+        return sorted(node.bucket_names())
+    finally:
+        await node.stop()
+
+
+def test_a_drop_that_was_cut_short_is_finished_by_the_next_start(options: NodeOptions) -> None:
+    async def drop_in_steps() -> None:
+        node = Node(options, NodeEnvironment(serves_http=False))
+        await node.start()
+        await node.create_bucket("travel", BucketSettings())
+        await node.create_bucket("shop", BucketSettings())
+        await node.stop()
+        # It is named as dropped, and its files are where they were; those of the other one are under way.
+        node.change_identity(dropped=frozenset({"travel", "shop"}))
+        (options.data / "buckets" / "shop").rename(options.data / "buckets" / ".dropped-shop-1")
+
+    asyncio.run(drop_in_steps())
+    assert asyncio.run(buckets_after_start(options)) == ["default"]
+    assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
+    identity = NodeFolder(options.data).load_identity()
+    assert identity is not None
+    assert identity.dropped == frozenset()
+
+
+def test_a_bucket_that_was_half_made_is_nowhere(options: NodeOptions) -> None:
+    async def make_halves() -> None:
+        node = Node(options, NodeEnvironment(serves_http=False))
+        await node.start()
+        await node.create_bucket("forming", BucketSettings(is_forming=True))
+        await node.stop()
+        # A folder whose facts were not stored any more.
+        NodeFolder(options.data).open_engine("empty").close()
+
+    asyncio.run(make_halves())
+    assert asyncio.run(buckets_after_start(options)) == ["default"]
+    assert [entry.name for entry in (options.data / "buckets").iterdir()] == ["default"]
+
+
+class Changer(threading.Thread):
+    """Makes and drops buckets until the node is gone, and knows what it was answered."""
+
+    def __init__(self, node: NodeProcess, chance: random.Random) -> None:
+        super().__init__()
+        self._url = node.http_url
+        self._chance = chance
+        self.there = set(node.ready["buckets"])
+        self.under_way = ""
+        self.refusals: list[str] = []
+
+    def run(self) -> None:
+        with httpx.Client(auth=(USER, PASSWORD), base_url=f"{self._url}/pools/default", timeout=10) as client:
+            while not self.refusals:
+                self.under_way = name = self._chance.choice("abcd")
+                try:
+                    if name in self.there:
+                        done = client.delete(f"/buckets/{name}")
+                    else:
+                        done = client.post("/buckets", data={"name": name, "flushEnabled": "1"})
+                except httpx.HTTPError:
+                    return
+                if not done.is_success:
+                    self.refusals.append(done.text)
+                self.there ^= {name}
+
+
+@pytest.mark.soak
+def test_kill_nine_while_buckets_are_made_and_dropped(tmp_path: Path) -> None:
+    """Whenever it comes, each bucket is there as a whole or not at all, and what was answered holds."""
+    chance = random.Random(7)
+    with NodeProcess(tmp_path / "data", "--vbuckets", "4") as node:
+        node.start()
+        for _ in range(25):
+            changer = Changer(node, chance)
+            changer.start()
+            time.sleep(chance.uniform(0.05, 0.5))
+            node.kill()
+            changer.join()
+            assert changer.refusals == []
+            node.start()
+            assert set(node.ready["buckets"]) ^ changer.there <= {changer.under_way}
+            made = httpx.get(f"{node.http_url}/pools/default/buckets", auth=(USER, PASSWORD)).json()
+            assert all("flush" in one["controllers"] for one in made if one["name"] in "abcd")
