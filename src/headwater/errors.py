@@ -370,6 +370,14 @@ class LakeInUse(LakeError):
     """Another process has written to the tables meanwhile."""
 
 
+class LakeTaken(LakeInUse):
+    """Another landing has landed a batch in the tables meanwhile. Only one of the two goes on."""
+
+
+class LakeUnreachable(LakeError):
+    """The store that holds the tables did not answer, or refused for a while. The same may work later."""
+
+
 class LakeDamaged(LakeError):
     """The tables are not what Headwater wrote."""
 

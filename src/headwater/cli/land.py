@@ -23,7 +23,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headwater.cli.options import CommandWithOldNames, LoginOptions, connection_options, errors_reported, table_option
+from headwater.cli.options import (
+    CommandWithOldNames,
+    LoginOptions,
+    connection_options,
+    errors_reported,
+    storage_option,
+    table_option,
+)
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
@@ -101,8 +108,12 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.command(cls=CommandWithOldNames)
 @click.argument("url")
 @click.option(
-    "--into", required=True, metavar="DIR", help="The directory of the tables. It is made if it is not there."
+    "--into",
+    required=True,
+    metavar="DIR|URI",
+    help="Where the tables lie: a directory, which is made if it is not there, or s3://, gs://, abfss://.",
 )
+@storage_option
 @click.option("--once", is_flag=True, help="Land what the bucket has now, and end.")
 @click.option(
     "--every",
@@ -175,6 +186,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 def land(
     url: str,
     into: str,
+    storage_options: dict[str, str],
     once: bool,
     every: float,
     metrics_port: int | None,
@@ -208,6 +220,7 @@ def land(
     landing = Landing(
         source=_source_options(url, settings, options),
         into=into,
+        storage_options=storage_options,
         lake=_lake_settings(options),
         fresh=Freshness(wait_s_max=options["wait_s_max"], merge_share=options["merge_share"]),
         upkeep=Upkeep(vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"]),

@@ -204,6 +204,25 @@ def connection_options(command: Callable[..., T]) -> Callable[..., T]:
     return wrapped
 
 
+def _parse_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if any(not (name and sign) for name, sign, _ in pairs):
+        # Not the value itself: it may be a secret.
+        raise click.BadParameter("write NAME=VALUE, such as aws_region=eu-west-1.")
+    return {name.strip(): value for name, _, value in pairs}
+
+
+storage_option = click.option(
+    "--storage-option",
+    "storage_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_parse_pairs,
+    help="For tables in an object store: an option as delta-rs calls it, such as aws_endpoint_url. Repeat for more. "
+    "AWS_…, AZURE_… and GOOGLE_… of the environment count as well, and are the better place for secrets.",
+)
+
+
 def is_terminal() -> bool:
     """Whether a password can be asked for."""
     return sys.stdin.isatty()

@@ -13,11 +13,19 @@ from typing import Any
 import rich_click as click
 from rich.table import Table
 
-from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options, errors_reported, table_option
+from headwater.cli.options import (
+    EXIT_FAILED,
+    LoginOptions,
+    connection_options,
+    errors_reported,
+    storage_option,
+    table_option,
+)
 from headwater.cli.output import output_console
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.lake.lake import Runner, run_in_threads
+from headwater.lake.location import Location
 from headwater.lake.verify import AGENT, Verification, compare
 from headwater.phrases import printable
 
@@ -25,6 +33,7 @@ from headwater.phrases import printable
 @click.command()
 @click.argument("url")
 @click.argument("directory")
+@storage_option
 @table_option("collections", metavar="SCOPE.COLLECTION")
 @table_option("scopes", metavar="SCOPE")
 @click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
@@ -34,6 +43,7 @@ from headwater.phrases import printable
 def verify(
     url: str,
     directory: str,
+    storage_options: dict[str, str],
     collections: tuple[str, ...],
     scopes: tuple[str, ...],
     master: str | None,
@@ -59,8 +69,9 @@ def verify(
     """
     where = ConnectionString.parse(url)
     settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
+    location = Location.of(directory, storage_options)
     with _runner(master) as run:
-        found = compare(settings, directory, scopes=scopes, collections=collections, run=run)
+        found = compare(settings, location, scopes=scopes, collections=collections, run=run)
     if as_json:
         click.echo(json.dumps(_as_object(found)))
     else:

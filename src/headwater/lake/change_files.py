@@ -22,15 +22,8 @@ from numpy.typing import NDArray
 from headwater.client.batches import OPS
 from headwater.errors import LakeOutOfStep
 from headwater.lake.data_files import ROW_GROUP_ROWS, DataFile, FileWriter, numbers
-from headwater.lake.layout import (
-    CHANGE_RANGES,
-    NAME_COLUMNS,
-    NAME_TYPE,
-    LakeFacts,
-    TableLocation,
-    changes_schema,
-    to_change_columns,
-)
+from headwater.lake.layout import CHANGE_RANGES, NAME_COLUMNS, NAME_TYPE, LakeFacts, changes_schema, to_change_columns
+from headwater.lake.location import Location
 from headwater.lake.rollbacks import Rollbacks, VoidTask, add_rollback, torn_vbuckets
 from headwater.protocol.kernels.memory import Column
 from headwater.protocol.numbers import VBucketId
@@ -72,7 +65,7 @@ class ChangeReport:
 class ChangeWriter:
     """Writes the changes of one batch; made on the driver, used in the executors."""
 
-    location: TableLocation
+    location: Location
     facts: LakeFacts
     batch: int
     landed_at: datetime
@@ -249,7 +242,7 @@ def _counts(ids: Column, groups: Column, marks: NDArray[np.bool_]) -> Iterator[t
 # --- a file in its order ----------------------------------------------------------------------------------------------
 
 
-def write_sorted(location: TableLocation, facts: LakeFacts, rows: pa.Table) -> DataFile:
+def write_sorted(location: Location, facts: LakeFacts, rows: pa.Table) -> DataFile:
     """Write rows of `changes` as one file: sorted, in row groups that belong to few groups of vbuckets each."""
     writer = FileWriter(location, changes_schema(xattrs=facts.xattrs), ranges=CHANGE_RANGES, prefix="changes")
     for part in row_groups(facts, sort_rows(facts, rows)):

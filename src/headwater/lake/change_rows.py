@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
 from headwater.lake.data_files import DataFile, FileReader, filtered, numbers
-from headwater.lake.layout import NARROW, TableLocation, raw_keys
+from headwater.lake.layout import NARROW, raw_keys
+from headwater.lake.location import Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.protocol.kernels.memory import (
     Bools,
@@ -87,7 +88,7 @@ class ChangeRows:
 
     def __init__(
         self,
-        location: TableLocation,
+        location: Location,
         path: str,
         row_group: int,
         rows: pa.Table,
@@ -132,7 +133,7 @@ class ChangeRows:
 
 
 def read_changes(
-    location: TableLocation,
+    location: Location,
     files: Iterable[DataFile],
     wanted: WantedChanges,
     *,
@@ -155,7 +156,7 @@ def read_changes(
 
 
 def _row_groups(
-    location: TableLocation, files: Iterable[DataFile], wanted: WantedChanges
+    location: Location, files: Iterable[DataFile], wanted: WantedChanges
 ) -> Iterator[tuple[str, FileReader, int]]:
     for file in files:
         with FileReader(location, file.path) as reader:

@@ -26,11 +26,11 @@ from headwater.lake.layout import (
     IS_CURRENT,
     REJECTS_SCHEMA,
     LakeFacts,
-    LakeLocation,
     TableKind,
     documents_schema,
     history_schema,
 )
+from headwater.lake.location import Location
 from headwater.lake.typed_columns import TypedColumns
 
 _COLUMNS_PROPERTY = "headwater.columns"
@@ -110,7 +110,7 @@ class CollectionTables:
     """The tables of one name, as far as they are there."""
 
     name: str
-    location: LakeLocation
+    location: Location
     facts: LakeFacts
     documents: MergedTable | None = None
     history: MergedTable | None = None
@@ -141,7 +141,7 @@ class CollectionTables:
                 table.refresh()
 
     def _opened(self, kind: TableKind) -> MergedTable | None:
-        log = DeltaLog.open(self.location.table(kind, self.name))
+        log = DeltaLog.open(self.location.join(kind, self.name))
         return None if log is None else MergedTable(log, self.facts)
 
     def merged_at(self, group: int) -> int:
@@ -174,7 +174,7 @@ class CollectionTables:
             schema = schema.append(field_)
         groups = range(self.facts.groups) if merged != NOT_MERGED else ()
         log = DeltaLog.create(
-            self.location.table(kind, self.name),
+            self.location.join(kind, self.name),
             schema,
             partition_by=[field_.name for field_ in partition],
             ranges=ranges,

@@ -152,6 +152,7 @@ def _state_after(
         collections=collections,
         rollbacks=rollbacks,
         totals=totals,
+        writer=lake.writer,
     )
 
 

@@ -34,7 +34,8 @@ import pyarrow.parquet as pq
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
-from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE, TableLocation, open_filesystem
+from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE
+from headwater.lake.location import Location, Output
 from headwater.protocol.kernels.memory import Column
 
 ROW_GROUP_ROWS = 128 * 1024
@@ -102,7 +103,7 @@ class FileWriter:
 
     def __init__(
         self,
-        location: TableLocation,
+        location: Location,
         schema: pa.Schema,
         *,
         ranges: Sequence[str],
@@ -116,10 +117,7 @@ class FileWriter:
         self._ranges = ranges
         self._found: dict[str, Range] = {}
         self._rows = 0
-        filesystem, root = open_filesystem(location.uri)
-        if folder:
-            filesystem.create_dir(f"{root}/{folder}")
-        self._sink = _SealedFile(filesystem.open_output_stream(f"{root}/{self._path}"))
+        self._sink = _SealedFile(location.open_output(self._path))
         self._schema = _with_dictionaries(schema)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, mode="w"),
@@ -171,7 +169,7 @@ class FileWriter:
 class _SealedFile:
     """The file that Arrow writes to. It makes checksums, and puts that of the footer, which comes last, into it."""
 
-    def __init__(self, file: pa.NativeFile) -> None:
+    def __init__(self, file: Output) -> None:
         self._file = file
         self._checksum = 0
         self._footer: bytearray | None = None
@@ -227,7 +225,7 @@ class RollingWriter:
 
     def __init__(
         self,
-        location: TableLocation,
+        location: Location,
         schema: pa.Schema,
         *,
         ranges: Sequence[str],
@@ -285,9 +283,8 @@ class FileReader:
     may have none, and nothing is checked in them.
     """
 
-    def __init__(self, location: TableLocation, path: str, *, checks: bool = False) -> None:
-        filesystem, root = open_filesystem(location.uri)
-        self._source = filesystem.open_input_file(f"{root}/{path}")
+    def __init__(self, location: Location, path: str, *, checks: bool = False) -> None:
+        self._source = location.open_input(path)
         footer = _read_footer(self._source, path)
         self.is_sealed = _is_sealed(footer, path)
         """The file has our checksums, and the footer has the one that it should have."""
@@ -443,7 +440,7 @@ def filtered(rows: pa.Table, keep: Column) -> pa.Table:
 
 
 def read_files(
-    location: TableLocation, files: Iterable[DataFile], columns: Sequence[str] | None = None
+    location: Location, files: Iterable[DataFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """The row groups of files, one after another."""
     for file in files:

@@ -27,12 +27,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow import fs
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake.data_files import DataFile
-from headwater.lake.layout import TableLocation, open_filesystem
+from headwater.lake.location import Location
 
 _STATE = "headwater.state"
 LOG_RETENTION_DAYS = 30
@@ -92,6 +91,8 @@ class TableState:
     """Of `changes`: what of the bucket is landed; None where an earlier version has begun it."""
     tidied_s: float = 0.0
     """Of `changes`: when old files were last deleted."""
+    writer: str = ""
+    """Of `changes`: the landing that has landed the last batch; empty in commits of earlier versions."""
 
     def encode(self) -> str:
         members = {
@@ -103,6 +104,7 @@ class TableState:
             "totals": None if self.totals is None else asdict(self.totals),
             "selection": None if self.selection is None else asdict(self.selection),
             "tidied_s": self.tidied_s,
+            "writer": self.writer,
             # Earlier versions look for it.
             "ended_query": None,
         }
@@ -121,6 +123,7 @@ class TableState:
             totals=None if totals is None else LandedTotals(**totals),
             selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
             tidied_s=members.get("tidied_s", 0.0),
+            writer=members.get("writer", ""),
         )
 
 
@@ -148,16 +151,17 @@ class TableCommit:
 class DeltaLog:
     """An open table. It shows the table as it was at the last `refresh` or commit."""
 
-    def __init__(self, table: DeltaTable, location: TableLocation) -> None:
+    def __init__(self, table: DeltaTable, location: Location) -> None:
         self.location = location
         self._table = table
         self._files: tuple[int, dict[str, DataFile]] | None = None
 
     @classmethod
-    def open(cls, location: TableLocation) -> Self | None:
+    def open(cls, location: Location) -> Self | None:
         """The table at a location, or None where there is none."""
         try:
-            return cls(DeltaTable(location.uri, storage_options=_options(location)), location)
+            with location.answering():
+                return cls(DeltaTable(location.uri, storage_options=location.delta_options), location)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -169,7 +173,7 @@ class DeltaLog:
     @classmethod
     def create(
         cls,
-        location: TableLocation,
+        location: Location,
         schema: pa.Schema,
         *,
         partition_by: Sequence[str] = (),
@@ -180,16 +184,17 @@ class DeltaLog:
     ) -> Self:
         """Make a table with no rows. One that is there already is left as it is."""
         try:
-            DeltaTable.create(
-                location.uri,
-                schema,
-                mode="ignore",
-                partition_by=list(partition_by),
-                configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
-                storage_options=_options(location),
-                raise_if_key_not_exists=False,
-                commit_properties=_commit_properties(transactions, state),
-            )
+            with location.answering():
+                DeltaTable.create(
+                    location.uri,
+                    schema,
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
+                    storage_options=location.delta_options,
+                    raise_if_key_not_exists=False,
+                    commit_properties=_commit_properties(transactions, state),
+                )
         except (DeltaError, OSError) as error:
             reason = " ".join(str(error).split())
             raise LakeError(
@@ -213,7 +218,8 @@ class DeltaLog:
         return self._table.metadata().configuration
 
     def refresh(self) -> None:
-        self._table.update_incremental()
+        with self.location.answering():
+            self._table.update_incremental()
 
     def transaction(self, name: str) -> int | None:
         """The newest number of an application transaction."""
@@ -222,7 +228,8 @@ class DeltaLog:
     def files(self) -> list[DataFile]:
         """The live files, oldest first."""
         if self._files is None or self._files[0] != self.version:
-            rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+            with self.location.answering():
+                rows = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
             files = [_to_data_file(row) for row in rows]
             files.sort(key=lambda file: (file.modified_ms, file.path))
             self._files = self.version, {file.path: file for file in files}
@@ -246,11 +253,9 @@ class DeltaLog:
         The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
         process may have made since the table was opened.
         """
-        filesystem, folder = open_filesystem(f"{self.location.uri}/_delta_log")
         for version in range(self.version, -1, -1):
             try:
-                with filesystem.open_input_stream(f"{folder}/{version:020}.json") as file:
-                    entry = file.read()
+                entry = self.location.read(f"_delta_log/{version:020}.json")
             except FileNotFoundError:
                 return
             for line in entry.splitlines():
@@ -275,13 +280,14 @@ class DeltaLog:
         gone = [file.path for file in commit.remove if file.path not in files]
         assert not gone, f"files that are to be removed are not live: {gone}"
         try:
-            self._table.create_write_transaction(
-                actions,
-                "append",
-                self._table.schema(),
-                self._table.metadata().partition_columns,
-                commit_properties=_commit_properties(commit.transactions, commit.state),
-            )
+            with self.location.answering():
+                self._table.create_write_transaction(
+                    actions,
+                    "append",
+                    self._table.schema(),
+                    self._table.metadata().partition_columns,
+                    commit_properties=_commit_properties(commit.transactions, commit.state),
+                )
         except CommitFailedError as error:
             raise LakeInUse(
                 f"another process has written to the table at {self.location.uri} meanwhile ({error})",
@@ -304,13 +310,14 @@ class DeltaLog:
         deleted: list[str] = []
         # Deleting makes entries in the log, also where there is nothing to delete. So it is asked first.
         for dry_run in (True, False):
-            deleted = self._table.vacuum(
-                retention_hours=retention_hours,
-                dry_run=dry_run,
-                enforce_retention_duration=False,
-                full=True,
-                commit_properties=_commit_properties({}, state),
-            )
+            with self.location.answering():
+                deleted = self._table.vacuum(
+                    retention_hours=retention_hours,
+                    dry_run=dry_run,
+                    enforce_retention_duration=False,
+                    full=True,
+                    commit_properties=_commit_properties({}, state),
+                )
             if not deleted:
                 break
         self.refresh()
@@ -318,20 +325,18 @@ class DeltaLog:
 
     def has_entries_before(self, time_s: float) -> bool:
         """Whether the log has entries that are older than a time."""
-        filesystem, path = open_filesystem(f"{self.location.uri}/_delta_log")
-        entries = filesystem.get_file_info(fs.FileSelector(path))
-        return any(entry.base_name.endswith(".json") and entry.mtime.timestamp() < time_s for entry in entries)
+        return any(
+            entry.name.endswith(".json") and entry.changed_at is not None and entry.changed_at.timestamp() < time_s
+            for entry in self.location.entries("_delta_log")
+        )
 
     def clean(self, state: TableState) -> None:
         """Delete entries of the log that are older than its retention, after one that says what the table holds."""
         self.commit(TableCommit(state=state))
-        self._table.create_checkpoint()
-        self._table.cleanup_metadata()
+        with self.location.answering():
+            self._table.create_checkpoint()
+            self._table.cleanup_metadata()
         self.refresh()
-
-
-def _options(location: TableLocation) -> dict[str, str] | None:
-    return None if location.storage_options is None else dict(location.storage_options)
 
 
 def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
@@ -346,7 +351,7 @@ def _commit_properties(transactions: Mapping[str, int], state: TableState) -> Co
     )
 
 
-def _decode_state(text: str, location: TableLocation) -> TableState:
+def _decode_state(text: str, location: Location) -> TableState:
     try:
         return TableState.decode(text)
     except (ValueError, KeyError, TypeError) as error:

@@ -34,13 +34,12 @@ from headwater.lake.layout import (
     GROUP,
     REJECTS_SCHEMA,
     LakeFacts,
-    LakeLocation,
     TableKind,
-    TableLocation,
     document_columns,
     documents_schema,
     raw_keys,
 )
+from headwater.lake.location import Location
 from headwater.lake.typed_columns import TypedColumns
 
 _NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
@@ -53,13 +52,13 @@ class DocumentsTarget:
     name: str
     ids: frozenset[int]
     """Every collection that has or had this name."""
-    location: TableLocation
+    location: Location
     files: tuple[DataFile, ...]
     """The live files of the group."""
     after_batch: int
     """The group holds all changes up to this batch."""
     columns: TypedColumns | None = None
-    rejects_location: TableLocation
+    rejects_location: Location
     rejects_files: tuple[DataFile, ...] = ()
 
 
@@ -80,7 +79,7 @@ class MergeTask:
 
     facts: LakeFacts
     group: int
-    changes: TableLocation
+    changes: Location
     pending: tuple[DataFile, ...]
     """The files of `changes` that may hold changes after the least `after_batch`."""
     whole: tuple[DataFile, ...] | None = None
@@ -145,7 +144,7 @@ class MergeTask:
             self._merged(TableKind.DOCUMENTS, target.name, documents, touched),
         ]
 
-    def _writer(self, location: TableLocation, schema: pa.Schema) -> RollingWriter:
+    def _writer(self, location: Location, schema: pa.Schema) -> RollingWriter:
         partition = [(GROUP.name, str(self.group))]
         return RollingWriter(location, schema, ranges=DOCUMENT_RANGES, partition=partition, file_bytes=self.file_bytes)
 
@@ -175,7 +174,7 @@ def _typed_schema(target: DocumentsTarget) -> pa.Schema | None:
     return None if target.columns is None else target.columns.schema
 
 
-def _touched(location: TableLocation, files: Sequence[DataFile], fold: Fold) -> Iterator[tuple[DataFile, Marks]]:
+def _touched(location: Location, files: Sequence[DataFile], fold: Fold) -> Iterator[tuple[DataFile, Marks]]:
     """The files that have to be written again, with a mark on every row that stays."""
     for file in files:
         if not fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf")))):
@@ -193,7 +192,7 @@ def _touched(location: TableLocation, files: Sequence[DataFile], fold: Fold) -> 
             yield file, marks
 
 
-def _kept_rows(location: TableLocation, touched: Sequence[tuple[DataFile, Marks]]) -> Iterator[pa.Table]:
+def _kept_rows(location: Location, touched: Sequence[tuple[DataFile, Marks]]) -> Iterator[pa.Table]:
     for file, marks in touched:
         start = 0
         with FileReader(location, file.path) as reader:
@@ -266,7 +265,7 @@ class Pending:
 
 
 def count_pending(
-    location: TableLocation,
+    location: Location,
     files: Iterable[DataFile],
     facts: LakeFacts,
     names: Mapping[int, str],
@@ -323,7 +322,7 @@ class MergeRules:
 class Planner:
     """What plans are made from."""
 
-    location: LakeLocation
+    location: Location
     facts: LakeFacts
     rules: MergeRules
     change_files: Sequence[DataFile]
@@ -366,7 +365,7 @@ class Planner:
         return MergeTask(
             facts=self.facts,
             group=group,
-            changes=self.location.table(TableKind.CHANGES),
+            changes=self.location.join(TableKind.CHANGES),
             pending=tuple(pending_files(self.change_files, after_batch=after, vbuckets=vbuckets)),
             whole=whole if with_whole else None,
             upto_batch=self.upto_batch,
@@ -379,11 +378,11 @@ class Planner:
         return DocumentsTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            location=self.location.table(TableKind.DOCUMENTS, table.name),
+            location=self.location.join(TableKind.DOCUMENTS, table.name),
             files=() if table.documents is None else table.documents.files_of(group),
             after_batch=table.merged_at(group),
             columns=table.columns,
-            rejects_location=self.location.table(TableKind.REJECTS, table.name),
+            rejects_location=self.location.join(TableKind.REJECTS, table.name),
             rejects_files=() if table.rejects is None else table.rejects.files_of(group),
         )
 
@@ -391,7 +390,7 @@ class Planner:
         return HistoryTarget(
             name=table.name,
             ids=frozenset(table.ids),
-            location=self.location.table(TableKind.HISTORY, table.name),
+            location=self.location.join(TableKind.HISTORY, table.name),
             files=() if table.history is None else table.history.files_of(group),
             after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
         )

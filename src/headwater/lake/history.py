@@ -39,11 +39,11 @@ from headwater.lake.layout import (
     IS_CURRENT,
     TIME,
     LakeFacts,
-    TableLocation,
     document_columns,
     history_schema,
     raw_keys,
 )
+from headwater.lake.location import Location
 
 _FOREVER = np.iinfo(np.int64).max
 _NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
@@ -56,7 +56,7 @@ class HistoryTarget:
 
     name: str
     ids: frozenset[int]
-    location: TableLocation
+    location: Location
     files: tuple[DataFile, ...]
     """The live files of the group, current and ended."""
     after_batch: int

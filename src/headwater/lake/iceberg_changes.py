@@ -57,7 +57,7 @@ class IcebergChanges:
     @classmethod
     def open(cls, settings: IcebergSettings, lake: Lake) -> Self:
         """The table of a lake; it is made where there is none."""
-        catalog = load_catalog_of(settings, lake.location.root)
+        catalog = load_catalog_of(settings, lake.location.uri)
         facts = {_BUCKET: lake.facts.bucket_uuid}
         try:
             catalog.create_namespace_if_not_exists(settings.table.rpartition(".")[0])

@@ -17,6 +17,7 @@ import contextlib
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,25 +27,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as fs
 
 from headwater.client.offsets import Offsets
-from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket
+from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket, LakeTaken
 from headwater.lake.change_rows import MUTATION, WantedChanges, read_changes
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, LandedTotals, Selection, TableCommit, TableState
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
-from headwater.lake.layout import (
-    CHANGE_RANGES,
-    GROUP,
-    GROUPS_DEFAULT,
-    LakeFacts,
-    LakeLocation,
-    TableKind,
-    changes_schema,
-    open_filesystem,
-)
+from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_DEFAULT, LakeFacts, TableKind, changes_schema
+from headwater.lake.location import Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.typed_columns import TypedColumns, infer_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
@@ -81,11 +73,12 @@ class Lake:
 
     def __init__(
         self,
-        location: LakeLocation,
+        location: Location,
         facts: LakeFacts,
         changes: DeltaLog,
         settings: LakeSettings,
         step: Callable[[str], None],
+        writer: str | None,
     ) -> None:
         self.location = location
         self.facts = facts
@@ -93,6 +86,8 @@ class Lake:
         self.changes = changes
         self.tables: dict[str, CollectionTables] = {}
         self.step = step
+        self.writer = writer or uuid.uuid4().hex
+        """Who commits here: another landing has another one."""
         self._pending: Pending | None = None
         self._boundaries: dict[VBucketId, list[Seqno]] | None = None
         self._load()
@@ -100,34 +95,35 @@ class Lake:
     @classmethod
     def open(
         cls,
-        location: LakeLocation | str,
+        location: Location | str,
         *,
         bucket_uuid: str | None = None,
         settings: LakeSettings | None = None,
         step: Callable[[str], None] = lambda name: None,
+        writer: str | None = None,
     ) -> Lake | None:
         """The lake in a directory, or None where there is none.
 
         `step` is called before each step that a crash could come between, with its name.
         """
-        location = LakeLocation(location) if isinstance(location, str) else location
-        changes = DeltaLog.open(location.table(TableKind.CHANGES))
+        location = Location.of(location)
+        changes = DeltaLog.open(location.join(TableKind.CHANGES))
         if changes is None:
             return None
         facts = LakeFacts.from_properties(changes.properties, where=changes.location.uri)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
             raise LakeOfOtherBucket(
-                f"the tables in {location.root} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
+                f"the tables in {location.uri} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
                 f"{bucket_uuid!r}",
                 hint="Give another directory, or name the bucket that was landed here; if that was deleted and made "
                 "again, it is another one",
             )
-        return cls(location, facts, changes, settings or LakeSettings(), step)
+        return cls(location, facts, changes, settings or LakeSettings(), step, writer)
 
     @classmethod
     def create(
         cls,
-        location: LakeLocation | str,
+        location: Location | str,
         *,
         bucket_uuid: str,
         vbuckets: int,
@@ -138,10 +134,10 @@ class Lake:
         step: Callable[[str], None] = lambda name: None,
     ) -> Lake:
         """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
-        location = LakeLocation(location) if isinstance(location, str) else location
+        location = Location.of(location)
         facts = LakeFacts(bucket_uuid=bucket_uuid, vbuckets=vbuckets, groups=min(groups, vbuckets), xattrs=xattrs)
         DeltaLog.create(
-            location.table(TableKind.CHANGES),
+            location.join(TableKind.CHANGES),
             changes_schema(xattrs=xattrs),
             ranges=CHANGE_RANGES,
             properties=facts.to_properties(),
@@ -158,12 +154,12 @@ class Lake:
         assert lake is not None, "it has just been made"
         if lake.facts.vbuckets != vbuckets:
             raise LakeDamaged(
-                f"the tables in {location.root} were made for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
+                f"the tables in {location.uri} were made for {lake.facts.vbuckets} vbuckets, not for {vbuckets}",
                 hint="Give another directory: a bucket never changes its number of vbuckets",
             )
         if lake.facts.xattrs != xattrs:
             raise ColumnsChanged(
-                f"the tables in {location.root} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
+                f"the tables in {location.uri} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
                 hint="Ask for the same, or land into another directory",
             )
         return lake
@@ -206,12 +202,22 @@ class Lake:
     def refresh(self) -> None:
         """Look again at everything if the log of `changes` has gone on without us.
 
-        Another tool may have tidied the table up, a commit of ours was done though it seemed to fail, or another
-        pipeline has landed here: the next batch begins where the tables end now.
+        Another tool may have tidied the table up, or a commit of ours was done though it seemed to fail. Raises
+        `LakeTaken` where another landing has landed a batch.
         """
+        batch = self.last_batch
         self.changes.refresh()
         if self.changes.version != self._seen_version:
             self._load()
+            self.check_writer(batch)
+
+    def check_writer(self, batch: int) -> None:
+        """Raise `LakeTaken` if there are batches after this one and another landing has committed the last of them."""
+        if self.last_batch != batch and self.state.writer != self.writer:
+            raise LakeTaken(
+                f"another landing writes to the tables in {self.location.uri}",
+                hint="Let only one pipeline write to a directory: the other one goes on, and nothing is lost",
+            )
 
     def _know_collections(self) -> None:
         for id_, name in self.state.collections.items():
@@ -341,17 +347,16 @@ def landed_selection(lake: Lake) -> Selection | None:
     """What of the bucket is landed in a lake; None where that is not known."""
     if lake.state.selection is not None:
         return lake.state.selection
-    filesystem, path = open_filesystem(f"{lake.location.root.rstrip('/')}/{OWN_FOLDER}/{_SELECTION}")
-    if filesystem.get_file_info(path).type != fs.FileType.File:
+    path = f"{OWN_FOLDER}/{_SELECTION}"
+    try:
+        held = json.loads(lake.location.read(path))
+        return Selection.of(held["scopes"], held["collections"])
+    except FileNotFoundError:
         return None
-    with filesystem.open_input_stream(path) as file:
-        try:
-            held = json.loads(file.read())
-            return Selection.of(held["scopes"], held["collections"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(
-                f"{path} can't be read: {error!r}", hint="Remove it, if the options are as before"
-            ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            f"{path} in {lake.location.uri} can't be read: {error!r}", hint="Remove it, if the options are as before"
+        ) from error
 
 
 # --- the table of a collection that has none: when it is seen first, or when it was lost ------------------------------

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import fs
 
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.protocol.values import Datatype
@@ -91,35 +90,6 @@ class LakeFacts:
                 f"the table at {where} was not made by Headwater, or its properties were changed",
                 hint="Give another directory, or bring the table's log back from a backup",
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class LakeLocation:
-    """The directory of a lake: a path, or a URI that both Arrow and delta-rs know."""
-
-    root: str
-    storage_options: Mapping[str, str] | None = None
-    """For delta-rs, where the location is an object store."""
-
-    def table(self, kind: TableKind, name: str | None = None) -> TableLocation:
-        path = f"{self.root.rstrip('/')}/{kind}"
-        return TableLocation(path if name is None else f"{path}/{name}", self.storage_options)
-
-
-@dataclass(frozen=True, slots=True)
-class TableLocation:
-    """The directory of a table."""
-
-    uri: str
-    storage_options: Mapping[str, str] | None = None
-
-
-def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path on it."""
-    if "://" in uri:
-        filesystem, path = fs.FileSystem.from_uri(uri)
-        return filesystem, path
-    return fs.LocalFileSystem(), uri
 
 
 def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:

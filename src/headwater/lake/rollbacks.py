@@ -17,7 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.lake.data_files import DataFile, FileReader, FileWriter, numbers, read_files
-from headwater.lake.layout import CHANGE_RANGES, LakeFacts, TableLocation, changes_schema
+from headwater.lake.layout import CHANGE_RANGES, LakeFacts, changes_schema
+from headwater.lake.location import Location
 from headwater.protocol.kernels.memory import Column
 
 Rollbacks = dict[int, int]
@@ -43,7 +44,7 @@ class VoidedFiles:
 
 
 def void_rows(
-    location: TableLocation,
+    location: Location,
     facts: LakeFacts,
     *,
     live: Sequence[DataFile],
@@ -86,7 +87,7 @@ def _may_hold_dead_rows(file: DataFile, rollbacks: Rollbacks) -> bool:
 
 
 def out_of_reach(
-    location: TableLocation, files: Sequence[DataFile], rollbacks: Rollbacks, *, trimmed_batch: int
+    location: Location, files: Sequence[DataFile], rollbacks: Rollbacks, *, trimmed_batch: int
 ) -> set[int]:
     """The vbuckets whose rollback goes behind what has been trimmed, up to a batch.
 
@@ -128,7 +129,7 @@ class Voided:
 class VoidTask:
     """Mark the dead rows of one file."""
 
-    location: TableLocation
+    location: Location
     facts: LakeFacts
     file: DataFile
     rollbacks: Rollbacks

@@ -48,14 +48,8 @@ from headwater.lake.data_files import (
 )
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit, TableState
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import (
-    CHANGE_RANGES,
-    DOCUMENT_RANGES,
-    HISTORY_RANGES,
-    LakeFacts,
-    TableLocation,
-    changes_schema,
-)
+from headwater.lake.layout import CHANGE_RANGES, DOCUMENT_RANGES, HISTORY_RANGES, LakeFacts, changes_schema
+from headwater.lake.location import Location
 
 JOIN_FILES_MIN = 8
 """Files of one size class that are joined; a class is four times as large as the one before."""
@@ -69,7 +63,7 @@ JOIN_BYTES_A_TIME = 256 * 1024 * 1024
 class JoinTask:
     """Write the rows of some files of a table, all of one partition, to fewer."""
 
-    location: TableLocation
+    location: Location
     files: tuple[DataFile, ...]
     file_bytes: int
     facts: LakeFacts | None
@@ -90,7 +84,7 @@ class JoinTask:
         return writer.close()
 
 
-def _join_changes(location: TableLocation, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
+def _join_changes(location: Location, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
     """Sorted rows of many files in one. What is sorted together are some groups of vbuckets at a time."""
     schema = changes_schema(xattrs=facts.xattrs)
     writer = FileWriter(location, schema, ranges=CHANGE_RANGES, prefix="changes")
@@ -107,7 +101,7 @@ def _join_changes(location: TableLocation, files: Sequence[DataFile], facts: Lak
     return writer.close()
 
 
-def _uncompressed_bytes(location: TableLocation, files: Iterable[DataFile]) -> int:
+def _uncompressed_bytes(location: Location, files: Iterable[DataFile]) -> int:
     total = 1
     for file in files:
         with FileReader(location, file.path) as reader:
@@ -116,7 +110,7 @@ def _uncompressed_bytes(location: TableLocation, files: Iterable[DataFile]) -> i
 
 
 def _rows_of_vbuckets(
-    location: TableLocation, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
+    location: Location, files: Iterable[DataFile], vbuckets: range, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     for file in files:
         with FileReader(location, file.path) as reader:
@@ -171,7 +165,7 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYT
 
 
 def _joined(
-    location: TableLocation,
+    location: Location,
     sets: Sequence[tuple[DataFile, ...]],
     run: Runner,
     *,
@@ -214,7 +208,7 @@ TRIM_ROWS_PER_DOCUMENT = 2
 class TrimTask:
     """Write the changes of one group again, with the old ones folded."""
 
-    location: TableLocation
+    location: Location
     facts: LakeFacts
     group: int
     files: tuple[DataFile, ...]

@@ -34,6 +34,7 @@ from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import Selection
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
 from headwater.lake.layout import GROUP, TableKind, split_keys
+from headwater.lake.location import Location
 from headwater.lake.verify_group import (
     CollectionCheck,
     Counts,
@@ -154,7 +155,7 @@ def _are(count: int, noun: str, state: str) -> str:
 
 def compare(
     settings: ClientSettings,
-    into: str,
+    into: str | Location,
     *,
     scopes: Iterable[str] = (),
     collections: Iterable[str] = (),
@@ -164,16 +165,19 @@ def compare(
 
     `scopes` and `collections` are what is looked at; where none are given, all that was landed.
     """
+    location = Location.of(into)
     with Surveyor(settings) as surveyor:
         try:
-            lake = Lake.open(into, bucket_uuid=surveyor.cluster_map.uuid)
+            lake = Lake.open(location, bucket_uuid=surveyor.cluster_map.uuid)
         except UNREADABLE_LOG:
-            findings = damaged_logs(into)
+            findings = damaged_logs(location)
             if not findings.counts:
                 raise
             return Verification(collections=(), findings=findings.first(), counts=dict(findings.counts))
         if lake is None:
-            raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
+            raise InvalidInput(
+                f"{location.uri} holds no tables of a bucket", hint="Give the directory that was landed into"
+            )
         selection = Selection(scopes=tuple(scopes), collections=tuple(collections))
         driver = _Driver(settings, lake, selection, landed_selection(lake) or Selection())
         reports: dict[int, GroupReport] = {}

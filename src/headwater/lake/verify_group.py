@@ -30,12 +30,12 @@ from headwater.lake.layout import (
     REJECTS_SCHEMA,
     LakeFacts,
     TableKind,
-    TableLocation,
     changes_schema,
     documents_schema,
     history_schema,
     table_name,
 )
+from headwater.lake.location import Location
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, hash_changes, hash_documents, int64s, op_codes
 from headwater.lake.verify_judging import (
@@ -77,7 +77,7 @@ from headwater.lake.verify_scan import (
 class TableCheck:
     """A table's part of a group: its live files, and how far it is."""
 
-    location: TableLocation
+    location: Location
     files: tuple[DataFile, ...]
     standing: Standing
     merged: int
@@ -343,7 +343,7 @@ class _Judging:
         self._missing(collection, table.scan.label, bucket.rows.of(judged.missing), "is in the bucket, and not here")
 
     def _scan(self, kind: TableKind, name: str, schema: pa.Schema, table: TableCheck | None) -> TableScan:
-        location = TableLocation("") if table is None else table.location
+        location = Location("") if table is None else table.location
         files = () if table is None else table.files
         return TableScan(location, table_label(kind, name), schema, files, self._report.findings)
 

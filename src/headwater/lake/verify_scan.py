@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as fs
 from deltalake.exceptions import DeltaError
 from numpy.typing import NDArray
 
 from headwater.errors import LakeDamaged
 from headwater.lake.data_files import DataFile, FileReader
 from headwater.lake.delta_log import DeltaLog
-from headwater.lake.layout import LakeLocation, TableKind, TableLocation, open_filesystem, split_keys
+from headwater.lake.layout import TableKind, split_keys
+from headwater.lake.location import Location
 from headwater.lake.verify_hashes import HashedRows
 
 FINDINGS_MAX = 20
@@ -174,7 +174,7 @@ class ScannedRows:
 class TableScan:
     """The live files of a table, or of a part of it."""
 
-    location: TableLocation
+    location: Location
     label: str
     """What findings call the table."""
     schema: pa.Schema
@@ -322,12 +322,12 @@ def _says(error: BaseException) -> str:
 # --- tables that can't be opened --------------------------------------------------------------------------------------
 
 
-def damaged_logs(root: str) -> Findings:
+def damaged_logs(location: Location) -> Findings:
     """Which tables of a lake that can't be opened have a log that can't be read."""
-    location, findings = LakeLocation(root), Findings()
-    for kind, name in _tables_in(root):
+    findings = Findings()
+    for kind, name in _tables_in(location):
         try:
-            log = DeltaLog.open(location.table(kind, name))
+            log = DeltaLog.open(location.join(kind) if name is None else location.join(kind, name))
             if log is not None:
                 log.state()
         except UNREADABLE_LOG as error:
@@ -345,9 +345,7 @@ def damaged_logs(root: str) -> Findings:
     return findings
 
 
-def _tables_in(root: str) -> Iterator[tuple[TableKind, str | None]]:
+def _tables_in(location: Location) -> Iterator[tuple[TableKind, str | None]]:
     yield TableKind.CHANGES, None
-    filesystem, path = open_filesystem(root.rstrip("/"))
     for kind in (TableKind.DOCUMENTS, TableKind.HISTORY, TableKind.REJECTS):
-        found = filesystem.get_file_info(fs.FileSelector(f"{path}/{kind}", allow_not_found=True))
-        yield from ((kind, entry.base_name) for entry in sorted(found, key=lambda entry: entry.base_name))
+        yield from ((kind, entry.name) for entry in location.entries(kind))

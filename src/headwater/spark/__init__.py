@@ -11,7 +11,7 @@ it: the command line and the tables without Spark import modules of this package
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -101,6 +101,7 @@ def land(
     into: str,
     *,
     every: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     lake: LakeSettings | None = None,
     fresh: Freshness | None = None,
     upkeep: Upkeep | None = None,
@@ -111,7 +112,8 @@ def land(
     """Land a bucket in Delta tables: `land(spark, "couchbase://host/bucket", "/lake", user=…, password=…)`.
 
     Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
-    keywords are options of the `dcp` source, in Python's spelling. Returns the running query.
+    keywords are options of the `dcp` source, in Python's spelling. `storage_options` are those of an object store, as
+    delta-rs calls them. Returns the running query.
     """
     from headwater.lake.lake import LakeSettings
     from headwater.spark.freshness import Freshness
@@ -122,6 +124,7 @@ def land(
     landing = Landing(
         source=source_texts(url, source),
         into=into,
+        storage_options=storage_options or {},
         lake=lake or LakeSettings(),
         fresh=fresh or Freshness(),
         upkeep=upkeep or Upkeep(),
@@ -137,6 +140,7 @@ def verify(
     *,
     scopes: Iterable[str] = (),
     collections: Iterable[str] = (),
+    storage_options: Mapping[str, str] | None = None,
     **settings: Unpack[ConnectKeywords],
 ) -> Verification:
     """Compare a bucket with the tables in a directory, on the executors of a session.
@@ -146,25 +150,34 @@ def verify(
     """
     from headwater.client.options import check_keywords
     from headwater.client.settings import ClientSettings, ConnectKeywords
+    from headwater.lake.location import Location
     from headwater.lake.verify import AGENT, compare
     from headwater.spark.executors import spark_runner
 
-    check_keywords("verify", settings, {*ConnectKeywords.__annotations__, "scopes", "collections"})
+    check_keywords("verify", settings, {*ConnectKeywords.__annotations__, "scopes", "collections", "storage_options"})
     settings.setdefault("agent", AGENT)
     connection = ClientSettings.make(url, **settings)
-    return compare(connection, into, scopes=scopes, collections=collections, run=spark_runner(spark, AGENT))
+    location = Location.of(into, storage_options)
+    return compare(connection, location, scopes=scopes, collections=collections, run=spark_runner(spark, AGENT))
 
 
-def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
+def documents(
+    spark: SparkSession, into: str, collection: str, *, storage_options: Mapping[str, str] | None = None
+) -> DataFrame:
     """The documents of a collection (`scope.collection`) as of the last batch, merged or not, read by executors."""
     from headwater.spark import frames
 
-    return frames.documents(spark, into, collection)
+    return frames.documents(spark, into, collection, storage_options=storage_options)
 
 
-def apply_changes(apply: Apply, *, places: str | Callable[[], str | None]) -> Callable[[DataFrame, int], None]:
+def apply_changes(
+    apply: Apply,
+    *,
+    places: str | Callable[[], str | None],
+    storage_options: Mapping[str, str] | None = None,
+) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` on a stream of `dcp`: it calls `apply(changes, batch)` with no change twice and the
     rollbacks first. `places` is a folder, or returns what the sink has stored of `batch.places`."""
     from headwater.spark import frames
 
-    return frames.apply_changes(apply, places=places)
+    return frames.apply_changes(apply, places=places, storage_options=storage_options)

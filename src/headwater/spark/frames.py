@@ -12,14 +12,12 @@ first.
 from __future__ import annotations
 
 import pickle
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -27,7 +25,8 @@ from headwater.client.offsets import Offsets
 from headwater.errors import InvalidInput
 from headwater.lake.documents_merge import merged_rows
 from headwater.lake.lake import Lake
-from headwater.lake.layout import documents_schema, open_filesystem
+from headwater.lake.layout import documents_schema
+from headwater.lake.location import Location
 from headwater.lake.rollbacks import add_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.executors import ship_kernels, use_shipped_kernels
@@ -53,13 +52,15 @@ _U64 = 2**64 - 1
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def documents(spark: SparkSession, into: str, collection: str) -> DataFrame:
+def documents(
+    spark: SparkSession, into: str, collection: str, *, storage_options: Mapping[str, str] | None = None
+) -> DataFrame:
     """The documents of a collection as of the last batch, whether they are merged yet or not, read by the executors.
 
     `collection` is `scope.collection`. The columns are those of its table but for the one that it is partitioned by.
     What is landed later is not in the frame.
     """
-    lake = Lake.open(into)
+    lake = Lake.open(Location.of(into, storage_options))
     if lake is None:
         raise InvalidInput(f"{into} holds no tables of a bucket", hint="Give the directory that was landed into")
     if collection not in lake.tables:
@@ -111,26 +112,31 @@ class ChangeBatch:
 Apply = Callable[[DataFrame, ChangeBatch], None]
 
 
-def apply_changes(apply: Apply, *, places: str | Callable[[], str | None]) -> Callable[[DataFrame, int], None]:
+def apply_changes(
+    apply: Apply,
+    *,
+    places: str | Callable[[], str | None],
+    storage_options: Mapping[str, str] | None = None,
+) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that calls `apply(changes, batch)` with no change twice and rollbacks first.
 
     `places` returns the text that the sink has stored last (`batch.places`), or None: then the sink is exact if it
     stores the text and the changes in one transaction. Or it is a folder in which the helper keeps the text itself,
     after `apply` has returned: then a crash in between brings one batch again.
     """
-    return _Applying(apply, places)
+    return _Applying(apply, Location.of(places, storage_options) if isinstance(places, str) else places)
 
 
 @dataclass(frozen=True, slots=True)
 class _Applying:
     apply: Apply
-    places: str | Callable[[], str | None]
+    places: Location | Callable[[], str | None]
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         # Every look at a frame of a stream would read the bucket again, and find it changed.
         frame = frame.persist()
         try:
-            text = _load(self.places) if isinstance(self.places, str) else self.places()
+            text = _load(self.places) if isinstance(self.places, Location) else self.places()
             held = None if text is None else Offsets.from_json(text)
             rows = frame.mapInArrow(_summarize, _SUMMARY_DDL).collect()
             rollbacks = {row.vbucket: row.rolled_back_to for row in rows if row.rolled_back_to is not None}
@@ -159,8 +165,8 @@ class _Applying:
                 places=after,
             )
             self.apply(frame.mapInArrow(_NewRows(floors, rollbacks), frame.schema), batch)
-            if isinstance(self.places, str):
-                _save(self.places, after)
+            if isinstance(self.places, Location):
+                self.places.write(_PLACES, after.encode())
         finally:
             frame.unpersist()
 
@@ -235,18 +241,8 @@ def _without_void(rows: pa.Table, held: int) -> pa.Table:
     return rows.filter(pa.array(keep))
 
 
-def _load(folder: str) -> str | None:
-    filesystem, path = open_filesystem(f"{folder.rstrip('/')}/{_PLACES}")
-    if filesystem.get_file_info(path).type != fs.FileType.File:
+def _load(folder: Location) -> str | None:
+    try:
+        return folder.read(_PLACES).decode()
+    except FileNotFoundError:
         return None
-    with filesystem.open_input_stream(path) as file:
-        return str(file.read().decode())
-
-
-def _save(folder: str, text: str) -> None:
-    filesystem, root = open_filesystem(folder.rstrip("/"))
-    filesystem.create_dir(root)
-    unfinished = f"{root}/.{uuid.uuid4().hex}"
-    with filesystem.open_output_stream(unfinished) as file:
-        file.write(text.encode())
-    filesystem.move(unfinished, f"{root}/{_PLACES}")

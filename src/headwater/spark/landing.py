@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow.fs as fs
 from pyspark.sql import SparkSession
 
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
@@ -29,7 +28,8 @@ from headwater.errors import HeadwaterError, InvalidInput
 from headwater.lake.delta_log import Selection
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.lake.lake import OWN_FOLDER, Lake, LakeSettings, landed_selection
-from headwater.lake.layout import GROUPS_DEFAULT, TableKind, open_filesystem
+from headwater.lake.layout import GROUPS_DEFAULT, TableKind
+from headwater.lake.location import Location
 from headwater.spark.executors import SparkRunner, ship_kernels
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
@@ -58,6 +58,8 @@ class Landing:
     source: Mapping[str, str]
     """Options of the `dcp` source."""
     into: str
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the object store that `into` is in."""
     lake: LakeSettings = field(default_factory=LakeSettings)
     fresh: Freshness = field(default_factory=Freshness)
     upkeep: Upkeep = field(default_factory=Upkeep)
@@ -77,17 +79,19 @@ class Landing:
         # Raises where the bucket is not there.
         bucket = bootstrap(options.settings).cluster_map
         if self.iceberg is not None:
-            load_catalog_of(self.iceberg, self.into)
-        lake = Lake.open(self.into, bucket_uuid=bucket.uuid, settings=self.lake)
+            load_catalog_of(self.iceberg, Location.of(self.into, self.storage_options).uri)
+        location = Location.of(self.into, self.storage_options)
+        location.check()
+        lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake)
         if lake is not None:
             _check_same_options(lake, options)
             return lake
         if scopes or collections:
             # Raises where what is wanted of the bucket is not there.
             CollectionNames(look_at_bucket(options.settings).manifest).select(scopes=scopes, collections=collections)
-        _check_empty(self.into)
+        _check_empty(location)
         return Lake.create(
-            self.into,
+            location,
             bucket_uuid=bucket.uuid,
             vbuckets=bucket.vbuckets,
             groups=self.groups,
@@ -131,7 +135,7 @@ def parse_interval_s(text: str) -> float:
 
 def _check_same_options(lake: Lake, options: SourceOptions) -> None:
     """What was left out once is never landed, so it has to be left out for ever."""
-    where = lake.location.root
+    where = lake.location.uri
     if lake.facts.xattrs != options.read.xattrs:
         had = "with" if lake.facts.xattrs else "without"
         raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")
@@ -142,30 +146,28 @@ def _check_same_options(lake: Lake, options: SourceOptions) -> None:
         )
 
 
-def _check_empty(into: str) -> None:
+def _check_empty(into: Location) -> None:
     """A directory that holds something else is most likely a mistake. What is left of the making of the first table,
     if that was cut off, is not."""
     others = [
         name
         for name in _names_in(into)
-        if name != OWN_FOLDER and not (name == TableKind.CHANGES and set(_names_in(f"{into}/{name}")) <= {"_delta_log"})
+        if name != OWN_FOLDER and not (name == TableKind.CHANGES and set(_names_in(into.join(name))) <= {"_delta_log"})
     ]
     if others:
         raise InvalidInput(
-            f"{into} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
+            f"{into.uri} holds {others[0]!r} and no tables of a bucket", hint="Give an empty or a new directory"
         )
 
 
-def _names_in(directory: str) -> list[str]:
+def _names_in(directory: Location) -> list[str]:
     """What a directory holds; nothing where there is none."""
-    filesystem, path = open_filesystem(directory)
     try:
-        found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return [entry.name for entry in directory.entries()]
     except OSError as error:
         raise InvalidInput(
-            f"{directory} can't be used: {error}", hint="Give a directory that can be written"
+            f"{directory.uri} can't be used: {error}", hint="Give a directory that can be written"
         ) from error
-    return sorted(entry.base_name for entry in found)
 
 
 def _seen_collections(lake: Lake, options: SourceOptions) -> list[SeenCollection]:

@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
-from headwater.errors import HeadwaterError, LakeInUse, QueryFailed
+from headwater.errors import HeadwaterError, LakeDamaged, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
@@ -160,6 +160,8 @@ class LandingLoop:
         self._numbers = _TableNumbers.of(lake)
         self._doing = "waiting"
         self._failures = 0
+        self._failed: HeadwaterError | None = None
+        """What the last turn failed with: the tables have to be opened again."""
         self._merge_is_asked = False
         self._waiting_since_s: float | None = None
         """Since when something waits to be merged; None where nothing does that this run has landed."""
@@ -214,6 +216,8 @@ class LandingLoop:
             while not self._stopping.is_set():
                 began_s = time.monotonic()
                 try:
+                    if self._failed is not None:
+                        self._reopen()
                     has_read = self._turn()
                     if not self._lake.has_pending:
                         # A merge that fails again and again is a failure as well, whatever batches come in between.
@@ -246,34 +250,39 @@ class LandingLoop:
             self._watch.close()
 
     def _recover(self, error: Exception) -> HeadwaterError:
-        """Open the tables again, and return what has failed. Raises it unless the next attempt may do better: a worker
-        or an executor of Spark died, or another tool has rearranged a table meanwhile. Other errors of ours are final:
-        what can wait has waited where it was raised."""
+        """Return what has failed. Raises it unless the next attempt may do better: a worker or an executor of Spark
+        died, the store did not answer, or another tool has rearranged a table meanwhile. Other errors of ours are
+        final: what can wait has waited where it was raised."""
         if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
             raise QueryFailed(
                 "Spark has ended unexpectedly", hint="Start again: it goes on from here. Spark's log may say why"
             ) from error
         cause = query_error(error)
-        if self._failures > FAILURES_MAX or not isinstance(cause, LakeInUse | QueryFailed):
+        is_final = isinstance(cause, LakeTaken) or not isinstance(cause, LakeInUse | LakeUnreachable | QueryFailed)
+        if self._failures > FAILURES_MAX or is_final:
             raise cause from error
-        last_batch = self._lake.last_batch
-        self._reopen()
-        if isinstance(cause, LakeInUse) and self._lake.last_batch != last_batch:
-            # Not a tool that rearranges: another pipeline lands here.
-            raise cause from error
+        self._failed = cause
         return cause
 
     def _reopen(self) -> None:
         """After a failure nothing in memory counts: the tables do."""
         before = self._lake
         lake = Lake.open(
-            before.location, bucket_uuid=before.facts.bucket_uuid, settings=before.settings, step=before.step
+            before.location,
+            bucket_uuid=before.facts.bucket_uuid,
+            settings=before.settings,
+            step=before.step,
+            writer=before.writer,
         )
         if lake is None:
-            raise QueryFailed(
-                f"the tables in {before.location.root} are gone", hint="Start again, to land from the start"
+            raise LakeDamaged(
+                f"the tables in {before.location.uri} are gone", hint="Start again, to land from the start"
             )
-        self._lake = lake
+        if isinstance(self._failed, LakeInUse):
+            # A tool may have rearranged a table. Or a store has kept a commit whose answer was lost, and has refused
+            # it when it was sent again: then it is ours.
+            lake.check_writer(before.last_batch)
+        self._lake, self._failed = lake, None
         self._numbers = _TableNumbers.of(lake)
         self.lag.on_offsets(lake.held_offsets())
         if self._iceberg_settings is not None:

@@ -15,7 +15,8 @@ import pytest
 from headwater.errors import LakeOutOfStep
 from headwater.lake import change_files
 from headwater.lake.change_files import ChangeReport, ChangeWriter, sort_rows
-from headwater.lake.layout import LakeFacts, TableLocation
+from headwater.lake.layout import LakeFacts
+from headwater.lake.location import Location
 from headwater.spark.executors import RESULT_SCHEMA, result_batch, results_of
 from support.lake_model import ModelBucket, batches
 
@@ -32,7 +33,7 @@ def bucket() -> ModelBucket:
 
 def writer_in(directory: Path, **settings: Any) -> ChangeWriter:
     facts = LakeFacts(bucket_uuid="u", vbuckets=VBUCKETS, groups=4)
-    return ChangeWriter(location=TableLocation(str(directory)), facts=facts, batch=5, landed_at=LANDED_AT, **settings)
+    return ChangeWriter(location=Location(str(directory)), facts=facts, batch=5, landed_at=LANDED_AT, **settings)
 
 
 def rows_of(directory: Path, report: ChangeReport) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
 from headwater.lake.data_files import DataFile, FileReader, FileWriter
-from headwater.lake.layout import TableLocation
+from headwater.lake.location import Location
 
 SCHEMA = pa.schema([pa.field("vbucket", pa.int32()), pa.field("op", pa.string()), pa.field("value", pa.binary())])
 
@@ -26,7 +26,7 @@ def rows(count: int, start: int = 0) -> pa.Table:
 
 
 def write(folder: Path) -> DataFile:
-    writer = FileWriter(TableLocation(str(folder)), SCHEMA, ranges=("vbucket",))
+    writer = FileWriter(Location(str(folder)), SCHEMA, ranges=("vbucket",))
     for start in (0, 30):
         part = rows(30, start)
         writer.write_row_group(part.set_column(1, "op", part.column("op").cast(pa.dictionary(pa.int32(), pa.string()))))
@@ -34,7 +34,7 @@ def write(folder: Path) -> DataFile:
 
 
 def read(folder: Path, path: str) -> list[bytes]:
-    with FileReader(TableLocation(str(folder)), path, checks=True) as reader:
+    with FileReader(Location(str(folder)), path, checks=True) as reader:
         return [
             value
             for row_group in reader.row_groups
@@ -51,7 +51,7 @@ def test_any_reader_reads_a_sealed_file(tmp_path: Path) -> None:
     metadata = pq.read_metadata(path)
     assert metadata.metadata[b"headwater"] == __version__.encode()
     assert metadata.num_row_groups == 2
-    with FileReader(TableLocation(str(tmp_path)), file.path, checks=True) as reader:
+    with FileReader(Location(str(tmp_path)), file.path, checks=True) as reader:
         assert reader.is_sealed
         assert reader.range_of(1, "vbucket") == (30, 59, False)
 
@@ -96,7 +96,7 @@ def test_files_of_other_engines_have_the_types_of_ours(tmp_path: Path) -> None:
     table = table.append_column("map", pairs.cast(pa.map_(pa.string_view(), pa.binary_view())))
     table = table.append_column("vbucket", pa.array([1, 2], pa.int32()))
     pq.write_table(table, tmp_path / "other")
-    with FileReader(TableLocation(str(tmp_path)), "other", checks=True) as reader:
+    with FileReader(Location(str(tmp_path)), "other", checks=True) as reader:
         assert not reader.is_sealed
         assert reader.range_of(0, "vbucket") == (1, 2, True)
         (part,) = reader.batches(0)
@@ -110,7 +110,7 @@ def test_files_of_other_engines_have_the_types_of_ours(tmp_path: Path) -> None:
 
 def test_large_row_groups_come_in_parts(tmp_path: Path) -> None:
     pq.write_table(rows(1000), tmp_path / "large")
-    with FileReader(TableLocation(str(tmp_path)), "large") as reader:
+    with FileReader(Location(str(tmp_path)), "large") as reader:
         parts = [*reader.batches(0, bytes_max=reader.uncompressed_bytes(0) // 3)]
     assert [part.num_rows for part in parts] == [250, 250, 250, 250]
     assert pa.concat_tables(parts).column("value").to_pylist() == [b"%d" % number for number in range(1000)]

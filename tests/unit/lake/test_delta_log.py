@@ -14,7 +14,7 @@ from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake.data_files import DataFile, FileWriter
 from headwater.lake.delta_log import DeltaLog, TableCommit, TableState
-from headwater.lake.layout import TableLocation
+from headwater.lake.location import Location
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -32,7 +32,7 @@ def state(seqno: int, **collections: str) -> TableState:
 
 def create(directory: Path) -> DeltaLog:
     return DeltaLog.create(
-        TableLocation(str(directory)), SCHEMA, ranges=["seqno"], properties={}, transactions={}, state=state(0)
+        Location(str(directory)), SCHEMA, ranges=["seqno"], properties={}, transactions={}, state=state(0)
     )
 
 
@@ -83,7 +83,7 @@ def test_transactions_and_offsets_come_back(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_table_there_is_none(tmp_path: Path) -> None:
-    assert DeltaLog.open(TableLocation(str(tmp_path / "nothing"))) is None
+    assert DeltaLog.open(Location(str(tmp_path / "nothing"))) is None
 
 
 def test_creating_a_table_that_is_there_leaves_it_alone(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_all_is_kept_when_the_log_is_cleaned(tmp_path: Path) -> None:
 
 def test_a_log_that_others_cleaned_is_told(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path), SCHEMA, commit_properties=CommitProperties(custom_metadata={"other": "x"}))
-    log = DeltaLog.open(TableLocation(str(tmp_path)))
+    log = DeltaLog.open(Location(str(tmp_path)))
     assert log is not None
     with pytest.raises(LakeDamaged, match="no longer says which offsets"):
         log.state()
@@ -152,14 +152,14 @@ def test_a_log_that_can_not_be_read_is_told(tmp_path: Path) -> None:
     create(tmp_path)
     (tmp_path / "_delta_log" / f"{0:020}.json").write_text("no log")
     with pytest.raises(LakeDamaged, match="can't be read"):
-        DeltaLog.open(TableLocation(str(tmp_path)))
+        DeltaLog.open(Location(str(tmp_path)))
 
 
 def test_partition_values_come_back_as_they_were_written(tmp_path: Path) -> None:
     schema = pa.schema([*SCHEMA, pa.field("vbucket_group", pa.int32()), pa.field("is_current", pa.bool_())])
     partition = [("vbucket_group", "3"), ("is_current", "true")]
     log = DeltaLog.create(
-        TableLocation(str(tmp_path)), schema, partition_by=["vbucket_group", "is_current"], ranges=["seqno"],
+        Location(str(tmp_path)), schema, partition_by=["vbucket_group", "is_current"], ranges=["seqno"],
         properties={}, transactions={}, state=state(0),
     )  # fmt: skip
     writer = FileWriter(log.location, SCHEMA, ranges=["seqno"], partition=partition)

@@ -35,12 +35,12 @@ def by_place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def iceberg_rows(small: SmallLake, settings: IcebergSettings) -> list[dict[str, Any]]:
     """As anybody reads them."""
-    table = load_catalog_of(settings, small.lake.location.root).load_table(settings.table)
+    table = load_catalog_of(settings, small.lake.location.uri).load_table(settings.table)
     return sorted(table.scan().to_arrow().to_pylist(), key=by_place)
 
 
 def check_same(small: SmallLake, settings: IcebergSettings) -> None:
-    expected = sorted(table_rows(Path(small.lake.location.root) / "changes"), key=by_place)
+    expected = sorted(table_rows(Path(small.lake.location.uri) / "changes"), key=by_place)
     assert iceberg_rows(small, settings) == expected
 
 

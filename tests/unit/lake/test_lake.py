@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOtherBucket, LakeOutOfStep
+from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOtherBucket, LakeOutOfStep, LakeTaken
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
 from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
@@ -123,9 +123,10 @@ def test_two_that_land_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     with pytest.raises(LakeInUse):
         commit_batch(small.lake, late, [report])
     assert keys(small.rows("changes")) == ["a"]
-    # It sees what has happened, and goes on from there.
     small.write(0, "b")
-    small.land()
+    with pytest.raises(LakeTaken, match="another landing"):
+        small.land()
+    other.land()
     assert keys(small.rows(f"documents/{DEFAULT}")) == ["a", "b"]
 
 

@@ -9,7 +9,6 @@ import pytest
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.lake.layout import (
     LakeFacts,
-    LakeLocation,
     TableKind,
     changes_schema,
     raw_keys,
@@ -17,6 +16,7 @@ from headwater.lake.layout import (
     table_name,
     to_change_columns,
 )
+from headwater.lake.location import Location
 
 
 @pytest.mark.parametrize(("vbuckets", "groups"), [(1024, 16), (64, 16), (5, 2), (7, 7), (1, 1), (100, 33)])
@@ -46,9 +46,9 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def test_tables_have_their_places() -> None:
-    place = LakeLocation("/lake/")
-    assert place.table(TableKind.CHANGES).uri == "/lake/changes"
-    assert place.table(TableKind.REJECTS, "inventory.hotel").uri == "/lake/rejects/inventory.hotel"
+    place = Location("/lake/")
+    assert place.join(TableKind.CHANGES).uri == "/lake/changes"
+    assert place.join(TableKind.REJECTS, "inventory.hotel").uri == "/lake/rejects/inventory.hotel"
 
 
 def test_a_collection_without_a_name_goes_by_its_id() -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from headwater.lake.data_files import DataFile
-from headwater.lake.layout import LakeFacts, TableLocation
+from headwater.lake.layout import LakeFacts
+from headwater.lake.location import Location
 from headwater.lake.rollbacks import Voided, VoidedFiles, VoidTask, add_rollback, torn_vbuckets, void_rows
 
-LOCATION = TableLocation("/nowhere")
+LOCATION = Location("/nowhere")
 FACTS = LakeFacts(bucket_uuid="uuid", vbuckets=4, groups=2)
 
 

@@ -1,0 +1,413 @@
+"""Where a lake lies, and how files are read and written there: a directory, or a prefix in an object store.
+
+`Location.of` is the only reader of what a user gives as a lake, and every module of the lake reads and writes through
+a location. Tasks carry it to executors, with the options of its store; a `repr` shows none of them, for some are
+secrets.
+
+Object stores are reached by obstore. It is the library that delta-rs has inside, so that the logs, which delta-rs
+writes, and the files, which are written here, take the same options, find the same credentials in the environment and
+try again by the same rules. A file appears in a store when it is complete, or never.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from headwater.durable_files import replace_file
+from headwater.errors import InvalidInput, LakeError, LakeUnreachable
+from headwater.phrases import printable
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_STORES = {
+    "s3": "AWS_",
+    "s3a": "AWS_",
+    "gs": "GOOGLE_",
+    "az": "AZURE_",
+    "abfs": "AZURE_",
+    "abfss": "AZURE_",
+}
+"""The schemes of object stores, and how the environment variables begin that are about them."""
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):(?=/)")
+_CLIENT_OPTIONS = frozenset(
+    {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "proxy_ca_certificate",
+     "proxy_excludes", "user_agent", "root_certificate"}
+)  # fmt: skip
+_RETRY_OPTIONS = frozenset({"max_retries", "retry_timeout"})
+_DELTA_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
+"""For delta-rs alone."""
+_KNOWN_OPTIONS = {
+    "AWS_": (
+        *("access_key_id", "secret_access_key", "session_token", "region", "default_region", "endpoint"),
+        *("endpoint_url", "allow_http", "virtual_hosted_style_request", "skip_signature", "server_side_encryption"),
+        *("sse_kms_key_id", "conditional_put", "unsigned_payload", "imdsv1_fallback"),
+    ),
+    "AZURE_": (
+        *("storage_account_name", "storage_account_key", "storage_sas_token", "storage_client_id"),
+        *("storage_client_secret", "storage_tenant_id", "client_id", "client_secret", "tenant_id"),
+        *("storage_endpoint", "storage_use_emulator"),
+    ),
+    "GOOGLE_": ("service_account", "service_account_key", "application_credentials"),
+}
+"""The options that people give, without their prefixes. As variables of the environment they are in capitals."""
+_OWN_FOLDER = "_headwater"
+_PROBE_RETRIES = {"max_retries": "2", "retry_timeout": "10s"}
+"""For the first look at a store: a user waits for it."""
+_TIMES_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Output(Protocol):
+    """A file that is being written. One that is never closed is never there."""
+
+    def write(self, data: bytes) -> Any: ...
+
+    def tell(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a folder, by its name in the folder that was listed."""
+
+    name: str
+    changed_at: datetime | None = None
+    """None for a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder of a lake, or the lake itself: an absolute path, or the URI of a prefix in an object store."""
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the object store, as delta-rs and obstore call them: `aws_access_key_id`, `endpoint`, `timeout`, …"""
+
+    @classmethod
+    def of(cls, text: str | Self, options: Mapping[str, str] | None = None) -> Self:
+        """The location that a user has given. Raises `InvalidInput` for one that can't be used."""
+        if not isinstance(text, str):
+            return text
+        match = _SCHEME.match(text)
+        scheme = match[1].lower() if match else "file"
+        if scheme in _STORES:
+            given = _checked(scheme, options or {})
+            return cls(f"{scheme}:{text[len(scheme) + 1 :].rstrip('/')}", {**_environment_options(scheme), **given})
+        if options:
+            raise InvalidInput(f"{text} is no object store and takes no options", hint="Leave out the storage options")
+        if match is None:
+            return cls(text.rstrip("/") or "/")
+        if scheme == "dbfs" and Path("/dbfs").is_dir():
+            return cls("/dbfs/" + text[len("dbfs:") :].strip("/"))
+        if scheme != "file":
+            known = ", ".join(f"{name}://" for name in _STORES)
+            raise InvalidInput(f"{scheme}: is no store that tables can lie in", hint=f"Give a directory, or {known}")
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidInput(f"{text} is on another host", hint="Write file:///path for a directory of this machine")
+        return cls(unquote(parts.path).rstrip("/") or "/")
+
+    def join(self, *names: str) -> Self:
+        """A folder in this one."""
+        return type(self)("/".join((self.uri.rstrip("/"), *names)), self.options)
+
+    @property
+    def is_local(self) -> bool:
+        return _SCHEME.match(self.uri) is None
+
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """The options for delta-rs."""
+        return dict(self.options) or None
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes:
+        """A whole file. Raises `FileNotFoundError` where there is none."""
+        if self.is_local:
+            return Path(self.uri, path).read_bytes()
+        import obstore
+
+        with self.answering():
+            return bytes(obstore.get(self._store(), path).bytes())
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        """A file to read parts of."""
+        if self.is_local:
+            return fs.LocalFileSystem().open_input_file(f"{self.uri}/{path}")
+        return pa.PythonFile(_StoredInput(self._store(), path), mode="r")
+
+    def entries(self, folder: str = "") -> list[Entry]:
+        """The files and folders in a folder, by name; none where there is no such folder."""
+        if self.is_local:
+            found = fs.LocalFileSystem().get_file_info(
+                fs.FileSelector(f"{self.uri}/{folder}".rstrip("/") or "/", allow_not_found=True)
+            )
+            made = [Entry(one.base_name, one.mtime if one.type == fs.FileType.File else None) for one in found]
+        else:
+            with self.answering():
+                listed = self._store().list_with_delimiter(folder or None)
+            made = [Entry(one["path"].rpartition("/")[2], one["last_modified"]) for one in listed["objects"]]
+            made += [Entry(one.rstrip("/").rpartition("/")[2]) for one in listed["common_prefixes"]]
+        return sorted(made, key=lambda entry: entry.name)
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def open_output(self, path: str) -> Output:
+        """A new file. Its folders are made."""
+        if self.is_local:
+            Path(self.uri, path).parent.mkdir(parents=True, exist_ok=True)
+            stream: Output = fs.LocalFileSystem().open_output_stream(f"{self.uri}/{path}")
+            return stream
+        return _StoredOutput(self._store(), path)
+
+    def write(self, path: str, data: bytes) -> None:
+        """A whole file, in place of any that is there."""
+        if self.is_local:
+            Path(self.uri, path).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(Path(self.uri, path), data)
+        else:
+            import obstore
+
+            with self.answering():
+                obstore.put(self._store(), path, data)
+
+    def check(self) -> None:
+        """Raise `LakeError`, in one sentence, if an object store can't be read and written, each object by one writer.
+
+        Nothing is left there. Whether a directory can be written shows when it is made.
+        """
+        if self.is_local:
+            return
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        probe = f"{_OWN_FOLDER}/probe-{uuid.uuid4().hex}"
+        store = _open_store(self.uri, tuple(sorted({**self.options, **_PROBE_RETRIES}.items())))
+        try:
+            store.list_with_delimiter(None)
+            obstore.put(store, probe, b"", mode="create")
+            try:
+                obstore.put(store, probe, b"", mode="create")
+                is_safe = False
+            except AlreadyExistsError:
+                is_safe = True
+            obstore.delete(store, probe)
+        except (BaseError, OSError) as error:
+            reason, hint = _cause(error)
+            raise LakeError(f"{self.uri} can't be used: {reason}", hint=hint) from None
+        if not is_safe:
+            raise LakeError(
+                f"{self.uri} can't be used: without conditional puts two writers could overwrite each other",
+                hint="Use a store that knows If-None-Match, such as S3 itself or a newer version of this one",
+            )
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Raise `LakeUnreachable`, in one sentence, where the store fails at what is done inside."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            if self.is_local or not _is_of_store(error):
+                raise
+            reason, hint = _cause(error)
+            raise LakeUnreachable(f"{self.uri} can't be reached: {reason}", hint=hint) from error
+
+    def _store(self) -> ObjectStore:
+        return _open_store(self.uri, tuple(sorted(self.options.items())))
+
+
+# --- object stores ----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _open_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """The prefix of a store. One client serves all threads of a process."""
+    from obstore.store import from_url
+
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    retries: dict[str, Any] = {}
+    for name, value in options:
+        plain = "allow_http" if name == "aws_allow_http" else name
+        if plain in _CLIENT_OPTIONS:
+            client[plain] = value == "true" if plain.startswith("allow_") else value
+        elif plain == "max_retries":
+            retries[plain] = int(value)
+        elif plain == "retry_timeout":
+            retries[plain] = timedelta(seconds=_seconds(value))
+        elif plain not in _DELTA_OPTIONS:
+            config[plain] = value
+    return from_url(uri, config=config, client_options=client or None, retry_config=retries or None)  # type: ignore[call-overload, no-any-return]
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9.]+)(ms|s|m|h)", text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is no time", hint="Write one like 30s or 500ms")
+    return float(match[1]) * _TIMES_S[match[2]]
+
+
+class _StoredInput:
+    """An object as a file that parts are read of. Each part is one request: Arrow asks for few and large ones."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        import obstore
+
+        self._store, self._path = store, path
+        self._size = int(obstore.head(store, path)["size"])
+        self._at = 0
+        self.closed = False
+
+    def read(self, length: int | None = None) -> bytes:
+        import obstore
+
+        length = self._size - self._at if length is None or length < 0 else min(length, self._size - self._at)
+        if length <= 0:
+            return b""
+        data = bytes(obstore.get_range(self._store, self._path, start=self._at, length=length))
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _StoredOutput:
+    """An object that is uploaded in parts as it is written, and is there when it is closed."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        import obstore
+
+        self._writer = obstore.open_writer(store, path)
+        self._at = 0
+
+    def write(self, data: bytes) -> int:
+        self._writer.write(data)
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+# --- options of stores ------------------------------------------------------------------------------------------------
+
+
+def _environment_options(scheme: str) -> dict[str, str]:
+    """What the environment says of the store, for executors, whose environment is another one."""
+    prefix = _STORES[scheme]
+    names = [prefix + name.upper() for name in _KNOWN_OPTIONS[prefix]]
+    return {name.lower(): value for name in names if (value := os.environ.get(name))}
+
+
+def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Options as the user gave them, with names in lower case. Raises for one that the store does not know."""
+    from obstore.exceptions import BaseError
+
+    checked = {name.lower(): str(value) for name, value in options.items()}
+    for name, value in checked.items():
+        if name in _CLIENT_OPTIONS | _RETRY_OPTIONS | _DELTA_OPTIONS or name == "aws_allow_http":
+            continue
+        try:
+            _open_store(f"{scheme}://bucket/", ((name, value),))
+        except BaseError as error:
+            if "onfiguration key" in str(error):
+                prefix = _STORES[scheme]
+                known = [prefix.lower() + one for one in _KNOWN_OPTIONS[prefix]]
+                near = get_close_matches(name, [*known, *_CLIENT_OPTIONS, *_RETRY_OPTIONS], n=1)
+                hint = f"Did you mean {near[0]}?" if near else "See delta-rs' page on storage options for the names"
+                raise InvalidInput(f"{name} is no option of {scheme}:// stores", hint=hint) from None
+    return checked
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CHECK_ENDPOINT = "Check the endpoint and the network"
+_CAUSES = (
+    # What an error says, what that means, and what to do.
+    (
+        r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist",
+        "there is no such bucket",
+        "Make it, or correct its name",
+    ),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken|AuthenticationFailed|401 Unauthorized",
+        "the credentials are not valid",
+        "Check them: storage options, or the variables of the environment",
+    ),
+    (
+        r"AuthorizationHeaderMalformed|PermanentRedirect|301 Moved|IllegalLocationConstraint",
+        "the bucket is in another region",
+        "Give its region: --storage-option aws_region=NAME",
+    ),
+    (
+        r"AccessDenied|403 Forbidden|AuthorizationPermissionMismatch",
+        "access is denied",
+        "Ask for the right to list, read, write and delete there",
+    ),
+    (r"SlowDown|503 Service|429 Too", "the store asks to slow down", "Try again later, or less often"),
+    (r"[Cc]onnection refused", "the store does not answer (connection refused)", _CHECK_ENDPOINT),
+    (r"dns error|failed to lookup address", "the store's host name is unknown", _CHECK_ENDPOINT),
+    (r"timed out|deadline has elapsed", "the store does not answer in time", _CHECK_ENDPOINT),
+    (
+        r"169\.254\.169\.254|instance metadata|metadata\.google",
+        "no credentials were found",
+        "Give them as storage options, or by the environment",
+    ),
+    (
+        r"builder error|URL scheme is not allowed",
+        "the endpoint is plain HTTP",
+        "Add --storage-option allow_http=true, if that is meant",
+    ),
+)
+_OF_STORE = re.compile(r"Generic (S3|GCS|\w*Azure\w*) error|Error performing (GET|PUT|HEAD|POST|DELETE|list)")
+
+
+def _is_of_store(error: Exception) -> bool:
+    """Whether an error is the store's own. delta-rs has no type for these."""
+    return type(error).__module__.startswith("obstore") or bool(_OF_STORE.search(str(error)))
+
+
+def _cause(error: BaseException) -> tuple[str, str]:
+    text = str(error)
+    for pattern, reason, hint in _CAUSES:
+        if re.search(pattern, text):
+            return reason, hint
+    code = _CODE.search(text)
+    first = code[1] if code else printable(text.splitlines()[0] if text else type(error).__name__)[:200]
+    return f"it answers {first}", "Check the address, the credentials and the store itself"

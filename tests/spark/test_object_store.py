@@ -1,0 +1,228 @@
+"""A lake in an object store: S3, by moto's server, with its faults. Tables are looked at through deltalake alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from headwater.cli import main
+from headwater.errors import LakeTaken
+from headwater.lake.location import Location
+from headwater.lake.verify import compare
+from headwater.spark import documents, landing_loop
+from headwater.spark.landing import Landing, LandingQuery
+from support.driven_source import RunHere, without_spark
+from support.lake_model import check_no_duplicates
+from support.landings import ALWAYS_FRESH, DEFAULT, GROUPS, SourceBucket, check_delivery
+from support.node_process import PASSWORD, USER
+from support.object_store import READ_ONLY, SECRET_KEY, Faults, S3Server
+
+_NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    with S3Server() as running:
+        running.make_bucket("lakes")
+        yield running
+
+
+@dataclass
+class StoredLake:
+    """A bucket, and its tables in the store."""
+
+    bucket: SourceBucket
+    store: S3Server
+    uri: str = field(default_factory=lambda: f"s3://lakes/lake-{next(_NUMBERS)}")
+
+    @property
+    def landing(self) -> Landing:
+        return Landing(
+            source={**self.bucket.options, "minPartitions": "2"},
+            into=self.uri,
+            storage_options=self.store.options,
+            fresh=ALWAYS_FRESH,
+            groups=GROUPS,
+        )
+
+    def start(self, *, every_s: float | None = None) -> LandingQuery:
+        return self.landing.run(RunHere(), self.landing.prepare(), every_s=every_s)
+
+    def land(self) -> None:
+        self.start().awaitTermination()
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """As any reader of Delta tables sees them."""
+        found = DeltaTable(f"{self.uri}/{table}", storage_options=self.store.options).to_pyarrow_table()
+        return found.to_pylist()
+
+    def check_equal(self) -> None:
+        found = compare(self.bucket.settings, Location.of(self.uri, self.store.options))
+        assert found.is_equal, [one.sentence for one in found.findings]
+        assert found.pending == 0
+        changes = self.rows("changes")
+        check_no_duplicates(changes)
+        check_delivery(changes)
+
+
+@pytest.fixture
+def lake(bucket: SourceBucket, store: S3Server) -> Iterator[StoredLake]:
+    bucket.put([b"a", b"b", b"c"], b'{"n":1}')
+    yield StoredLake(bucket, store)
+    store.set_faults(Faults())
+
+
+def test_spark_lands_a_rollback_into_s3(lake: StoredLake, spark: SparkSession) -> None:
+    lake.landing.start(spark).awaitTermination()
+    lake.bucket.put([b"c"], b'{"n":2}')
+    lake.landing.start(spark).awaitTermination()
+    vbucket = lake.bucket.vbucket_of(b"c")
+    lake.bucket.fail_over(vbucket, to_seqno=lake.bucket.high_seqnos()[vbucket] - 1)
+    lake.bucket.put([b"d"], b'{"n":3}')
+    lake.landing.start(spark).awaitTermination()
+    lake.check_equal()
+    assert any(row["void"] for row in lake.rows("changes"))
+    frame = documents(spark, lake.uri, DEFAULT, storage_options=lake.store.options)
+    assert sorted(row.key for row in frame.collect()) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(slow_down=0.2, seed=1), Faults(lose_answer=0.05, seed=2), Faults(reset=0.1, seed=3)],
+    ids=["throttled", "answers lost", "connections reset"],
+)
+def test_a_store_that_fails_now_and_then(lake: StoredLake, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose answer was lost is refused when it is sent again, and is ours all the same."""
+    without_spark(monkeypatch)
+    monkeypatch.setattr(landing_loop, "_RETRY_S_MIN", 0.01)
+    monkeypatch.setattr(landing_loop, "_RETRY_S_MAX", 0.02)
+    lake.land()
+    lake.store.set_faults(faults)
+    query = lake.start(every_s=0.01)
+    for number in range(20):
+        lake.bucket.put([b"a", f"key-{number}".encode()], b'{"n":%d}' % number)
+        time.sleep(0.05)
+    query.processAllAvailable()
+    lake.store.set_faults(Faults())
+    query.stop()
+    lake.check_equal()
+
+
+def test_of_two_landings_one_goes_on(lake: StoredLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_spark(monkeypatch)
+    lake.land()
+    first, second = lake.start(every_s=0.01), lake.start(every_s=0.01)
+    ended: list[LandingQuery] = []
+    for number in range(200):
+        lake.bucket.put([b"k-%d" % number], b"{}")
+        ended = [query for query in (first, second) if not query.isActive]
+        if ended:
+            break
+        time.sleep(0.05)
+    (loser,) = ended
+    with pytest.raises(LakeTaken, match="another landing writes to the tables"):
+        loser.awaitTermination()
+    winner = second if loser is first else first
+    winner.processAllAvailable()
+    winner.stop()
+    lake.check_equal()
+
+
+KILLS = 3
+SOAK_KILLS = 20
+LANDER = """
+import json, sys
+from headwater.spark import task_read
+from headwater.spark.landing import Landing
+from support.driven_source import RunHere
+from support.landings import ALWAYS_FRESH, GROUPS
+task_read.use_shipped_kernels = lambda: False
+made = json.load(sys.stdin)
+landing = Landing(**made, fresh=ALWAYS_FRESH, groups=GROUPS)
+report = lambda landed: print(landed.batch_id, flush=True)
+query = landing.run(RunHere(), landing.prepare(), every_s=0.01, on_batch=report)
+query.awaitTermination()
+"""
+
+
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(SOAK_KILLS, marks=pytest.mark.soak)])
+def test_kill_nine_while_it_lands(lake: StoredLake, kills: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two requests to the store, and so between the upload of files and their commit."""
+    without_spark(monkeypatch)
+    made = json.dumps({"source": dict(lake.landing.source), "into": lake.uri, "storage_options": lake.store.options})
+    for number in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, "-c", LANDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(made)
+        process.stdin.close()
+        lake.bucket.put([b"begin-%d" % number], b"{}")
+        assert process.stdout.readline(), "it lands"
+        for write in range(5 + number % 7):
+            lake.bucket.put([b"key-%d-%d" % (number, write), b"hot"], b'{"n":%d}' % write)
+            time.sleep(0.01 * (number % 5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    lake.land()
+    lake.check_equal()
+
+
+# --- what can't work --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "sentence"),
+    [
+        ("s3://missing/lake", {}, "s3://missing/lake can't be used: there is no such bucket. Make it"),
+        ("s3://lakes/new", {"aws_access_key_id": "other"}, "the credentials are not valid. Check them"),
+        ("s3://lakes/new", {"aws_region": "us-east-1"}, "the bucket is in another region. Give its region"),
+        (f"s3://{READ_ONLY}/lake", {}, "access is denied. Ask for the right to list, read, write and delete there"),
+        ("s3://lakes/new", {"aws_endpoint_url": "http://127.0.0.1:1"}, "does not answer (connection refused)"),
+        ("s3://lakes/new", {"aws_allow_http": "false"}, "the endpoint is plain HTTP. Add --storage-option allow_http"),
+        ("s3://lakes/new", {"aws_secret_acces_key": "x"}, "Did you mean aws_secret_access_key?"),
+        ("hdfs://somewhere/lake", None, "hdfs: is no store that tables can lie in. Give a directory, or s3://"),
+        ("file://other/lake", None, "is on another host. Write file:///path"),
+        ("plain-folder", {"aws_region": "x"}, "is no object store and takes no options"),
+    ],
+)  # fmt: skip
+def test_one_sentence_and_nothing_made(
+    bucket: SourceBucket, store: S3Server, tmp_path: Path, uri: str, options: dict[str, str] | None, sentence: str
+) -> None:
+    if READ_ONLY in uri:
+        store.make_bucket(READ_ONLY)
+    given = {} if options is None else ({**store.options, **options} if "://" in uri else options)
+    arguments = [part for name, value in given.items() for part in ("--storage-option", f"{name}={value}")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = CliRunner().invoke(
+            main,
+            ["land", bucket.url, "--into", uri, "--once", *arguments],
+            env={"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD},
+        )
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert sentence in line
+    assert SECRET_KEY not in result.output
+    assert store.keys("lakes") == [key for key in store.keys("lakes") if not key.startswith("new")]
+    assert [*tmp_path.iterdir()] == []

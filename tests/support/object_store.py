@@ -1,0 +1,179 @@
+"""An S3 server on loopback, moto's, in a process of its own, with the manners of a real one and faults on demand.
+
+moto takes every key and every region. Here a request must be signed with the right key and for the right region, as
+with S3 itself. Faults are set while it runs: throttling, answers that are lost after the work was done, and connections
+that break before it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from http.client import HTTPConnection
+from typing import Any, Self
+
+ACCESS_KEY, SECRET_KEY, REGION = "tests", "only-on-loopback", "eu-north-1"
+READ_ONLY = "read-only"
+"""A bucket of this name can't be written to."""
+_FAULTS = "/_faults"
+_SIGNED = re.compile(r"Credential=([^/]+)/[0-9]+/([^/]+)/s3/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often, of all requests, something goes wrong."""
+
+    slow_down: float = 0.0
+    """503 SlowDown, and nothing is done."""
+    lose_answer: float = 0.0
+    """The connection breaks after it is done."""
+    reset: float = 0.0
+    """The connection breaks before."""
+    seed: int = 0
+
+
+@dataclass
+class S3Server:
+    """Lives while the `with` block lasts."""
+
+    port: int = 0
+    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.object_store"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """As a user gives them."""
+        return {
+            "aws_endpoint_url": self.url,
+            "aws_allow_http": "true",
+            "aws_access_key_id": ACCESS_KEY,
+            "aws_secret_access_key": SECRET_KEY,
+            "aws_region": REGION,
+        }
+
+    def make_bucket(self, name: str) -> str:
+        """Returns its URI."""
+        self._client().create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+        return f"s3://{name}"
+
+    def keys(self, bucket: str) -> list[str]:
+        pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def set_faults(self, faults: Faults) -> None:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("PUT", _FAULTS, json.dumps(asdict(faults)))
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    def _client(self) -> Any:
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name=REGION,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+_Environ = dict[str, Any]
+_Start = Callable[..., Any]
+
+
+class _Manners:
+    """WSGI in front of moto: who may do what, and what goes wrong."""
+
+    def __init__(self, app: Callable[[_Environ, _Start], Iterable[bytes]]) -> None:
+        self._app = app
+        self._faults = Faults()
+        self._random = random.Random(0)
+
+    def __call__(self, environ: _Environ, start: _Start) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == _FAULTS:
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            self._faults = Faults(**json.loads(body))
+            self._random.seed(self._faults.seed)
+            start("200 OK", [])
+            return [b""]
+        signed = _SIGNED.search(environ.get("HTTP_AUTHORIZATION", ""))
+        if signed is None or signed[1] != ACCESS_KEY:
+            return _refuse(start, "403 Forbidden", "InvalidAccessKeyId")
+        if signed[2] != REGION:
+            return _refuse(start, "400 Bad Request", "AuthorizationHeaderMalformed")
+        if environ["REQUEST_METHOD"] in ("PUT", "POST", "DELETE") and path.startswith(f"/{READ_ONLY}/"):
+            return _refuse(start, "403 Forbidden", "AccessDenied")
+        if self._happens(self._faults.slow_down):
+            return _refuse(start, "503 Service Unavailable", "SlowDown")
+        if self._happens(self._faults.reset):
+            return _break(environ)
+        answer = self._app(environ, start)
+        if self._happens(self._faults.lose_answer):
+            for _ in answer:
+                pass
+            return _break(environ)
+        return answer
+
+    def _happens(self, share: float) -> bool:
+        return share > 0 and self._random.random() < share
+
+
+def _refuse(start: _Start, status: str, code: str) -> list[bytes]:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>in a test</Message></Error>".encode()
+    start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def _break(environ: _Environ) -> list[bytes]:
+    import socket
+
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    return []
+
+
+def serve() -> None:
+    """Until standard input ends. Prints the port."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    server = make_server("127.0.0.1", 0, _Manners(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    print(server.server_port, flush=True)
+    import threading
+
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    serve()

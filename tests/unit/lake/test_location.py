@@ -1,0 +1,73 @@
+"""Where a lake lies, as users write it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import InvalidInput
+from headwater.lake.location import Location
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        ("lake", "lake"),
+        ("/data/lake/", "/data/lake"),
+        ("/", "/"),
+        ("file:/data/lake", "/data/lake"),
+        ("file:///data/my%20lake/", "/data/my lake"),
+        ("file://localhost/data", "/data"),
+        ("s3://bucket/lake/", "s3://bucket/lake"),
+        ("s3a://bucket/lake", "s3a://bucket/lake"),
+        ("gs://bucket/lake", "gs://bucket/lake"),
+        ("abfss://box@account.dfs.core.windows.net/lake", "abfss://box@account.dfs.core.windows.net/lake"),
+        ("C:name", "C:name"),
+    ],
+)
+def test_what_users_write(text: str, uri: str) -> None:
+    assert Location.of(text).uri == uri
+    assert Location.of(text).join("changes").uri == f"{uri.rstrip('/')}/changes"
+
+
+def test_options_reach_executors_and_never_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the environment")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "of another store")
+    made = Location.of("s3://bucket/lake", {"AWS_Region": "eu-west-1", "timeout": "5s"})
+    expected = {"aws_secret_access_key": "of the environment", "aws_region": "eu-west-1", "timeout": "5s"}
+    assert made.options == expected
+    assert made.join("changes").delta_options == expected
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert "environment" not in repr(made)
+
+
+def test_a_directory_takes_no_options() -> None:
+    with pytest.raises(InvalidInput, match="takes no options"):
+        Location.of("/data", {"aws_region": "x"})
+
+
+def test_files_of_a_directory(tmp_path: Path) -> None:
+    lake = Location.of(str(tmp_path))
+    assert lake.entries("nothing") == []
+    with pytest.raises(FileNotFoundError):
+        lake.read("a/b")
+    lake.write("a/b", b"1")
+    lake.write("a/b", b"22")
+    assert lake.read("a/b") == b"22"
+    output = lake.open_output("a/c/d")
+    output.write(b"0123456789")
+    assert output.tell() == 10
+    output.close()
+    with lake.open_input("a/c/d") as file:
+        file.seek(4)
+        assert file.read(3) == b"456"
+    assert [(entry.name, entry.changed_at is None) for entry in lake.entries("a")] == [("b", False), ("c", True)]
