@@ -9,7 +9,8 @@ import pytest
 from headwater.protocol.features import Feature
 from headwater.protocol.messages.dcp_changes import Deletion, Expiration, Mutation
 from headwater.protocol.messages.dcp_streams import OpenFlags
-from headwater.protocol.values import Datatype, ValueParts, decode_xattrs, decompress, encode_xattrs
+from headwater.protocol.messages.documents import Set
+from headwater.protocol.values import Datatype, ValueParts, compress, decode_xattrs, decompress, encode_xattrs
 from support.dcp_world import COLLECTIONS, PLAIN, World, of_type
 
 PRODUCER = OpenFlags.PRODUCER
@@ -92,6 +93,21 @@ def test_forced_compression_sends_snappy(world: World) -> None:
     (change,) = of_type(consumer.received(), Mutation)
     assert change.datatype == Datatype.JSON | Datatype.SNAPPY
     assert decompress(change.value) == b'"' + b"x" * 1000 + b'"'
+
+
+def test_what_was_written_compressed_comes_so_to_those_who_take_it(world: World) -> None:
+    value = b'"' + b"x" * 1000 + b'"'
+    kv = world.node.client()
+    kv.succeed(Set(key=b"a", value=compress(value), datatype=Datatype.SNAPPY))
+    kv.succeed(Set(key=b"b", value=value))
+    for features, expected in (
+        (PLAIN, [(compress(value), Datatype.JSON | Datatype.SNAPPY), (value, Datatype.JSON)]),
+        ((Feature.XERROR, Feature.JSON), [(value, Datatype.JSON)] * 2),
+    ):
+        consumer = world.consumer(features=features)
+        consumer.open()
+        changes = of_type(consumer.received(), Mutation)
+        assert [(change.value, change.datatype) for change in changes] == expected
 
 
 def test_no_compression_for_a_consumer_that_has_not_negotiated_it(world: World) -> None:

@@ -73,7 +73,7 @@ class Deletion(Request):
     """The extended attributes that outlive the document, where there are any."""
 
     def layout(self) -> Layout:
-        # Deletion: version 2 is sent where the open had the delete-times flag, or HELLO collections.
+        # As recorded from 7.0.5: version 2 is sent where the open had the delete-times flag, whatever HELLO says.
         return self.layouts[0 if self.delete_time is None else 1]
 
 
