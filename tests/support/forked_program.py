@@ -38,7 +38,7 @@ from types import ModuleType
 from typing import Any
 
 from headwater.cli.lazy_command import load_command
-from headwater.node.node import KERNEL_PACKAGES
+from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 from headwater.protocol.kernels.machine_code import compile_kernels
 
 HEADWATER = ("-m", "headwater")
@@ -47,7 +47,20 @@ HEADWATER = ("-m", "headwater")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ORDER_BYTES_MAX = 1 << 17
-_COMMANDS = ("cluster", "collections", "decode", "export", "load", "replicate", "serve", "sim", "tail", "users")
+_COMMANDS = (
+    "buckets",
+    "check",
+    "cluster",
+    "collections",
+    "decode",
+    "export",
+    "load",
+    "replicate",
+    "serve",
+    "sim",
+    "tail",
+    "users",
+)
 _LIBRARIES = ("headwater.blocking", "headwater.testing", "support.group_member_process", "support.draining_process")
 
 
