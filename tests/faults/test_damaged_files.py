@@ -332,7 +332,11 @@ def test_a_running_node_stops_what_is_damaged_and_serves_the_rest(stored: Path, 
                 file.seek(at)
                 file.write(b"V")
             with socket.create_connection((node.address.host, node.address.port), timeout=20) as connection:
-                assert gets(connection, log_in(connection, node)) == FOUND
+                answers = log_in(connection, node)
+                assert gets(connection, answers) == FOUND
+                connection.sendall(_HEADER.pack(0x80, 0xB5, 0, 0, 0, 0, 0, 0, 0))
+                shown = json.loads(next(answers)[3])["vBucketServerMap"]["vBucketMap"]
+                assert [copies[0] for copies in shown] == [0] * VBUCKETS
             assert next(received)[1::2] == (_STREAM_END, struct.pack(">I", 5))
         with urlopen(f"{node.http_url}/ready") as answer:
             assert json.load(answer) == {"status": "ready", "damaged_vbuckets": 1}

@@ -236,9 +236,11 @@ def test_a_get_needs_no_handler(where: str) -> None:
         assert len(answers) == 30 * (24 + 4 + 900) + 24
 
 
-def test_a_look_up_needs_no_handler() -> None:
+@pytest.mark.parametrize("datatype", [Datatype.RAW, Datatype.SNAPPY])
+def test_a_look_up_needs_no_handler(datatype: Datatype) -> None:
+    value = b'{"a": {"b": [1, "x y"]}}'
     with pair(FEATURES) as both:
-        both.send(Set(key=b"k", value=b'{"a": {"b": [1, "x y"]}}').encode())
+        both.send(Set(key=b"k", value=compress(value) if datatype else value, datatype=datatype).encode())
         both.each("settle")
         client = both.nodes[0].client()
         specs = (LookupSpec(opcode=Opcode.SUBDOC_GET, path=b"a"), LookupSpec(opcode=Opcode.SUBDOC_EXISTS, path=b"z"))

@@ -113,7 +113,7 @@ class BucketLifecycle:
             if self.is_stopping:
                 return
             report(f"it opens bucket {name!r}, {number} of {len(self._engines)}")
-            self._open(name)
+            self._open(name, report)
 
     def serve_all(self) -> None:
         for name in self._buckets:
@@ -144,7 +144,7 @@ class BucketLifecycle:
 
     # --- one bucket -----------------------------------------------------------------------------------------------
 
-    def _open(self, name: str) -> None:
+    def _open(self, name: str, report: Callable[[str], None]) -> None:
         engine = self._engines[name]
         if stored_facts(engine) is None:
             if name in self.options.buckets:
@@ -152,7 +152,12 @@ class BucketLifecycle:
             else:
                 self._remove(name)
             return
-        bucket = open_bucket(engine, environment=self._store_environment, secret=self._secret())
+        bucket = open_bucket(
+            engine,
+            environment=self._store_environment,
+            secret=self._secret(),
+            on_upgrade=lambda done: report(f"it adds checksums to bucket {name!r}, {done.bytes:,} bytes by now"),
+        )
         if not engine.was_left_alone:
             logger.warning(
                 "bucket %s was not stopped in order, or is a copy: its history begins a new branch",

@@ -419,7 +419,8 @@ class NodeState:
         if self.options.bare:
             return b""
         facts = service.bucket.facts
-        states = service.bucket.vbuckets.states.tolist()
+        # A vbucket that is damaged stays in the map: its clients learn from this node why they get nothing.
+        states = [None if stored is None else stored.state for stored in service.bucket.vbuckets.facts]
         replicas = service.settings.replicas
         missing = [NO_NODE] * replicas
         owners = [[0 if state == VBucketState.ACTIVE else NO_NODE, *missing] for state in states]

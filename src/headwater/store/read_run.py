@@ -84,7 +84,7 @@ from headwater.store.frame_places import (
 )
 from headwater.store.index import BASE, CAPACITY, CAS, DELETED, PLACE, REVISION, SEQNO, needs_closer_look, probe
 from headwater.store.runs import EMPTY_RUN
-from headwater.store.set_run import UNKNOWN_COLLECTION, key_hash, known_collection
+from headwater.store.set_run import INFLATED_BYTES_MAX, UNKNOWN_COLLECTION, key_hash, known_collection
 from headwater.store.vbuckets import ABSENT
 
 ANSWERS_BYTES = 256 * 1024
@@ -160,6 +160,7 @@ class DocumentReads:
         self._bucket = bucket
         self._places = BlockPlaces(len(bucket.vbuckets))
         self._scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
+        self._inflated = np.empty(INFLATED_BYTES_MAX, dtype=np.uint8)
         self._answers: Bytes = np.empty(ANSWERS_BYTES, dtype=np.uint8)
 
     def answer_run(self, data: Bytes, *, collections: bool, datatypes: Datatype) -> ReadRun:
@@ -207,7 +208,7 @@ class DocumentReads:
         states = np.where(prepares.counts > 0, ABSENT, numbers.states) if prepares.held_bytes else numbers.states
         return _answer(
             data, at, collections, int(datatypes), bucket.environment.now_s(), bucket.collection_columns[0],
-            self._scratch, index.slots, index.tables, index.secret, states,
+            self._scratch, self._inflated, index.slots, index.tables, index.secret, states,
             pending.frames, pending.vbuckets, pending.starts, pending.count, pending.used_bytes,
             pending.number & COMMIT_LOW,
             EMPTY_RUN if in_flight is None else in_flight.data,
@@ -229,7 +230,7 @@ class DocumentReads:
 @kernel
 def _answer(
     data: Bytes, at: int, collections: bool, datatypes: int, now_s: int, known: UInt32s, scratch: Bytes,
-    slots: UInt64Rows, tables: Int64Rows, secret: UInt64s, states: Bytes,
+    inflated: Bytes, slots: UInt64Rows, tables: Int64Rows, secret: UInt64s, states: Bytes,
     pending: Bytes, item_vbuckets: UInt16s, item_starts: Int64s, items: int, pending_used: int, pending_low: int,
     flying: Bytes, flying_starts: Int64s, flying_low: int, young: Int64Rows, heads: Int64Rows, versions: Int64s,
     answers: Bytes, written: int, reads: int, shows: int,
@@ -239,6 +240,7 @@ def _answer(
     data = borrowed(data)
     known = borrowed(known)
     scratch = borrowed(scratch)
+    inflated = borrowed(inflated)
     secret = borrowed(secret)
     pending = borrowed(pending)
     flying = borrowed(flying)
@@ -293,7 +295,7 @@ def _answer(
                 break
             frame = bytes_at(address, frame_bytes)
             if is_lookup:
-                answer_end = _write_lookup(data, at, key_end, end, slots[slot, CAS], frame, answers, written)
+                answer_end = _write_lookup(data, at, key_end, end, slots[slot, CAS], frame, inflated, answers, written)
             else:
                 answer_end = _write_hit(data, at, slots[slot, CAS], frame, datatypes, answers, written)
         if answer_end < 0:
@@ -392,7 +394,7 @@ def _room_for(frame: Bytes, paths: int) -> int:
     may lead to all of it."""
     value_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     inflated_bytes: int = stated_length(frame, value_at, i64(len(frame)))[0] if frame[5] & SNAPPY else i64(0)
-    return HEADER_BYTES + len(frame) + inflated_bytes + paths * (len(frame) + _RESULT_BYTES)
+    return HEADER_BYTES + (paths + 1) * (len(frame) + inflated_bytes + _RESULT_BYTES)
 
 
 # --- sub-document look-ups ----------------------------------------------------------------------------------------
@@ -427,17 +429,26 @@ def _paths(data: Bytes, at: int, value_at: int, end: int) -> int:
 
 @inlined_part
 def _write_lookup(
-    data: Bytes, at: int, value_at: int, end: int, cas: int, frame: Bytes, answers: Bytes, to: int
+    data: Bytes, at: int, value_at: int, end: int, cas: int, frame: Bytes, inflated: Bytes, answers: Bytes,
+    to: int,
 ) -> int:  # fmt: skip
     """What the paths of the look-up at `at` lead to. Returns where the answer ends, or why there is none."""
     body_at = HEADER_BYTES + i64(frame[4]) + i64(load_u16(frame, 2))
     body_end = i64(len(frame))
-    if frame[5] != JSON or not is_json(frame, body_at, body_end) or not is_shallow_container(frame, body_at, body_end):
+    text = frame
+    if frame[5] == JSON | SNAPPY:
+        length, elements_at = stated_length(frame, body_at, body_end)
+        if length < 0 or length > len(inflated) or not inflate_value(frame, elements_at, body_end, inflated, 0, length):
+            return _UNUSUAL
+        text, body_at, body_end = inflated, i64(0), length
+    elif frame[5] != JSON:
+        return _UNUSUAL
+    if not is_json(text, body_at, body_end) or not is_shallow_container(text, body_at, body_end):
         return _UNUSUAL
     if len(answers) - to < _room_for(frame, _paths(data, at, value_at, end)):
         return _NO_ROOM
     if data[at + 1] != SUBDOC_MULTI_LOOKUP:
-        status, answer_end = _look_up(data[at + 1], frame, body_at, body_end, data, value_at, end, answers, to, 0)
+        status, answer_end = _look_up(data[at + 1], text, body_at, body_end, data, value_at, end, answers, to, 0)
         if status < 0:
             return _UNUSUAL
         if status != _SUCCESS:
@@ -453,7 +464,7 @@ def _write_lookup(
         # The first result stands behind the header, and each of the others behind the one before.
         result_at = answer_end if answer_end > to else to + HEADER_BYTES
         status, result_end = _look_up(
-            data[spec_at], frame, body_at, body_end, data, path_at, path_end, answers, result_at - HEADER_BYTES,
+            data[spec_at], text, body_at, body_end, data, path_at, path_end, answers, result_at - HEADER_BYTES,
             _RESULT_BYTES,
         )  # fmt: skip
         if status < 0:
@@ -470,20 +481,20 @@ def _write_lookup(
 
 @inlined_part
 def _look_up(
-    opcode: int, frame: Bytes, body_at: int, body_end: int, data: Bytes, path_at: int, path_end: int, answers: Bytes,
+    opcode: int, text: Bytes, body_at: int, body_end: int, data: Bytes, path_at: int, path_end: int, answers: Bytes,
     to: int, head_bytes: int,
 ) -> tuple[int, int]:  # fmt: skip
     """The status of one path, -1 where it needs a closer look, and where its value ends, which stands a header and a
     head behind `to`."""
     value_to = to + HEADER_BYTES + head_bytes
-    start, stop = find_part(frame, body_at, body_end, data, path_at, path_end)
+    start, stop = find_part(text, body_at, body_end, data, path_at, path_end)
     if start == NEEDS_CLOSER_LOOK:
         return i64(-1), value_to
     if start < 0:
         return i64(_PATH_ENOENT if start == NOT_THERE else _PATH_MISMATCH), value_to
     if opcode == SUBDOC_EXISTS:
         return i64(_SUCCESS), value_to
-    return i64(_SUCCESS), copy_compact(answers, value_to, frame, start, stop)
+    return i64(_SUCCESS), copy_compact(answers, value_to, text, start, stop)
 
 
 @inlined_part

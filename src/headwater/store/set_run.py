@@ -87,8 +87,8 @@ _GROWTH_BYTES = HEADER_BYTES + MUTATION_EXTRAS_BYTES + 1 - _KEY_OFFSET
 _GROWTHS_MAX = 8
 """Tables of the index that one run may grow. Those of all vbuckets get full at about the same time, and each takes a
 while: what comes behind waits for the next run."""
-_INFLATED_BYTES_MAX = 64 * 1024
-"""Compressed values are inflated to be checked; one that becomes longer is left to the handlers."""
+INFLATED_BYTES_MAX = 64 * 1024
+"""Compressed values are inflated to be checked or looked into; one that becomes longer is left to the handlers."""
 _NO_DATATYPE = -1
 _TOKEN_BYTES = 16
 _RESPONSE_BYTES_MAX = HEADER_BYTES + _TOKEN_BYTES
@@ -137,7 +137,7 @@ def apply_set_run(
     pending.reserve(len(data) + requests_max * _GROWTH_BYTES, requests_max)
     responses = np.empty(requests_max * _RESPONSE_BYTES_MAX, dtype=np.uint8)
     scratch = np.empty(KEY_BYTES_MAX + 1, dtype=np.uint8)
-    inflated = np.empty(_INFLATED_BYTES_MAX if datatypes & Datatype.SNAPPY else 0, dtype=np.uint8)
+    inflated = np.empty(INFLATED_BYTES_MAX if datatypes & Datatype.SNAPPY else 0, dtype=np.uint8)
     known, max_ttls = bucket.collection_columns
     # Where durable writes are undecided, each key has to be looked at: to the kernel these vbuckets are not here.
     undecided = bucket.prepares.counts
