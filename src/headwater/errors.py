@@ -458,6 +458,26 @@ class NotLocked(StatusError):
     default_hint = "Go on: the document is not locked, or its lock has run out"
 
 
+class CasInvalid(StatusError):
+    default_hint = "Set the clock of the machine that the CAS comes from: it lies too far in the future"
+
+
+class StreamNotFound(StatusError):
+    default_hint = "Open the stream again: it has ended, or is another one's"
+
+
+class OpaqueNoMatch(StatusError):
+    default_hint = "Send messages of a stream with the opaque of its request"
+
+
+class RangeScanCancelled(StatusError):
+    default_hint = "Create the scan again: it was cancelled, or took too long"
+
+
+class VbuuidNotEqual(StatusError):
+    default_hint = "Take a mutation token of this branch of the history, or scan without one"
+
+
 class AuthenticationFailed(StatusError):
     default_hint = "Check the user name and the password"
 
@@ -574,7 +594,10 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
     0x07: NotMyVBucket,
     0x08: NoBucket,
     0x09: Locked,
+    0x0A: StreamNotFound,
+    0x0B: OpaqueNoMatch,
     0x0E: NotLocked,
+    0x0F: CasInvalid,
     0x1F: AuthenticationStale,
     0x20: AuthenticationFailed,
     0x22: SeqnoOutOfRange,
@@ -599,6 +622,8 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
     0xA2: SyncWriteInProgress,
     0xA3: SyncWriteAmbiguous,
     0xA4: SyncWriteReCommitInProgress,
+    0xA5: RangeScanCancelled,
+    0xA8: VbuuidNotEqual,
     # Those left out are successes that have more to say.
     **dict.fromkeys((*range(0xC0, 0xCC), *range(0xCE, 0xD3), 0xD4), SubdocumentError),
 }

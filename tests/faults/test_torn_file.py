@@ -102,7 +102,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
             if number % 20 == 8:
                 settle_now(bucket)
         compacted = compact_vbucket(bucket, 3, Retention(history_s=0, history_bytes=0))
-        engine.write(compacted.changes)
+        bucket.engine.write(compacted.changes)
         finish_compaction(bucket, 3, compacted)
     close_bucket(bucket)
     # Opened once more here, so that forks have the kernels that opening needs.

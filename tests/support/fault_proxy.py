@@ -423,7 +423,7 @@ class ProxiedNode:
         self.tls: TlsSettings | None = None
         if certificate is not None:
             self.tls = TlsSettings(ca_file=certificate[0])
-            options = (*options, "--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
+            options = (*options, "--tls-only", "--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
         self._port = free_port()
         self._http_port = free_port()
         self.proxy = FaultProxy(self._port)

@@ -34,7 +34,7 @@ from support.fake_servers import ok, refused
 USER, PASSWORD, BUCKET = "ann", "pencil", "travel"
 VBUCKETS = 16
 ITERATIONS = 4000
-SERVED = frozenset({Feature.XERROR, Feature.COLLECTIONS, Feature.JSON})
+SERVED = frozenset({Feature.XERROR, Feature.SELECT_BUCKET, Feature.COLLECTIONS, Feature.JSON})
 
 
 @dataclass

@@ -219,7 +219,7 @@ storage_option = click.option(
     metavar="NAME=VALUE",
     callback=_parse_pairs,
     help="For tables in an object store: an option as delta-rs calls it, such as aws_endpoint_url. Repeat for more. "
-    "AWS_…, AZURE_… and GOOGLE_… of the environment count as well, and are the better place for secrets.",
+    "The environment counts as well (AWS_*, AZURE_*, GOOGLE_*), and is the better place for secrets.",
 )
 
 

@@ -78,8 +78,9 @@ class _Handshake(asyncio.Protocol):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             hello, self._received = self._received, bytearray()
-            if hello and not starting.done():
-                _hand_on(self._transport.get_protocol(), hello)
+            # A connection that broke meanwhile has no protocol any more.
+            if hello and not starting.done() and (protocol := self._transport.get_protocol()) is not None:
+                _hand_on(protocol, hello)
             encrypted = await starting
         except (OSError, TimeoutError):
             # It speaks no TLS, or none that we speak, or takes too long. There is no protocol to report that to.
@@ -90,11 +91,11 @@ class _Handshake(asyncio.Protocol):
             door.handshakes.pop(self, None)
         if encrypted is None or encrypted.is_closing():
             return
-        protocol = door.make_protocol()
-        encrypted.set_protocol(protocol)
-        protocol.connection_made(encrypted)
+        served = door.make_protocol()
+        encrypted.set_protocol(served)
+        served.connection_made(encrypted)
         if self._received and not encrypted.is_closing():
-            protocol.data_received(bytes(self._received))
+            served.data_received(bytes(self._received))
 
     def abort(self) -> None:
         if self._task is not None:

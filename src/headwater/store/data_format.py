@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from headwater.errors import DataDamaged, DataTooNew, HeadwaterError
+from headwater.errors import DataDamaged, DataTooNew, HeadwaterError, MalformedSnappy
 from headwater.protocol.failover_log import FailoverEntry, FailoverLog
 from headwater.protocol.features import WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frame
@@ -269,11 +270,15 @@ def decode_document(frame: bytes | memoryview) -> Document:
     assert isinstance(change, Mutation | Deletion | Expiration), "only changes of documents are read back"
     assert change.collection_id is not None
     mutation = change if isinstance(change, Mutation) else None
-    is_packed = bool(change.datatype & Datatype.SNAPPY)
+    value, packed = change.value, None
+    if change.datatype & Datatype.SNAPPY:
+        # A copy of a server that did not check its values may hold one that is not snappy: it is bytes then.
+        with suppress(MalformedSnappy):
+            value, packed = decompress(change.value), change.value
     return Document(
         collection_id=change.collection_id,
         key=change.key,
-        value=decompress(change.value) if is_packed else change.value,
+        value=value,
         datatype=change.datatype & ~Datatype.SNAPPY,
         flags=mutation.flags if mutation else 0,
         expiry=mutation.expiry if mutation else 0,
@@ -282,5 +287,5 @@ def decode_document(frame: bytes | memoryview) -> Document:
         rev_seqno=change.rev_seqno,
         is_deleted=mutation is None,
         delete_time=0 if isinstance(change, Mutation) else change.delete_time or 0,
-        packed=change.value if is_packed else None,
+        packed=packed,
     )

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headwater.cli import verify as command
+from headwater.lake.location import Location
 from headwater.lake.verify import CollectionVerdict, Verification
 from headwater.lake.verify_scan import Finding, FindingKind
 
@@ -32,13 +33,13 @@ def unequal(*findings: Finding, differing: int = 0, rolled_back: tuple[int, ...]
 def run(monkeypatch: pytest.MonkeyPatch, found: Verification, *options: str) -> Result:
     asked: dict[str, Any] = {}
 
-    def compare(settings: object, directory: str, **options: Any) -> Verification:
-        asked.update(options, directory=directory)
+    def compare(settings: object, location: Location, **options: Any) -> Verification:
+        asked.update(options, location=location)
         return found
 
     monkeypatch.setattr(command, "compare", compare)
     result = CliRunner().invoke(command.verify, ["couchbase://localhost/shop", "lake", *options])
-    assert asked["directory"] == "lake"
+    assert asked["location"] == Location("lake")
     return result
 
 
