@@ -118,9 +118,11 @@ def test_nodes_that_were_told_different_things_are_named(tmp_path: Path) -> None
             await done("init", everywhere)
             known = nodes.running[0].membership("default").config
             assert known is not None
-            for number in (0, 1):
-                port = NodePort(nodes.address(number), LOGIN)
-                await port.publish(replace(known, revision=known.revision + 1, coordinator=str(number)))
+            ports = [NodePort(nodes.address(number), LOGIN) for number in (0, 1)]
+            newer = replace(known, revision=known.revision + 1)
+            # At the same time: nodes take newer configs from each other.
+            await asyncio.gather(*(ports[number].publish(replace(newer, coordinator=str(number))) for number in (0, 1)))
+            for port in ports:
                 port.close()
             told = f"{nodes.name(0)}: another config, left by commands that ran at the same time"
             assert told in await done("status", everywhere)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 import time
 from contextlib import closing
@@ -20,8 +21,9 @@ from headwater.node.bucket_settings import BucketSettings
 from headwater.node.node import Node
 from headwater.node.node_folder import NodeEnvironment, NodeFolder
 from headwater.node.options import NodeOptions
-from headwater.protocol.features import Opcode
-from headwater.protocol.frames import Frame, FrameBuffer
+from headwater.protocol.features import NOTHING_NEGOTIATED, Opcode
+from headwater.protocol.frames import HEADER_BYTES, Frame, FrameBuffer, decode_frame
+from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.dcp_streams import (
     Control,
     Open,
@@ -47,7 +49,13 @@ def start_stream(connection: KvConnection) -> Vbuuid:
     """Stream vbucket 0 from its beginning. Returns its newest vbuuid."""
     connection.request(Open(key=b"watcher", flags=OpenFlags.PRODUCER))
     connection.request(Control(key=b"enable_noop", value=b"true"))
-    opened = connection.request(StreamRequest(vbucket=VBucketId(0)))
+    # The answer is read apart from what may come right behind it, which is for `read_to_the_end`.
+    connection.sock.sendall(StreamRequest(vbucket=VBucketId(0)).encode())
+    header = connection.sock.recv(HEADER_BYTES, socket.MSG_WAITALL)
+    answer = header + connection.sock.recv(int.from_bytes(header[8:12]), socket.MSG_WAITALL)
+    decoded = decode_frame(answer)
+    assert decoded is not None
+    opened = decode_message(decoded[0], NOTHING_NEGOTIATED)
     assert isinstance(opened, StreamRequestResponse)
     return opened.failover_log[0].vbuuid
 

@@ -40,7 +40,8 @@ def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         connected(nodes.url.removesuffix("/default"), nodes.user, nodes.password) as cluster,
     ):
         yield cluster
-        assert not any("Traceback" in node.log for node in nodes.nodes)
+        for node in nodes.nodes:
+            assert "Traceback" not in node.log, node.log
 
 
 @pytest.fixture(scope="session", params=["cluster", "three_nodes"])

@@ -260,7 +260,7 @@ class Coordinator:
         return publisher
 
     async def _check_all_reachable(self, config: PublishedConfig) -> None:
-        asked = (answered(self._port_of(name).connection(), LOOK_S_MAX) for name in config.names())
+        asked = (answered(self._port_of(name).connection, LOOK_S_MAX) for name in config.names())
         results = await asyncio.gather(*asked, return_exceptions=True)
         for name, result in zip(config.names(), results, strict=True):
             if isinstance(result, HeadwaterError):
@@ -391,7 +391,7 @@ async def find_cluster(
 
 async def _ask(port: NodePort, within_s: float) -> PublishedConfig | HeadwaterError | None:
     try:
-        return await answered(port.config(), within_s)
+        return await answered(port.config, within_s)
     except HeadwaterError as error:
         return error
 

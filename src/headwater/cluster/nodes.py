@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -40,11 +40,11 @@ LOST_S_MAX = 1.0
 """The same for nodes that the command gives up: the others are without them meanwhile."""
 
 
-async def answered(question: Awaitable[T], within_s: float | None) -> T:
+async def answered(ask: Callable[[], Awaitable[T]], within_s: float | None) -> T:
     """The answer of a node, or `NoAnswer` if it takes longer; None is as long as the connection allows."""
     try:
         async with asyncio.timeout(within_s):
-            return await question
+            return await ask()
     except TimeoutError as error:
         raise NoAnswer(f"it has not answered in {within_s:g} s", hint="Look at that node's load and log") from error
 
@@ -201,7 +201,7 @@ class Inventory:
 
 async def take_inventory(ports: Mapping[str, NodePort], *, within_s: float | None = None) -> Inventory:
     """Ask these nodes, all at once. With `within_s`, one that has not answered by then is unreachable."""
-    asked = (answered(port.copies(), within_s) for port in ports.values())
+    asked = (answered(port.copies, within_s) for port in ports.values())
     results = await asyncio.gather(*asked, return_exceptions=True)
     copies: dict[str, Mapping[VBucketId, NodeCopy]] = {}
     unreachable: dict[str, HeadwaterError] = {}

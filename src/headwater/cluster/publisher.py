@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from headwater.cluster.nodes import LOST_S_MAX, NodePort, answered
 from headwater.cluster.planning import Row, VBucketMap
@@ -176,7 +177,7 @@ class Publisher:
 
         async def ask_within(name: str) -> object:
             try:
-                return await answered(ask(name), LOST_S_MAX if name in self._may_miss else None)
+                return await answered(partial(ask, name), LOST_S_MAX if name in self._may_miss else None)
             except HeadwaterError as error:
                 return error
 

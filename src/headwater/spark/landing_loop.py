@@ -330,8 +330,9 @@ class LandingLoop:
         if committed is None:
             return True
         self._last_batch_s = time.monotonic() - began_s
-        self.lag.on_offsets(lake.held_offsets(), is_missing=bool(committed.read_again))
+        # What is pending comes first: `processAllAvailable` asks for it when the lag says that all is landed.
         self._numbers = _TableNumbers.of(lake)
+        self.lag.on_offsets(lake.held_offsets(), is_missing=bool(committed.read_again))
         if lake.has_pending and self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
         merges = 0
