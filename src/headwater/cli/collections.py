@@ -100,15 +100,14 @@ def list_collections(bucket: BucketScopes, as_json: bool) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def _max_ttl_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--max-ttl", type=click.IntRange(_NO_TTL, MAX_TTL_S_MAX), metavar="S", help=help_text)
+
+
 @collections.command("create")
 @_on_bucket
 @_name_argument
-@click.option(
-    "--max-ttl",
-    type=click.IntRange(_NO_TTL, MAX_TTL_S_MAX),
-    metavar="S",
-    help="How long documents of the collection live at most, in seconds; -1 for ever, 0 as the bucket has it.",
-)
+@_max_ttl_option("How long documents of the collection live at most, in seconds; -1 for ever, 0 as the bucket has it.")
 @click.option("--history", is_flag=True, help="Keep every version of the collection's documents for change streams.")
 def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, history: bool, as_json: bool) -> None:
     """Create a scope, or a collection in a scope that exists.
@@ -132,12 +131,7 @@ def create_collection(bucket: BucketScopes, name: _Name, max_ttl: int | None, hi
 @collections.command("update")
 @_on_bucket
 @_name_argument
-@click.option(
-    "--max-ttl",
-    type=click.IntRange(_NO_TTL, MAX_TTL_S_MAX),
-    metavar="S",
-    help="How long documents that are written from now on live at most; -1 for ever, 0 as the bucket has it.",
-)
+@_max_ttl_option("How long documents that are written from now on live at most; -1 for ever, 0 as the bucket has it.")
 @click.option("--history/--no-history", default=None, help="Whether every version is kept for change streams.")
 def update_collection(
     bucket: BucketScopes, name: _Name, max_ttl: int | None, history: bool | None, as_json: bool

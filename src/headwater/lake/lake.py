@@ -36,7 +36,7 @@ from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, LandedTotals, Selection, TableCommit, TableState
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
 from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_DEFAULT, LakeFacts, TableKind, changes_schema
-from headwater.lake.location import Location
+from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.typed_columns import TypedColumns, infer_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
@@ -50,8 +50,6 @@ _BOUNDARY_COMMITS = 64
 """How many commits of `changes` are looked through for boundaries: a failover takes back seconds, not hours."""
 BOUNDARIES_MAX = 16
 """Of each vbucket, how many of them are kept."""
-OWN_FOLDER = "_headwater"
-"""Earlier versions kept it beside the tables, with the selection in it. Today the log of `changes` has that."""
 _SELECTION = "selection.json"
 INFER_ROWS = 1000
 """Of how many documents typed columns are inferred."""

@@ -65,7 +65,8 @@ _KNOWN_OPTIONS = {
     "GOOGLE_": ("service_account", "service_account_key", "application_credentials"),
 }
 """The options that people give, without their prefixes. As variables of the environment they are in capitals."""
-_OWN_FOLDER = "_headwater"
+OWN_FOLDER = "_headwater"
+"""Earlier versions kept it beside the tables, with the selection in it. Today the log of `changes` has that."""
 _PROBE_RETRIES = {"max_retries": "2", "retry_timeout": "10s"}
 """For the first look at a store: a user waits for it."""
 _TIMES_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -197,7 +198,7 @@ class Location:
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError
 
-        probe = f"{_OWN_FOLDER}/probe-{uuid.uuid4().hex}"
+        probe = f"{OWN_FOLDER}/probe-{uuid.uuid4().hex}"
         store = _open_store(self.uri, tuple(sorted({**self.options, **_PROBE_RETRIES}.items())))
         try:
             store.list_with_delimiter(None)

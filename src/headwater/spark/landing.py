@@ -27,9 +27,9 @@ from headwater.client.collection_names import CollectionNames
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.lake.delta_log import Selection
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
-from headwater.lake.lake import OWN_FOLDER, Lake, LakeSettings, landed_selection
+from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.layout import GROUPS_DEFAULT, TableKind
-from headwater.lake.location import Location
+from headwater.lake.location import OWN_FOLDER, Location
 from headwater.spark.executors import SparkRunner, ship_kernels
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
@@ -76,11 +76,11 @@ class Landing:
             raise InvalidInput(
                 "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"
             )
+        location = Location.of(self.into, self.storage_options)
         # Raises where the bucket is not there.
         bucket = bootstrap(options.settings).cluster_map
         if self.iceberg is not None:
-            load_catalog_of(self.iceberg, Location.of(self.into, self.storage_options).uri)
-        location = Location.of(self.into, self.storage_options)
+            load_catalog_of(self.iceberg, location.uri)
         location.check()
         lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake)
         if lake is not None:
