@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from headwater.errors import ConnectionFailed, RemoteProtocolError, UnexpectedMessage
 from headwater.log_fields import LogEvent, fields
+from headwater.node.accepting import TlsDoor, close_servers
 from headwater.node.auth.login_checks import LoginChecks
 from headwater.node.kv.context import CloseSession, PendingLogin
 from headwater.node.kv.permissions import NEEDS_NO_LOGIN
@@ -26,7 +27,6 @@ from headwater.node.options import ServerLimits
 from headwater.node.producer.connection import ProducerConnection
 from headwater.node.producer.outbound import SpareOutput
 from headwater.node.service import BucketService, Service
-from headwater.node.tls_accept import TlsDoor
 from headwater.protocol.features import Opcode
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages.base import ErrorResponse
@@ -98,8 +98,7 @@ class KvListener:
 
     async def stop(self) -> None:
         self.is_stopped = True
-        for server in self._servers:
-            server.close()
+        await close_servers(self._servers)
         for door in self._doors:
             door.close()
         if self._watch is not None:

@@ -12,6 +12,7 @@ from typing import cast
 
 from headwater.errors import RemoteProtocolError
 from headwater.log_fields import LogEvent, fields
+from headwater.node.accepting import close_servers
 from headwater.node.options import ServerLimits
 from headwater.node.service import BucketService
 from headwater.node.upr_session import UprSession
@@ -32,6 +33,7 @@ class UprListener:
         self.connections: dict[UprConnection, None] = {}
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
+        self.is_stopped = False
 
     async def listen(self, host: str, port: int) -> int:
         """Listen, and return the port: the one asked for, or a free one for 0."""
@@ -42,8 +44,9 @@ class UprListener:
         return bound
 
     async def stop(self) -> None:
+        self.is_stopped = True
         if self._server is not None:
-            self._server.close()
+            await close_servers([self._server])
         if self._watch is not None:
             self._watch.cancel()
         for connection in list(self.connections):
@@ -82,6 +85,10 @@ class UprConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername") or ("", 0)
         name = f"upr:{peer[0]}:{peer[1]}"
         limits = self._listener.limits
+        if self._listener.is_stopped:
+            # It was accepted just before, and is none of those that were closed.
+            self._transport.abort()
+            return
         if len(self._listener.connections) >= limits.connections_max:
             logger.warning(
                 "UPR connection from %s refused: %d are open",

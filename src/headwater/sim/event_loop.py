@@ -255,6 +255,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         assert options.get("ssl") is None, "TLS is not simulated"
         return self.network.listen(protocol_factory, host, port)
 
+    def remove_reader(self, fd: Any) -> bool:
+        return False
+
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **options: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:

@@ -46,6 +46,9 @@ class SimulatedSocket:
     def setsockopt(self, *_: Any) -> None:
         pass
 
+    def fileno(self) -> int:
+        return -1
+
 
 class SimulatedTransport(asyncio.Transport):
     """The sending pipe of this end, and the received bytes that this end has not read."""

@@ -22,6 +22,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from headwater.node.accepting import TlsDoor
 from headwater.node.http.app import IN_RESERVE, http_app
 from headwater.node.http.limits import (
     CONNECTIONS_MAX,
@@ -32,7 +33,6 @@ from headwater.node.http.limits import (
     STOP_S_MAX,
 )
 from headwater.node.node_state import NodeState
-from headwater.node.tls_accept import TlsDoor
 
 
 class HttpServer:

@@ -1,16 +1,32 @@
-"""Accepting TLS connections: the handshake is a part of the connection, with its limits.
+"""Accepting connections: what asyncio's servers leave open.
 
-The event loop's own servers make a protocol when a handshake is complete. Until then no one knows of the connection:
-handshakes that are never finished would count against no limit, and could not be closed when the node stops. Here the
-connection is accepted first, counted, and upgraded then. The key-value listener and the HTTP server use it.
+They make a protocol when a TLS handshake is complete. Until then no one knows of the connection: handshakes that are
+never finished would count against no limit, and could not be closed when the node stops. Here the connection is
+accepted first, counted, and upgraded then. The key-value listener and the HTTP server use it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
+
+
+async def close_servers(servers: Iterable[asyncio.Server]) -> None:
+    """Accept no more. What has been accepted meanwhile gets its protocol, which is to turn it away.
+
+    asyncio's own loop hands a connection on one turn after it has accepted it. If its server is closed by then, it
+    fails and leaves the socket open (CPython's issue 109564). uvloop does both in one turn and has no readers here.
+    """
+    servers = list(servers)
+    loop = asyncio.get_running_loop()
+    for server in servers:
+        for listening in server.sockets:
+            loop.remove_reader(listening.fileno())
+    await asyncio.sleep(0)
+    for server in servers:
+        server.close()
 
 
 class TlsDoor:
