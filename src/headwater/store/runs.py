@@ -29,13 +29,16 @@ from headwater.protocol.kernels.frame_header import (
 from headwater.protocol.kernels.memory import (
     AnyBytes,
     Bytes,
+    Int64Rows,
     Int64s,
     ReadOnlyBytes,
     UInt16s,
     UInt64,
     UInt64s,
+    bytes_at,
     copy_bytes,
     i64,
+    int64s_at,
     kernel,
     kernel_part,
     load_u8,
@@ -144,6 +147,25 @@ def group_by_vbucket(
         vbucket = i64(vbuckets[item])
         copy_bytes(grouped, cursors[vbucket], frames, starts[item], end - starts[item])
         cursors[vbucket] += end - starts[item]
+
+
+@kernel
+def gather_runs(places: Int64Rows, first_vbucket: int, gathered: Bytes, starts: Int64s) -> None:
+    """What several commits hold of some vbuckets, one vbucket behind the other, and the oldest commit's part first.
+
+    `places` are the addresses of each commit's data and group starts. `starts` gets one entry a vbucket and an end.
+    """
+    to = i64(0)
+    for item in range(len(starts) - 1):
+        starts[item] = to
+        vbucket = first_vbucket + item
+        for commit in range(len(places)):
+            group_starts = int64s_at(places[commit, 1], vbucket + 2)
+            size = group_starts[vbucket + 1] - group_starts[vbucket]
+            if size:
+                copy_bytes(gathered, to, bytes_at(places[commit, 0] + group_starts[vbucket], size), i64(0), size)
+                to += size
+    starts[len(starts) - 1] = to
 
 
 @kernel_part

@@ -18,12 +18,11 @@ import numpy as np
 
 from headwater.errors import StoreError, VBucketDamaged
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.kernels.memory import Bytes
+from headwater.protocol.kernels.memory import Bytes, address_of
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
 from headwater.store.checked_engine import CheckedView
-from headwater.store.commits import GroupCommit
 from headwater.store.data_format import (
     BUCKET_FACTS,
     BucketFacts,
@@ -36,14 +35,15 @@ from headwater.store.data_format import (
 )
 from headwater.store.engine import Change, DeleteRow, PutRow, Table
 from headwater.store.opening import load_vbucket, stored_manifest
-from headwater.store.runs import as_run, last_seqno, split_after, split_before
+from headwater.store.runs import as_run, gather_runs, last_seqno, split_after, split_before
 
 BLOCK_BYTES_TARGET = 256 * 1024
 YOUNG_BYTES_MAX = 32 * 1024 * 1024
 """When to settle: what is young is held in memory."""
 YOUNG_COMMITS_MAX = 2048
-STEP_BYTES = 2 * 1024 * 1024
-"""Commits go in between two steps, so this is what a small write may have to wait for."""
+STEP_BYTES = 1024 * 1024
+"""Commits go in between two steps, so this is what a small write may have to wait for; with the blocks that the changes
+are appended to it becomes about twice as much."""
 
 
 def is_due(bucket: Bucket) -> bool:
@@ -56,21 +56,15 @@ class Settling:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._commits = [commit for _, commit in sorted(bucket.young.items())]
-        # Taken here and not in `steps`, which may run in another thread while more commits are published.
-        self._by_vbucket = {vbucket: bucket.young.of(vbucket) for vbucket in self._touched()}
 
     def steps(self) -> Iterator[list[Change]]:
         """Changes for the engine, a step at a time; each must be written before the next is asked for."""
         changes: list[Change] = []
-        size = 0
-        for vbucket, commits in self._by_vbucket.items():
-            with self._bucket.engine.view() as view:
-                settled = settle_vbucket(view, vbucket, commits)
-            changes += settled
-            size += sum(len(change.value) for change in settled if isinstance(change, PutRow))
-            if size >= STEP_BYTES:
+        for part in self._parts():
+            if changes:
                 yield changes
-                changes, size = [], 0
+            with self._bucket.engine.view() as view:
+                changes = [change for vbucket, fresh in part for change in settle_vbucket(view, vbucket, fresh)]
         yield [*changes, *(DeleteRow(Table.JOURNAL, commit_key(commit.number)) for commit in self._commits)]
 
     def finish(self) -> None:
@@ -78,11 +72,24 @@ class Settling:
         for commit in self._commits:
             del self._bucket.young[commit.number]
 
-    def _touched(self) -> list[int]:
-        sizes = np.zeros(len(self._bucket.vbuckets), dtype=np.int64)
+    def _parts(self) -> Iterator[list[tuple[int, Bytes]]]:
+        """What the commits hold of each vbucket that they touch, for some vbuckets at a time."""
+        places = np.array(
+            [(address_of(commit.data), address_of(commit.group_starts)) for commit in self._commits], dtype=np.int64
+        ).reshape(-1, 2)
+        ends = np.zeros(len(self._bucket.vbuckets) + 1, dtype=np.int64)
         for commit in self._commits:
-            sizes += np.diff(commit.group_starts)
-        return [int(vbucket) for vbucket in np.flatnonzero(sizes)]
+            ends += commit.group_starts
+        first = 0
+        while ends[first] < ends[-1]:
+            # As many vbuckets as make a step, and the one that completes it.
+            last = min(int(np.searchsorted(ends, ends[first] + STEP_BYTES)), len(ends) - 1)
+            gathered = np.empty(ends[last] - ends[first], dtype=np.uint8)
+            starts = np.empty(last - first + 1, dtype=np.int64)
+            gather_runs(places, first, gathered, starts)
+            touched = np.flatnonzero(np.diff(starts)).tolist()
+            yield [(first + item, gathered[starts[item] : starts[item + 1]]) for item in touched]
+            first = last
 
 
 def settle_now(bucket: Bucket) -> None:
@@ -93,13 +100,13 @@ def settle_now(bucket: Bucket) -> None:
     settling.finish()
 
 
-def settle_vbucket(view: CheckedView, vbucket: int, commits: list[GroupCommit]) -> list[Change]:
-    """The changes that bring a vbucket's part of the commits into its blocks."""
+def settle_vbucket(view: CheckedView, vbucket: int, fresh: Bytes) -> list[Change]:
+    """What brings changes of a vbucket into its blocks, without those that are there already."""
     start, end = blocks_of(vbucket)
     last = view.last_size_before(Table.BLOCKS, end)
     reached = block_last_seqno(last[0]) if last is not None and last[0] >= start else 0
-    fresh = [run[split_after(run, reached) :] for run in (commit.run(vbucket) for commit in commits)]
-    size = sum(len(run) for run in fresh)
+    fresh = fresh[split_after(fresh, reached) :]
+    size = len(fresh)
     if size == 0:
         return []
     merged: list[Bytes] = []
@@ -116,7 +123,7 @@ def settle_vbucket(view: CheckedView, vbucket: int, commits: list[GroupCommit]) 
         changes.append(DeleteRow(Table.BLOCKS, last[0]))
         size += len(block)
         last = view.last_size_before(Table.BLOCKS, last[0])
-    return [*changes, *blocks(vbucket, np.concatenate([*merged, *fresh]))]
+    return [*changes, *blocks(vbucket, np.concatenate([*merged, fresh]) if merged else fresh)]
 
 
 def blocks(vbucket: int, run: Bytes) -> Iterator[PutRow]:

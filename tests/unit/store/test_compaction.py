@@ -150,6 +150,7 @@ def test_what_is_settled_half_way_is_not_dropped_while_it_is_young_as_well(clock
     for key in (b"b", b"b", b"c"):
         put(bucket, 0, key)
     remove(bucket, 0, b"c")
+    put(bucket, 1, b"for another step")
     bucket.commit_now()
     clock.advance(10)
     with pytest.MonkeyPatch.context() as patch:

@@ -347,7 +347,7 @@ def test_a_crash_between_the_steps_of_settling(monkeypatch: pytest.MonkeyPatch, 
         bucket = filled(engine)
         if settled_before:
             settle_now(bucket)
-            for vbucket in (0, 2):
+            for vbucket in (0, 1, 2):
                 put(bucket, vbucket, b"k1", b"newer")
                 put(bucket, vbucket, b"fresh")
             bucket.commit_now()

@@ -159,10 +159,10 @@ def test_commits_between_the_steps_stay_young(monkeypatch: pytest.MonkeyPatch) -
             assert value_of(bucket, vbucket, b"k1") == b"between"
             assert seqnos_of(bucket, vbucket) == list(range(1, int(bucket.vbuckets.high_seqnos[vbucket]) + 1))
     settling_round.finish()
-    assert len(bucket.young) == 4 * 5
+    assert len(bucket.young) == 4 * 4
     settle_now(bucket)
     for vbucket in range(4):
-        assert seqnos_of(bucket, vbucket) == list(range(1, 9))
+        assert seqnos_of(bucket, vbucket) == list(range(1, 8))
     check_counts(bucket)
 
 
