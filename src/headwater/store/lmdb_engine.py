@@ -515,8 +515,8 @@ class _File:
             self._used[pages] = True
 
     def _read(self, at: int, size: int) -> bytes:
-        self._file.seek(at)
-        data = self._file.read(size)
-        if len(data) != size:
+        # A damaged page number may be larger than any file's length.
+        if at + size > self._size_bytes:
             raise _Damage("the file is cut off")
-        return data
+        self._file.seek(at)
+        return self._file.read(size)
