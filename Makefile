@@ -22,7 +22,9 @@ demo: setup ## See it work
 test: setup ## Run the tests
 	@$(BIN)/python scripts/run-tests
 
-check: lint types imports web test ## All that CI runs: lint, types, imports, the page, tests
+check: setup ## All that CI runs: lint, types, imports, the page, tests
+	@$(MAKE) --no-print-directory --output-sync --jobs 4 lint types imports web
+	@$(MAKE) --no-print-directory test
 
 lint: setup ## Look for faults and for unformatted code
 	$(BIN)/ruff check .

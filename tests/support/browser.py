@@ -73,6 +73,18 @@ class Browser:
         """What the page has complained about since the last time."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
+    def forget(self) -> None:
+        """Be as new: nothing open, stored, emulated or logged."""
+        url = urlsplit(self.driver.current_url)
+        everything = {"origin": f"{url.scheme}://{url.netloc}", "storageTypes": "all"}
+        self.driver.get("about:blank")
+        self.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        self.driver.execute_cdp_cmd("Storage.clearDataForOrigin", everything)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        self.resize(DESKTOP)
+        self.console()
+        self.hosts_asked()
+
     def hosts_asked(self) -> set[str]:
         """The hosts that the browser has sent requests to, for any page."""
         messages = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
