@@ -26,7 +26,7 @@ from support.forked_program import shell_commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python", "bash", "text", "console", "mermaid", "json", "promql", "yaml"}
+LANGUAGES = {"python", "bash", "text", "console", "mermaid", "json", "promql", "yaml", "toml", "sql"}
 BASH_S_MAX = 60.0
 USER, PASSWORD = "me", "secret"
 

@@ -24,7 +24,6 @@ from rich.live import Live
 from rich.text import Text
 
 from headwater.cli.options import (
-    CommandWithOldNames,
     LoginOptions,
     connection_options,
     errors_reported,
@@ -32,6 +31,7 @@ from headwater.cli.options import (
     table_option,
 )
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
+from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
@@ -105,8 +105,9 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
         raise click.BadParameter(f"{value!r} is no time: write 500ms, 5s, 1m or 1h.") from error
 
 
-@click.command(cls=CommandWithOldNames)
-@click.argument("url")
+@click.command(cls=CommandWithPipelines)
+@click.argument("url", metavar="URL|NAME")
+@config_option
 @click.option(
     "--into",
     required=True,
@@ -204,6 +205,8 @@ def land(
     documents, and on demand `history/SCOPE.COLLECTION` and `rejects/SCOPE.COLLECTION`. What a failover takes back is
     undone in all of them. A run that was ended in any way is completed by the next.
 
+    With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win.
+
     The exit code is 0 at the end of --once, 1 for a failure, 130 after Ctrl-C.
 
     \b
@@ -212,6 +215,7 @@ def land(
       headwater land couchbase://localhost/default --into /data/lake --every 5s
       headwater land couchbase://localhost/shop --into lake \\
         --columns 'shop.orders=total DOUBLE, at TIMESTAMP'
+      headwater land shop --once
     """
     if log_format is not None:
         set_up_logging(log_format)

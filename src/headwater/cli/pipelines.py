@@ -1,0 +1,231 @@
+"""Named pipelines: `headwater land NAME` takes its URL and its options from a file, `headwater.toml`.
+
+```toml
+[pipelines.shop]
+url = "couchbases://db.example/shop"
+into = "s3://lake/shop"
+collection = ["shop.orders", "shop.items"]
+password = "${SHOP_PASSWORD}"
+storage-option = { aws_region = "eu-west-1" }
+```
+
+A pipeline is read as if its keys had been written in front of the command line, without those that are written there as
+well. So there is no second list of options to keep: a key is what an option is called without its dashes, and is
+checked and converted as the option is. What has `://` in it is a URL, and anything else is the name of a pipeline.
+
+Secrets come from the environment, by `${NAME}`, for a file like this is kept in a repository. One that is written out
+is refused, and no error repeats a value that may be one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import rich_click as click
+
+from headwater.cli.options import CommandWithOldNames
+from headwater.client.connection_string import ConnectionString
+from headwater.errors import InvalidConnectionString
+from headwater.phrases import did_you_mean, printable
+
+FILE_NAME = "headwater.toml"
+FILE_BYTES_MAX = 1 << 20
+_TABLE = "pipelines"
+_URL = "url"
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_STORE = "storage-option"
+_SECRET_OF_STORE = re.compile(r"secret|password|token(?!_file)|sas_|key(?!_id)|credential", re.IGNORECASE)
+"""The options of object stores that are secrets, by their names. Those of services are numerous, and new ones come."""
+_PASSWORD_IN_URI = re.compile(r"://[^/@:]*:([^/@]+)@")
+
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    expose_value=False,
+    help=f"The file that has the pipeline NAME; by default {FILE_NAME} in the current directory.",
+)
+
+
+class CommandWithPipelines(CommandWithOldNames):
+    """A command whose argument `url` may be the name of a pipeline. It needs `config_option`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        args = self._renamed(args)
+        given, _, _ = self.make_parser(ctx).parse_args(args=[*args])
+        name, config = given.get(_URL), given.get("config")
+        if not isinstance(name, str) or "://" in name:
+            if isinstance(config, str):
+                raise click.UsageError("--config is for a pipeline, which is given by its name and not by a URL.", ctx)
+            return super().parse_args(ctx, args)
+        pipeline = _Pipeline.read(Path(config if isinstance(config, str) else FILE_NAME), name)
+        options = pipeline_options(self)
+        pipeline.check_keys(options)
+        from_file = {key: one for key, one in options.items() if one.name not in given and key in pipeline.values}
+        words = [word for key, option in from_file.items() for word in pipeline.words(key, option)]
+        try:
+            rest = super().parse_args(ctx, [*words, *args])
+        except click.MissingParameter as error:
+            pipeline.fail(f"it has no {_key(error.param)}", "Add it, or give it on the command line")
+        except click.BadParameter as error:
+            key = _key(error.param)
+            if key not in from_file:
+                raise
+            pipeline.fail(f"{key}: {error.message}")
+        ctx.params[_URL] = pipeline.url
+        return rest
+
+
+def pipeline_options(command: click.Command) -> dict[str, click.Option]:
+    """The options that a pipeline can have, by their keys: all but where the pipeline itself is found."""
+    return {
+        _key(option): option
+        for option in command.params
+        if isinstance(option, click.Option) and option.name not in ("config", "help")
+    }
+
+
+def _key(parameter: click.Parameter | None) -> str:
+    assert parameter is not None, "click names what it refuses"
+    return max(parameter.opts, key=len).lstrip("-")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """One pipeline of a file."""
+
+    file: Path
+    name: str
+    values: Mapping[str, Any]
+    """By key, as TOML has them."""
+
+    @classmethod
+    def read(cls, file: Path, name: str) -> Self:
+        root = _read_toml(file, name)
+        for other in root.keys() - {_TABLE}:
+            _fail(f"{file}: {other!r} is not known", did_you_mean(f"[{_TABLE}.{name}]"))
+        tables = root.get(_TABLE, {})
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            _fail(f"{file}: {_TABLE} must hold tables", f"Write [{_TABLE}.NAME] above the keys of a pipeline")
+        if name not in tables:
+            near = get_close_matches(name, tables, n=1)
+            hint = did_you_mean(near[0]) if near else "A URL would begin with couchbase:// or couchbases://"
+            _fail(f"{file} has no pipeline {name!r}", hint)
+        return cls(file, name, tables[name])
+
+    def fail(self, what: str, hint: str = "") -> NoReturn:
+        _fail(f"{self.file}: {_TABLE}.{self.name}: {what}", hint)
+
+    def check_keys(self, options: Mapping[str, click.Option]) -> None:
+        """Raise for a key that is no option, and for secrets that are written out, whether they are used or not."""
+        for key, value in self.values.items():
+            if key != _URL and key not in options:
+                near = get_close_matches(key, [_URL, *options], n=1)
+                self.fail(f"there is no option {key}", did_you_mean(near[0]) if near else "See headwater land --help")
+            for place, one in _leaves(key, value):
+                for secret in _secrets(key, place, str(one)):
+                    if not _REFERENCE.fullmatch(secret):
+                        hint = "Write ${NAME}, and put the secret into that variable of the environment"
+                        self.fail(f"{place} has a secret written out", hint)
+
+    @property
+    def url(self) -> str:
+        value = self.values.get(_URL)
+        if not isinstance(value, str):
+            self.fail("it has no url", 'Add one: url = "couchbase://host/bucket"')
+        url = self._expanded(_URL, value)
+        try:
+            ConnectionString.parse(url)
+        except InvalidConnectionString as error:
+            self.fail(str(error))
+        return url
+
+    def words(self, key: str, option: click.Option) -> Iterator[str]:
+        """What would stand on the command line for a key."""
+        value, spelling = self.values[key], max(option.opts, key=len)
+        if option.is_flag:
+            if not isinstance(value, bool):
+                self.fail(f"{key} is either on or off", "Write true or false")
+            yield from [spelling] if value else option.secondary_opts[:1]
+            return
+        takes_pairs = "=" in (option.metavar or "")
+        if isinstance(value, dict) and not takes_pairs:
+            self.fail(f"{key} takes no table", f'Write {key} = "…"')
+        if isinstance(value, list) and not option.multiple:
+            self.fail(f"{key} takes one value", f'Write {key} = "…"')
+        for place, one in _leaves(key, value):
+            if isinstance(one, bool) or not isinstance(one, str | int | float):
+                self.fail(f"{place} must be text or a number", "Put it in quotes")
+            pair = f"{place.removeprefix(key + '.')}=" if isinstance(value, dict) else ""
+            yield f"{spelling}={pair}{self._expanded(place, str(one))}"
+
+    def _expanded(self, place: str, text: str) -> str:
+        """With the variables of the environment that it refers to."""
+        if "${" in _REFERENCE.sub("", text):
+            self.fail(f"{place} has a ${{ that begins no ${{NAME}}", "Write ${NAME}, with the name of a variable")
+        for name in _REFERENCE.findall(text):
+            if name not in os.environ:
+                self.fail(f"{place} needs the variable {name}, which the environment does not have", "Set it")
+        return _REFERENCE.sub(lambda match: os.environ[match[1]], text)
+
+
+def _read_toml(file: Path, name: str) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        # Most likely a URL without its scheme was meant.
+        _fail(
+            f"{name!r} is no URL, and there is no {file} with a pipeline of that name",
+            "Write couchbase://host/bucket, or name the file with --config",
+        )
+    except OSError as error:
+        _fail(f"{file} can't be read: {error.strerror}")
+    if len(data) > FILE_BYTES_MAX:
+        _fail(f"{file} has more than {FILE_BYTES_MAX >> 20} MiB", "Is it the right file?")
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        _fail(f"{file} is not UTF-8 (at byte {error.start})", "Save it as UTF-8")
+    except tomllib.TOMLDecodeError as error:
+        _fail(f"{file} is not valid TOML: {error}")
+    except RecursionError:
+        _fail(f"{file} is not valid TOML: it is nested too deeply")
+
+
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What lists and tables hold, each with its place. To TOML, `shop.orders = …` is a table in a table."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _leaves(f"{place}.{name}", one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _leaves(place, one)
+    else:
+        yield place, value
+
+
+def _secrets(key: str, place: str, text: str) -> Iterator[str]:
+    """The parts of a text that must not be written out."""
+    if "password" in key:
+        yield text
+    if key == _STORE:
+        name, _, value = (place[len(key) + 1 :], "", text) if place != key else text.partition("=")
+        if _SECRET_OF_STORE.search(name):
+            yield value
+    if in_uri := _PASSWORD_IN_URI.search(text):
+        yield in_uri[1]
+
+
+def _fail(what: str, hint: str = "") -> NoReturn:
+    sentence = what if what.endswith((".", "?")) or not hint else f"{what}."
+    raise click.ClickException(printable(f"{sentence} {hint}".strip()))

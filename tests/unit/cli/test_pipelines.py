@@ -1,0 +1,180 @@
+"""`headwater land NAME`: a pipeline of `headwater.toml` is what its options on the command line would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from headwater.cli import main
+from headwater.cli.land import land
+from headwater.cli.pipelines import FILE_NAME, pipeline_options
+
+URL = "couchbase://127.0.0.1/travel"
+BEGIN = f'[pipelines.shop]\nurl = "{URL}"\ninto = "lake"\n'
+SECRET = "not to be seen"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("USER", "PASSWORD", "TLS_KEY_PASSWORD"):
+        monkeypatch.setenv(f"HEADWATER_{name}", "of the environment")
+    return tmp_path
+
+
+def write(text: str, name: str = FILE_NAME) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    """What the command would be called with."""
+    return land.make_context("land", [*arguments]).params
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["land", *arguments])
+    assert result.exit_code in (1, 2)
+    assert SECRET not in result.output
+    (line,) = result.output.splitlines()
+    return line.removeprefix("Error: ")
+
+
+# --- every option -------------------------------------------------------------------------------------------------
+
+
+def samples(option: click.Option) -> tuple[str, str]:
+    """A value of an option, as TOML and as on the command line. None is its default."""
+    if option.is_flag:
+        return "true", ""
+    match option.type:
+        case click.Choice() as choice:
+            return f'"{choice.choices[-1]}"', choice.choices[-1]
+        case click.IntRange():
+            return "2", "2"
+        case click.FloatRange():
+            return "0.25", "0.25"
+        case click.Path():
+            Path("file.pem").touch()
+            return '"file.pem"', "file.pem"
+    metavar = str(option.metavar)
+    if "=" in metavar:
+        return '{ some_name = "${VALUE}" }', "some_name=of a variable"
+    if option.multiple:
+        return '["a.b", "${VALUE}"]', "a.b"
+    return ('"11s"', "11s") if metavar == "TIME" else ('"${VALUE}"', "of a variable")
+
+
+@pytest.mark.parametrize("key", pipeline_options(land))
+def test_every_option_has_its_key(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALUE", "of a variable")
+    option = pipeline_options(land)[key]
+    value, word = samples(option)
+    write(f'[pipelines.shop]\nurl = "{URL}"\n{key} = {value}\n' + ("" if key == "into" else 'into = "lake"\n'))
+    words = [f"--{key}"] if option.is_flag else [f"--{key}={word}"]
+    words += ["--into=lake"] if key != "into" else []
+    words += [f"--{key}=of a variable"] if value.startswith("[") else []
+    assert parsed("shop") == parsed(URL, *words)
+    assert parsed("shop")[option.name or ""] != parsed(URL, "--into=other")[option.name or ""]
+
+
+def test_all_options_of_the_command_are_keys() -> None:
+    """Written down, so that one that gets lost is missed."""
+    spelled = {name for option in land.params if isinstance(option, click.Option) for name in option.opts}
+    assert {f"--{key}" for key in pipeline_options(land)} == {
+        name for name in spelled if name.startswith("--") and name not in ("--config", "--help")
+    }
+
+
+# --- what counts --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_wins() -> None:
+    write(f'{BEGIN}collection = ["a.b"]\nevery = "9s"\npassword = "${{NOT_SET}}"\nuser = "of the file"\n')
+    params = parsed("shop", "--collection", "c.d", "--every=3s", "--password", "given")
+    assert (params["collections"], params["every"], params["password"]) == (("c.d",), 3.0, "given")
+    assert (params["user"], params["url"], params["into"]) == ("of the file", URL, "lake")
+
+
+def test_tables_for_what_has_names() -> None:
+    """A name with a dot is a table in a table for TOML, unless it is quoted."""
+    write(
+        f'{BEGIN}[pipelines.shop.columns]\nshop.tokens = "id INT"\n"shop.items" = "name STRING"\n'
+        '[pipelines.shop.storage-option]\naws_region = "x"\naws_access_key_id = "me"\n'
+    )
+    params = parsed("shop")
+    assert params["columns"] == ("shop.tokens=id INT", "shop.items=name STRING")
+    assert params["storage_options"] == {"aws_region": "x", "aws_access_key_id": "me"}
+
+
+def test_the_example_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "landing.md"
+    write(guide.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0])
+    monkeypatch.setenv("SHOP_PASSWORD", "p")
+    monkeypatch.setenv("SHOP_AWS_SECRET", "s")
+    params = parsed("shop", "--once")
+    assert (params["password"], params["storage_options"]["aws_secret_access_key"]) == ("p", "s")
+    assert (params["every"], params["once"], params["history"]) == (10.0, True, True)
+
+
+def test_a_flag_that_is_off_and_another_file() -> None:
+    write(f"{BEGIN}history = false\n", "other.toml")
+    assert parsed("shop", "--config", "other.toml")["history"] is False
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (f"{BEGIN}evry = '5s'", "headwater.toml: pipelines.shop: there is no option evry. Did you mean every?"),
+        (f"{BEGIN}storage_options = 1", "there is no option storage_options. Did you mean storage-option?"),
+        (f"{BEGIN}every = 'soon'", "headwater.toml: pipelines.shop: every: 'soon' is no time: write 500ms"),
+        (f"{BEGIN}metrics-port = 70000", "pipelines.shop: metrics-port: 70000 is not in the range"),
+        (f"{BEGIN}history = 'yes'", "history is either on or off. Write true or false"),
+        (f"{BEGIN}memory = ['1g', '2g']", "memory takes one value"),
+        (f"{BEGIN}memory = {{ a = 1 }}", "memory takes no table"),
+        (f"{BEGIN}memory = 2026-01-01", "memory must be text or a number"),
+        (f"{BEGIN}every = 5s", "end of document after a statement (at line 4, column 10)"),
+        (f"{BEGIN}into = 'twice'\n#", "headwater.toml is not valid TOML: Cannot overwrite a value (at line 4"),
+        ("[pipelines.shop]\ninto = 'lake'", "it has no url. Add one"),
+        ("[pipelines.shop]\nurl = 'localhost'\ninto = 'lake'", "pipelines.shop: the connection string is not valid"),
+        (f"[pipelines.shop]\nurl = '{URL}'", "pipelines.shop: it has no into. Add it, or give it on the command line"),
+        ("[pipelines.shopping]\n", "headwater.toml has no pipeline 'shop'. Did you mean shopping?"),
+        ("[pipelines.other]\n", "has no pipeline 'shop'. A URL would begin with couchbase://"),
+        ("[shop]\n", "headwater.toml: 'shop' is not known. Did you mean [pipelines.shop]?"),
+        ("[pipelines]\nshop = 1", "pipelines must hold tables"),
+        (f"{BEGIN}user = '${{NOT_SET}}'", "user needs the variable NOT_SET, which the environment does not have"),
+        (f"{BEGIN}user = '${{not-a-name}}'", "user has a ${ that begins no ${NAME}"),
+        (f"{BEGIN}password = '{SECRET}'", "password has a secret written out. Write ${NAME}, and put the secret"),
+        (f"{BEGIN}password = '{SECRET}${{A}}'", "password has a secret written out"),
+        (f"{BEGIN}tls-key-password = '{SECRET}'", "tls-key-password has a secret written out"),
+        (f"{BEGIN}storage-option = {{ aws_secret_access_key = '{SECRET}' }}", "storage-option.aws_secret_access_key"),
+        (f"{BEGIN}storage-option = ['azure_storage_account_key={SECRET}']", "storage-option has a secret written out"),
+        (f"{BEGIN}iceberg-catalog = 'postgresql://me:{SECRET}@host/db'", "iceberg-catalog has a secret written out"),
+        ("\xff" * 2_000_000, "headwater.toml has more than 1 MiB"),
+        ("a = " + "[" * 100_000, "headwater.toml is not valid TOML"),
+    ],
+    ids=lambda value: value[:60],
+)  # fmt: skip
+def test_one_sentence(text: str, sentence: str) -> None:
+    write(text)
+    assert sentence in refused("shop")
+
+
+def test_a_name_and_no_file() -> None:
+    assert refused("localhost/shop") == (
+        "'localhost/shop' is no URL, and there is no headwater.toml with a pipeline of that name. "
+        "Write couchbase://host/bucket, or name the file with --config"
+    )
+
+
+def test_a_url_and_a_file() -> None:
+    write(BEGIN)
+    assert "--config is for a pipeline, which is given by its name and not by a URL" in refused(
+        URL, "--config", FILE_NAME
+    )
