@@ -14,10 +14,10 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkRuntimeError
 
+from headwater.client.options import parse_interval_s
 from headwater.errors import InvalidInput, LakeInUse, QueryFailed, ReadRolledBack
 from headwater.lake.lake import Lake
 from headwater.spark import landing, landing_loop
-from headwater.spark.landing import parse_interval_s
 from headwater.spark.landing_loop import FAILURES_MAX
 from headwater.spark.task_read import LandShare
 from support.driven_source import RunHere, SimulatedLanding, without_spark

@@ -33,17 +33,18 @@ from headwater.cli.options import (
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.client.connection_string import ConnectionString
+from headwater.client.options import parse_interval_s
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
-from headwater.lake.lake import LakeSettings
+from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import TypedColumns
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
 from headwater.phrases import counted
 from headwater.spark.freshness import MERGE_SHARE, WAIT_S_MAX, Freshness
-from headwater.spark.landing import Landing, LandingQuery, parse_interval_s
+from headwater.spark.landing import Landing, LandingQuery
 from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
 from headwater.spark.session import start_session
 from headwater.spark.source_options import source_texts
@@ -230,13 +231,14 @@ def land(
         upkeep=Upkeep(vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"]),
         iceberg=_iceberg_settings(options),
     )
-    landing.prepare()
+    # Before Spark is started, which takes seconds.
+    lake = landing.prepare()
     view = _View(as_json=as_json, quiet=quiet, logs=log_format is not None)
     if metrics_port is not None:
         _serve_metrics(LandingMetrics(settings.bucket, view.status), metrics_port)
     spark = start_session(master=master, memory=memory, log_folder=Path(mkdtemp(prefix="headwater-spark-")))
     try:
-        code = _run(landing, spark, view, None if once else every)
+        code = _run(landing, lake, spark, view, None if once else every)
     finally:
         # One that has died by itself has nothing to stop.
         with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
@@ -278,9 +280,9 @@ def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:
     return None if catalog is None else IcebergSettings(catalog=catalog, table=options["iceberg_table"])
 
 
-def _run(landing: Landing, spark: Any, view: _View, every_s: float | None) -> int:
+def _run(landing: Landing, lake: Lake, spark: Any, view: _View, every_s: float | None) -> int:
     interrupted = _Interruptions()
-    query = landing.start(spark, every=every_s, on_batch=view.on_batch)
+    query = landing.start(spark, every=every_s, on_batch=view.on_batch, lake=lake)
     with view.following(query):
         while query.isActive and not interrupted:
             time.sleep(POLL_S)

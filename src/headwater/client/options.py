@@ -17,6 +17,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from headwater.errors import InvalidInput
 from headwater.phrases import did_you_mean
 from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX
 
@@ -140,6 +141,22 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(text)
     return int(match["number"]) * _UNITS[match["unit"].lower()]
+
+
+_INTERVAL = re.compile(
+    r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?:(?P<short>ms|s|m|h)| +(?P<long>millisecond|second|minute|hour|day)s?)"
+)
+_SHORT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONG_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+
+
+def parse_interval_s(text: str) -> float:
+    """The seconds of a time, as commands write it ("500ms", "5s", "1m", "1h") or as Spark writes triggers ("500
+    milliseconds", "5 seconds", "1 minute")."""
+    match = _INTERVAL.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput(f"{text!r} is no time", hint='Write one like "5 seconds", "500 milliseconds" or "1 minute"')
+    return float(match["number"]) * (_SHORT_S[match["short"]] if match["short"] else _LONG_S[match["long"]])
 
 
 def write_bytes(size: int) -> str:

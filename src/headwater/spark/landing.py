@@ -10,7 +10,6 @@ on from there. So nothing may be remembered beside them.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import uuid
@@ -24,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
+from headwater.client.options import parse_interval_s
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.lake.delta_log import Selection
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
@@ -42,11 +42,6 @@ LAG_EVERY_S = 1.0
 _PROGRESS_KEPT = 100
 _CANCEL_EVERY_S = 0.5
 _POLL_S = 0.05
-_INTERVAL = re.compile(
-    r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)(?:(?P<short>ms|s|m|h)| +(?P<long>millisecond|second|minute|hour|day)s?)"
-)
-_SHORT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_LONG_S = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 
 OnBatch = Callable[[LandedBatch], None]
 
@@ -101,11 +96,19 @@ class Landing:
         )
 
     def start(
-        self, spark: SparkSession, *, every: str | float | None = None, on_batch: OnBatch | None = None
+        self,
+        spark: SparkSession,
+        *,
+        every: str | float | None = None,
+        on_batch: OnBatch | None = None,
+        lake: Lake | None = None,
     ) -> LandingQuery:
-        """Land what the bucket has now and end; with `every`, such as "5 seconds" or 5.0, go on until it is stopped."""
+        """Land what the bucket has now and end; with `every`, such as "5 seconds" or 5.0, go on until it is stopped.
+
+        `lake` is what `prepare` has returned, for a caller that has something to do in between.
+        """
         every_s = parse_interval_s(every) if isinstance(every, str) else every
-        lake = self.prepare()
+        lake = lake or self.prepare()
         ship_kernels(spark)
         hide_password(spark)
         return self.run(SparkRunner(spark, f"headwater land {self.into}"), lake, every_s=every_s, on_batch=on_batch)
@@ -119,15 +122,6 @@ class Landing:
         query = LandingQuery(self, options, runner, lake, every_s=every_s, on_batch=on_batch)
         query.start()
         return query
-
-
-def parse_interval_s(text: str) -> float:
-    """The seconds of a time, as commands write it ("500ms", "5s", "1m", "1h") or as Spark writes triggers ("500
-    milliseconds", "5 seconds", "1 minute")."""
-    match = _INTERVAL.fullmatch(text.strip())
-    if match is None:
-        raise InvalidInput(f"{text!r} is no time", hint='Write one like "5 seconds", "500 milliseconds" or "1 minute"')
-    return float(match["number"]) * (_SHORT_S[match["short"]] if match["short"] else _LONG_S[match["long"]])
 
 
 # --- what is checked before it begins ---------------------------------------------------------------------------------

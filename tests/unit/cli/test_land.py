@@ -21,6 +21,7 @@ from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.spark.landing_loop import LandedBatch, LandingStatus
 
+LAKE: Any = object()
 STATUS = LandingStatus(
     is_active=True, doing="waiting", batch=3, rows=1200, rollbacks=2, documents=900, tables=2, lag_seqnos=17,
     lag_s=2.5, documents_age_s=300.0, last_batch_s=0.5, last_merge_s=None, failures=0,
@@ -75,7 +76,10 @@ class Query:
 class Landing:
     query: Query
 
-    def start(self, spark: object, *, every: str | None, on_batch: Callable[[LandedBatch], None]) -> Query:
+    def start(
+        self, spark: object, *, every: str | None, on_batch: Callable[[LandedBatch], None], lake: object
+    ) -> Query:
+        assert lake is LAKE, "it is prepared once"
         self.query.on_batch = on_batch
         return self.query
 
@@ -91,7 +95,7 @@ def _same_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(query: Query, *, as_json: bool = False) -> int:
     landing: Any = Landing(query)
-    return _run(landing, None, _View(as_json=as_json, quiet=True), None)
+    return _run(landing, LAKE, None, _View(as_json=as_json, quiet=True), None)
 
 
 def test_a_landing_that_ends(capsys: pytest.CaptureFixture[str]) -> None:
