@@ -1,15 +1,18 @@
-"""A lake in an object store: S3, by moto's server, with its faults. Tables are looked at through deltalake alone."""
+"""A lake in an object store: S3, by moto's server, with its faults, and Azure, by its emulator. Tables are looked at
+through deltalake alone."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headwater.cli import main
-from headwater.errors import LakeTaken
+from headwater.errors import LakeError, LakeTaken
+from headwater.lake import upkeep
 from headwater.lake.location import Location
+from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
 from headwater.lake.verify import compare
 from headwater.spark import documents, landing_loop
 from headwater.spark.landing import Landing, LandingQuery
@@ -29,7 +34,7 @@ from support.driven_source import RunHere, without_spark
 from support.lake_model import check_no_duplicates
 from support.landings import ALWAYS_FRESH, DEFAULT, GROUPS, SourceBucket, check_delivery
 from support.node_process import PASSWORD, USER
-from support.object_store import READ_ONLY, SECRET_KEY, Faults, S3Server
+from support.object_store import AZURITE, READ_ONLY, SECRET_KEY, AzureServer, Faults, S3Server
 
 _NUMBERS = count()
 
@@ -41,12 +46,22 @@ def store() -> Iterator[S3Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def azure() -> Iterator[AzureServer]:
+    if shutil.which(AZURITE) is None:
+        pytest.skip(f"{AZURITE} is not on the path: npm install azurite")
+    with AzureServer() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURITE_BLOB_STORAGE_URL", running.url)
+        running.make_container("lakes")
+        yield running
+
+
 @dataclass
 class StoredLake:
     """A bucket, and its tables in the store."""
 
     bucket: SourceBucket
-    store: S3Server
+    store: S3Server | AzureServer
     uri: str = field(default_factory=lambda: f"s3://lakes/lake-{next(_NUMBERS)}")
 
     @property
@@ -70,6 +85,11 @@ class StoredLake:
         found = DeltaTable(f"{self.uri}/{table}", storage_options=self.store.options).to_pyarrow_table()
         return found.to_pylist()
 
+    def data_files(self) -> list[str]:
+        """Of `changes`, whether a commit names them or not."""
+        location = Location.of(f"{self.uri}/changes", self.store.options)
+        return [entry.name for entry in location.entries() if entry.name.endswith(".parquet")]
+
     def check_equal(self) -> None:
         found = compare(self.bucket.settings, Location.of(self.uri, self.store.options))
         assert found.is_equal, [one.sentence for one in found.findings]
@@ -84,6 +104,48 @@ def lake(bucket: SourceBucket, store: S3Server) -> Iterator[StoredLake]:
     bucket.put([b"a", b"b", b"c"], b'{"n":1}')
     yield StoredLake(bucket, store)
     store.set_faults(Faults())
+
+
+@pytest.fixture(params=["S3", "Azure"])
+def lake_anywhere(bucket: SourceBucket, request: pytest.FixtureRequest) -> StoredLake:
+    bucket.put([b"a", b"b", b"c"], b'{"n":1}')
+    if request.param == "S3":
+        return StoredLake(bucket, request.getfixturevalue("store"))
+    return StoredLake(bucket, request.getfixturevalue("azure"), "abfss://lakes@tests.dfs.core.windows.net/lake")
+
+
+def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a landing does in its life, on each kind of store."""
+    without_spark(monkeypatch)
+    lake = lake_anywhere
+    monkeypatch.setattr(upkeep, "JOIN_FILES_MIN", 3)
+    for number in range(3):
+        lake.bucket.put([b"c"], b'{"n":%d}' % number)
+        lake.land()
+    vbucket = lake.bucket.vbucket_of(b"c")
+    lake.bucket.fail_over(vbucket, to_seqno=lake.bucket.high_seqnos()[vbucket] - 1)
+    lake.bucket.put([b"d"], b'{"n":3}')
+    lake.land()
+    lake.check_equal()
+    assert any(row["void"] for row in lake.rows("changes"))
+
+    monkeypatch.setattr(upkeep, "VACUUM_HOURS_MIN", 0)
+    monkeypatch.setattr(upkeep, "TRIM_ROWS_PER_DOCUMENT", 0)
+    monkeypatch.setattr(upkeep, "LOG_RETENTION_DAYS", -1)
+    tables = lake.landing.prepare()
+    before = set(lake.data_files())
+    assert join_files(tables) > 1
+    assert trim_changes(tables, datetime.now(UTC) + timedelta(days=1)) > 0
+    assert vacuum(tables, retention_hours=0) >= 3
+    clean_logs(tables)
+    assert not before & set(lake.data_files())
+    lake.bucket.put([b"e"], b'{"n":4}')
+    lake.land()
+    lake.check_equal()
+    words = [word for pair in lake.store.options.items() for word in ("--storage-option", "=".join(pair))]
+    login = {"HEADWATER_USER": USER, "HEADWATER_PASSWORD": PASSWORD}
+    result = CliRunner().invoke(main, ["verify", lake.bucket.url, lake.uri, *words], env=login)
+    assert result.output.splitlines()[-1] == "Equal: 5 documents in 1 collection."
 
 
 def test_spark_lands_a_rollback_into_s3(lake: StoredLake, spark: SparkSession) -> None:
@@ -191,6 +253,13 @@ def test_kill_nine_while_it_lands(lake: StoredLake, kills: int, monkeypatch: pyt
 # --- what can't work --------------------------------------------------------------------------------------------------
 
 
+def test_an_emulator_that_is_taken_for_azure(azure: AzureServer) -> None:
+    options = {**azure.options, "azure_storage_endpoint": f"{azure.url}/tests", "azure_allow_http": "true"}
+    del options["azure_storage_use_emulator"]
+    with pytest.raises(LakeError, match=r"it ignores from where on a listing is asked for.*use_emulator=true"):
+        Location.of("az://lakes/other", options).check()
+
+
 @pytest.mark.parametrize(
     ("uri", "options", "sentence"),
     [
@@ -201,6 +270,7 @@ def test_kill_nine_while_it_lands(lake: StoredLake, kills: int, monkeypatch: pyt
         ("s3://lakes/new", {"aws_endpoint_url": "http://127.0.0.1:1"}, "does not answer (connection refused)"),
         ("s3://lakes/new", {"aws_allow_http": "false"}, "the endpoint is plain HTTP. Add --storage-option allow_http"),
         ("s3://lakes/new", {"aws_secret_acces_key": "x"}, "Did you mean aws_secret_access_key?"),
+        ("az://lakes/new", None, "no storage account is named. Write abfss://CONTAINER@ACCOUNT"),
         ("hdfs://somewhere/lake", None, "hdfs: is no store that tables can lie in. Give a directory, or s3://"),
         ("file://other/lake", None, "is on another host. Write file:///path"),
         ("plain-folder", {"aws_region": "x"}, "is no object store and takes no options"),

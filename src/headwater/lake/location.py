@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
+from headwater.client.options import parse_interval_s
 from headwater.durable_files import replace_file
 from headwater.errors import InvalidInput, LakeError, LakeUnreachable
 from headwater.phrases import printable
@@ -49,6 +50,17 @@ _CLIENT_OPTIONS = frozenset(
      "proxy_excludes", "user_agent", "root_certificate"}
 )  # fmt: skip
 _RETRY_OPTIONS = frozenset({"max_retries", "retry_timeout"})
+_TIME = (r"[0-9]+(ms|s|m|h)", "a time like 30s or 500ms")
+_SWITCH = ("true|false", "true or false")
+_VALUES = {
+    "timeout": _TIME,
+    "connect_timeout": _TIME,
+    "retry_timeout": _TIME,
+    "max_retries": (r"[0-9]{1,6}", "a whole number"),
+    "allow_http": _SWITCH,
+    "allow_invalid_certificates": _SWITCH,
+}
+"""Options whose values are read here or in the HTTP client: how they look, and how to say so."""
 _DELTA_OPTIONS = frozenset({"aws_s3_allow_unsafe_rename", "allow_unsafe_rename"})
 """For delta-rs alone."""
 _KNOWN_OPTIONS = {
@@ -60,7 +72,7 @@ _KNOWN_OPTIONS = {
     "AZURE_": (
         *("storage_account_name", "storage_account_key", "storage_sas_token", "storage_client_id"),
         *("storage_client_secret", "storage_tenant_id", "client_id", "client_secret", "tenant_id"),
-        *("storage_endpoint", "storage_use_emulator"),
+        *("storage_endpoint", "storage_use_emulator", "allow_http"),
     ),
     "GOOGLE_": ("service_account", "service_account_key", "application_credentials"),
 }
@@ -69,7 +81,6 @@ OWN_FOLDER = "_headwater"
 """Earlier versions kept it beside the tables, with the selection in it. Today the log of `changes` has that."""
 _PROBE_RETRIES = {"max_retries": "2", "retry_timeout": "10s"}
 """For the first look at a store: a user waits for it."""
-_TIMES_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Output(Protocol):
@@ -199,23 +210,30 @@ class Location:
         from obstore.exceptions import AlreadyExistsError, BaseError
 
         probe = f"{OWN_FOLDER}/probe-{uuid.uuid4().hex}"
-        store = _open_store(self.uri, tuple(sorted({**self.options, **_PROBE_RETRIES}.items())))
         try:
+            store = _open_store(self.uri, tuple(sorted({**self.options, **_PROBE_RETRIES}.items())))
             store.list_with_delimiter(None)
             obstore.put(store, probe, b"", mode="create")
             try:
                 obstore.put(store, probe, b"", mode="create")
-                is_safe = False
+                is_exclusive = False
             except AlreadyExistsError:
-                is_safe = True
+                is_exclusive = True
+            # delta-rs looks for new entries of a log this way.
+            is_listed_from = probe in _paths_after(store, OWN_FOLDER) and probe not in _paths_after(store, f"{probe}~")
             obstore.delete(store, probe)
         except (BaseError, OSError) as error:
             reason, hint = _cause(error)
             raise LakeError(f"{self.uri} can't be used: {reason}", hint=hint) from None
-        if not is_safe:
+        if not is_exclusive:
             raise LakeError(
                 f"{self.uri} can't be used: without conditional puts two writers could overwrite each other",
                 hint="Use a store that knows If-None-Match, such as S3 itself or a newer version of this one",
+            )
+        if not is_listed_from:
+            raise LakeError(
+                f"{self.uri} can't be used: it ignores from where on a listing is asked for",
+                hint="Azure's emulator needs --storage-option azure_storage_use_emulator=true",
             )
 
     @contextmanager
@@ -247,23 +265,21 @@ def _open_store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
     client: dict[str, Any] = {}
     retries: dict[str, Any] = {}
     for name, value in options:
-        plain = "allow_http" if name == "aws_allow_http" else name
+        plain = _without_prefix(name)
         if plain in _CLIENT_OPTIONS:
             client[plain] = value == "true" if plain.startswith("allow_") else value
         elif plain == "max_retries":
             retries[plain] = int(value)
         elif plain == "retry_timeout":
-            retries[plain] = timedelta(seconds=_seconds(value))
+            retries[plain] = timedelta(seconds=parse_interval_s(value))
         elif plain not in _DELTA_OPTIONS:
             config[plain] = value
     return from_url(uri, config=config, client_options=client or None, retry_config=retries or None)  # type: ignore[call-overload, no-any-return]
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+)(ms|s|m|h)", text)
-    if match is None:
-        raise InvalidInput(f"{text!r} is no time", hint="Write one like 30s or 500ms")
-    return float(match[1]) * _TIMES_S[match[2]]
+def _paths_after(store: ObjectStore, offset: str) -> list[str]:
+    """The files of our own folder whose paths come after another one."""
+    return [entry["path"] for entries in store.list(OWN_FOLDER, offset=offset) for entry in entries]
 
 
 class _StoredInput:
@@ -335,13 +351,22 @@ def _environment_options(scheme: str) -> dict[str, str]:
     return {name.lower(): value for name in names if (value := os.environ.get(name))}
 
 
+def _without_prefix(name: str) -> str:
+    """An option of the HTTP client as obstore has it. delta-rs knows it as `aws_allow_http` and the like as well."""
+    plain = name.partition("_")[2] if name.startswith(("aws_", "azure_", "google_")) else name
+    return plain if plain in _CLIENT_OPTIONS else name
+
+
 def _checked(scheme: str, options: Mapping[str, str]) -> dict[str, str]:
     """Options as the user gave them, with names in lower case. Raises for one that the store does not know."""
     from obstore.exceptions import BaseError
 
     checked = {name.lower(): str(value) for name, value in options.items()}
     for name, value in checked.items():
-        if name in _CLIENT_OPTIONS | _RETRY_OPTIONS | _DELTA_OPTIONS or name == "aws_allow_http":
+        plain = _without_prefix(name)
+        if plain in _VALUES and not re.fullmatch(_VALUES[plain][0], value):
+            raise InvalidInput(f"{value!r} is no value of {name}", hint=f"Write {_VALUES[plain][1]}")
+        if plain in _CLIENT_OPTIONS | _RETRY_OPTIONS | _DELTA_OPTIONS:
             continue
         try:
             _open_store(f"{scheme}://bucket/", ((name, value),))
@@ -372,12 +397,22 @@ _CAUSES = (
         "Check them: storage options, or the variables of the environment",
     ),
     (
+        r"Account must be specified",
+        "no storage account is named",
+        "Write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/…, or give azure_storage_account_name",
+    ),
+    (
+        r"Invalid Access Key|Missing (SecretAccessKey|AccessKeyId)|service account file",
+        "the credentials can't be read",
+        "Check the keys, and the files that are named",
+    ),
+    (
         r"AuthorizationHeaderMalformed|PermanentRedirect|301 Moved|IllegalLocationConstraint",
         "the bucket is in another region",
         "Give its region: --storage-option aws_region=NAME",
     ),
     (
-        r"AccessDenied|403 Forbidden|AuthorizationPermissionMismatch",
+        r"AccessDenied|403 Forbidden|AuthorizationPermissionMismatch|AuthorizationFailure",
         "access is denied",
         "Ask for the right to list, read, write and delete there",
     ),

@@ -50,6 +50,35 @@ def test_options_reach_executors_and_never_a_repr(monkeypatch: pytest.MonkeyPatc
     assert "environment" not in repr(made)
 
 
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [
+        ("az://box/lake", {"azure_allow_http": "true", "azure_storage_account_name": "me"}),
+        ("s3://bucket/lake", {"aws_connect_timeout": "3s", "aws_allow_http": "true", "retry_timeout": "1m"}),
+        ("gs://bucket/lake", {"google_timeout": "500ms", "allow_invalid_certificates": "false"}),
+    ],
+)
+def test_options_of_the_client_may_have_the_prefix_of_the_store(uri: str, options: dict[str, str]) -> None:
+    """delta-rs takes them so. obstore panics, and a panic is no `Exception`."""
+    location = Location.of(uri, options)
+    assert location.delta_options == options
+    assert location._store() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("aws_timeout", "soon", "Write a time like 30s or 500ms"),
+        ("retry_timeout", "1.5.2s", "Write a time like"),
+        ("max_retries", "-1", "Write a whole number"),
+        ("allow_http", "yes", "Write true or false"),
+    ],
+)
+def test_values_that_the_client_can_not_read(name: str, value: str, hint: str) -> None:
+    with pytest.raises(InvalidInput, match=f"'{value}' is no value of {name}. {hint}"):
+        Location.of("s3://bucket/lake", {name: value})
+
+
 def test_a_directory_takes_no_options() -> None:
     with pytest.raises(InvalidInput, match="takes no options"):
         Location.of("/data", {"aws_region": "x"})
