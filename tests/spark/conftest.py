@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from headwater.spark.session import start_session
 from support.landings import SourceBucket, SparkNode
+from support.object_store import S3Server
 
 BUCKETS = 25
 """Of one node, each for one test: each takes a part of the addresses that a process can have."""
@@ -25,6 +26,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start_session(master="local[2]", memory="1g", log_folder=tmp_path_factory.mktemp("spark") / "täglich neu")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    """With the bucket `lakes`."""
+    with S3Server() as running:
+        running.make_bucket("lakes")
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -40,13 +40,6 @@ _NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[S3Server]:
-    with S3Server() as running:
-        running.make_bucket("lakes")
-        yield running
-
-
-@pytest.fixture(scope="module")
 def azure() -> Iterator[AzureServer]:
     if shutil.which(AZURITE) is None:
         pytest.skip(f"{AZURITE} is not on the path: npm install azurite")
