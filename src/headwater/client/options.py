@@ -537,6 +537,26 @@ OF_SPARK = (
         spark=True,
     ),
     Option(
+        name="columns",
+        kind=Kind.NAMES,
+        help="The columns of the frame, in this order. No other is made, and where none needs the values the server"
+        " does not send them.",
+        default=(),
+        default_words="all",
+        python=False,
+        spark=True,
+        spark_note="Names with commas between them. A `schema` with these columns does the same.",
+    ),
+    Option(
+        name="where",
+        kind=Kind.TEXT,
+        help="Read such rows only: conditions on `vbucket`, `key`, `scope`, `collection` and `op`, see below.",
+        default_words="all",
+        python=False,
+        spark=True,
+        spark_note="A stream has its rollbacks besides.",
+    ),
+    Option(
         name="max_rows_per_trigger",
         kind=Kind.WHOLE,
         help="Rows of a micro-batch, about: it takes whole vbuckets, in turn.",

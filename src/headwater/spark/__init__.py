@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
     from headwater.spark.session import query_error, start_session
     from headwater.spark.source import LagListener
-    from headwater.spark.source_options import SourceKeywords
+    from headwater.spark.source_options import FrameKeywords, SourceKeywords
 
 _HOMES = {
     "headwater.lake.documents_merge": ("MergeRules",),
@@ -44,12 +44,13 @@ _HOMES = {
     "headwater.spark.landing_loop": ("LandedBatch", "LandingStatus", "Upkeep"),
     "headwater.spark.session": ("start_session", "query_error"),
     "headwater.spark.source": ("LagListener",),
-    "headwater.spark.source_options": ("SourceKeywords",),
+    "headwater.spark.source_options": ("FrameKeywords", "SourceKeywords"),
 }
 """By module, what is loaded from it when it is first used."""
 
 __all__ = [
     "ChangeBatch",
+    "FrameKeywords",
     "Freshness",
     "IcebergSettings",
     "LagListener",
@@ -67,6 +68,7 @@ __all__ = [
     "documents",
     "land",
     "query_error",
+    "read",
     "register",
     "start_session",
     "verify",
@@ -93,6 +95,18 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(DcpDataSource)
     ship_kernels(spark)
     hide_password(spark)
+
+
+def read(spark: SparkSession, url: str, **source: Unpack[FrameKeywords]) -> DataFrame:
+    """The changes of a bucket as a frame: `read(spark, "couchbase://host/bucket", collections=["shop.orders"],
+    columns=["key", "value"], where="op = 'mutation'")`.
+
+    The keywords are options of the `dcp` source, in Python's spelling. `where` may be any condition of SQL: what the
+    source can't apply itself, Spark does.
+    """
+    from headwater.spark import frames
+
+    return frames.read(spark, url, source)
 
 
 def land(

@@ -22,6 +22,7 @@ from headwater.client.retries import Backoff, is_final
 from headwater.client.survey import VBucketStatus
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
+from headwater.spark.conditions import Conditions
 from headwater.spark.planning import Survey, VBucketRange, share_out
 from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
 from headwater.spark.source_options import SourceOptions
@@ -56,11 +57,11 @@ class BucketWatch:
         return self._surveyor
 
     def survey(self, offsets: Offsets | None = None) -> Survey:
-        """The state of all vbuckets; with `offsets`, one that does not contradict them if a second look can help.
+        """The state of what is read; with `offsets`, one that does not contradict them if a second look can help.
 
         A failover in the middle of a survey looks like a server that has lost its newest changes.
         """
-        survey = self._patiently(lambda: self._connected().survey())
+        survey = self._patiently(lambda: self._connected().survey(self.options.where.vbuckets(self.vbuckets)))
         odd = [
             vbucket for vbucket, status in survey.items() if offsets is not None and _is_ahead(offsets, vbucket, status)
         ]
@@ -80,6 +81,17 @@ class BucketWatch:
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
         shares = share_out(ranges, node_of=node_of, tasks_min=self.options.partitions_min)
         return shares, self._selection.plan(self._patiently(self.look), offsets)
+
+    def select_by(self, conditions: Conditions) -> bool:
+        """Ask the server for no other collections than those that meet conditions; False where there are none.
+
+        To be asked after the survey: what is made later has no changes before its seqnos.
+        """
+        view = self._patiently(self.look)
+        narrowed = conditions.selection(self.options.read, view, self._selection.wanted_ids(view))
+        if narrowed is not None and narrowed != self.options.read:
+            self._selection = SelectionWatch(narrowed, self.options.seen)
+        return narrowed is not None
 
     def still_selects(self, bucket: PlannedBucket) -> bool:
         """Whether the names that are asked for still mean no other collections than those of a plan.

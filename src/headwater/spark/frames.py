@@ -1,4 +1,4 @@
-"""What programs do with data frames: the documents of a lake as they are now, and changes for sinks of their own.
+"""What programs do with data frames: a bucket as a frame, the documents of a lake, and changes for sinks of their own.
 
 `apply_changes` is for `foreachBatch` on a stream of `dcp`. Such a stream repeats rows after a crash, may bring in one
 batch what it takes back in the same, and has rollbacks among its rows. A sink that wants to be exact has to remember
@@ -6,12 +6,13 @@ which offsets it has, `(vbucket, vbuuid, seqno)`, together with what it has writ
 the batch once, leaves out what the sink has already and what is void, and hands over the rollbacks apart, to be undone
 first.
 
-`headwater.spark.documents` and `headwater.spark.apply_changes` are the public names.
+`headwater.spark.read`, `headwater.spark.documents` and `headwater.spark.apply_changes` are the public names.
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,10 @@ from headwater.lake.layout import documents_schema
 from headwater.lake.location import Location
 from headwater.lake.rollbacks import add_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.spark.conditions import Conditions
 from headwater.spark.executors import ship_kernels, use_shipped_kernels
 from headwater.spark.planning import whole_offset
+from headwater.spark.source_options import FrameKeywords, source_texts
 
 _PLACES = "places.json"
 _SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
@@ -44,9 +47,34 @@ _SUMMARY = pa.schema(
         ("rolled_back_to", pa.int64()),
     ]
 )
+_NEEDED = frozenset({"vbucket", "vbuuid", "seqno", "op", "snapshot_start"})
+"""What says of a row where it belongs."""
 _VBUCKETS_MAX = 0x10000
 _U64 = 2**64 - 1
 """Spark's numbers are signed."""
+
+
+# --- a bucket ---------------------------------------------------------------------------------------------------------
+
+
+def read(spark: SparkSession, url: str, keywords: Mapping[str, Any]) -> DataFrame:
+    """The changes of a bucket. See `headwater.spark.read`."""
+    texts = source_texts(url, keywords, function="read", known=FrameKeywords.__annotations__)
+    reader = spark.read.format("dcp")
+    try:
+        Conditions.parse(texts.get("where", ""))
+    except ValueError:
+        # Spark applies it to the rows that come, so they must have the columns that it looks at.
+        where, columns = texts.pop("where"), texts.pop("columns", "")
+        frame = reader.options(**texts).load()
+        if not columns:
+            return frame.where(where)
+        names = [name.strip() for name in columns.split(",")]
+        words = {*re.findall(r"\w+", where.lower())} - {*names}
+        beside = [name for name in frame.columns if name in words]
+        frame = reader.options(columns=",".join([*names, *beside])).load()
+        return frame.where(where).select(*names)
+    return reader.options(**texts).load()
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -133,6 +161,11 @@ class _Applying:
     places: Location | Callable[[], str | None]
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        if missing := _NEEDED - {*frame.columns}:
+            raise InvalidInput(
+                f"apply_changes needs the column {min(missing)}, and the stream does not have it",
+                hint=f"Have {', '.join(sorted(_NEEDED))} among the columns that the stream is asked for",
+            )
         # Every look at a frame of a stream would read the bucket again, and find it changed.
         frame = frame.persist()
         try:

@@ -67,6 +67,10 @@ class Landing:
         is made."""
         options = SourceOptions.make(self.source)
         scopes, collections = options.read.scopes, options.read.collections
+        if options.columns or options.where:
+            raise InvalidInput(
+                "tables hold whole changes, and all of a collection", hint="Leave out the options columns and where"
+            )
         if options.value_form is not ValueForm.BINARY or options.read.no_value:
             raise InvalidInput(
                 "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"

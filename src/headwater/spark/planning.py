@@ -197,7 +197,7 @@ class StreamPlans:
         self._reported |= reached
         if not began.offsets:
             return high_offsets(began.bucket_uuid, survey)
-        named = {vbucket: survey[vbucket] for vbucket in began}
+        named = {vbucket: survey[vbucket] for vbucket in began if vbucket in survey}
         ranges = plan_ranges(self.starts(began), named, target=target)
         chosen = limit_ranges(ranges, rows_max, last_read=self._last_read)
         end = began.updated({it.vbucket: _planned_offset(it) for it in chosen})
@@ -227,9 +227,9 @@ class StreamPlans:
         if self._planned is not None and self._planned[0] == end:
             ranges = self._planned[1]
         elif began.offsets:
-            moved = [vbucket for vbucket, at in end.offsets.items() if at != began.get(vbucket)]
-            starts = {vbucket: _repeated_start(began.get(vbucket) or NOWHERE, end[vbucket]) for vbucket in moved}
             now = survey()
+            moved = [vbucket for vbucket, at in end.offsets.items() if at != began.get(vbucket) and vbucket in now]
+            starts = {vbucket: _repeated_start(began.get(vbucket) or NOWHERE, end[vbucket]) for vbucket in moved}
             named = {vbucket: now[vbucket] for vbucket in moved}
             target = {vbucket: end[vbucket].seqno for vbucket in moved}
             ranges = plan_ranges(began.updated(starts), named, target=target)
@@ -267,9 +267,10 @@ def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VB
     """What a read from `start` to the offsets that are wanted, or to now, has to read.
 
     It has no row for a rollback, and no later batch would make up for one: start and end must lie on the newest branch.
+    Vbuckets that the survey does not have are not read.
     """
-    for vbucket, offset in start.offsets.items():
-        status = survey[vbucket]
+    for vbucket, status in survey.items():
+        offset = start[vbucket]
         if offset.seqno and offset.snapshot_end > _shared_seqno(offset.vbuuid, status):
             raise InvalidInput(
                 f"a failover has taken back the offset from which vbucket {vbucket} is to be read",
@@ -277,9 +278,9 @@ def plan_read(start: Offsets, wanted: Offsets | None, survey: Survey) -> list[VB
             )
     if wanted is None:
         return plan_ranges(start, survey)
-    for vbucket, end in wanted.offsets.items():
-        _check_end(vbucket, start[vbucket], end, survey[vbucket])
-    named = {vbucket: survey[vbucket] for vbucket in wanted}
+    named = {vbucket: survey[vbucket] for vbucket in wanted if vbucket in survey}
+    for vbucket, status in named.items():
+        _check_end(vbucket, start[vbucket], wanted[vbucket], status)
     return plan_ranges(start, named, target={vbucket: end.seqno for vbucket, end in wanted.offsets.items()})
 
 

@@ -55,6 +55,8 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         # Larger batches between Spark and Python: what they cost is mostly paid once each.
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "50000")
+        # A source is handed the filters of a query, so that it need not read what they leave out.
+        .config("spark.sql.python.filterPushdown.enabled", "true")
         .getOrCreate()
     )
 

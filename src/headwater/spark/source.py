@@ -16,13 +16,28 @@ count: the next one begins at the planned end, and brings the rows behind it aga
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -55,8 +70,10 @@ from pyspark.sql.types import (
 from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.errors import InvalidInput, InvalidOffsets
+from headwater.phrases import did_you_mean
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.bucket_watch import BucketWatch
+from headwater.spark.conditions import Conditions
 from headwater.spark.planning import (
     NOWHERE,
     StreamPlans,
@@ -84,6 +101,7 @@ _VALUE_TYPES: dict[ValueForm, DataType] = {
 
 
 def spark_schema(options: SourceOptions) -> StructType:
+    """All columns, or those that the options name."""
     fields = [
         StructField("vbucket", IntegerType(), nullable=False),
         StructField("vbuuid", LongType(), nullable=False),
@@ -108,7 +126,15 @@ def spark_schema(options: SourceOptions) -> StructType:
         fields.append(StructField("value_bytes", BinaryType()))
     if options.read.xattrs:
         fields.append(StructField("xattrs", MapType(StringType(), BinaryType())))
-    return StructType(fields)
+    by_name = {field.name: field for field in fields}
+    for position, name in enumerate(options.columns):
+        if name not in by_name:
+            nearest = get_close_matches(name, by_name, n=1)
+            hint = did_you_mean(nearest[0]) if nearest else f"There are {', '.join(by_name)}"
+            raise InvalidInput(f"the dcp source has no column {name!r} with these options", hint=hint)
+        if name in options.columns[:position]:
+            raise InvalidInput(f"the column {name!r} is asked for twice", hint="Name each column once")
+    return StructType([by_name[name] for name in options.columns] or fields)
 
 
 class DcpPartition(InputPartition):
@@ -134,10 +160,30 @@ class DcpDataSource(DataSource):
         return spark_schema(self._checked)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return DcpBatchReader(self._checked, schema)
+        # A reader that takes filters fails the query where the session does not have
+        # spark.sql.python.filterPushdown.enabled, which is not known here. But where it has, and there are filters,
+        # readers are made by a module of their own.
+        caller = inspect.currentframe().f_back  # type: ignore[union-attr]
+        is_given_filters = caller is not None and caller.f_globals.get("__name__") == _FILTERING_WORKER
+        kind = DcpFilteringReader if is_given_filters else DcpBatchReader
+        return kind(self._options_for(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        return DcpStreamReader(self._checked, schema)
+        return DcpStreamReader(self._options_for(schema), schema)
+
+    def _options_for(self, schema: StructType) -> SourceOptions:
+        """With the columns of the schema, where the user gave one."""
+        if schema == self.schema():
+            return self._checked
+        options = SourceOptions.make({**self.options, "columns": ",".join(schema.names)})
+        for given, known in zip(schema, spark_schema(options), strict=True):
+            if given.dataType != known.dataType:
+                raise InvalidInput(
+                    f"the column {given.name} is a {known.dataType.simpleString()}, and the schema has it as"
+                    f" {given.dataType.simpleString()}",
+                    hint="Give the types of the source, or leave the schema out and cast",
+                )
+        return options
 
     @cached_property
     def _checked(self) -> SourceOptions:
@@ -211,13 +257,45 @@ class DcpBatchReader(_DcpReader, DataSourceReader):
         start = high_offsets(self._watch.bucket_uuid, survey) if is_from_now else self._beginning()
         if self._options.end is not None:
             self._check_offsets(self._options.end)
-        ranges = plan_read(start, self._options.end, survey)
+        ranges = plan_read(start, self._options.end, survey) if self._watch.select_by(self._options.where) else []
         shares, bucket = self._watch.shares(ranges, start)
         return [DcpPartition(share, bucket) for share in shares or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # No later batch would make up for what is missing.
         return self._rows(partition, fails_on_rollback=True)
+
+
+class DcpFilteringReader(DcpBatchReader):
+    """The same for a query with filters, where Spark hands them over."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
+        """Take those that can be applied here, and return the others."""
+        for one in filters:
+            condition = _condition(one)
+            if condition is None:
+                yield one
+            else:
+                self._options = replace(self._options, where=self._options.where & condition)
+
+
+_FILTERING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_OPERATORS: dict[type[Filter], str] = {
+    EqualTo: "=",
+    In: "IN",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+}
+
+
+def _condition(one: Any) -> Conditions | None:
+    """A filter of Spark as a condition; None where it is none."""
+    operator = _OPERATORS.get(type(one))
+    if operator is None or len(one.attribute) != 1:
+        return None
+    return Conditions.one(one.attribute[0], operator, one.value if isinstance(one, In) else [one.value])
 
 
 class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailableNow):

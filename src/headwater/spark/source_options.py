@@ -9,7 +9,7 @@ environment (`HEADWATER_PASSWORD`). It must never stand in a `repr` or in an err
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -22,6 +22,7 @@ from headwater.client.read_options import ReadOptions, Snapshots, Start
 from headwater.client.settings import ClientSettings, TlsSettings
 from headwater.errors import InvalidInput
 from headwater.phrases import did_you_mean
+from headwater.spark.conditions import Conditions
 from headwater.spark.selection_watch import SeenCollection
 
 PASSWORD_FILE_BYTES_MAX = 4096
@@ -55,6 +56,9 @@ class SourceOptions:
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     partitions_min: int
+    columns: tuple[str, ...] = ()
+    """Those of the frame; none for all."""
+    where: Conditions = Conditions()
     seen: tuple[SeenCollection, ...] = ()
     """What `collections` and `scopes` may name though the bucket has it no longer; see `selection_watch`."""
 
@@ -71,6 +75,8 @@ class SourceOptions:
             rows_per_trigger_max=take("max_rows_per_trigger"),
             bytes_per_trigger_max=take("max_bytes_per_trigger"),
             partitions_min=take("min_partitions"),
+            columns=take("columns"),
+            where=take("where") or Conditions(),
             seen=take("seen_collections"),
         )
 
@@ -152,6 +158,10 @@ def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
 def _read_options(take: _Taker) -> ReadOptions:
     names = [option.name for option in TO_READ if option.spark and option.name not in ("start", "end")]
     given = {name: take(name) for name in names}
+    if columns := frozenset(take("columns")):
+        given["xattrs"] = "xattrs" in columns
+        # A server that leaves the values out leaves their datatypes out as well.
+        given["no_value"] |= columns.isdisjoint(("value", "value_bytes", "datatype", "xattrs"))
     # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
     return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)
 
@@ -167,10 +177,22 @@ def _parse_end(text: str) -> Offsets | None:
     return None if text.lower() in ("now", "latest") else Offsets.from_json(text)
 
 
+def _parse_where(text: str) -> Conditions:
+    try:
+        return Conditions.parse(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{text!r} is no value for the option where",
+            hint="Write conditions on vbucket, key, scope, collection and op, such as op = 'mutation' AND key IN"
+            " ('a', 'b'), with AND between them; Spark's own where() takes all others",
+        ) from None
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "start": _parse_start,
     "end": _parse_end,
     "value": lambda text: ValueForm(text.lower()),
+    "where": _parse_where,
     "seen_collections": lambda text: tuple(
         SeenCollection.parse(name.strip()) for name in text.split(",") if name.strip()
     ),
@@ -181,7 +203,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 class SourceKeywords(TypedDict, total=False):
-    """The options of the source as `headwater.spark.land` takes them."""
+    """The options of the source as `headwater.spark.land` takes them, and `headwater.spark.read`."""
 
     user: str
     password: str
@@ -212,18 +234,34 @@ class SourceKeywords(TypedDict, total=False):
     seen_collections: Iterable[str] | str
 
 
-def source_texts(url: str, keywords: Mapping[str, Any]) -> dict[str, str]:
-    """The options of the source for these keywords of `land`. Spark's own spelling of a keyword works, and warns."""
+class FrameKeywords(SourceKeywords, total=False):
+    """What `headwater.spark.read` takes beside the options that tables have, too."""
+
+    end: Offsets | Literal["now"]
+    value: Literal["binary", "string", "variant"]
+    no_value: bool
+    columns: Iterable[str] | str
+    where: str
+
+
+def source_texts(
+    url: str,
+    keywords: Mapping[str, Any],
+    *,
+    function: str = "land",
+    known: Collection[str] = frozenset(SourceKeywords.__annotations__),
+) -> dict[str, str]:
+    """The options of the source for the keywords of a function. Spark's own spelling of a keyword works, and warns."""
     by_spelling: dict[str, Option] = {
         spelling: option for option in SPARK_OPTIONS for spelling in (option.in_spark, *option.spark_old)
     }
     texts = {"url": url}
     for name, value in keywords.items():
-        if name not in SourceKeywords.__annotations__ and (spelled := by_spelling.get(name)) is not None:
+        if name not in known and (spelled := by_spelling.get(name)) is not None:
             warn_of_old(name, spelled.name, stacklevel=4)
             name = spelled.name
         else:
-            check_keywords("land", [name], SourceKeywords.__annotations__)
+            check_keywords(function, [name], known)
         if isinstance(value, TlsSettings):
             texts |= tls_texts(value)
         elif isinstance(value, Offsets):

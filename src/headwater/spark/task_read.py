@@ -15,12 +15,14 @@ When all is read, `reached` has the offset of every vbucket, which is where the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import VariantVal
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import VariantType, VariantVal
 
 from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
@@ -34,6 +36,7 @@ from headwater.lake.layout import split_keys, split_texts
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.values import Datatype
+from headwater.spark.conditions import TEXT_COLUMNS, Conditions, may_be_escaped
 from headwater.spark.executors import use_shipped_kernels
 from headwater.spark.planning import VBucketRange, whole_offset
 from headwater.spark.selection_watch import Filtering, PlannedBucket
@@ -99,7 +102,7 @@ class ShareReading:
                 for batch in batches:
                     if self.fails_on_rollback:
                         _check_no_rollback(batch)
-                    kept = _wanted(batch, bucket)
+                    kept = _meeting(_wanted(batch, bucket), self.options.where)
                     if kept.num_rows:
                         yield kept
             finally:
@@ -132,6 +135,27 @@ def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
         keep = pc.or_(keep, pc.is_in(scopes, pa.array(bucket.scopes, pa.string())))
     keep = pc.or_(keep, pc.equal(batch.column("op").indices, _ROLLBACK))
     return batch.filter(keep)
+
+
+def _meeting(batch: pa.RecordBatch, conditions: Conditions) -> pa.RecordBatch:
+    """Without the rows that do not meet conditions. A stream needs its rollbacks, whatever else it is asked for."""
+    marks = [
+        _is_in(batch.column(name), conditions.allowed[name]) for name in TEXT_COLUMNS if name in conditions.allowed
+    ]
+    if not marks:
+        return batch
+    is_rollback = pc.equal(batch.column("op").indices, _ROLLBACK)
+    return batch.filter(pc.or_(is_rollback, functools.reduce(pc.and_, marks)))
+
+
+def _is_in(column: pa.Array, values: Collection[str]) -> pa.Array:
+    """Of each row whether it has one of these values; false for null."""
+    if pa.types.is_dictionary(column.type):
+        is_wanted = pc.is_in(column.dictionary, pa.array(sorted(values), column.dictionary.type))
+        return is_wanted.take(column.indices).fill_null(False)
+    if any(map(may_be_escaped, values)):
+        return pc.is_in(split_keys(column)[0], pa.array(sorted(values), pa.string()))
+    return pc.is_in(column, pa.array([value.encode() for value in sorted(values)], column.type))
 
 
 def _check_no_rollback(batch: pa.RecordBatch) -> None:
@@ -176,9 +200,10 @@ class SparkRows:
         self._schema = arrow_schema
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keys, key_bytes = split_keys(batch.column("key"))
-        columns: dict[str, pa.Array] = {"key": keys, "key_bytes": key_bytes}
-        if self._value_form is not ValueForm.BINARY:
+        columns: dict[str, pa.Array] = {}
+        if self._has("key", "key_bytes"):
+            columns["key"], columns["key_bytes"] = split_keys(batch.column("key"))
+        if self._value_form is not ValueForm.BINARY and self._has("value", "value_bytes"):
             columns["value"], columns["value_bytes"] = self._values(batch)
         return pa.RecordBatch.from_arrays(
             [
@@ -188,16 +213,22 @@ class SparkRows:
             schema=self._schema,
         )
 
+    def _has(self, *names: str) -> bool:
+        return any(name in self._schema.names for name in names)
+
     def _values(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         """The values that have the wanted form, and the bytes of those that don't."""
         values = batch.column("value")
         if self._value_form is ValueForm.STRING:
             return split_texts(values)
         is_json = pc.not_equal(pc.bit_wise_and(batch.column("datatype"), int(Datatype.JSON)), 0)
-        return _variants(values, is_json, self._schema.field("value").type)
+        return _variants(values, is_json)
 
 
-def _variants(values: pa.Array, is_json: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, pa.Array]:
+_VARIANT = to_arrow_type(VariantType())
+
+
+def _variants(values: pa.Array, is_json: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Parsed by Spark's own Python code, one value at a time: `parse_json` on text, in SQL, is faster."""
     parsed: list[dict[str, bytes] | None] = []
     others: list[bytes | None] = []
@@ -205,7 +236,7 @@ def _variants(values: pa.Array, is_json: pa.Array, wanted: pa.DataType) -> tuple
         variant = _variant_or_none(value) if is_document and value is not None else None
         parsed.append(None if variant is None else {"value": variant.value, "metadata": variant.metadata})
         others.append(value if variant is None else None)
-    return pa.array(parsed, wanted), pa.array(others, pa.binary())
+    return pa.array(parsed, _VARIANT), pa.array(others, pa.binary())
 
 
 def _variant_or_none(value: bytes) -> VariantVal | None:

@@ -24,7 +24,7 @@ from headwater.client.options import (
 )
 from headwater.client.read_options import ReadKeywords, ReadOptions
 from headwater.client.settings import ConnectKeywords
-from headwater.spark.source_options import SourceKeywords
+from headwater.spark.source_options import FrameKeywords, SourceKeywords
 from support.cases import each
 
 URL = "couchbase://127.0.0.1/travel"
@@ -60,8 +60,10 @@ def test_defaults_are_those_of_the_table() -> None:
 
 def test_a_landing_takes_the_options_of_the_source() -> None:
     """But the URL, which is an argument of its own, and those that tables can't have."""
-    apart = {"url", "end", "value", "no_value"}
-    assert SourceKeywords.__annotations__.keys() - {"tls"} == {option.name for option in SPARK_OPTIONS} - apart
+    apart = {"end", "value", "no_value", "columns", "where"}
+    of_source = {option.name for option in SPARK_OPTIONS} - {"url"}
+    assert SourceKeywords.__annotations__.keys() - {"tls"} == of_source - apart
+    assert FrameKeywords.__annotations__.keys() - {"tls"} == of_source
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -133,6 +135,7 @@ def test_a_keyword_that_is_not_known() -> None:
         (lambda **given: headwater.blocking.connect(URL, **given), "connect"),
         (lambda **given: headwater.spark.verify(None, URL, "lake", **given), "verify"),
         (lambda **given: headwater.spark.land(None, URL, "lake", **given), "land"),
+        (lambda **given: headwater.spark.read(None, URL, **given), "read"),
     ],
 )
 def test_what_users_call_names_the_keyword_that_was_meant(call: Callable[..., Any], sentence: str) -> None:

@@ -14,6 +14,7 @@ from headwater.client.read_options import ReadOptions, Snapshots, Start
 from headwater.client.settings import TlsSettings
 from headwater.errors import HeadwaterError, InvalidConnectionString, InvalidInput, InvalidOffsets
 from headwater.protocol.sasl import Mechanism
+from headwater.spark.source import spark_schema
 from headwater.spark.source_options import (
     OPTION_NAMES,
     PASSWORD_FILE_BYTES_MAX,
@@ -85,6 +86,40 @@ def test_options_of_the_read(name: str, text: str, field: str, value: Any) -> No
 )
 def test_options_of_the_source(name: str, text: str, field: str, value: Any) -> None:
     assert getattr(made(**{name: text}), field) == value
+
+
+@each(
+    ("columns", "xattrs", "no_value"),
+    [
+        ("key,op", False, True),
+        ("key, value", False, False),
+        ("datatype", False, False),
+        ("value_bytes", False, False),
+        ("xattrs,key", True, False),
+    ],
+)
+def test_values_are_asked_for_where_a_column_needs_them(columns: str, xattrs: bool, no_value: bool) -> None:
+    read = made(columns=columns, xattrs="true").read
+    assert (read.xattrs, read.no_value) == (xattrs, no_value)
+
+
+@each(
+    ("columns", "sentence"),
+    [
+        ("kye", "no column 'kye' with these options. Did you mean key?"),
+        ("key,op,key", "'key' is asked for twice"),
+        ("value_bytes", "no column 'value_bytes'"),
+    ],
+)
+def test_columns_that_are_none(columns: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        spark_schema(made(columns=columns))
+    assert sentence in str(caught.value)
+
+
+def test_a_condition_that_the_source_can_not_apply() -> None:
+    with pytest.raises(InvalidInput, match=r"'seqno > 5' is no value for the option where.*AND key IN"):
+        made(where="seqno > 5")
 
 
 def test_options_of_the_connection(tmp_path: Path) -> None:
