@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import headwater.spark
+from headwater.client.kv_asyncio import AsyncKvConnection
 from headwater.spark import task_read
 from support.cases import each
 from support.driven_source import DrivenStream, batch_reader, read_batch
@@ -95,6 +97,30 @@ def test_a_stream_of_some_vbuckets_keeps_its_rollbacks(shop: SourceBucket) -> No
         third = stream.latest(second)
         first_op, *others = (row["op"] for row in stream.read(second, third))
         assert (first_op, set(others) - {"mutation"}) == ("rollback", set())
+
+
+@pytest.mark.usefixtures("_no_executors")
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_limit_of_a_stream_counts_rows(shop: SourceBucket, monkeypatch: pytest.MonkeyPatch, is_counted: bool) -> None:
+    """An eighth of the changes are of the collection. Without counts of the server the first batch shows it."""
+    for vbucket in range(4):
+        for name, count in (("users", 70), ("orders", 10)):
+            shop.put(shop.keys(name, count, vbucket=vbucket), b"{}", into=f"shop.{name}")
+
+    async def statistics(self: object, group: str = "") -> dict[str, str]:
+        ids = {name: shop.ids[f"shop.{name}"] for name in ("users", "orders")}
+        return {f"0x8:0x{ids['users']:x}:items": "280", f"0x8:0x{ids['orders']:x}:items": "40", "0x8:name": "shop"}
+
+    if is_counted:
+        monkeypatch.setattr(AsyncKvConnection, "statistics", statistics)
+    counts, limit = [], ReadMaxRows(90)
+    with DrivenStream(shop, collections="shop.orders") as stream:
+        start = stream.initial()
+        while (end := stream.latest(start, limit)) != start:
+            counts.append(len({it.vbucket for one in stream.partitions(start, end) for it in one.ranges}))
+            stream.read(start, end)
+            start = end
+    assert counts == ([4] if is_counted else [1, 3])
 
 
 def test_spark_hands_its_filters_over_where_it_may(spark: SparkSession, shop: SourceBucket) -> None:

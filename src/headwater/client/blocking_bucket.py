@@ -53,6 +53,10 @@ class Surveyor:
         """How far all vbuckets are. Asked once: what fails is raised, and so is a map that is out of date."""
         return self._run(self._surveyor.high_seqnos())
 
+    def documents_by_collection(self) -> dict[int, int]:
+        """How many documents the collections have, by id; nothing where the nodes do not count them."""
+        return self._run(self._surveyor.documents_by_collection())
+
     def refresh_map(self) -> None:
         """Read the cluster map again, over new connections."""
         self._run(self._surveyor.refresh_map())

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,6 +48,9 @@ _NAME_RANDOM_BYTES = 6
 RETRIES_MAX = 20
 RETRY_DELAY_S = 0.25
 """While a rebalance or a failover is under way vbuckets may have no active node, for a short time."""
+
+
+_ITEMS = re.compile(r"0x[0-9a-f]{1,8}:0x([0-9a-f]{1,8}):items")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +166,22 @@ class AsyncSurveyor:
             self.close()
             raise
         return found
+
+    async def documents_by_collection(self) -> dict[int, int]:
+        """How many documents the collections have, by id; nothing where the nodes do not count them.
+
+        Servers have these counts among their statistics, as `SCOPE:COLLECTION:items`.
+        """
+        found: Counter[int] = Counter()
+        for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)} - {-1}:
+            try:
+                counted_there = await (await self._connection(self.cluster_map.nodes[node])).statistics("collections")
+            except StatusError:
+                return {}
+            for name, text in counted_there.items():
+                if (match := _ITEMS.fullmatch(name)) is not None and text.isdecimal():
+                    found[int(match[1], 16)] += int(text)
+        return dict(found)
 
     async def look(self) -> BucketView:
         """The bucket's collections as they are now, with the map that is known."""

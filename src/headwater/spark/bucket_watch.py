@@ -23,7 +23,7 @@ from headwater.client.survey import VBucketStatus
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
 from headwater.spark.conditions import Conditions
-from headwater.spark.planning import Survey, VBucketRange, share_out
+from headwater.spark.planning import RowShare, Survey, VBucketRange, share_out
 from headwater.spark.selection_watch import PlannedBucket, SelectionWatch
 from headwater.spark.source_options import SourceOptions
 
@@ -38,6 +38,7 @@ class BucketWatch:
         self._sleep = sleep
         self._surveyor: Surveyor | None = None
         self._selection = SelectionWatch(options.read, options.seen)
+        self._row_share: RowShare | None = None
 
     @property
     def cluster_map(self) -> ClusterMap:
@@ -79,8 +80,23 @@ class BucketWatch:
         """
         cluster_map = self.cluster_map
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
-        shares = share_out(ranges, node_of=node_of, tasks_min=self.options.partitions_min)
+        shares = share_out(
+            ranges, node_of=node_of, tasks_min=self.options.partitions_min, row_share=self.row_share.value
+        )
         return shares, self._selection.plan(self._patiently(self.look), offsets)
+
+    @property
+    def row_share(self) -> RowShare:
+        """How many of the bucket's changes are read. The server may know how many documents collections have."""
+        if self._row_share is None:
+            self._row_share = RowShare(1.0 if self._selection.is_of_all else self._patiently(self._selected_share))
+        return self._row_share
+
+    def _selected_share(self) -> float:
+        documents = self._connected().documents_by_collection()
+        wanted = self._selection.wanted_ids(self.look())
+        # A collection with no documents has had some, perhaps.
+        return max(1, sum(documents.get(id_, 0) for id_ in wanted)) / max(1, sum(documents.values()))
 
     def select_by(self, conditions: Conditions) -> bool:
         """Ask the server for no other collections than those that meet conditions; False where there are none.

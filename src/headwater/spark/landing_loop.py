@@ -322,7 +322,7 @@ class LandingLoop:
         if not ranges:
             self._merge_if_due()
             return False
-        chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read)
+        chosen = limit_ranges(ranges, self._rows_max, last_read=self._last_read, row_share=self._watch.row_share.value)
         is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
         began_s = time.monotonic()
         self._doing = "reading"
@@ -381,6 +381,7 @@ class LandingLoop:
             # A collection was made again under its name while the batch was read, and its filter did not know of it.
             return None
         committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s)
+        self._watch.row_share.on_batch(ranges, rows=committed.rows)
         lake.step("after the commit")
         self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
         return committed

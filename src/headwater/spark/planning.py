@@ -16,6 +16,7 @@ The landing (`landing_loop`), the `dcp` source and the simulation plan with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,8 @@ from headwater.protocol.snapshots import StreamOffset
 
 ROWS_PER_PARTITION = 250_000
 """Beyond this a partition is worth a task of its own."""
+BATCH_GROWTH_MAX = 8
+"""A batch has at most so many times as many changes as the one before, where `maxRowsPerTrigger` limits them."""
 BYTES_PER_ROW = 512
 """What a change is taken to have."""
 
@@ -48,8 +51,8 @@ class VBucketRange:
     """Seqnos before the start that a rollback can go back to, rising."""
 
     @property
-    def rows(self) -> int:
-        """How many rows it has at most, by its seqnos. A branch to be judged counts as one."""
+    def changes(self) -> int:
+        """How many it has at most, by its seqnos. A branch to be judged counts as one."""
         return max(1, self.end_seqno - self.start.seqno)
 
 
@@ -128,8 +131,33 @@ def rows_of_bytes(bytes_max: int | None) -> int | None:
     return None if bytes_max is None else max(1, bytes_max // BYTES_PER_ROW)
 
 
+class RowShare:
+    """How many of the changes that a read goes past are rows of it, about: collections and conditions leave some out.
+
+    Before the first batch it is what the server says of its collections, or all. Then it is what the batches had, the
+    newest counting most.
+    """
+
+    def __init__(self, expected: float = 1.0) -> None:
+        self.value = expected
+        self._changes = self._rows = 0.0
+
+    def on_batch(self, ranges: Iterable[VBucketRange], *, rows: int) -> None:
+        """These have been read, and had so many rows."""
+        self._changes = self._changes / 2 + sum(it.changes for it in ranges)
+        self._rows = self._rows / 2 + rows
+        if self._changes:
+            # No rows in some vbuckets say little of the next ones, so batches do not grow faster than this.
+            least = self.value / BATCH_GROWTH_MAX
+            self.value = min(1.0, max(least, self._rows / self._changes))
+
+
 def limit_ranges(
-    ranges: Iterable[VBucketRange], rows_max: int | None, *, last_read: Mapping[VBucketId, int]
+    ranges: Iterable[VBucketRange],
+    rows_max: int | None,
+    *,
+    last_read: Mapping[VBucketId, int],
+    row_share: float = 1.0,
 ) -> list[VBucketRange]:
     """As many whole ranges as have no more than `rows_max` rows together, and at least one.
 
@@ -140,33 +168,33 @@ def limit_ranges(
     if rows_max is None:
         return waiting
     chosen: list[VBucketRange] = []
-    rows = 0
+    rows = 0.0
     for it in waiting:
-        if not chosen or rows + it.rows <= rows_max:
+        if not chosen or rows + it.changes * row_share <= rows_max:
             chosen.append(it)
-            rows += it.rows
+            rows += it.changes * row_share
     return chosen
 
 
 def share_out(
-    ranges: Sequence[VBucketRange], *, node_of: Mapping[VBucketId, int], tasks_min: int
+    ranges: Sequence[VBucketRange], *, node_of: Mapping[VBucketId, int], tasks_min: int, row_share: float = 1.0
 ) -> list[tuple[VBucketRange, ...]]:
     """The ranges in tasks of about the same size, each with vbuckets of one node: a task then needs one connection."""
     by_node: dict[int, list[VBucketRange]] = {}
     for it in ranges:
         by_node.setdefault(node_of.get(it.vbucket, -1), []).append(it)
-    rows = sum(it.rows for it in ranges)
-    count = max(tasks_min, -(-rows // ROWS_PER_PARTITION))
+    changes = sum(it.changes for it in ranges)
+    count = max(tasks_min, math.ceil(changes * row_share / ROWS_PER_PARTITION))
     shares = []
     for held in by_node.values():
-        wanted = max(1, round(count * sum(it.rows for it in held) / rows))
+        wanted = max(1, round(count * sum(it.changes for it in held) / changes))
         dealt: list[list[VBucketRange]] = [[] for _ in range(min(wanted, len(held)))]
         sizes = [0] * len(dealt)
         # The largest first, each to the task that has least.
-        for it in sorted(held, key=lambda it: it.rows, reverse=True):
+        for it in sorted(held, key=lambda it: it.changes, reverse=True):
             least = sizes.index(min(sizes))
             dealt[least].append(it)
-            sizes[least] += it.rows
+            sizes[least] += it.changes
         shares += [tuple(share) for share in dealt]
     return shares
 
@@ -192,6 +220,7 @@ class StreamPlans:
         *,
         target: Mapping[VBucketId, Seqno] | None = None,
         rows_max: int | None = None,
+        row_share: float = 1.0,
     ) -> Offsets:
         """Where the batch after `began` ends. `reached` is what the tasks of the batch before it have reported."""
         self._reported |= reached
@@ -199,10 +228,15 @@ class StreamPlans:
             return high_offsets(began.bucket_uuid, survey)
         named = {vbucket: survey[vbucket] for vbucket in began if vbucket in survey}
         ranges = plan_ranges(self.starts(began), named, target=target)
-        chosen = limit_ranges(ranges, rows_max, last_read=self._last_read)
+        chosen = limit_ranges(ranges, rows_max, last_read=self._last_read, row_share=row_share)
         end = began.updated({it.vbucket: _planned_offset(it) for it in chosen})
         self._planned = end, chosen
         return end
+
+    @property
+    def chosen(self) -> list[VBucketRange]:
+        """What the batch that was planned last reads."""
+        return [] if self._planned is None else self._planned[1]
 
     def starts(self, began: Offsets) -> Offsets:
         """Where the batch after `began` begins: where the one before was read to, or where it was planned to end.

@@ -56,8 +56,9 @@ class ReportTo:
     task: int
 
     @contextlib.contextmanager
-    def attempt(self, reached: Callable[[], Mapping[VBucketId, StreamOffset]]) -> Iterator[None]:
-        """Around the read of a task; at its end `reached` has its offsets. A report that can't be made is left out."""
+    def attempt(self, reached: Callable[[], tuple[Mapping[VBucketId, StreamOffset], int]]) -> Iterator[None]:
+        """Around the read of a task; at its end `reached` returns its offsets, and how many rows it had. A report that
+        can't be made is left out."""
         connection: socket.socket | None = None
         try:
             connection = socket.create_connection((self.host, self.port), CONNECT_S_MAX)
@@ -73,8 +74,9 @@ class ReportTo:
             yield
             if connection is not None:
                 with contextlib.suppress(OSError):
-                    rows = [[vbucket, str(at.vbuuid), at.seqno] for vbucket, at in reached().items()]
-                    connection.sendall(_line({"reached": rows}))
+                    offsets, rows = reached()
+                    places = [[vbucket, str(at.vbuuid), at.seqno] for vbucket, at in offsets.items()]
+                    connection.sendall(_line({"reached": places, "rows": rows}))
                     connection.recv(len(_TAKEN))
         finally:
             if connection is not None:
@@ -88,6 +90,8 @@ class ReachedOffsets:
         """`bucket` is any address of the bucket."""
         self._attempts: dict[int, list[_Reached | None]] = {}
         """By task: what each attempt has reached; None while it reads, and for ever if it was cut off."""
+        self._rows: dict[int, int] = {}
+        """By task: how many rows an attempt has had."""
         self._next_task = 0
         self._lock = threading.Lock()
         self._token = secrets.token_hex(_TOKEN_BYTES)
@@ -102,7 +106,13 @@ class ReachedOffsets:
         with self._lock:
             first, self._next_task = self._next_task, self._next_task + tasks
             self._attempts = {task: [] for task in range(first, first + tasks)}
+            self._rows = {}
         return [ReportTo(host=host, port=port, token=self._token, task=task) for task in range(first, first + tasks)]
+
+    def rows(self) -> int | None:
+        """How many rows the batch has had; None where a task has not reported."""
+        with self._lock:
+            return sum(self._rows.values()) if len(self._rows) == len(self._attempts) else None
 
     def take(self) -> _Reached:
         """The offsets that are known for sure: all attempts at a task have come to an end, and to the same one.
@@ -144,6 +154,7 @@ class ReachedOffsets:
         with self._lock:
             if attempt[0] in self._attempts:
                 self._attempts[attempt[0]][attempt[1]] = offsets
+                self._rows[attempt[0]] = int(message["rows"])
 
 
 class _ReportServer(socketserver.ThreadingTCPServer):

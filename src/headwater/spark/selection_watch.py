@@ -82,6 +82,10 @@ class SelectionWatch:
         self._read_to: Mapping[VBucketId, Seqno] | None = None
         """The drops of those that are gone lie before these."""
 
+    @property
+    def is_of_all(self) -> bool:
+        return not self._scopes and not self._collections
+
     def _is_wanted(self, one: SeenCollection) -> bool:
         return one.name in self._collections or one.name.partition(".")[0] in self._scopes
 
@@ -102,7 +106,7 @@ class SelectionWatch:
 
     def plan(self, view: BucketView, start: Offsets) -> PlannedBucket:
         """What a batch from these offsets reads. A name that was never there raises."""
-        if not self._scopes and not self._collections:
+        if self.is_of_all:
             return PlannedBucket(view=view)
         scopes, collections, live = self._select(CollectionNames(view.manifest))
         for scope, collection in view.manifest.collections():

@@ -72,6 +72,7 @@ from headwater.client.read_options import Start
 from headwater.errors import InvalidInput, InvalidOffsets
 from headwater.phrases import did_you_mean
 from headwater.protocol.numbers import Seqno, VBucketId
+from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.bucket_watch import BucketWatch
 from headwater.spark.conditions import Conditions
 from headwater.spark.planning import (
@@ -243,7 +244,7 @@ class _DcpReader:
         if partition.report_to is None:
             yield from map(rows.convert, reading)
         else:
-            with partition.report_to.attempt(lambda: reading.reached):
+            with partition.report_to.attempt(lambda: (reading.reached, reading.rows)):
                 yield from map(rows.convert, reading)
         keep_loaded("read")
 
@@ -324,12 +325,23 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         began = _from_spark(start)
         began.check_bucket(self._watch.bucket_uuid)
-        reached = {} if self._reports is None else self._reports.take()
+        reached: dict[VBucketId, StreamOffset] = {}
+        if self._reports is not None:
+            if (rows := self._reports.rows()) is not None:
+                self._watch.row_share.on_batch(self._plans.chosen, rows=rows)
+            reached = self._reports.take()
         if self._bucket is not None and not self._watch.still_selects(self._bucket):
             # A collection was made again under its name while the batch was read: its first rows are behind the plan.
             reached = {}
         self._survey = self._watch.survey(began)
-        end = self._plans.plan(began, self._survey, reached, target=self._target, rows_max=_rows_max(limit))
+        end = self._plans.plan(
+            began,
+            self._survey,
+            reached,
+            target=self._target,
+            rows_max=_rows_max(limit),
+            row_share=self._watch.row_share.value,
+        )
         return _to_spark(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802

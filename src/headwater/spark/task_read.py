@@ -47,13 +47,15 @@ _ROLLBACK = OPS.index("rollback")
 
 @dataclass(slots=True, kw_only=True)
 class ShareReading:
-    """One task's read: iterate over it, then look at `reached`."""
+    """One task's read: iterate over it, then look at `reached` and `rows`."""
 
     options: SourceOptions
     bucket: PlannedBucket
     ranges: tuple[VBucketRange, ...]
     fails_on_rollback: bool = False
     reached: dict[VBucketId, StreamOffset] = field(default_factory=dict)
+    rows: int = 0
+    """How many it has had so far."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """The rows, in the client's schema."""
@@ -104,6 +106,7 @@ class ShareReading:
                         _check_no_rollback(batch)
                     kept = _meeting(_wanted(batch, bucket), self.options.where)
                     if kept.num_rows:
+                        self.rows += kept.num_rows
                         yield kept
             finally:
                 self.reached.update(batches.offsets.offsets)

@@ -15,6 +15,7 @@ from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.planning import (
     NOWHERE,
     ROWS_PER_PARTITION,
+    RowShare,
     StreamPlans,
     VBucketRange,
     limit_ranges,
@@ -156,6 +157,29 @@ def test_a_large_vbucket_is_not_passed_over_for_ever() -> None:
     assert seen == {0, 1, 2}
 
 
+def test_a_limit_counts_the_rows_that_are_read() -> None:
+    """A sixth of the changes are of the collection that is read, and the first vbuckets have none of it."""
+    left = [wide(vbucket, 600) for vbucket in range(1024)]
+    share, batches = RowShare(), []
+    while left:
+        chosen = limit_ranges(left, 6_000, last_read={}, row_share=share.value)
+        rows = sum(100 for it in chosen if it.vbucket >= 40)
+        share.on_batch(chosen, rows=rows)
+        batches.append(rows)
+        left = [it for it in left if it not in chosen]
+    assert batches[0] == 0
+    assert min(batches[1:]) > 0
+    assert max(batches) <= 3 * 6_000
+    assert len(batches) <= 24, "by their seqnos it would be 103"
+
+
+def test_what_a_server_says_counts_before_the_first_batch() -> None:
+    share = RowShare(1 / 6)
+    assert len(limit_ranges([wide(vbucket, 600) for vbucket in range(60)], 1_000, last_read={}, row_share=1 / 6)) == 10
+    share.on_batch([], rows=0)
+    assert share.value == 1 / 6, "an empty batch says nothing"
+
+
 # --- tasks ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +189,7 @@ def test_tasks_have_vbuckets_of_one_node_and_about_the_same_size() -> None:
     assert sorted(it.vbucket for share in shares for it in share) == list(range(40))
     assert len(shares) == 4
     assert all(len({it.vbucket % 2 for it in share}) == 1 for share in shares)
-    sizes = [sum(it.rows for it in share) for share in shares]
+    sizes = [sum(it.changes for it in share) for share in shares]
     assert max(sizes) < 1.2 * min(sizes)
 
 
@@ -173,6 +197,7 @@ def test_many_rows_make_more_tasks() -> None:
     ranges = [wide(vbucket, ROWS_PER_PARTITION) for vbucket in range(6)]
     assert len(share_out(ranges, node_of={}, tasks_min=1)) == 6
     assert len(share_out(ranges[:2], node_of={}, tasks_min=8)) == 2, "a vbucket is never cut"
+    assert len(share_out(ranges, node_of={}, tasks_min=1, row_share=1 / 3)) == 2
 
 
 # --- the offsets of a stream ------------------------------------------------------------------------------------------
