@@ -123,6 +123,10 @@ class ModelBucket:
         place.changes.append(change)
         return change
 
+    def advance_time(self, *, hours: int) -> None:
+        """What changes from now on has a later time."""
+        self._times = itertools.count(next(self._times) + hours * 3_600_000)
+
     def event(self, op: str, collection_id: int) -> None:
         """An event of a collection comes to all vbuckets."""
         for vbucket in range(len(self.vbuckets)):

@@ -10,7 +10,7 @@ so of the rejects, too. The history has numbers of its own, since it may be aske
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from headwater.lake.layout import (
     REJECTS_SCHEMA,
     LakeFacts,
     TableKind,
+    document_ranges,
     documents_schema,
     history_schema,
 )
@@ -140,6 +141,22 @@ class CollectionTables:
             if table is not None:
                 table.refresh()
 
+    def keep_statistics(self) -> None:
+        """Have readers look at the statistics that files get now, also where the tables were made with fewer."""
+        for table, ranges in self.with_ranges():
+            table.log.keep_statistics(ranges, table.state)
+
+    def with_ranges(self) -> Iterator[tuple[MergedTable, tuple[str, ...]]]:
+        """The tables that are there, each with the columns whose least and highest values its log has."""
+        typed = pa.schema([] if self.columns is None else self.columns.schema)
+        for table, ranges in (
+            (self.documents, document_ranges(typed)),
+            (self.history, HISTORY_RANGES),
+            (self.rejects, DOCUMENT_RANGES),
+        ):
+            if table is not None:
+                yield table, ranges
+
     def _opened(self, kind: TableKind) -> MergedTable | None:
         log = DeltaLog.open(self.location.join(kind, self.name))
         return None if log is None else MergedTable(log, self.facts)
@@ -154,7 +171,7 @@ class CollectionTables:
         schema = documents_schema(xattrs=self.facts.xattrs, typed=None if columns is None else columns.schema)
         properties = {} if columns is None else {_COLUMNS_PROPERTY: columns.ddl}
         self.columns = columns
-        self.documents = self._create(TableKind.DOCUMENTS, schema, DOCUMENT_RANGES, properties, merged)
+        self.documents = self._create(TableKind.DOCUMENTS, schema, document_ranges(schema), properties, merged)
         return self.documents
 
     def create_history(self) -> MergedTable:

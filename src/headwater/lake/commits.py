@@ -25,7 +25,7 @@ from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import LandedTotals, TableCommit, TableState
 from headwater.lake.documents_merge import Merged, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, create_documents, run_here
-from headwater.lake.layout import TableKind, table_name
+from headwater.lake.layout import CHANGE_RANGES, TableKind, table_name
 from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
 
 
@@ -56,6 +56,7 @@ class CommittedBatch:
 def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
     """Begin to land a batch, where the tables end."""
     lake.refresh()
+    lake.changes.keep_statistics(CHANGE_RANGES, lake.state)
     number = lake.last_batch + 1
     writer = ChangeWriter(
         location=lake.changes.location,
@@ -180,6 +181,7 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
     lake.refresh()
     for name in lake.pending.names:
         lake.tables[name].refresh()
+        lake.tables[name].keep_statistics()
     for table in lake.tables.values():
         # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
         if table.documents is None:

@@ -2,7 +2,9 @@
 
 Compression is zstd at its lowest level: on documents of 200 bytes it made files half the size of snappy's, and writing
 was a sixth slower. Columns with values that are all different get no dictionary, and only those columns get statistics
-that a reader prunes by.
+that a reader prunes by. The same statistics of a whole file are in the log, as Delta has them. Files that are looked up
+by key have a Bloom filter of it in each row group: a key is in one group of vbuckets, and the files of all others have
+its neighbours.
 
 Files have checksums, so that what is damaged on its way to the disk or later does not pass for another value. Parquet's
 own are of pages, for any reader, and leave out the headers of the pages and the footer; and a damaged footer can end
@@ -19,13 +21,15 @@ All modules of the lake read and write through this, and no other knows Parquet.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -39,8 +43,10 @@ from headwater.lake.location import Location, Output
 from headwater.protocol.kernels.memory import Column
 
 ROW_GROUP_ROWS = 128 * 1024
+KEYED_ROW_GROUP_ROWS = 16 * 1024
+"""Of files that are looked up by key: a lookup reads a row group, and a footer has about 3 KB for each."""
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""In memory, whichever of the two bounds is reached first: a row group is read and written as a whole."""
+"""In memory, whichever of the bounds is reached first: a row group is read and written as a whole."""
 FILE_BYTES_DEFAULT = 128 * 1024 * 1024
 _COMPRESSION = {"compression": "zstd", "compression_level": 1}
 _MAGIC = b"PAR1"
@@ -51,8 +57,17 @@ _NO_SEAL = b"00000000"
 """The checksum of a footer is made with this in its place."""
 _ROW_GROUPS = "headwater.row_groups"
 """The metadata of a file that has, for each row group, where it ends and the checksum of its bytes."""
-_SEALED = re.compile(rb"%s\x18\x08([0-9a-f]{8})" % re.escape(_SEAL.encode()))
+_FILTERS = "headwater.filters"
+"""The metadata of a file that has the checksum of what lies between the last row group and the footer."""
+_SEALED, _FILTERS_SEALED = (
+    re.compile(rb"%s\x18\x08([0-9a-f]{8})" % re.escape(name.encode())) for name in (_SEAL, _FILTERS)
+)
 """As Thrift writes it: the key, a mark, the length, the checksum."""
+_FALSE_POSITIVES = 0.01
+"""Of a Bloom filter: about 10 bits a key."""
+TEXT_CHARS = 32
+"""So much of a text is in the statistics, as Spark writes it."""
+_LAST_CHARACTER = "\U0010ffff"
 _CHECKED_BYTES = 4 * 1024 * 1024
 """What is read at once to make a checksum."""
 _TAIL_BYTES = 64 * 1024
@@ -62,7 +77,8 @@ _REPEATING = (
     *("snapshot_start", "snapshot_end", "batch", "landed_at"),
 )
 
-Range = tuple[int, int]
+Range = tuple[Any, Any]
+"""Of numbers, texts, dates or times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +93,60 @@ class DataFile:
     """The values of the partition columns, as the log writes them."""
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """By column: the least and the highest value. A column that is missing here may hold anything."""
+    nulls: Mapping[str, int] = field(default_factory=dict)
+    """By column: how many nulls there are."""
     modified_ms: int = 0
 
     def may_hold(self, column: str, *, low: float = float("-inf"), high: float = float("inf")) -> bool:
         """Whether a value of a column may lie between two."""
         least, highest = self.ranges.get(column, (float("-inf"), float("inf")))
-        return least <= high and low <= highest
+        return bool(least <= high and low <= highest)
 
     def stats(self) -> str:
-        """The statistics as the log writes them."""
+        """The statistics as the log writes them (Delta's protocol, "Per-file Statistics")."""
+        found = {column: (_least(low), _highest(high)) for column, (low, high) in self.ranges.items()}
+        known = {column: bounds for column, bounds in found.items() if None not in bounds}
         return json.dumps(
             {
                 "numRecords": self.rows,
-                "minValues": {column: least for column, (least, _) in self.ranges.items()},
-                "maxValues": {column: highest for column, (_, highest) in self.ranges.items()},
+                "minValues": {column: low for column, (low, _) in known.items()},
+                "maxValues": {column: high for column, (_, high) in known.items()},
+                "nullCount": dict(self.nulls),
             }
         )
+
+
+# Readers of Delta take a time in the statistics as one of milliseconds, so these are rounded away from what is in the
+# file. Texts are cut off, which makes them less; the highest gets a character behind it that none is above.
+
+
+def _least(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:TEXT_CHARS]
+    if isinstance(value, datetime):
+        return _milliseconds(value)
+    return _plain_bound(value)
+
+
+def _highest(value: Any) -> Any:
+    if isinstance(value, str):
+        cut = len(value[:TEXT_CHARS]) + len(value[TEXT_CHARS:]) - len(value[TEXT_CHARS:].lstrip(_LAST_CHARACTER))
+        return value if cut == len(value) else value[:cut] + _LAST_CHARACTER
+    if isinstance(value, datetime):
+        rest = timedelta(microseconds=-value.microsecond % 1000)
+        return _milliseconds(value + rest) if value <= datetime.max.replace(tzinfo=UTC) - rest else None
+    return _plain_bound(value)
+
+
+def _milliseconds(time_: datetime) -> str:
+    return time_.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _plain_bound(value: Any) -> Any:
+    """A number or a date. None for what JSON has no number for: a file with it may hold anything."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, int) or math.isfinite(value) else None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -109,13 +163,19 @@ class FileWriter:
         ranges: Sequence[str],
         partition: Sequence[tuple[str, str]] = (),
         prefix: str = "part",
+        filter_keys: int = 0,
     ) -> None:
+        """`ranges` are the columns with statistics; `filter_keys` is how many keys a row group has at most, where its
+        Bloom filter is wanted."""
         folder = "".join(f"{name}={value}/" for name, value in partition)
         # The name is new in every attempt: two attempts at one task never write to one file.
         self._path = f"{folder}{prefix}-{uuid.uuid4()}.parquet"
         self._partition = tuple(partition)
         self._ranges = ranges
         self._found: dict[str, Range] = {}
+        self._unbounded: set[str] = set()
+        """Columns with values that the log can't have."""
+        self._nulls = dict.fromkeys(ranges, 0)
         self._rows = 0
         self._sink = _SealedFile(location.open_output(self._path))
         self._schema = _with_dictionaries(schema)
@@ -126,6 +186,7 @@ class FileWriter:
             write_statistics=[name for name in schema.names if name in ranges],
             store_schema=False,
             write_page_checksum=True,
+            bloom_filter_options={"key": {"ndv": filter_keys, "fpp": _FALSE_POSITIVES}} if filter_keys else None,
             **_COMPRESSION,
         )
         self._row_groups: list[str] = []
@@ -135,9 +196,16 @@ class FileWriter:
         """Write rows as a row group of their own. Their columns are in the order of the schema."""
         rows = pa.Table.from_arrays(rows.columns, schema=self._schema)
         for name in self._ranges:
-            bounds = pc.min_max(rows.column(name))
-            if bounds["min"].is_valid:
+            column = rows.column(name)
+            self._nulls[name] += column.null_count
+            bounds = pc.min_max(column)
+            try:
                 low, high = bounds["min"].as_py(), bounds["max"].as_py()
+            except (ValueError, OverflowError):
+                # A time before the year 1 or after 9999, which Python does not have.
+                self._unbounded.add(name)
+                continue
+            if low is not None:
                 found = self._found.get(name, (low, high))
                 self._found[name] = (min(low, found[0]), max(high, found[1]))
         self._rows += rows.num_rows
@@ -150,7 +218,12 @@ class FileWriter:
 
     def close(self) -> DataFile:
         self._writer.add_key_value_metadata(
-            {_WRITTEN_BY: __version__, _ROW_GROUPS: ",".join(self._row_groups), _SEAL: _NO_SEAL.decode()}
+            {
+                _WRITTEN_BY: __version__,
+                _ROW_GROUPS: ",".join(self._row_groups),
+                _FILTERS: _NO_SEAL.decode(),
+                _SEAL: _NO_SEAL.decode(),
+            }
         )
         self._sink.hold_footer()
         self._writer.close()
@@ -161,7 +234,8 @@ class FileWriter:
             size_bytes=size_bytes,
             rows=self._rows,
             partition=self._partition,
-            ranges=self._found,
+            ranges={name: bounds for name, bounds in self._found.items() if name not in self._unbounded},
+            nulls=self._nulls,
             modified_ms=int(time.time() * 1000),
         )
 
@@ -195,7 +269,7 @@ class _SealedFile:
         return checksum
 
     def hold_footer(self) -> None:
-        """All pages are written: what comes now is the footer."""
+        """All pages are written: what comes now are Bloom filters, if there are any, and the footer."""
         self._footer = bytearray()
 
     def close(self) -> None:
@@ -206,10 +280,16 @@ class _SealedFile:
             self._file.close()
 
 
-def _sealed(footer: bytes) -> bytes:
-    seal = _SEALED.search(footer)
-    assert seal is not None, "the writer was given it"
-    return b"%s%08x%s" % (footer[: seal.start(1)], zlib.crc32(footer), footer[seal.end(1) :])
+def _sealed(end: bytes) -> bytes:
+    """The end of a file, with its checksums in their places."""
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    filters, footer = end[:-length], end[-length:]
+    for sealed, checked in ((_FILTERS_SEALED, filters), (_SEALED, None)):
+        seal = sealed.search(footer)
+        assert seal is not None, "the writer was given it"
+        checksum = zlib.crc32(footer if checked is None else checked)
+        footer = b"%s%08x%s" % (footer[: seal.start(1)], checksum, footer[seal.end(1) :])
+    return filters + footer
 
 
 def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
@@ -220,8 +300,18 @@ def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
+def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows as a writer for the schema takes them. Their columns are in its order."""
+    schema = _with_dictionaries(schema)
+    if rows.schema.types != schema.types:
+        # Another engine has written the file that they come from, and Arrow has its own idea of the types.
+        rows = rows.cast(schema)
+    # Engines differ in which columns they call nullable, too, and tables are joined only where they agree.
+    return pa.Table.from_arrays(rows.columns, schema=schema)
+
+
 class RollingWriter:
-    """Writes rows to as many files of about one size as it takes."""
+    """Writes rows to as many files of about one size as it takes. Rows with keys get small row groups, and filters."""
 
     def __init__(
         self,
@@ -231,33 +321,40 @@ class RollingWriter:
         ranges: Sequence[str],
         partition: Sequence[tuple[str, str]],
         file_bytes: int = FILE_BYTES_DEFAULT,
+        is_keyed: bool = False,
     ) -> None:
         self._location, self._schema = location, _with_dictionaries(schema)
         self._ranges, self._partition = ranges, partition
         self._file_bytes = file_bytes
+        self._is_keyed = is_keyed
+        self._row_group_rows = KEYED_ROW_GROUP_ROWS if is_keyed else ROW_GROUP_ROWS
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
         self._writer: FileWriter | None = None
         self._files: list[DataFile] = []
 
     def write(self, rows: pa.Table) -> None:
-        if rows.num_rows == 0:
-            return
-        if rows.schema.types != self._schema.types:
-            # Another engine has written the file that they come from, and Arrow has its own idea of the types.
-            rows = rows.cast(self._schema)
-        # Engines differ in which columns they call nullable, too, and batches are joined only where they agree.
-        self._waiting += pa.Table.from_arrays(rows.columns, schema=self._schema).to_batches()
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
-            self._flush()
+        rows = aligned(rows, self._schema)
+        while rows.num_rows:
+            taken = rows.slice(0, self._row_group_rows - self._waiting_rows)
+            rows = rows.slice(taken.num_rows)
+            self._waiting += taken.to_batches()
+            self._waiting_rows += taken.num_rows
+            self._waiting_bytes += taken.nbytes
+            if self._waiting_rows >= self._row_group_rows or self._waiting_bytes >= ROW_GROUP_BYTES:
+                self._flush()
 
     def _flush(self) -> None:
         if not self._waiting:
             return
         if self._writer is None:
-            self._writer = FileWriter(self._location, self._schema, ranges=self._ranges, partition=self._partition)
+            self._writer = FileWriter(
+                self._location,
+                self._schema,
+                ranges=self._ranges,
+                partition=self._partition,
+                filter_keys=self._waiting_rows if self._is_keyed else 0,
+            )
         rows = pa.Table.from_batches(self._waiting).unify_dictionaries()
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         self._writer.write_row_group(rows)
@@ -286,6 +383,7 @@ class FileReader:
     def __init__(self, location: Location, path: str, *, checks: bool = False) -> None:
         self._source = location.open_input(path)
         footer = _read_footer(self._source, path)
+        self._footer_at = int(self._source.size()) - len(footer)
         self.is_sealed = _is_sealed(footer, path)
         """The file has our checksums, and the footer has the one that it should have."""
         try:
@@ -344,6 +442,8 @@ class FileReader:
         """All columns of a row group, in parts of about one size: other engines write row groups without a bound."""
         if self._checks and self.is_sealed:
             self._check_row_group(row_group)
+            if row_group == self.row_groups[-1]:
+                self._check_filters()
         rows = int(self._file.metadata.row_group(row_group).num_rows)
         parts = max(1, -(-self.uncompressed_bytes(row_group) // bytes_max))
         for batch in self._file.iter_batches(
@@ -356,12 +456,23 @@ class FileReader:
         """Look at its bytes as they are: what a page says in its header is in no checksum of Parquet's."""
         ends = [entry.split(":") for entry in self._file.metadata.metadata[_ROW_GROUPS.encode()].decode().split(",")]
         at = int(ends[row_group - 1][0]) if row_group else len(_MAGIC)
-        end, expected = int(ends[row_group][0]), int(ends[row_group][1], 16)
+        if self._checksum(at, int(ends[row_group][0])) != int(ends[row_group][1], 16):
+            raise _damaged(self._path, f"row group {row_group} does not have the checksum that was written with it")
+
+    def _check_filters(self) -> None:
+        """Look at what lies behind the last row group. Files of earlier versions have nothing there, and no checksum
+        of it."""
+        metadata = self._file.metadata.metadata
+        if _FILTERS.encode() in metadata:
+            at = int(metadata[_ROW_GROUPS.encode()].decode().split(",")[-1].split(":")[0])
+            if self._checksum(at, self._footer_at) != int(metadata[_FILTERS.encode()], 16):
+                raise _damaged(self._path, "its Bloom filters do not have the checksum that was written with them")
+
+    def _checksum(self, at: int, end: int) -> int:
         checksum = 0
         while at < end and (data := self._source.read_at(min(_CHECKED_BYTES, end - at), at)):
             checksum, at = zlib.crc32(data, checksum), at + len(data)
-        if checksum != expected:
-            raise _damaged(self._path, f"row group {row_group} does not have the checksum that was written with it")
+        return checksum
 
     def row_group_rows(self, row_group: int) -> int:
         return int(self._file.metadata.row_group(row_group).num_rows)
@@ -380,6 +491,11 @@ class FileReader:
         if statistics is None or not statistics.has_min_max:
             return float("-inf"), float("inf"), True
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
+
+    def least_key(self, row_group: int) -> str:
+        """No key of a row group is less than this; empty where its statistics do not say it."""
+        statistics = self._file.metadata.row_group(row_group).column(self._leaves["key"]).statistics
+        return "" if statistics is None or not statistics.has_min_max else str(statistics.min)
 
 
 def _read_footer(source: pa.NativeFile, path: str) -> bytes:

@@ -18,6 +18,7 @@ import json
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -34,6 +35,8 @@ from headwater.lake.data_files import DataFile
 from headwater.lake.location import Location
 
 _STATE = "headwater.state"
+_STATISTICS = "delta.dataSkippingStatsColumns"
+"""The columns that the log has statistics of. Readers look at no others."""
 LOG_RETENTION_DAYS = 30
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
@@ -190,7 +193,7 @@ class DeltaLog:
                     schema,
                     mode="ignore",
                     partition_by=list(partition_by),
-                    configuration={**_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(ranges), **properties},
+                    configuration={**_PROPERTIES, _STATISTICS: _column_list(ranges), **properties},
                     storage_options=location.delta_options,
                     raise_if_key_not_exists=False,
                     commit_properties=_commit_properties(transactions, state),
@@ -279,15 +282,40 @@ class DeltaLog:
         before, files = self.version, {file.path: file for file in self.files()}
         gone = [file.path for file in commit.remove if file.path not in files]
         assert not gone, f"files that are to be removed are not live: {gone}"
+        with self._committing():
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                self._table.metadata().partition_columns,
+                commit_properties=_commit_properties(commit.transactions, commit.state),
+            )
+        self.refresh()
+        if self.version == before + 1:
+            # No other writer was there, so what is live need not be looked up again.
+            removed = {file.path for file in commit.remove}
+            kept = {path: file for path, file in files.items() if path not in removed}
+            self._files = self.version, {**kept, **{file.path: file for file in commit.add}}
+
+    def keep_statistics(self, ranges: Iterable[str], state: TableState) -> None:
+        """Have readers look at the statistics of these columns: an earlier version had fewer, and typed columns may
+        come later."""
+        wanted = _column_list(ranges)
+        if self.properties.get(_STATISTICS) != wanted:
+            self._set_properties({_STATISTICS: wanted}, state)
+
+    def _set_properties(self, properties: dict[str, str], state: TableState) -> None:
+        with self._committing():
+            self._table.alter.set_table_properties(
+                properties, raise_if_not_exists=False, commit_properties=_commit_properties({}, state)
+            )
+        self.refresh()
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
         try:
             with self.location.answering():
-                self._table.create_write_transaction(
-                    actions,
-                    "append",
-                    self._table.schema(),
-                    self._table.metadata().partition_columns,
-                    commit_properties=_commit_properties(commit.transactions, commit.state),
-                )
+                yield
         except CommitFailedError as error:
             raise LakeInUse(
                 f"another process has written to the table at {self.location.uri} meanwhile ({error})",
@@ -298,12 +326,6 @@ class DeltaLog:
                 f"the table at {self.location.uri} can't be written: {error}",
                 hint="See that the directory can be written and has room, then start again: nothing is lost",
             ) from error
-        self.refresh()
-        if self.version == before + 1:
-            # No other writer was there, so what is live need not be looked up again.
-            removed = {file.path for file in commit.remove}
-            kept = {path: file for path, file in files.items() if path not in removed}
-            self._files = self.version, {**kept, **{file.path: file for file in commit.add}}
 
     def vacuum(self, state: TableState, *, retention_hours: int) -> int:
         """Delete files that no version of the last hours needs and that are older than that. Returns how many."""
@@ -337,6 +359,11 @@ class DeltaLog:
             self._table.create_checkpoint()
             self._table.cleanup_metadata()
         self.refresh()
+
+
+def _column_list(names: Iterable[str]) -> str:
+    """As Delta writes a list of columns: names that are more than letters and digits are quoted."""
+    return ",".join(name if name.isidentifier() else f"`{name.replace('`', '``')}`" for name in names)
 
 
 def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
@@ -379,6 +406,11 @@ def _to_data_file(row: Mapping[str, Any]) -> DataFile:
         for column in columns
         if row[f"min.{column}"] is not None and row[f"max.{column}"] is not None
     }
+    nulls = {
+        name.removeprefix("null_count."): count
+        for name, count in row.items()
+        if name.startswith("null_count.") and count is not None
+    }
     partition = tuple(
         (name.removeprefix("partition."), _partition_text(value))
         for name, value in row.items()
@@ -390,6 +422,7 @@ def _to_data_file(row: Mapping[str, Any]) -> DataFile:
         rows=row["num_records"] or 0,
         partition=partition,
         ranges=ranges,
+        nulls=nulls,
         modified_ms=row["modification_time"],
     )
 

@@ -4,6 +4,9 @@ A file is written again only if some of its rows are replaced or gone; new docum
 appends, and a merge of updates costs what the files with updated rows hold. Of files that turn out to stay only the
 keys are read. A table that is read between merges goes the same way: `merged_rows` gives what it would hold after one.
 
+What is written is in the order of its keys (`key_order`), so that a lookup reads one file of what a merge has written,
+and one row group of it.
+
 `commits` plans and commits on the driver; `MergeTask` runs in any process, and writes files that no commit names yet.
 """
 
@@ -11,7 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +34,14 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.history import HistoryTarget, merge_history
+from headwater.lake.key_order import KeyedRows, in_key_order
 from headwater.lake.layout import (
-    DOCUMENT_RANGES,
     GROUP,
     REJECTS_SCHEMA,
     LakeFacts,
     TableKind,
     document_columns,
+    document_ranges,
     documents_schema,
     raw_keys,
 )
@@ -130,14 +136,21 @@ class MergeTask:
         schema = documents_schema(xattrs=self.facts.xattrs, typed=_typed_schema(target))
         documents = self._writer(target.location, schema)
         rejects = self._writer(target.rejects_location, REJECTS_SCHEMA)
-        for rows in _kept_rows(target.location, touched):
-            documents.write(rows.select(schema.names))
         for rows in _kept_rows(target.rejects_location, touched_rejects):
             rejects.write(rows.select(REJECTS_SCHEMA.names))
-        for changes in fold.live():
-            rows, rejected = _document_rows(changes, schema, target.columns)
-            documents.write(rows)
-            rejects.write(rejected)
+
+        def new_documents() -> Iterator[pa.Table]:
+            for changes in fold.live():
+                rows, rejected = _document_rows(changes, schema, target.columns)
+                rejects.write(rejected)
+                yield rows
+
+        with ExitStack() as opened:
+            kept: list[KeyedRows] = []
+            for file, marks in touched:
+                kept += _kept_by_key(opened.enter_context(FileReader(target.location, file.path)), marks, schema.names)
+            for rows in in_key_order(schema, kept, new_documents()):
+                documents.write(rows)
         # The rejects come first: once the documents are merged, they are not looked at again.
         return [
             self._merged(TableKind.REJECTS, target.name, rejects, touched_rejects),
@@ -145,8 +158,14 @@ class MergeTask:
         ]
 
     def _writer(self, location: Location, schema: pa.Schema) -> RollingWriter:
-        partition = [(GROUP.name, str(self.group))]
-        return RollingWriter(location, schema, ranges=DOCUMENT_RANGES, partition=partition, file_bytes=self.file_bytes)
+        return RollingWriter(
+            location,
+            schema,
+            ranges=document_ranges(schema),
+            partition=[(GROUP.name, str(self.group))],
+            file_bytes=self.file_bytes,
+            is_keyed=True,
+        )
 
     def _merged(
         self, kind: TableKind, name: str, writer: RollingWriter, touched: Sequence[tuple[DataFile, Marks]]
@@ -200,6 +219,19 @@ def _kept_rows(location: Location, touched: Sequence[tuple[DataFile, Marks]]) ->
                 rows = reader.read(row_group)
                 yield filtered(rows, marks[start : start + rows.num_rows])
                 start += rows.num_rows
+
+
+def _kept_by_key(reader: FileReader, marks: Marks, columns: Sequence[str]) -> Iterator[KeyedRows]:
+    """The marked rows of a file, row group by row group."""
+    start = 0
+    for row_group in reader.row_groups:
+        end = start + reader.row_group_rows(row_group)
+        yield KeyedRows(reader.least_key(row_group), partial(_read_kept, reader, row_group, marks[start:end], columns))
+        start = end
+
+
+def _read_kept(reader: FileReader, row_group: int, marks: Marks, columns: Sequence[str]) -> pa.Table:
+    return filtered(reader.read(row_group), marks).select(columns)
 
 
 def _document_rows(changes: pa.Table, schema: pa.Schema, typed: TypedColumns | None) -> tuple[pa.Table, pa.Table]:

@@ -168,6 +168,7 @@ class _Merge:
                 ranges=HISTORY_RANGES,
                 partition=[(GROUP.name, str(group)), (IS_CURRENT.name, str(is_current).lower())],
                 file_bytes=file_bytes,
+                is_keyed=True,
             )
             for is_current in (True, False)
         }

@@ -159,9 +159,10 @@ _DOCUMENT = [
     pa.field("content", pa.binary()),
     *_VERSION,
 ]
-CHANGE_RANGES = ("vbucket", "seqno", "collection_id", "batch")
-DOCUMENT_RANGES = ("vbucket", "seqno")
-HISTORY_RANGES = ("vbucket", "seqno", "valid_to_seqno")
+_RANGES = ("key", "changed_at", "seqno", "vbucket")
+CHANGE_RANGES = (*_RANGES, "collection_id", "batch", "landed_at")
+DOCUMENT_RANGES = _RANGES
+HISTORY_RANGES = (*_RANGES, "valid_from", "valid_to", "valid_to_seqno")
 """The columns whose least and highest value the log has for each file, so that files can be passed over unread."""
 NAME_COLUMNS = ("op", "scope", "collection")
 NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
@@ -187,6 +188,18 @@ def history_schema(*, xattrs: bool) -> pa.Schema:
     the time and the seqno of the change that ended it."""
     validity = [pa.field("valid_from", TIME), pa.field("valid_to", TIME), pa.field("valid_to_seqno", pa.int64())]
     return pa.schema([*_DOCUMENT, *([XATTRS] if xattrs else []), *validity])
+
+
+def document_ranges(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns of a table of documents that the log has ranges of: typed columns of one value are among them."""
+    own = {*(field.name for field in _DOCUMENT), XATTRS.name, GROUP.name}
+    return (*DOCUMENT_RANGES, *(field.name for field in schema if field.name not in own and has_bounds(field.type)))
+
+
+def has_bounds(type_: pa.DataType) -> bool:
+    """Whether a log can have the least and the highest value of a column of this type."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return any(is_kind(type_) for is_kind in kinds)
 
 
 REJECTS_SCHEMA = pa.schema([*_DOCUMENT, pa.field("reason", pa.string(), nullable=False)])

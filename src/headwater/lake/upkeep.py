@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -35,7 +36,7 @@ from headwater.lake.change_rows import (
     key_spaces,
     read_changes,
 )
-from headwater.lake.collection_tables import NOT_MERGED, MergedTable
+from headwater.lake.collection_tables import NOT_MERGED
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
     DataFile,
@@ -47,8 +48,9 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit, TableState
+from headwater.lake.key_order import in_key_order, row_groups_by_key
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import CHANGE_RANGES, DOCUMENT_RANGES, HISTORY_RANGES, LakeFacts, changes_schema
+from headwater.lake.layout import CHANGE_RANGES, LakeFacts, changes_schema
 from headwater.lake.location import Location
 
 JOIN_FILES_MIN = 8
@@ -67,7 +69,7 @@ class JoinTask:
     files: tuple[DataFile, ...]
     file_bytes: int
     facts: LakeFacts | None
-    """Given for `changes`, whose files are sorted."""
+    """Given for `changes`, whose files are sorted by group; those of all other tables are sorted by key."""
     ranges: tuple[str, ...]
 
     def run(self) -> list[DataFile]:
@@ -77,10 +79,13 @@ class JoinTask:
             schema = reader.schema
         partition = self.files[0].partition
         writer = RollingWriter(
-            self.location, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes
+            self.location, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes, is_keyed=True
         )
-        for rows in read_files(self.location, self.files, schema.names):
-            writer.write(rows)
+        with ExitStack() as opened:
+            readers = [opened.enter_context(FileReader(self.location, file.path)) for file in self.files]
+            parts = [part for reader in readers for part in row_groups_by_key(reader, schema.names)]
+            for rows in in_key_order(schema, parts):
+                writer.write(rows)
         return writer.close()
 
 
@@ -153,7 +158,7 @@ def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYT
         removed = [file for part in sets for file in part]
         lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
     gone = sum(len(part) for part in sets) - len(joined)
-    for table, ranges in _merged_tables(lake):
+    for table, ranges in (it for tables in lake.tables.values() for it in tables.with_ranges()):
         sets = files_to_join(table.log.files(), file_bytes=file_bytes)
         joined = _joined(table.log.location, sets, run, ranges=ranges, facts=None, file_bytes=file_bytes)
         if sets:
@@ -177,17 +182,6 @@ def _joined(
         JoinTask(location=location, files=part, file_bytes=file_bytes, facts=facts, ranges=ranges) for part in sets
     ]
     return [file for files in (run(tasks) if tasks else []) for file in files]
-
-
-def _merged_tables(lake: Lake) -> Iterator[tuple[MergedTable, tuple[str, ...]]]:
-    for tables in lake.tables.values():
-        for table, ranges in (
-            (tables.documents, DOCUMENT_RANGES),
-            (tables.history, HISTORY_RANGES),
-            (tables.rejects, DOCUMENT_RANGES),
-        ):
-            if table is not None:
-                yield table, ranges
 
 
 # --- trimming `changes` -----------------------------------------------------------------------------------------------
@@ -352,6 +346,5 @@ def clean_logs(lake: Lake) -> None:
 def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:
     yield lake.changes, lake.state
     for tables in lake.tables.values():
-        for table in (tables.documents, tables.history, tables.rejects):
-            if table is not None:
-                yield table.log, table.state
+        for table, _ in tables.with_ranges():
+            yield table.log, table.state

@@ -84,7 +84,10 @@ def test_the_report_counts_what_merges_are_planned_by(tmp_path: Path, bucket: Mo
 def test_files_tell_the_ranges_of_what_they_hold(tmp_path: Path, bucket: ModelBucket) -> None:
     report = writer_in(tmp_path).write(batches(fill(bucket, 40), 7))
     (file,) = report.files
-    assert file.ranges == {"vbucket": (0, 7), "seqno": (1, 5), "collection_id": (0, 8), "batch": (5, 5)}
+    numbers = {"vbucket": (0, 7), "seqno": (1, 5), "collection_id": (0, 8), "batch": (5, 5)}
+    assert {name: file.ranges[name] for name in numbers} == numbers
+    assert file.ranges["key"] == ("key-0", "key-9")
+    assert file.ranges.keys() - numbers.keys() == {"key", "changed_at", "landed_at"}
     assert file.size_bytes == (tmp_path / file.path).stat().st_size
     assert file.rows == 40
 

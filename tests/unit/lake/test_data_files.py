@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,21 +14,30 @@ import pytest
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
 from headwater.lake.data_files import DataFile, FileReader, FileWriter
+from headwater.lake.layout import TIME
 from headwater.lake.location import Location
 
-SCHEMA = pa.schema([pa.field("vbucket", pa.int32()), pa.field("op", pa.string()), pa.field("value", pa.binary())])
+SCHEMA = pa.schema(
+    [
+        pa.field("vbucket", pa.int32()),
+        pa.field("op", pa.string()),
+        pa.field("value", pa.binary()),
+        pa.field("key", pa.string()),
+    ]
+)
 
 
 def rows(count: int, start: int = 0) -> pa.Table:
     numbers = range(start, start + count)
     ops = pa.array(["mutation"] * count).dictionary_encode()
+    values = [b"%d" % number for number in numbers]
     return pa.table(
-        [pa.array(numbers, pa.int32()), ops, pa.array([b"%d" % number for number in numbers])], SCHEMA.names
+        [pa.array(numbers, pa.int32()), ops, pa.array(values), pa.array(values).cast(pa.string())], SCHEMA.names
     )
 
 
 def write(folder: Path) -> DataFile:
-    writer = FileWriter(Location(str(folder)), SCHEMA, ranges=("vbucket",))
+    writer = FileWriter(Location(str(folder)), SCHEMA, ranges=("vbucket",), filter_keys=30)
     for start in (0, 30):
         part = rows(30, start)
         writer.write_row_group(part.set_column(1, "op", part.column("op").cast(pa.dictionary(pa.int32(), pa.string()))))
@@ -57,9 +68,10 @@ def test_any_reader_reads_a_sealed_file(tmp_path: Path) -> None:
 
 
 def test_every_byte_of_a_file_is_checked(tmp_path: Path) -> None:
-    """Also those that Arrow aborts the process for, or reads over."""
+    """Also those that Arrow aborts the process for, or reads over, and those of the Bloom filters."""
     path = write(tmp_path).path
     sound = (tmp_path / path).read_bytes()
+    assert pq.read_metadata(tmp_path / path).row_group(0).column(3).bloom_filter_offset is not None
     unseen = []
     for at in range(len(sound)):
         damaged = bytearray(sound)
@@ -112,5 +124,37 @@ def test_large_row_groups_come_in_parts(tmp_path: Path) -> None:
     pq.write_table(rows(1000), tmp_path / "large")
     with FileReader(Location(str(tmp_path)), "large") as reader:
         parts = [*reader.batches(0, bytes_max=reader.uncompressed_bytes(0) // 3)]
-    assert [part.num_rows for part in parts] == [250, 250, 250, 250]
+    assert [part.num_rows for part in parts] == [334, 334, 332]
     assert pa.concat_tables(parts).column("value").to_pylist() == [b"%d" % number for number in range(1000)]
+
+
+def bounds(values: pa.Array, folder: Path) -> tuple[object, object, int]:
+    schema = pa.schema([pa.field("a b", values.type)])
+    writer = FileWriter(Location(str(folder)), schema, ranges=["a b"])
+    writer.write_row_group(pa.table([values], schema=schema))
+    stats = json.loads(writer.close().stats())
+    return stats["minValues"].get("a b"), stats["maxValues"].get("a b"), stats["nullCount"]["a b"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([3, None, -7]), (-7, 3, 1)),
+        (pa.array(["b" * 40, "a" * 40]), ("a" * 32, "b" * 32 + "\U0010ffff", 0)),
+        (pa.array(["b" * 32]), ("b" * 32, "b" * 32, 0)),
+        (pa.array(["\U0010ffff" * 40 + "x"]), ("\U0010ffff" * 32, "\U0010ffff" * 41, 0)),
+        (pa.array(["\U0010ffff" * 40]), ("\U0010ffff" * 32, "\U0010ffff" * 40, 0)),
+        (pa.array([1_999, 1_001], TIME), ("1970-01-01T00:00:00.001Z", "1970-01-01T00:00:00.002Z", 0)),
+        (pa.array([date(2026, 2, 1)]), ("2026-02-01", "2026-02-01", 0)),
+        (pa.array([1.5, 2.0]), (1.5, 2.0, 0)),
+        (pa.array([1.0, float("inf")]), (None, None, 0)),
+        (pa.array([None, None], pa.int64()), (None, None, 2)),
+        (pa.array([datetime.max.replace(tzinfo=UTC)], TIME), (None, None, 0)),
+        (pa.array([-(10**17)], TIME), (None, None, 0)),
+    ],
+)
+def test_statistics_are_never_narrower_than_what_the_file_holds(
+    tmp_path: Path, values: pa.Array, expected: tuple[object, object, int]
+) -> None:
+    """Texts are cut off, times are of milliseconds, and what JSON or Python does not have is left out."""
+    assert bounds(values, tmp_path) == expected

@@ -1,19 +1,22 @@
-"""The tables open in whatever reads Delta tables."""
+"""The tables open in whatever reads Delta tables, and a lookup reads little of them."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
 import polars as pl
 import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
+from headwater.lake import data_files
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from support.lake_model import SmallLake, with_columns
 
+NAME = "_default._default"
 TABLES = ("changes", "documents/_default._default", "history/_default._default", "rejects/_default._default")
 
 
@@ -81,3 +84,92 @@ def test_time_travel_shows_what_was_believed(lake: Path) -> None:
     delta = DeltaTable(lake / "documents/_default._default")
     versions = range(delta.version() + 1)
     assert [DeltaTable(lake / "documents/_default._default", version=v).count() for v in versions][-2:] == [40, 35]
+
+
+# --- how much is read: files that a query must not need are taken away before it ----------------------------------
+
+
+KEYS = [f"key-{number:03}" for number in range(48)]
+SINCE = datetime(2023, 11, 14, 23, tzinfo=UTC)
+
+
+@pytest.fixture
+def sorted_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallLake:
+    """Documents in many small files, merged twice, and changes of two hours."""
+    monkeypatch.setattr(data_files, "KEYED_ROW_GROUP_ROWS", 4)
+    settings = with_columns(LakeSettings(merging=MergeRules(file_bytes=1)), {"*": "n INT, `a-b` STRING"})
+    small = SmallLake(tmp_path, settings=settings)
+    for turn in (1, 3):
+        for number, key in [*enumerate(KEYS)][::turn]:
+            small.write(number % 4, key, value=b'{"n": %d, "a-b": "%d"}' % (number, turn))
+        small.land()
+        small.bucket.advance_time(hours=1)
+    return small
+
+
+def keep_only(small: SmallLake, table: str, condition: str) -> int:
+    """Delete the files of a table that a condition rules out. Returns how many are left."""
+    delta = DeltaTable(small.directory / table)
+    needed = {*delta.file_uris(file_pruning_predicate=condition)}
+    for path in {*delta.file_uris()} - needed:
+        Path(path).unlink()
+    return len(needed)
+
+
+def keys_where(table: Path, condition: str, expression: pl.Expr) -> list[list[str]]:
+    """What each reader finds."""
+    delta = DeltaTable(table)
+    queried = QueryBuilder().register("t", delta).execute(f"SELECT key FROM t WHERE {condition}").read_all()
+    relation = duckdb.from_arrow(delta.to_pyarrow_dataset()).filter(condition)
+    lazy = pl.scan_delta(str(table)).filter(expression)
+    return [
+        sorted(queried["key"].to_pylist()),
+        sorted(key for (key,) in relation.project("key").fetchall()),
+        sorted(lazy.select("key").collect()["key"].to_list()),
+    ]
+
+
+def test_a_lookup_by_key_reads_one_file_of_each_group(sorted_lake: SmallLake) -> None:
+    table = f"documents/{NAME}"
+    assert len(DeltaTable(sorted_lake.directory / table).file_uris()) == 12
+    condition = "key = 'key-020'"
+    assert keep_only(sorted_lake, table, condition) == 2
+    found = keys_where(sorted_lake.directory / table, condition, pl.col("key") == "key-020")
+    assert found == [["key-020"]] * 3
+
+
+def test_changes_since_a_time_are_read_from_the_files_that_have_them(sorted_lake: SmallLake) -> None:
+    condition = f"changed_at >= '{SINCE:%Y-%m-%dT%H:%M:%SZ}'"
+    assert keep_only(sorted_lake, "changes", condition) == 1
+    found = keys_where(sorted_lake.directory / "changes", condition, pl.col("changed_at") >= SINCE)
+    assert found == [KEYS[::3]] * 3
+
+
+def test_typed_columns_have_statistics_and_a_table_of_an_earlier_version_gets_them(sorted_lake: SmallLake) -> None:
+    def files(condition: str) -> int:
+        documents = DeltaTable(sorted_lake.directory / f"documents/{NAME}")
+        return len(documents.file_uris(file_pruning_predicate=condition))
+
+    assert (files("n = 20"), files("`a-b` > '3'"), files("n >= 0")) == (2, 0, 12)
+    for table in ("changes", f"documents/{NAME}"):
+        delta = DeltaTable(sorted_lake.directory / table)
+        delta.alter.set_table_properties({"delta.dataSkippingStatsColumns": "vbucket,seqno"})
+    assert files("n = 20") == 12
+    lake = sorted_lake.reopen()
+    sorted_lake.write(0, "new")
+    sorted_lake.land()
+    assert (files("n = 20"), lake.held_offsets()) == (2, sorted_lake.bucket.offsets())
+
+
+def test_the_feed_of_the_guide_has_what_each_document_came_to(sorted_lake: SmallLake) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/landing.md").read_text()
+    (query,) = (block for block in guide.split("```") if "AS change_type" in block)
+    for written, ours in (("> 41", "> 0"), ("'shop'", "'_default'"), ("'orders'", "'_default'")):
+        query = query.replace(written, ours)
+    sorted_lake.write(1, "key-001", "key-001", "new")
+    sorted_lake.bucket.change(2, "deletion", 0, b"key-002")
+    sorted_lake.land()
+    changes = DeltaTable(sorted_lake.directory / "changes").to_pyarrow_dataset()
+    feed = {row[0]: row[1] for row in duckdb.sql(query[query.index("SELECT") :]).fetchall()}
+    del changes
+    assert feed == {**dict.fromkeys([*KEYS[::3], "key-001", "new"], "upsert"), "key-002": "delete"}
