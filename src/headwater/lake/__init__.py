@@ -50,8 +50,9 @@ into the tables of documents. `collection_tables` are the tables of one collecti
 files. The work for executors is in `change_files` (a batch to files), `rollbacks` (marking what one took back),
 `documents_merge` with `change_rows`, `key_order` and `history` (merging) and `typed_columns` with `json_fields`.
 `layout` says which tables there are and which columns they have, `location` where they lie and how files are read and
-written there, in a directory or an object store. `delta_log` is the only module that commits, `data_files` the only one
-that knows Parquet. `iceberg_changes` copies `changes` to an Iceberg table.
+written there, in a directory or an object store. `delta_log` is the only module that commits, `table_state` what a
+commit says that the table holds, and `data_files` the only module that knows Parquet. `iceberg_changes` copies
+`changes` to an Iceberg table.
 
 `headwater verify` proves it: `verify` is the driver, `verify_group` the task that judges a group of vbuckets,
 `verify_scan` reads every file and keeps the findings, `verify_hashes` makes hashes of rows, and `verify_judging`

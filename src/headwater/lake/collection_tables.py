@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import DeltaLog, TableCommit, TableState
+from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import (
     DOCUMENT_RANGES,
     GROUP,
@@ -32,6 +32,7 @@ from headwater.lake.layout import (
     history_schema,
 )
 from headwater.lake.location import Location
+from headwater.lake.table_state import TableState
 from headwater.lake.typed_columns import TypedColumns
 
 _COLUMNS_PROPERTY = "headwater.columns"

@@ -22,11 +22,12 @@ from headwater.errors import LakeOutOfStep
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import LandedTotals, TableCommit, TableState
+from headwater.lake.delta_log import TableCommit
 from headwater.lake.documents_merge import Merged, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, create_documents, run_here
 from headwater.lake.layout import CHANGE_RANGES, TableKind, table_name
 from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
+from headwater.lake.table_state import LandedTotals, TableState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

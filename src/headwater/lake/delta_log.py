@@ -4,9 +4,13 @@ A commit adds files and removes files, all or nothing, and says what it was by t
 
 * *Application transactions*: a name and a number each. The log keeps the newest number of every name for ever, through
   checkpoints and cleaning. They say which batch is in the table, and how far it has been merged.
-* *Commit metadata*: here the offsets that the table holds, and the collections that have been seen. It is lost with the
-  commit when the log is cleaned. So every commit of ours carries the whole of it, and the tables forbid others to clean
-  their logs by the way (`delta.enableExpiredLogCleanup`). `vacuum` cleans, after a commit that carries it on.
+* *Commit metadata*: here the *state*, which is the offsets that the table holds, the collections that have been seen,
+  and more. It is lost with the commit when the log is cleaned. So every commit of ours says it, and the tables forbid
+  others to clean their logs by the way (`delta.enableExpiredLogCleanup`). `clean` does, after a commit that says it
+  again.
+
+A commit has the whole state only once in a while; the others have what is different from the last whole one, and its
+version (`table_state`). Differences do not build on each other: the state is read from two entries of the log at most.
 
 A commit that another writer got ahead of fails, and is not tried again: it was planned on a version that is out of
 date.
@@ -16,25 +20,28 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
-from zlib import compress, decompress
+from zlib import error as ZlibError  # noqa: N812
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
 from headwater.lake.data_files import DataFile
+from headwater.lake.layout import FORMAT_PROPERTY
 from headwater.lake.location import Location
+from headwater.lake.table_state import TableState, unpack_state
 
 _STATE = "headwater.state"
+_DIFFERENCE = "headwater.state.difference"
+WHOLE_STATE_COMMITS = 64
+"""One commit in so many has the whole state."""
 _STATISTICS = "delta.dataSkippingStatsColumns"
 """The columns that the log has statistics of. Readers look at no others."""
 LOG_RETENTION_DAYS = 30
@@ -42,100 +49,6 @@ _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": f"interval {LOG_RETENTION_DAYS} days",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandedTotals:
-    """What was landed since the tables were made."""
-
-    rows: int = 0
-    rollbacks: int = 0
-    """Of vbuckets."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What of a bucket is landed: everything, or these scopes and collections."""
-
-    scopes: tuple[str, ...] = ()
-    collections: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, scopes: Iterable[str], collections: Iterable[object]) -> Self:
-        return cls(scopes=tuple(sorted(scopes)), collections=tuple(sorted(map(str, collections))))
-
-    def __str__(self) -> str:
-        parts = [
-            f"the {what} {', '.join(names)}"
-            for what, names in (("scopes", self.scopes), ("collections", self.collections))
-            if names
-        ]
-        return " and ".join(parts) or "all collections"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableState:
-    """What a table holds, as its newest commit says."""
-
-    offsets: Offsets
-    """Of every vbucket, the offset where the rows of the table end: the end of a snapshot, on its branch."""
-    batch: int = -1
-    """The last batch that the table holds."""
-    as_of_s: float | None = None
-    """Everything that was written to the bucket before this time is in the table; None where that is not known."""
-    collections: Mapping[int, str] = field(default_factory=dict)
-    """Of `changes`: collection id → the name of its tables. An id keeps its tables for ever."""
-    rollbacks: Mapping[int, int] | None = None
-    """Of `changes`: by vbucket, the last seqno that the rollbacks of the newest batch have kept. None in commits of
-    versions that did not note it."""
-    totals: LandedTotals | None = None
-    """Of `changes`, since it was made; None where an earlier version has begun it and did not count."""
-    selection: Selection | None = None
-    """Of `changes`: what of the bucket is landed; None where an earlier version has begun it."""
-    tidied_s: float = 0.0
-    """Of `changes`: when old files were last deleted."""
-    writer: str = ""
-    """Of `changes`: the landing that has landed the last batch; empty in commits of earlier versions."""
-
-    def encode(self) -> str:
-        members = {
-            "offsets": self.offsets.to_json(),
-            "batch": self.batch,
-            "as_of_s": self.as_of_s,
-            "collections": _text_keys(self.collections),
-            "rollbacks": None if self.rollbacks is None else _text_keys(self.rollbacks),
-            "totals": None if self.totals is None else asdict(self.totals),
-            "selection": None if self.selection is None else asdict(self.selection),
-            "tidied_s": self.tidied_s,
-            "writer": self.writer,
-            # Earlier versions look for it.
-            "ended_query": None,
-        }
-        return b64encode(compress(json.dumps(members).encode(), 1)).decode()
-
-    @classmethod
-    def decode(cls, text: str) -> Self:
-        members = json.loads(decompress(b64decode(text)))
-        rollbacks, totals, selection = (members.get(name) for name in ("rollbacks", "totals", "selection"))
-        return cls(
-            offsets=Offsets.from_json(members["offsets"]),
-            batch=members.get("batch", -1),
-            as_of_s=members.get("as_of_s"),
-            collections=_int_keys(members["collections"]),
-            rollbacks=None if rollbacks is None else _int_keys(rollbacks),
-            totals=None if totals is None else LandedTotals(**totals),
-            selection=None if selection is None else Selection.of(selection["scopes"], selection["collections"]),
-            tidied_s=members.get("tidied_s", 0.0),
-            writer=members.get("writer", ""),
-        )
-
-
-def _text_keys(mapping: Mapping[int, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in mapping.items()}
-
-
-def _int_keys(mapping: Mapping[str, Any]) -> dict[int, Any]:
-    return {int(key): value for key, value in mapping.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +71,8 @@ class DeltaLog:
         self.location = location
         self._table = table
         self._files: tuple[int, dict[str, DataFile]] | None = None
+        self._whole: tuple[int, TableState] | None = None
+        """The newest version whose entry has the whole state, as far as it is known."""
 
     @classmethod
     def open(cls, location: Location) -> Self | None:
@@ -256,14 +171,44 @@ class DeltaLog:
         The entries are read one by one: the history of delta-rs begins with the newest commit of all, which another
         process may have made since the table was opened.
         """
-        for version in range(self.version, -1, -1):
-            try:
-                entry = self.location.read(f"_delta_log/{version:020}.json")
-            except FileNotFoundError:
-                return
-            for line in entry.splitlines():
-                if line.startswith(b'{"commitInfo"') and (text := json.loads(line)["commitInfo"].get(_STATE)):
-                    yield _decode_state(text, self.location)
+        whole = self._whole
+        try:
+            for version in range(self.version, -1, -1):
+                metadata = self._metadata_of(version)
+                state: TableState | None = None
+                with self._decoding():
+                    if text := metadata.get(_STATE):
+                        whole = version, (state := TableState.decode(text))
+                    elif text := metadata.get(_DIFFERENCE):
+                        members = unpack_state(text)
+                        if whole is None or whole[0] != members["since"]:
+                            earlier = self._metadata_of(int(members["since"]))
+                            whole = int(members["since"]), TableState.decode(earlier[_STATE])
+                        state = TableState.decode_since(members, whole[1])
+                if whole is not None and (self._whole is None or whole[0] > self._whole[0]):
+                    self._whole = whole
+                if state is not None:
+                    yield state
+        except FileNotFoundError:
+            return
+
+    def _metadata_of(self, version: int) -> Mapping[str, str]:
+        """What the commit of a version says beside its actions. Raises `FileNotFoundError` where its entry is gone."""
+        for line in self.location.read(f"_delta_log/{version:020}.json").splitlines():
+            if line.startswith(b'{"commitInfo"'):
+                found: dict[str, str] = json.loads(line)["commitInfo"]
+                return found
+        return {}
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, ZlibError) as error:
+            raise LakeDamaged(
+                f"the offsets in the log of the table at {self.location.uri} can't be read ({error!r})",
+                hint="Bring the log back from a backup, or land into another directory",
+            ) from error
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
@@ -278,6 +223,7 @@ class DeltaLog:
                 for file in commit.remove
             ),
         ]
+        state, is_whole = self._encoded(commit.state)
         # Planned on files that are gone, a commit would bring their rows back; delta-rs itself does not look.
         before, files = self.version, {file.path: file for file in self.files()}
         gone = [file.path for file in commit.remove if file.path not in files]
@@ -288,14 +234,26 @@ class DeltaLog:
                 "append",
                 self._table.schema(),
                 self._table.metadata().partition_columns,
-                commit_properties=_commit_properties(commit.transactions, commit.state),
+                commit_properties=_commit_properties(commit.transactions, commit.state, state),
             )
+        if is_whole:
+            self._whole = before + 1, commit.state
         self.refresh()
         if self.version == before + 1:
             # No other writer was there, so what is live need not be looked up again.
             removed = {file.path for file in commit.remove}
             kept = {path: file for path, file in files.items() if path not in removed}
             self._files = self.version, {**kept, **{file.path: file for file in commit.add}}
+
+    def _encoded(self, state: TableState) -> tuple[dict[str, str], bool]:
+        """The metadata that says what the table holds after the next commit, and whether it is the whole state."""
+        has_differences = int(self.properties.get(FORMAT_PROPERTY) or 1) > 1
+        if has_differences and self._whole is not None:
+            version, earlier = self._whole
+            text = state.encode_since(earlier, version)
+            if text is not None and self.version + 1 - version < WHOLE_STATE_COMMITS:
+                return {_DIFFERENCE: text}, False
+        return {_STATE: state.encode()}, True
 
     def keep_statistics(self, ranges: Iterable[str], state: TableState) -> None:
         """Have readers look at the statistics of these columns: an earlier version had fewer, and typed columns may
@@ -354,6 +312,7 @@ class DeltaLog:
 
     def clean(self, state: TableState) -> None:
         """Delete entries of the log that are older than its retention, after one that says what the table holds."""
+        self._whole = None
         self.commit(TableCommit(state=state))
         with self.location.answering():
             self._table.create_checkpoint()
@@ -366,8 +325,11 @@ def _column_list(names: Iterable[str]) -> str:
     return ",".join(name if name.isidentifier() else f"`{name.replace('`', '``')}`" for name in names)
 
 
-def _commit_properties(transactions: Mapping[str, int], state: TableState) -> CommitProperties:
-    metadata = {_STATE: state.encode(), "headwater.batch": str(state.batch)}
+def _commit_properties(
+    transactions: Mapping[str, int], state: TableState, encoded: Mapping[str, str] | None = None
+) -> CommitProperties:
+    """`encoded` is the state where it is not to be written as a whole."""
+    metadata = {**({_STATE: state.encode()} if encoded is None else encoded), "headwater.batch": str(state.batch)}
     if state.as_of_s is not None:
         metadata["headwater.as_of"] = datetime.fromtimestamp(state.as_of_s, UTC).isoformat(timespec="milliseconds")
     return CommitProperties(
@@ -376,16 +338,6 @@ def _commit_properties(transactions: Mapping[str, int], state: TableState) -> Co
         max_commit_retries=0,
         app_transactions=[Transaction(name, number) for name, number in transactions.items()],
     )
-
-
-def _decode_state(text: str, location: Location) -> TableState:
-    try:
-        return TableState.decode(text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise LakeDamaged(
-            f"the offsets in the log of the table at {location.uri} can't be read ({error!r})",
-            hint="Bring the log back from a backup, or land into another directory",
-        ) from error
 
 
 def _to_add_action(file: DataFile, *, data_change: bool) -> AddAction:

@@ -33,11 +33,12 @@ from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOt
 from headwater.lake.change_rows import MUTATION, WantedChanges, read_changes
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import DeltaLog, LandedTotals, Selection, TableCommit, TableState
+from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
 from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_DEFAULT, LakeFacts, TableKind, changes_schema
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
+from headwater.lake.table_state import LandedTotals, Selection, TableState
 from headwater.lake.typed_columns import TypedColumns, infer_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 

@@ -24,7 +24,11 @@ from numpy.typing import NDArray
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.protocol.values import Datatype
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of the tables. In format 1 every commit has the whole state; since format 2 most have what is different from that of
+an earlier commit (`delta_log`), which earlier versions would pass over. A lake keeps the format that it was made
+with."""
+FORMAT_PROPERTY = "headwater.format"
 GROUPS_DEFAULT = 16
 _PROPERTY = "headwater."
 
@@ -48,6 +52,7 @@ class LakeFacts:
     in the same group, so every group is merged by itself."""
     xattrs: bool = False
     """The tables have a column for extended attributes."""
+    format: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         assert 0 < self.groups <= self.vbuckets, "a group has at least one vbucket"
@@ -63,7 +68,7 @@ class LakeFacts:
 
     def to_properties(self) -> dict[str, str]:
         return {
-            f"{_PROPERTY}format": str(FORMAT_VERSION),
+            FORMAT_PROPERTY: str(self.format),
             f"{_PROPERTY}bucket_uuid": self.bucket_uuid,
             f"{_PROPERTY}vbuckets": str(self.vbuckets),
             f"{_PROPERTY}groups": str(self.groups),
@@ -73,7 +78,7 @@ class LakeFacts:
     @classmethod
     def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
         try:
-            version = int(properties[f"{_PROPERTY}format"] or "")
+            version = int(properties[FORMAT_PROPERTY] or "")
             if version > FORMAT_VERSION:
                 raise LakeTooNew(
                     f"{where} has format {version}, and this program knows formats up to {FORMAT_VERSION}",
@@ -84,6 +89,7 @@ class LakeFacts:
                 vbuckets=int(properties[f"{_PROPERTY}vbuckets"] or ""),
                 groups=int(properties[f"{_PROPERTY}groups"] or ""),
                 xattrs=properties[f"{_PROPERTY}xattrs"] == "true",
+                format=version,
             )
         except (KeyError, ValueError) as error:
             raise LakeDamaged(

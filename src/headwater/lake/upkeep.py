@@ -47,11 +47,12 @@ from headwater.lake.data_files import (
     numbers,
     read_files,
 )
-from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit, TableState
+from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
 from headwater.lake.key_order import in_key_order, row_groups_by_key
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, LakeFacts, changes_schema
 from headwater.lake.location import Location
+from headwater.lake.table_state import TableState
 
 JOIN_FILES_MIN = 8
 """Files of one size class that are joined; a class is four times as large as the one before."""

@@ -31,10 +31,10 @@ from headwater.client.survey import VBucketStatus
 from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
-from headwater.lake.delta_log import Selection
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
 from headwater.lake.layout import GROUP, TableKind, split_keys
 from headwater.lake.location import Location
+from headwater.lake.table_state import Selection
 from headwater.lake.verify_group import (
     CollectionCheck,
     Counts,

@@ -25,11 +25,11 @@ from headwater.client.blocking_bucket import Surveyor, bootstrap, look_at_bucket
 from headwater.client.collection_names import CollectionNames
 from headwater.client.options import parse_interval_s
 from headwater.errors import HeadwaterError, InvalidInput
-from headwater.lake.delta_log import Selection
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.layout import GROUPS_DEFAULT, TableKind
 from headwater.lake.location import OWN_FOLDER, Location
+from headwater.lake.table_state import Selection
 from headwater.spark.executors import SparkRunner, ship_kernels
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +14,12 @@ from deltalake import CommitProperties, DeltaTable
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeDamaged, LakeError, LakeInUse
+from headwater.lake import delta_log
 from headwater.lake.data_files import DataFile, FileWriter
-from headwater.lake.delta_log import DeltaLog, TableCommit, TableState
+from headwater.lake.delta_log import DeltaLog, TableCommit
+from headwater.lake.layout import FORMAT_PROPERTY
 from headwater.lake.location import Location
+from headwater.lake.table_state import LandedTotals, TableState
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -30,9 +35,9 @@ def state(seqno: int, **collections: str) -> TableState:
     )
 
 
-def create(directory: Path) -> DeltaLog:
+def create(directory: Path, **properties: str) -> DeltaLog:
     return DeltaLog.create(
-        Location(str(directory)), SCHEMA, ranges=["seqno"], properties={}, transactions={}, state=state(0)
+        Location(str(directory)), SCHEMA, ranges=["seqno"], properties=properties, transactions={}, state=state(0)
     )
 
 
@@ -179,3 +184,74 @@ def test_a_table_that_can_not_be_made_is_told_in_one_sentence(tmp_path: Path) ->
     ) as caught:
         create(in_the_way)
     assert "\n" not in str(caught.value)
+
+
+# --- states as differences ----------------------------------------------------------------------------------------
+
+
+def random_states(count: int) -> Iterator[TableState]:
+    """Vbuckets that go on, most of the time: some change their branch, are half-way in a snapshot, or are lost."""
+    draw = random.Random(5)
+    offsets = {VBucketId(vbucket): offset(draw.getrandbits(64), 1) for vbucket in range(200)}
+    for number in range(count):
+        for vbucket in draw.sample(sorted(offsets), 150):
+            before = offsets[vbucket]
+            offsets[vbucket] = offset(before.vbuuid, before.seqno + draw.randrange(1, 50))
+        if number % 7 == 3:
+            offsets[VBucketId(7)] = offset(draw.getrandbits(64), 2)
+            offsets[VBucketId(8)] = offset(1, 5, end=9)
+        if number % 11 == 5:
+            offsets.pop(VBucketId(number), None)
+            offsets[VBucketId(1000 + number)] = offset(3, 2**60)
+        yield TableState(
+            offsets=Offsets("5ab1e", offsets),
+            batch=number,
+            as_of_s=None if number % 3 else number / 7,
+            collections={8: "a.b"} if number > 20 else {},
+            rollbacks={7: 2} if number % 7 == 3 else {},
+            totals=LandedTotals(rows=number),
+            writer="me",
+        )
+
+
+def offset(vbuuid: int, seqno: int, *, end: int | None = None) -> StreamOffset:
+    at = Seqno(seqno)
+    return StreamOffset(vbuuid=Vbuuid(vbuuid), seqno=at, snapshot_start=at, snapshot_end=Seqno(end or seqno))
+
+
+def test_states_come_back_from_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_log, "WHOLE_STATE_COMMITS", 8)
+    log = create(tmp_path, **{FORMAT_PROPERTY: "2"})
+    states = [state(0), *random_states(24)]
+    for number, after in enumerate(states[1:], 1):
+        log.commit(TableCommit(state=after))
+        if number % 5 == 0:
+            again = DeltaLog.open(log.location)
+            assert again is not None
+            log = again
+            assert [*log.states()] == states[number::-1]
+    entries = [path.read_text() for path in sorted((tmp_path / "_delta_log").glob("*.json"))]
+    is_whole = ['"headwater.state":' in entry for entry in entries]
+    assert [version for version, whole in enumerate(is_whole) if whole] == [0, 1, 9, 17]
+    sizes = [len(entry) for entry in entries]
+    assert max(size for size, whole in zip(sizes, is_whole, strict=True) if not whole) * 3 < sizes[1]
+
+
+def test_a_cleaned_log_has_no_difference_from_what_is_gone(tmp_path: Path) -> None:
+    log = create(tmp_path, **{FORMAT_PROPERTY: "2", "delta.logRetentionDuration": "interval 0 days"})
+    states = [*random_states(4)]
+    for after in states[:3]:
+        log.commit(TableCommit(state=after))
+    old = time.time() - 60 * 24 * 3600
+    for entry in (tmp_path / "_delta_log").iterdir():
+        os.utime(entry, (old, old))
+    log.clean(states[2])
+    log.commit(TableCommit(state=states[3]))
+    again = DeltaLog.open(log.location)
+    assert again is not None
+    assert [*again.states()][:2] == [states[3], states[2]]
+    (tmp_path / "_delta_log" / f"{4:020}.json").unlink()
+    again = DeltaLog.open(log.location)
+    assert again is not None
+    with pytest.raises(LakeDamaged, match="no longer says which offsets"):
+        again.state()
