@@ -110,8 +110,9 @@ def test_the_tables_of_another_bucket(landed: SimulatedLanding, other_bucket: So
         (("--columns", "n INT"), "has the typed columns none, not n INT"),
         (("--columns", "n NUMBER"), "NUMBER is no type that a field of JSON can have"),
         (("--xattrs",), "were made without extended attributes. Use xattrs as before"),
+        (("--groups", "5"), "were made with 2 groups. Leave the number of groups out"),
     ],
-    ids=["other columns", "no columns at all", "xattrs"],
+    ids=["other columns", "no columns at all", "xattrs", "groups"],
 )
 def test_other_columns_than_before(landed: SimulatedLanding, options: tuple[str, ...], told: str) -> None:
     assert told in refused(landed, landed.bucket.url, "--into", str(landed.folder), *options)

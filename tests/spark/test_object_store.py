@@ -124,13 +124,12 @@ def test_a_rollback_upkeep_and_verify(lake_anywhere: StoredLake, monkeypatch: py
 
     monkeypatch.setattr(upkeep, "VACUUM_HOURS_MIN", 0)
     monkeypatch.setattr(upkeep, "TRIM_ROWS_PER_DOCUMENT", 0)
-    monkeypatch.setattr(upkeep, "LOG_RETENTION_DAYS", -1)
     tables = lake.landing.prepare()
     before = set(lake.data_files())
     assert join_files(tables) > 1
     assert trim_changes(tables, datetime.now(UTC) + timedelta(days=1)) > 0
     assert vacuum(tables, retention_hours=0) >= 3
-    clean_logs(tables)
+    clean_logs(tables, retention_days=0)
     assert not before & set(lake.data_files())
     lake.bucket.put([b"e"], b'{"n":4}')
     lake.land()

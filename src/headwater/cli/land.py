@@ -36,9 +36,11 @@ from headwater.client.connection_string import ConnectionString
 from headwater.client.options import parse_interval_s
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
+from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.layout import GROUPS_DEFAULT
 from headwater.lake.typed_columns import TypedColumns
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
@@ -165,6 +167,22 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     help="Delete files that no version of a table within this time needs.",
 )
 @click.option(
+    "--keep-log",
+    "log_days",
+    type=click.IntRange(min=1),
+    default=LOG_RETENTION_DAYS,
+    show_default=True,
+    metavar="DAYS",
+    help="Delete older entries of the tables' logs.",
+)
+@click.option(
+    "--groups",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Into how many parts new tables are cut, {GROUPS_DEFAULT} if it is not given: the tasks of a merge, each of "
+    "which holds the keys of its part in memory.",
+)
+@click.option(
     "--iceberg-catalog",
     metavar="NAME|URI",
     help="Have `changes` as an Iceberg table, too: in a catalog of .pyiceberg.yaml, or at a URI.",
@@ -228,7 +246,10 @@ def land(
         storage_options=storage_options,
         lake=_lake_settings(options),
         fresh=Freshness(wait_s_max=options["wait_s_max"], merge_share=options["merge_share"]),
-        upkeep=Upkeep(vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"]),
+        upkeep=Upkeep(
+            vacuum_hours=options["vacuum_hours"], changes_days=options["changes_days"], log_days=options["log_days"]
+        ),
+        groups=options["groups"],
         iceberg=_iceberg_settings(options),
     )
     # Before Spark is started, which takes seconds.

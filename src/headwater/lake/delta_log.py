@@ -44,10 +44,11 @@ WHOLE_STATE_COMMITS = 64
 """One commit in so many has the whole state."""
 _STATISTICS = "delta.dataSkippingStatsColumns"
 """The columns that the log has statistics of. Readers look at no others."""
+_LOG_RETENTION = "delta.logRetentionDuration"
 LOG_RETENTION_DAYS = 30
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
-    "delta.logRetentionDuration": f"interval {LOG_RETENTION_DAYS} days",
+    _LOG_RETENTION: f"interval {LOG_RETENTION_DAYS} days",
 }
 
 
@@ -310,8 +311,11 @@ class DeltaLog:
             for entry in self.location.entries("_delta_log")
         )
 
-    def clean(self, state: TableState) -> None:
-        """Delete entries of the log that are older than its retention, after one that says what the table holds."""
+    def clean(self, state: TableState, *, retention_days: int) -> None:
+        """Delete entries of the log that are older than so many days, after one that says what the table holds."""
+        kept = f"interval {retention_days} days"
+        if self.properties.get(_LOG_RETENTION) != kept:
+            self._set_properties({_LOG_RETENTION: kept}, state)
         self._whole = None
         self.commit(TableCommit(state=state))
         with self.location.answering():

@@ -366,7 +366,9 @@ class Planner:
             for group in range(self.facts.groups):
                 if pending.has(table.name, group) or self.history_lags(table, group):
                     due.setdefault(group, []).append(table)
-        return [self._task(group, due[group], pending) for group in sorted(due)]
+        tasks = [self._task(group, due[group], pending) for group in sorted(due)]
+        # The largest first: cores that are free take the next task, and none is left alone with a large one at the end.
+        return sorted(tasks, key=_bytes_to_read, reverse=True)
 
     def history_lags(self, table: CollectionTables, group: int) -> bool:
         if not self.rules.history or table.documents is None:
@@ -426,6 +428,12 @@ class Planner:
             files=() if table.history is None else table.history.files_of(group),
             after_batch=NOT_MERGED if table.history is None else table.history.merged[group],
         )
+
+
+def _bytes_to_read(task: MergeTask) -> int:
+    """Of the tables. What is read of `changes` is in files that other groups share."""
+    targets: list[DocumentsTarget | HistoryTarget] = [*task.documents, *task.history]
+    return sum(file.size_bytes for target in targets for file in target.files)
 
 
 def pending_files(files: Iterable[DataFile], *, after_batch: int, vbuckets: Sequence[int]) -> list[DataFile]:

@@ -336,12 +336,12 @@ def vacuum(lake: Lake, *, retention_hours: int = VACUUM_HOURS_DEFAULT) -> int:
     return sum(log.vacuum(state, retention_hours=retention_hours) for log, state in _logs(lake))
 
 
-def clean_logs(lake: Lake) -> None:
-    """Delete entries of the logs that are older than the tables' `delta.logRetentionDuration`."""
-    oldest_s = time.time() - LOG_RETENTION_DAYS * 24 * 3600
+def clean_logs(lake: Lake, *, retention_days: int = LOG_RETENTION_DAYS) -> None:
+    """Delete entries of the logs that are older than so many days. Versions before them can't be read any more."""
+    oldest_s = time.time() - retention_days * 24 * 3600
     for log, state in _logs(lake):
         if log.has_entries_before(oldest_s):
-            log.clean(state)
+            log.clean(state, retention_days=retention_days)
 
 
 def _logs(lake: Lake) -> Iterator[tuple[DeltaLog, TableState]]:

@@ -119,6 +119,7 @@ def land(
     lake: LakeSettings | None = None,
     fresh: Freshness | None = None,
     upkeep: Upkeep | None = None,
+    groups: int | None = None,
     iceberg: IcebergSettings | None = None,
     on_batch: Callable[[LandedBatch], None] | None = None,
     **source: Unpack[SourceKeywords],
@@ -127,7 +128,7 @@ def land(
 
     Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
     keywords are options of the `dcp` source, in Python's spelling. `storage_options` are those of an object store, as
-    delta-rs calls them. Returns the running query.
+    delta-rs calls them, `groups` into how many parts new tables are cut. Returns the running query.
     """
     from headwater.lake.lake import LakeSettings
     from headwater.spark.freshness import Freshness
@@ -142,6 +143,7 @@ def land(
         lake=lake or LakeSettings(),
         fresh=fresh or Freshness(),
         upkeep=upkeep or Upkeep(),
+        groups=groups,
         iceberg=iceberg,
     )
     return landing.start(spark, every=every, on_batch=on_batch)

@@ -58,7 +58,8 @@ class Landing:
     lake: LakeSettings = field(default_factory=LakeSettings)
     fresh: Freshness = field(default_factory=Freshness)
     upkeep: Upkeep = field(default_factory=Upkeep)
-    groups: int = GROUPS_DEFAULT
+    groups: int | None = None
+    """Into how many parts new tables are cut; None for the default, or for what the tables have."""
     iceberg: IcebergSettings | None = None
     """Have `changes` as an Iceberg table, too."""
 
@@ -83,7 +84,7 @@ class Landing:
         location.check()
         lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake)
         if lake is not None:
-            _check_same_options(lake, options)
+            _check_same_options(lake, options, self.groups)
             return lake
         if scopes or collections:
             # Raises where what is wanted of the bucket is not there.
@@ -93,7 +94,7 @@ class Landing:
             location,
             bucket_uuid=bucket.uuid,
             vbuckets=bucket.vbuckets,
-            groups=self.groups,
+            groups=self.groups or GROUPS_DEFAULT,
             xattrs=options.read.xattrs,
             selection=Selection.of(scopes, collections),
             settings=self.lake,
@@ -131,9 +132,13 @@ class Landing:
 # --- what is checked before it begins ---------------------------------------------------------------------------------
 
 
-def _check_same_options(lake: Lake, options: SourceOptions) -> None:
+def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) -> None:
     """What was left out once is never landed, so it has to be left out for ever."""
     where = lake.location.uri
+    if groups is not None and lake.facts.groups != min(groups, lake.facts.vbuckets):
+        raise InvalidInput(
+            f"the tables in {where} were made with {lake.facts.groups} groups", hint="Leave the number of groups out"
+        )
     if lake.facts.xattrs != options.read.xattrs:
         had = "with" if lake.facts.xattrs else "without"
         raise InvalidInput(f"the tables in {where} were made {had} extended attributes", hint="Use xattrs as before")

@@ -27,7 +27,7 @@ from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
 from headwater.errors import HeadwaterError, LakeDamaged, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
-from headwater.lake.delta_log import TableCommit
+from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
 from headwater.lake.lake import Lake
 from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
@@ -62,6 +62,8 @@ class Upkeep:
     """Files that no table needs any more."""
     changes_days: int | None = None
     """`changes` older than this are folded to the newest version of each document; None keeps them all."""
+    log_days: int = LOG_RETENTION_DAYS
+    """Entries of the tables' logs: so far back versions can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,7 +432,7 @@ class LandingLoop:
         if upkeep.changes_days is not None:
             trim_changes(lake, datetime.now(UTC) - timedelta(days=upkeep.changes_days), self._jobs)
         vacuum(lake, retention_hours=upkeep.vacuum_hours)
-        clean_logs(lake)
+        clean_logs(lake, retention_days=upkeep.log_days)
         lake.commit_changes(TableCommit(state=replace(lake.state, tidied_s=time.time())))
 
     def _report(self, committed: CommittedBatch, merges: int) -> None:

@@ -137,7 +137,7 @@ def test_all_is_kept_when_the_log_is_cleaned(tmp_path: Path) -> None:
     for entry in (tmp_path / "_delta_log").iterdir():
         os.utime(entry, (old, old))
     assert log.has_entries_before(old + 1)
-    log.clean(state(1))
+    log.clean(state(1), retention_days=0)
     assert not (tmp_path / "_delta_log" / f"{0:020}.json").exists()
     again = DeltaLog.open(log.location)
     assert again is not None
@@ -245,7 +245,7 @@ def test_a_cleaned_log_has_no_difference_from_what_is_gone(tmp_path: Path) -> No
     old = time.time() - 60 * 24 * 3600
     for entry in (tmp_path / "_delta_log").iterdir():
         os.utime(entry, (old, old))
-    log.clean(states[2])
+    log.clean(states[2], retention_days=0)
     log.commit(TableCommit(state=states[3]))
     again = DeltaLog.open(log.location)
     assert again is not None

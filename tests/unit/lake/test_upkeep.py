@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from headwater.errors import InvalidInput, LakeDamaged, LakeOutOfStep
 from headwater.lake import upkeep
-from headwater.lake.commits import merge
+from headwater.lake.commits import merge, plan_merges
 from headwater.lake.data_files import DataFile
 from headwater.lake.upkeep import clean_logs, files_to_join, join_files, trim_changes, vacuum
 from headwater.protocol.numbers import VBucketId
@@ -285,3 +286,32 @@ def test_landing_goes_on_after_all_of_it(tmp_path: Path) -> None:
     small.land()
     check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
     assert small.reopen().held_offsets() == small.bucket.offsets()
+
+
+def test_logs_are_kept_for_as_long_as_it_is_wanted(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    for key in ("a", "b"):
+        small.write(0, key)
+        small.land()
+    # What is old goes up to a checkpoint that is old as well: all that is younger can still be read.
+    DeltaTable(tmp_path / "changes").create_checkpoint()
+    old = time.time() - 3 * 24 * 3600
+    for entry in (tmp_path / "changes/_delta_log").iterdir():
+        os.utime(entry, (old, old))
+    clean_logs(small.lake, retention_days=4)
+    first = tmp_path / "changes/_delta_log" / f"{0:020}.json"
+    assert first.exists()
+    clean_logs(small.lake, retention_days=2)
+    assert not first.exists()
+    assert small.reopen().held_offsets() == small.bucket.offsets()
+
+
+def test_the_largest_group_is_merged_first(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, groups=4)
+    for vbucket, count in enumerate((1, 300, 30, 900)):
+        small.write(vbucket, *(f"{vbucket}-{number}" for number in range(count)))
+    small.land()
+    for vbucket in range(4):
+        small.write(vbucket, f"{vbucket}-0")
+    small.land(merges=False)
+    assert [task.group for task in plan_merges(small.lake)] == [3, 1, 2, 0]
