@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import client, decoding, engines, key_value, landing, replication, streaming
+from bench import client, decoding, engines, key_value, landing, replication, streaming, tables
 from bench.measure import SCALE
 from bench.report import Section, write_page
 
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "drain": client.run_drain,
     "replication": replication.run,
     "landing": landing.run,
+    "tables": tables.run,
 }
 DECISIONS: dict[str, Callable[[], Section | Sequence[Section]]] = {"engines": engines.run}
 """Benchmarks that back a decision once made; run by name only."""

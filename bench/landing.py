@@ -15,7 +15,7 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -73,9 +73,9 @@ def _measure() -> list[Section]:
     with (
         data_folder() as folder,
         node(folder / "node", "--bucket", SMALL, "--bucket", LARGE) as server,
-        _session(folder) as spark,
+        session(folder) as spark,
     ):
-        bench = _Bench(spark, server, folder.resolve())
+        bench = LandingBench(spark, server, folder.resolve())
         bench.load(SMALL, WARM_UP_DOCUMENTS)
         bench.land(SMALL, "warm-up")
         memory = measure_memory(bench)
@@ -91,7 +91,7 @@ def _measure() -> list[Section]:
 
 
 @contextmanager
-def _session(folder: Path) -> Iterator[SparkSession]:
+def session(folder: Path) -> Iterator[SparkSession]:
     spark = start_session(master=f"local[{CORES}]", log_folder=folder.resolve() / "spark")
     try:
         yield spark
@@ -99,7 +99,7 @@ def _session(folder: Path) -> Iterator[SparkSession]:
         spark.stop()
 
 
-class _Bench:
+class LandingBench:
     """A node with documents, a session, and a folder for tables."""
 
     def __init__(self, spark: SparkSession, server: NodeProcess, folder: Path) -> None:
@@ -129,14 +129,16 @@ class _Bench:
 
     # --- the tables -----------------------------------------------------------------------------------------------
 
-    def landing(self, bucket: str, name: str) -> Landing:
-        return Landing(source=self.source(bucket), into=str(self.folder / name))
+    def landing(self, bucket: str, name: str, storage_options: Mapping[str, str] | None = None) -> Landing:
+        """Into a directory, or into an object store by its URI."""
+        into = name if "://" in name else str(self.folder / name)
+        return Landing(source=self.source(bucket), into=into, storage_options=storage_options or {})
 
-    def land(self, bucket: str, name: str) -> Landed:
+    def land(self, bucket: str, name: str, storage_options: Mapping[str, str] | None = None) -> Landed:
         """Land all there is, documents merged."""
         start_s = time.perf_counter()
         batches: list[LandedBatch] = []
-        query = self.landing(bucket, name).start(self.spark, on_batch=batches.append)
+        query = self.landing(bucket, name, storage_options).start(self.spark, on_batch=batches.append)
         query.awaitTermination()
         total_s = time.perf_counter() - start_s
         statuses = [*(batch.status for batch in batches), query.landing_status]
@@ -171,7 +173,7 @@ class Landed:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def measure_reading(bench: _Bench) -> Section:
+def measure_reading(bench: LandingBench) -> Section:
     changes = bench.spark.read.format("dcp").options(**bench.source(SMALL)).load()
     files = str(bench.folder / "rows.parquet")
     changes.write.parquet(files)
@@ -184,13 +186,13 @@ def measure_reading(bench: _Bench) -> Section:
         title="Reading with Spark",
         text=(
             f'`format("dcp")` into a sink that drops everything, against Parquet files of the same '
-            f"{_millions(DOCUMENTS)} rows (goal ≥ 0.5), on {CORES} cores that the node shares with Spark. Medians of "
+            f"{millions(DOCUMENTS)} rows (goal ≥ 0.5), on {CORES} cores that the node shares with Spark. Medians of "
             f"{ROUNDS} turns; load of the machine before: {load_before}."
         ),
         columns=["source", "seconds", "rows", "of Parquet"],
         rows=[
-            ["dcp", f"{dcp_s:.2f} s", _rate(DOCUMENTS, dcp_s), f"{parquet_s / dcp_s:.2f}"],
-            ["Parquet", f"{parquet_s:.2f} s", _rate(DOCUMENTS, parquet_s), "1"],
+            ["dcp", f"{dcp_s:.2f} s", rate(DOCUMENTS, dcp_s), f"{parquet_s / dcp_s:.2f}"],
+            ["Parquet", f"{parquet_s:.2f} s", rate(DOCUMENTS, parquet_s), "1"],
         ],
     )
 
@@ -202,7 +204,7 @@ def _to_nowhere(frame: DataFrame) -> None:
 # --- landing ------------------------------------------------------------------------------------------------------
 
 
-def measure_landing(bench: _Bench) -> Section:
+def measure_landing(bench: LandingBench) -> Section:
     load_before = load_now()
     small = [_checked_land(bench, SMALL, f"small-{turn}", DOCUMENTS) for turn in range(ROUNDS)]
     large = _checked_land(bench, LARGE, "large", LARGE_DOCUMENTS)
@@ -214,14 +216,14 @@ def measure_landing(bench: _Bench) -> Section:
             f"Documents of {VALUE_BYTES} B into the tables `changes` and `documents`, as `headwater land --once` does "
             f"it, in a session that has landed something before (goal ≥ 200 k/s on {CORES} idle cores, of which the "
             "node needs its share). The seconds are those from the start of the query to its end. "
-            f"{_millions(DOCUMENTS)} is the median of {ROUNDS} turns; load of the machine before: {load_before}."
+            f"{millions(DOCUMENTS)} is the median of {ROUNDS} turns; load of the machine before: {load_before}."
         ),
         columns=["documents", "seconds", "rate", "of it batches", "of it merges"],
         rows=[_landed_row(DOCUMENTS, small), _landed_row(LARGE_DOCUMENTS, [large])],
     )
 
 
-def _checked_land(bench: _Bench, bucket: str, name: str, documents: int) -> Landed:
+def _checked_land(bench: LandingBench, bucket: str, name: str, documents: int) -> Landed:
     landed = bench.land(bucket, name)
     if landed.rows < documents:
         raise RuntimeError(f"{landed.rows} changes were landed, and there are {documents} documents")
@@ -233,7 +235,7 @@ def _landed_row(documents: int, landed: Sequence[Landed]) -> list[str]:
     batches_s = statistics.median(one.batches_s for one in landed)
     merges_s = statistics.median(one.merges_s for one in landed)
     seconds = [f"{count:.1f} s" for count in (batches_s, merges_s)]
-    return [_millions(documents), f"{total_s:.1f} s", _rate(documents, total_s), *seconds]
+    return [millions(documents), f"{total_s:.1f} s", rate(documents, total_s), *seconds]
 
 
 # --- small batches ------------------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ def _landed_row(documents: int, landed: Sequence[Landed]) -> list[str]:
 class _Running:
     """A query that goes on, to be fed with changes."""
 
-    def __init__(self, bench: _Bench, bucket: str, name: str, documents: int) -> None:
+    def __init__(self, bench: LandingBench, bucket: str, name: str, documents: int) -> None:
         self._bench = bench
         self._bucket = bucket
         self._documents = documents
@@ -307,7 +309,7 @@ class BatchTimes:
     """Of the merge that brought the batch into the documents."""
 
 
-def measure_batches(bench: _Bench) -> Section:
+def measure_batches(bench: LandingBench) -> Section:
     load_before = load_now()
     small: list[BatchTimes] = []
     large: list[BatchTimes] = []
@@ -333,9 +335,9 @@ def measure_batches(bench: _Bench) -> Section:
         ),
         columns=["documents", "a batch", "of the smaller table's", "its merge", "of the smaller table's"],
         rows=[
-            [_millions(DOCUMENTS), f"{small_batch_s:.2f} s", "1", f"{small_merge_s:.2f} s", "1"],
+            [millions(DOCUMENTS), f"{small_batch_s:.2f} s", "1", f"{small_merge_s:.2f} s", "1"],
             [
-                _millions(LARGE_DOCUMENTS),
+                millions(LARGE_DOCUMENTS),
                 *(f"{large_batch_s:.2f} s", f"{large_batch_s / small_batch_s:.2f}"),
                 *(f"{large_merge_s:.2f} s", f"{large_merge_s / small_merge_s:.2f}"),
             ],
@@ -357,7 +359,7 @@ class Ages:
     merges_s: Sequence[float]
 
 
-def measure_ages(bench: _Bench) -> Section:
+def measure_ages(bench: LandingBench) -> Section:
     load_before = load_now()
     rows = []
     with _Running(bench, SMALL, "small-0", DOCUMENTS) as query:
@@ -368,7 +370,7 @@ def measure_ages(bench: _Bench) -> Section:
     return Section(
         title="How old the documents are",
         text=(
-            f"Random documents of {_millions(DOCUMENTS)} are written by a process of its own, at a steady rate, while "
+            f"Random documents of {millions(DOCUMENTS)} are written by a process of its own, at a steady rate, while "
             "a landing with its defaults looks for changes every second. All that was written to the bucket longer ago "
             "than the age of a table is in that table. Ages are looked at every "
             f"{SAMPLE_EVERY_S} s for {AGE_S:.0f} s, when the load has lasted for {SETTLE_S:.0f} s. Node, writer and "
@@ -383,7 +385,7 @@ def measure_ages(bench: _Bench) -> Section:
     )
 
 
-def _ages_under_load(bench: _Bench, query: _Running, writes_per_s: int) -> Ages:
+def _ages_under_load(bench: LandingBench, query: _Running, writes_per_s: int) -> Ages:
     updates = Updates(
         sets_per_s=writes_per_s,
         seconds=SETTLE_S + AGE_S,
@@ -441,7 +443,7 @@ class DriverMemory:
     python: int
 
 
-def measure_memory(bench: _Bench) -> Section:
+def measure_memory(bench: LandingBench) -> Section:
     with _Running(bench, SMALL, "warm-up", WARM_UP_DOCUMENTS) as query:
         query.feed(MEMORY_BATCH_CHANGES)
         before = _driver_memory(bench.spark)
@@ -491,9 +493,9 @@ def _memory_row(name: str, memory: DriverMemory) -> list[str]:
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def _millions(documents: int) -> str:
+def millions(documents: int) -> str:
     return f"{documents / 1e6:g} M"
 
 
-def _rate(count: int, seconds: float) -> str:
+def rate(count: int, seconds: float) -> str:
     return f"{count / seconds / 1e3:.0f} k/s"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,14 +79,47 @@ def memcached() -> Iterator[int | None]:
     if shutil.which("memcached") is None:
         yield None
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = _free_port()
     as_user = ["-u", "nobody"] if os.getuid() == 0 else []
     process = subprocess.Popen(["memcached", *as_user, "-l", "127.0.0.1", "-p", str(port), "-m", "2048", "-t", "4"])
     try:
         _wait_for(port)
         yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    port: int
+
+    @property
+    def options(self) -> dict[str, str]:
+        """As a user gives them. The server takes any key."""
+        return {
+            "aws_endpoint_url": f"http://127.0.0.1:{self.port}",
+            "aws_allow_http": "true",
+            "aws_access_key_id": LOGIN.user,
+            "aws_secret_access_key": LOGIN.password,
+            "aws_region": "us-east-1",
+        }
+
+    def make_bucket(self, name: str) -> str:
+        """Returns its URI."""
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")).close()
+        return f"s3://{name}"
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """moto's, with nothing in it."""
+    port = _free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port, tries=400)
+        yield S3Server(port)
     finally:
         process.kill()
         process.wait()
@@ -107,10 +141,17 @@ def collections(url: str, action: str, *arguments: str) -> dict[str, Any]:
     return report
 
 
-def _wait_for(port: int) -> None:
-    for _ in range(100):
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int, *, tries: int = 100) -> None:
+    for _ in range(tries):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    raise RuntimeError("memcached did not start")
+    raise RuntimeError(f"no server has started on port {port}")
