@@ -185,10 +185,14 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--iceberg-catalog",
     metavar="NAME|URI",
-    help="Have `changes` as an Iceberg table, too: in a catalog of .pyiceberg.yaml, or at a URI.",
+    help="Have `changes` and `documents` as Iceberg tables, too: in a catalog of .pyiceberg.yaml, or at a URI.",
 )
 @click.option(
-    "--iceberg-table", default=TABLE_DEFAULT, show_default=True, metavar="NAMESPACE.TABLE", help="What it is called."
+    "--iceberg-table",
+    default=TABLE_DEFAULT,
+    show_default=True,
+    metavar="NAMESPACE.TABLE",
+    help="What `changes` is called. Documents are in the same namespace, as documents_SCOPE_COLLECTION.",
 )
 @click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve metrics for Prometheus.")
 @click.option("--master", default="local[*]", show_default=True, help="The Spark master, where no session is there.")

@@ -13,7 +13,7 @@ upkeep deletes its own. Upkeep of the Iceberg table is the owner's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -25,6 +25,7 @@ from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBuck
 from headwater.lake.data_files import read_files
 from headwater.lake.lake import Lake
 from headwater.lake.layout import changes_schema
+from headwater.lake.location import Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.phrases import install_command
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 TABLE_DEFAULT = "headwater.changes"
-_BATCH = "headwater.batch"
-_BUCKET = "headwater.bucket_uuid"
+BATCH = "headwater.batch"
+BUCKET = "headwater.bucket_uuid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class IcebergSettings:
     catalog: str
     """A name from pyiceberg's own configuration, or the URI of a catalog, such as `sqlite:////data/catalog.db`."""
     table: str = TABLE_DEFAULT
-    """Namespace and name."""
+    """Namespace and name of `changes`. The tables of documents are in the same namespace."""
 
 
 class IcebergChanges:
@@ -57,16 +58,15 @@ class IcebergChanges:
     @classmethod
     def open(cls, settings: IcebergSettings, lake: Lake) -> Self:
         """The table of a lake; it is made where there is none."""
-        catalog = load_catalog_of(settings, lake.location.uri)
-        facts = {_BUCKET: lake.facts.bucket_uuid}
+        catalog = load_catalog_of(settings, lake.location)
+        facts = {BUCKET: lake.facts.bucket_uuid}
         try:
-            catalog.create_namespace_if_not_exists(settings.table.rpartition(".")[0])
-            schema = _iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
-            table = catalog.create_table_if_not_exists(settings.table, schema, properties=facts)
+            schema = iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
+            table = open_table(catalog, settings.table, schema, facts)
         except Exception as error:
             # What a catalog raises depends on its kind.
-            raise _failed(settings.table, "can't be opened", error) from error
-        if table.properties.get(_BUCKET) != lake.facts.bucket_uuid:
+            raise failed(settings.table, "can't be opened", error) from error
+        if table.properties.get(BUCKET) != lake.facts.bucket_uuid:
             raise LakeOfOtherBucket(
                 f"the Iceberg table {settings.table} does not hold the changes of this bucket",
                 hint="Give the table another name, with --iceberg-table",
@@ -76,7 +76,7 @@ class IcebergChanges:
     @property
     def last_batch(self) -> int:
         """The number of the last batch that it has; -1 for none."""
-        return int(self._table.properties.get(_BATCH, -1))
+        return int(self._table.properties.get(BATCH, -1))
 
     def catch_up(self, lake: Lake) -> int:
         """Copy the batches that are missing. Returns how many those were."""
@@ -88,8 +88,8 @@ class IcebergChanges:
     def _copy(self, lake: Lake, number: int) -> None:
         from pyiceberg.exceptions import CommitFailedException
 
-        properties = {_BATCH: str(number)}
-        schema = _iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
+        properties = {BATCH: str(number)}
+        schema = iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
         try:
             with self._table.transaction() as transaction:
                 for vbucket, kept in _rollbacks(lake, number).items():
@@ -108,10 +108,24 @@ class IcebergChanges:
                 hint="Let only one pipeline write to it, then start again: nothing is lost",
             ) from error
         except Exception as error:
-            raise _failed(self._name, "can't be written", error) from error
+            raise failed(self._name, "can't be written", error) from error
 
 
-def load_catalog_of(settings: IcebergSettings, root: str) -> Catalog:
+_FILE_IO = {
+    "aws_access_key_id": "s3.access-key-id",
+    "aws_secret_access_key": "s3.secret-access-key",
+    "aws_session_token": "s3.session-token",
+    "aws_region": "s3.region",
+    "aws_endpoint_url": "s3.endpoint",
+    "aws_endpoint": "s3.endpoint",
+    "azure_storage_account_name": "adls.account-name",
+    "azure_storage_account_key": "adls.account-key",
+    "azure_storage_sas_token": "adls.sas-token",
+}
+"""The options of a lake's store, as pyiceberg calls them. What else it needs is in its own configuration."""
+
+
+def load_catalog_of(settings: IcebergSettings, lake: Location) -> Catalog:
     """The catalog; a new one keeps its tables in the directory of the lake, beside the others."""
     try:
         from pyiceberg.catalog import load_catalog
@@ -119,11 +133,12 @@ def load_catalog_of(settings: IcebergSettings, root: str) -> Catalog:
         raise InvalidInput("Iceberg tables need pyiceberg", hint=f"Run {install_command('iceberg')}") from error
     if settings.table.count(".") < 1:
         raise InvalidInput(f"{settings.table!r} is no name of an Iceberg table", hint="Write namespace.table")
+    store = {_FILE_IO[name]: value for name, value in lake.options.items() if name in _FILE_IO}
     try:
         if "://" not in settings.catalog:
-            return load_catalog(settings.catalog)
-        warehouse = root if "://" in root else f"file://{Path(root).absolute()}"
-        return load_catalog("headwater", uri=settings.catalog, warehouse=f"{warehouse.rstrip('/')}/iceberg")
+            return load_catalog(settings.catalog, **store)
+        warehouse = f"file://{Path(lake.uri).absolute()}" if lake.is_local else lake.uri
+        return load_catalog("headwater", uri=settings.catalog, warehouse=f"{warehouse}/iceberg", **store)
     except Exception as error:
         # The URI may hold a password, and what is raised may repeat the URI.
         raise InvalidInput(
@@ -132,7 +147,21 @@ def load_catalog_of(settings: IcebergSettings, root: str) -> Catalog:
         ) from error
 
 
-def _failed(table: str, what: str, error: Exception) -> LakeError:
+_RETRIES = {"commit.retry.num-retries": "0"}
+"""pyiceberg would apply a commit again on top of another one: a batch that two processes copy would be there twice."""
+
+
+def open_table(catalog: Catalog, name: str, schema: pa.Schema, properties: Mapping[str, str]) -> Table:
+    """A table of the catalog; it is made where there is none."""
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    table = catalog.create_table_if_not_exists(name, schema, properties={**properties, **_RETRIES})
+    if not _RETRIES.items() <= table.properties.items():
+        with table.transaction() as transaction:
+            transaction.set_properties(_RETRIES)
+    return table
+
+
+def failed(table: str, what: str, error: Exception) -> LakeError:
     reason = " ".join(str(error).split())[:300]
     return LakeError(
         f"the Iceberg table {table} {what}: {type(error).__name__}: {reason}",
@@ -140,7 +169,7 @@ def _failed(table: str, what: str, error: Exception) -> LakeError:
     )
 
 
-def _iceberg_schema(schema: pa.Schema) -> pa.Schema:
+def iceberg_schema(schema: pa.Schema) -> pa.Schema:
     """Iceberg has no integers of 16 bits."""
     return pa.schema([field.with_type(pa.int32()) if pa.types.is_int16(field.type) else field for field in schema])
 
@@ -155,7 +184,7 @@ def _rows(lake: Lake, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch
 def _rollbacks(lake: Lake, number: int) -> Rollbacks:
     """By vbucket, the last seqno that the batch has kept."""
     kept: Rollbacks = {}
-    schema = _iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
+    schema = iceberg_schema(changes_schema(xattrs=lake.facts.xattrs))
     for batch in _rows(lake, number, pa.schema([schema.field(name) for name in ("vbucket", "seqno", "op", "batch")])):
         for row in batch.filter(pc.equal(batch.column("op"), "rollback")).to_pylist():
             add_rollback(kept, row["vbucket"], row["seqno"])

@@ -61,7 +61,7 @@ class Landing:
     groups: int | None = None
     """Into how many parts new tables are cut; None for the default, or for what the tables have."""
     iceberg: IcebergSettings | None = None
-    """Have `changes` as an Iceberg table, too."""
+    """Have `changes` and `documents` as Iceberg tables, too."""
 
     def prepare(self) -> Lake:
         """Look at the bucket and make the tables' directory. Everything that can't work is found here, before anything
@@ -80,7 +80,7 @@ class Landing:
         # Raises where the bucket is not there.
         bucket = bootstrap(options.settings).cluster_map
         if self.iceberg is not None:
-            load_catalog_of(self.iceberg, location.uri)
+            load_catalog_of(self.iceberg, location)
         location.check()
         lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake)
         if lake is not None:

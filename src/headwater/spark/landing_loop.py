@@ -29,6 +29,7 @@ from headwater.errors import HeadwaterError, LakeDamaged, LakeInUse, LakeTaken, 
 from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
+from headwater.lake.iceberg_documents import IcebergDocuments
 from headwater.lake.lake import Lake
 from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
 from headwater.log_fields import LogEvent, fields
@@ -152,7 +153,8 @@ class LandingLoop:
         self._upkeep = upkeep
         self._on_landed = on_landed
         self._iceberg_settings = iceberg
-        self._iceberg = None if iceberg is None else IcebergChanges.open(iceberg, lake)
+        self._iceberg: tuple[IcebergChanges, IcebergDocuments] | None = None
+        self._open_iceberg(lake)
         self._stopping = threading.Event()
         self._watch = BucketWatch(options, sleep=self._pause)
         self._clock = MergeClock(fresh)
@@ -287,8 +289,16 @@ class LandingLoop:
         self._lake, self._failed = lake, None
         self._numbers = _TableNumbers.of(lake)
         self.lag.on_offsets(lake.held_offsets())
-        if self._iceberg_settings is not None:
-            self._iceberg = IcebergChanges.open(self._iceberg_settings, lake)
+        self._open_iceberg(lake)
+
+    def _open_iceberg(self, lake: Lake) -> None:
+        if (settings := self._iceberg_settings) is not None:
+            self._iceberg = (IcebergChanges.open(settings, lake), IcebergDocuments.open(settings, lake))
+
+    def _keep_iceberg(self, lake: Lake) -> None:
+        """Bring the Iceberg tables up to the Delta tables, where there are any."""
+        for tables in self._iceberg or ():
+            tables.catch_up(lake)
 
     def _wait(self, until_s: float) -> None:
         """Until the next batch is due. What waits to be merged may be due before."""
@@ -309,8 +319,7 @@ class LandingLoop:
         """Land what is new in the bucket. Returns whether anything was."""
         lake = self._lake
         lake.refresh()
-        if self._iceberg is not None:
-            self._iceberg.catch_up(lake)
+        self._keep_iceberg(lake)
         self._begin_at_start(lake)
         lake.step("plan")
         looked_s = time.time()
@@ -339,8 +348,7 @@ class LandingLoop:
             self._waiting_since_s = time.monotonic()
         merges = 0
         try:
-            if self._iceberg is not None:
-                self._iceberg.catch_up(lake)
+            self._keep_iceberg(lake)
             merges = self._merge_if_due()
             self._keep_tidy(lake, committed.number)
         finally:
@@ -419,6 +427,7 @@ class LandingLoop:
         self._failures = 0
         self._last_merge_s = ended_s - began_s
         self._numbers = _TableNumbers.of(self._lake)
+        self._keep_iceberg(self._lake)
         return merges
 
     def _keep_tidy(self, lake: Lake, number: int) -> None:

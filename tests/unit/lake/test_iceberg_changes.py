@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import InvalidInput, LakeError, LakeOfOtherBucket
+from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBucket
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake
 from support.lake_model import SmallLake, table_rows
@@ -35,7 +35,7 @@ def by_place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def iceberg_rows(small: SmallLake, settings: IcebergSettings) -> list[dict[str, Any]]:
     """As anybody reads them."""
-    table = load_catalog_of(settings, small.lake.location.uri).load_table(settings.table)
+    table = load_catalog_of(settings, small.lake.location).load_table(settings.table)
     return sorted(table.scan().to_arrow().to_pylist(), key=by_place)
 
 
@@ -72,6 +72,16 @@ def test_a_batch_is_copied_once(small: SmallLake, settings: IcebergSettings) -> 
         assert iceberg.catch_up(small.lake) == 0
     check_same(small, settings)
     assert len(iceberg_rows(small, settings)) == 1
+
+
+def test_two_processes_copy_a_batch_once(small: SmallLake, settings: IcebergSettings) -> None:
+    first, second = IcebergChanges.open(settings, small.lake), IcebergChanges.open(settings, small.lake)
+    small.write(0, "a")
+    small.land()
+    first.catch_up(small.lake)
+    with pytest.raises(LakeInUse, match="another process has written to the Iceberg table"):
+        second.catch_up(small.lake)
+    check_same(small, settings)
 
 
 def test_what_a_crash_has_left_out_comes_with_the_next_run(
