@@ -1,4 +1,5 @@
-"""Named pipelines: `headwater land NAME` takes its URL and its options from a file, `headwater.toml`.
+"""Named pipelines: `headwater land NAME` takes its URL and its options from a file, `headwater.toml`; `headwater verify
+NAME` takes those of its own from there.
 
 ```toml
 [pipelines.shop]
@@ -30,6 +31,7 @@ from typing import Any, NoReturn, Self
 
 import rich_click as click
 
+from headwater.cli.lazy_command import load_command
 from headwater.cli.options import CommandWithOldNames
 from headwater.client.connection_string import ConnectionString
 from headwater.errors import InvalidConnectionString
@@ -41,7 +43,7 @@ _TABLE = "pipelines"
 _URL = "url"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STORE = "storage-option"
-_SECRET_OF_STORE = re.compile(r"secret|password|token(?!_file)|sas_|key(?!_id)|credential", re.IGNORECASE)
+_SECRET_OF_STORE = re.compile(r"secret|password|token(?!_file)|key(?!_id|_enabled)", re.IGNORECASE)
 """The options of object stores that are secrets, by their names. Those of services are numerous, and new ones come."""
 _PASSWORD_IN_URI = re.compile(r"://[^/@:]*:([^/@]+)@")
 
@@ -55,7 +57,10 @@ config_option = click.option(
 
 
 class CommandWithPipelines(CommandWithOldNames):
-    """A command whose argument `url` may be the name of a pipeline. It needs `config_option`."""
+    """A command whose argument `url` may be the name of a pipeline. It needs `config_option`.
+
+    Keys are those of `land`. Another command takes those that it has as options, and its `directory` from `into`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
@@ -69,7 +74,7 @@ class CommandWithPipelines(CommandWithOldNames):
             return super().parse_args(ctx, args)
         pipeline = _Pipeline.read(Path(config if isinstance(config, str) else FILE_NAME), name)
         options = pipeline_options(self)
-        pipeline.check_keys(options)
+        pipeline.check_keys(options if self.name == "land" else pipeline_options(load_command("land")))
         from_file = {key: one for key, one in options.items() if one.name not in given and key in pipeline.values}
         words = [word for key, option in from_file.items() for word in pipeline.words(key, option)]
         try:
@@ -82,6 +87,8 @@ class CommandWithPipelines(CommandWithOldNames):
                 raise
             pipeline.fail(f"{key}: {error.message}")
         ctx.params[_URL] = pipeline.url
+        if "directory" in ctx.params and not isinstance(given.get("directory"), str):
+            ctx.params["directory"] = pipeline.into
         return rest
 
 
@@ -148,6 +155,13 @@ class _Pipeline:
         except InvalidConnectionString as error:
             self.fail(str(error))
         return url
+
+    @property
+    def into(self) -> str:
+        value = self.values.get("into")
+        if not isinstance(value, str):
+            self.fail("it has no into", "Add it, or give the directory on the command line")
+        return self._expanded("into", value)
 
     def words(self, key: str, option: click.Option) -> Iterator[str]:
         """What would stand on the command line for a key."""

@@ -22,6 +22,7 @@ from headwater.cli.options import (
     table_option,
 )
 from headwater.cli.output import output_console
+from headwater.cli.pipelines import CommandWithPipelines, config_option
 from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.lake.lake import Runner, run_in_threads
@@ -30,9 +31,10 @@ from headwater.lake.verify import AGENT, Verification, compare
 from headwater.phrases import printable
 
 
-@click.command()
-@click.argument("url")
-@click.argument("directory")
+@click.command(cls=CommandWithPipelines)
+@click.argument("url", metavar="URL|NAME")
+@click.argument("directory", required=False)
+@config_option
 @storage_option
 @table_option("collections", metavar="SCOPE.COLLECTION")
 @table_option("scopes", metavar="SCOPE")
@@ -42,7 +44,7 @@ from headwater.phrases import printable
 @errors_reported
 def verify(
     url: str,
-    directory: str,
+    directory: str | None,
     storage_options: dict[str, str],
     collections: tuple[str, ...],
     scopes: tuple[str, ...],
@@ -60,13 +62,18 @@ def verify(
     The exit code is 0 only if nothing differs, and 1 otherwise. Then each fault is named: the document or the file, and
     its table.
 
+    With NAME, the bucket, the tables and how to reach them are those of a pipeline in headwater.toml.
+
     \b
     Examples:
       headwater verify couchbase://localhost/default /data/lake
       headwater verify couchbase://localhost/default /data/lake --json
       headwater verify couchbase://localhost/default /data/lake \\
         --master 'local[*]'
+      headwater verify shop
     """
+    if directory is None:
+        raise click.UsageError("Missing argument 'DIRECTORY'.")
     where = ConnectionString.parse(url)
     settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
     location = Location.of(directory, storage_options)

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from headwater.cli import main
 from headwater.cli.land import land
 from headwater.cli.pipelines import FILE_NAME, pipeline_options
+from headwater.cli.verify import verify
 
 URL = "couchbase://127.0.0.1/travel"
 BEGIN = f'[pipelines.shop]\nurl = "{URL}"\ninto = "lake"\n'
@@ -35,8 +36,10 @@ def parsed(*arguments: str) -> dict[str, Any]:
     return land.make_context("land", [*arguments]).params
 
 
-def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["land", *arguments])
+def refused(*arguments: str, command: str = "land", text: str | None = None) -> str:
+    if text is not None:
+        write(text)
+    result = CliRunner().invoke(main, [command, *arguments])
     assert result.exit_code in (1, 2)
     assert SECRET not in result.output
     (line,) = result.output.splitlines()
@@ -99,6 +102,12 @@ def test_the_command_line_wins() -> None:
     assert (params["user"], params["url"], params["into"]) == ("of the file", URL, "lake")
 
 
+def test_options_of_stores_that_are_no_secrets() -> None:
+    names = ("google_application_credentials", "aws_sse_kms_key_id", "aws_sse_bucket_key_enabled", "azure_token_file")
+    write(f"{BEGIN}storage-option = {{ {', '.join(f'{name} = 1' for name in names)} }}")
+    assert [*parsed("shop")["storage_options"]] == [*names]
+
+
 def test_tables_for_what_has_names() -> None:
     """A name with a dot is a table in a table for TOML, unless it is quoted."""
     write(
@@ -123,6 +132,18 @@ def test_the_example_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flag_that_is_off_and_another_file() -> None:
     write(f"{BEGIN}history = false\n", "other.toml")
     assert parsed("shop", "--config", "other.toml")["history"] is False
+
+
+def test_verify_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "of a variable")
+    write(f'{BEGIN}every = "9s"\ncollection = ["a.b"]\nstorage-option = {{ aws_secret_access_key = "${{KEY}}" }}\n')
+    params = verify.make_context("verify", ["shop"]).params
+    assert (params["url"], params["directory"], params["collections"]) == (URL, "lake", ("a.b",))
+    assert params["storage_options"] == {"aws_secret_access_key": "of a variable"}
+    assert verify.make_context("verify", ["shop", "other"]).params["directory"] == "other"
+    assert "evry" in refused("shop", command="verify", text=f"{BEGIN}evry = '9s'")
+    assert "it has no into" in refused("shop", command="verify", text=f"[pipelines.shop]\nurl = '{URL}'")
+    assert "Missing argument 'DIRECTORY'" in refused(URL, command="verify")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -162,8 +183,7 @@ def test_a_flag_that_is_off_and_another_file() -> None:
     ids=lambda value: value[:60],
 )  # fmt: skip
 def test_one_sentence(text: str, sentence: str) -> None:
-    write(text)
-    assert sentence in refused("shop")
+    assert sentence in refused("shop", text=text)
 
 
 def test_a_name_and_no_file() -> None:
