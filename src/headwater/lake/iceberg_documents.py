@@ -36,7 +36,7 @@ from headwater.lake.iceberg_changes import (
     open_table,
 )
 from headwater.lake.lake import Lake
-from headwater.lake.layout import DOCUMENT_RANGES, documents_schema
+from headwater.lake.layout import document_ranges, documents_schema
 from headwater.lake.location import Location
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ _PROPERTIES = {
     # Engines then refuse to delete files of the table, which are the Delta table's.
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "true",
-    # The columns that our files have statistics of. pyiceberg logs a warning for each other one that it looks at.
     "write.metadata.metrics.default": "none",
-    **{f"write.metadata.metrics.column.{name}": "full" for name in DOCUMENT_RANGES},
 }
 
 
@@ -141,7 +139,9 @@ def _commit(table: Table, schema: pa.Schema, *, add: list[str], remove: list[Dat
             columns.union_by_name(schema)
         # Readers find columns by it, and so does what reads the footers here.
         mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
-        transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping, BATCH: str(batch)})
+        # Columns that our files have statistics of: pyiceberg logs a warning for each other one that it looks at.
+        metrics = {f"write.metadata.metrics.column.{name}": "full" for name in document_ranges(schema)}
+        transaction.set_properties({**metrics, TableProperties.DEFAULT_NAME_MAPPING: mapping, BATCH: str(batch)})
         with transaction.update_snapshot(snapshot_properties={BATCH: str(batch)}).overwrite() as files:
             for file in parquet_files_to_data_files(table.io, transaction.table_metadata, iter(add)):
                 files.append_data_file(file)

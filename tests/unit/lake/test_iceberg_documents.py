@@ -58,6 +58,8 @@ def test_updates_removals_a_rollback_and_a_crash(small: SmallLake, settings: Ice
         assert documents.catch_up(small.lake) == 1
         check_same(small, documents)
     assert documents.catch_up(small.lake) == 0, "nothing was merged meanwhile"
+    scan = documents.tables[DEFAULT].scan(row_filter="key = 'zzz'")
+    assert [*scan.plan_files()] == [], "the statistics say that it is in no file"
     small.bucket.change(1, "deletion", 0, b"key-1")
     small.land()
     small.bucket.fail_over(2, 1)
