@@ -47,6 +47,9 @@ _SECRET_OF_STORE = re.compile(r"secret|password|token(?!_file)|key(?!_id|_enable
 """The options of object stores that are secrets, by their names. Those of services are numerous, and new ones come."""
 _PASSWORD_IN_URI = re.compile(r"://[^/@:]*:([^/@]+)@")
 
+_OF_LANDING = ("json", "master")
+"""How a landing runs and what it prints, for which other commands have options of the same names."""
+
 config_option = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, readable=True),
@@ -59,7 +62,8 @@ config_option = click.option(
 class CommandWithPipelines(CommandWithOldNames):
     """A command whose argument `url` may be the name of a pipeline. It needs `config_option`.
 
-    Keys are those of `land`. Another command takes those that it has as options, and its `directory` from `into`.
+    Keys are those of `land`. Another command takes those that it has as options, and its `directory` from `into`, but
+    not how a landing runs.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -73,8 +77,11 @@ class CommandWithPipelines(CommandWithOldNames):
                 raise click.UsageError("--config is for a pipeline, which is given by its name and not by a URL.", ctx)
             return super().parse_args(ctx, args)
         pipeline = _Pipeline.read(Path(config if isinstance(config, str) else FILE_NAME), name)
-        options = pipeline_options(self)
-        pipeline.check_keys(options if self.name == "land" else pipeline_options(load_command("land")))
+        options = known = pipeline_options(self)
+        if self.name != "land":
+            options = {key: option for key, option in options.items() if key not in _OF_LANDING}
+            known = pipeline_options(load_command("land"))
+        pipeline.check_keys(known)
         from_file = {key: one for key, one in options.items() if one.name not in given and key in pipeline.values}
         words = [word for key, option in from_file.items() for word in pipeline.words(key, option)]
         try:

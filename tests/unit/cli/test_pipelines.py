@@ -136,8 +136,11 @@ def test_a_flag_that_is_off_and_another_file() -> None:
 
 def test_verify_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "of a variable")
-    write(f'{BEGIN}every = "9s"\ncollection = ["a.b"]\nstorage-option = {{ aws_secret_access_key = "${{KEY}}" }}\n')
+    write(
+        f'{BEGIN}every = "9s"\nmaster = "yarn"\ncollection = ["a.b"]\nstorage-option = {{ aws_secret_access_key = "${{KEY}}" }}\n'
+    )
     params = verify.make_context("verify", ["shop"]).params
+    assert params["master"] is None, "how a landing runs is not how it is verified"
     assert (params["url"], params["directory"], params["collections"]) == (URL, "lake", ("a.b",))
     assert params["storage_options"] == {"aws_secret_access_key": "of a variable"}
     assert verify.make_context("verify", ["shop", "other"]).params["directory"] == "other"
