@@ -40,7 +40,7 @@ from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import Lake, LakeSettings
-from headwater.lake.layout import GROUPS_DEFAULT
+from headwater.lake.layout import GROUP_DOCUMENTS, GROUPS_MIN
 from headwater.lake.typed_columns import TypedColumns
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
@@ -179,8 +179,8 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     "--groups",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"Into how many parts new tables are cut, {GROUPS_DEFAULT} if it is not given: the tasks of a merge, each of "
-    "which holds the keys of its part in memory.",
+    help=f"Into how many parts new tables are cut: the tasks of a merge, each of which holds the keys of its part in "
+    f"memory. By default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents that the bucket has.",
 )
 @click.option(
     "--iceberg-catalog",

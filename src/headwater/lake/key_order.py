@@ -96,7 +96,7 @@ def sort_by_key(rows: pa.Table) -> pa.Table:
 def key_order(keys: pa.StringArray) -> NDArray[np.int64] | None:
     """The numbers of the rows in the order of their keys; None where they are in order.
 
-    The eight bytes behind what all keys begin with tell most keys apart, and numbers are sorted in a fraction of the
+    The eight bytes behind what all keys begin with distinguish most keys, and numbers are sorted in a fraction of the
     time that texts take. Of keys that have the same eight, Arrow compares the texts.
     """
     if len(keys) < 2:

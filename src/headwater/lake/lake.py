@@ -35,7 +35,7 @@ from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
-from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_DEFAULT, LakeFacts, TableKind, changes_schema
+from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_MIN, LakeFacts, TableKind, changes_schema
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.table_state import LandedTotals, Selection, TableState
@@ -126,7 +126,7 @@ class Lake:
         *,
         bucket_uuid: str,
         vbuckets: int,
-        groups: int = GROUPS_DEFAULT,
+        groups: int = GROUPS_MIN,
         xattrs: bool = False,
         selection: Selection | None = None,
         settings: LakeSettings | None = None,

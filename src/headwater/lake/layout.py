@@ -29,7 +29,9 @@ FORMAT_VERSION = 2
 an earlier commit (`delta_log`), which earlier versions would pass over. A lake keeps the format that it was made
 with."""
 FORMAT_PROPERTY = "headwater.format"
-GROUPS_DEFAULT = 16
+GROUPS_MIN = 16
+GROUP_DOCUMENTS = 2_000_000
+"""Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
 _PROPERTY = "headwater."
 
 
@@ -47,7 +49,7 @@ class LakeFacts:
     bucket_uuid: str
     vbuckets: int
     """Of the bucket."""
-    groups: int = GROUPS_DEFAULT
+    groups: int = GROUPS_MIN
     """Into how many parts the tables of documents are cut. A key is always in the same vbucket, and a vbucket always
     in the same group, so every group is merged by itself."""
     xattrs: bool = False
@@ -96,6 +98,11 @@ class LakeFacts:
                 f"the table at {where} was not made by Headwater, or its properties were changed",
                 hint="Give another directory, or bring the table's log back from a backup",
             ) from error
+
+
+def groups_for(documents: int) -> int:
+    """Into how many groups a lake is cut that is made for so many documents; no more than there are vbuckets."""
+    return max(GROUPS_MIN, -(-documents // GROUP_DOCUMENTS))
 
 
 def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:

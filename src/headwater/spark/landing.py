@@ -10,6 +10,7 @@ on from there. So nothing may be remembered beside them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -27,7 +28,7 @@ from headwater.client.options import parse_interval_s
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.lake.iceberg_changes import IcebergSettings, load_catalog_of
 from headwater.lake.lake import Lake, LakeSettings, landed_selection
-from headwater.lake.layout import GROUPS_DEFAULT, TableKind
+from headwater.lake.layout import TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.table_state import Selection
 from headwater.spark.executors import SparkRunner, ship_kernels
@@ -59,7 +60,8 @@ class Landing:
     fresh: Freshness = field(default_factory=Freshness)
     upkeep: Upkeep = field(default_factory=Upkeep)
     groups: int | None = None
-    """Into how many parts new tables are cut; None for the default, or for what the tables have."""
+    """Into how many parts new tables are cut; None for as many as the documents of the bucket need, or for what the
+    tables have."""
     iceberg: IcebergSettings | None = None
     """Have `changes` and `documents` as Iceberg tables, too."""
 
@@ -94,7 +96,7 @@ class Landing:
             location,
             bucket_uuid=bucket.uuid,
             vbuckets=bucket.vbuckets,
-            groups=self.groups or GROUPS_DEFAULT,
+            groups=self.groups or groups_for(_documents(options)),
             xattrs=options.read.xattrs,
             selection=Selection.of(scopes, collections),
             settings=self.lake,
@@ -147,6 +149,14 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
         raise InvalidInput(
             f"the tables in {where} were landed with {before}", hint="Ask for the same, or land into another directory"
         )
+
+
+def _documents(options: SourceOptions) -> int:
+    """How many documents the bucket has, or 0 where the server does not count them, or can't be asked now: the landing
+    waits for nodes that are away, and the number of groups is not worth it."""
+    with contextlib.suppress(HeadwaterError), Surveyor(options.settings) as surveyor:
+        return sum(surveyor.documents_by_collection().values())
+    return 0
 
 
 def _check_empty(into: Location) -> None:

@@ -11,6 +11,7 @@ from headwater.lake.layout import (
     LakeFacts,
     TableKind,
     changes_schema,
+    groups_for,
     raw_keys,
     split_keys,
     table_name,
@@ -32,6 +33,11 @@ def test_every_vbucket_is_in_the_one_group_that_has_it(vbuckets: int, groups: in
 def test_facts_come_back_from_the_properties() -> None:
     facts = LakeFacts(bucket_uuid="5ab1e", vbuckets=64, groups=8, xattrs=True)
     assert LakeFacts.from_properties(facts.to_properties(), where="here") == facts
+
+
+@pytest.mark.parametrize(("documents", "groups"), [(0, 16), (32_000_000, 16), (32_000_001, 17), (10**9, 500)])
+def test_large_buckets_get_more_groups(documents: int, groups: int) -> None:
+    assert groups_for(documents) == groups
 
 
 def test_a_table_that_is_not_ours_is_told() -> None:
