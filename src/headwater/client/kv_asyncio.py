@@ -222,7 +222,7 @@ class AsyncKvConnection(asyncio.Protocol):
         if self._receiver is not None:
             self._receiver.on_data(data)
             return
-        if self.is_closed:
+        if self.is_closed or self._ready.cancelled():
             # It was given up while this was on its way, which uvloop delivers all the same.
             return
         try:
