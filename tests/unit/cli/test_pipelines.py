@@ -136,9 +136,8 @@ def test_a_flag_that_is_off_and_another_file() -> None:
 
 def test_verify_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "of a variable")
-    write(
-        f'{BEGIN}every = "9s"\nmaster = "yarn"\ncollection = ["a.b"]\nstorage-option = {{ aws_secret_access_key = "${{KEY}}" }}\n'
-    )
+    store = 'storage-option = { aws_secret_access_key = "${KEY}" }'
+    write(f'{BEGIN}every = "9s"\nmaster = "yarn"\ncollection = ["a.b"]\n{store}\n')
     params = verify.make_context("verify", ["shop"]).params
     assert params["master"] is None, "how a landing runs is not how it is verified"
     assert (params["url"], params["directory"], params["collections"]) == (URL, "lake", ("a.b",))
