@@ -67,6 +67,7 @@ def with_deltalake(table: Path, condition: str) -> int:
 def with_duckdb(table: Path, condition: str) -> int:
     files = DeltaTable(table).file_uris(file_pruning_predicate=condition)
     with duckdb.connect() as connection:
+        connection.execute("SET enable_progress_bar = false")
         return len(connection.execute(f"SELECT * FROM read_parquet({files!r}) WHERE {condition}").fetchall())
 
 
