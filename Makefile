@@ -53,7 +53,7 @@ bench: setup ## Measure, and write docs/internals/performance.md
 	@scripts/make-reference
 
 soak: setup ## Run the tests that take minutes
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal
 	$(BIN)/python -m pytest -n $(WORKERS) tests/property --hypothesis-profile soak
 
 clean: ## Remove .venv, caches and builds

@@ -18,7 +18,7 @@ from support.driven_source import SimulatedLanding, without_spark
 from support.landings import ALWAYS_FRESH, NEVER_FRESH, SourceBucket, SparkNode
 
 SEEDS = 4
-SOAK_SEEDS = range(1000, 1400)
+SOAK_SEEDS = range(1000, 1200)
 SOAK_SEEDS_AT_ONCE = 20
 """Each has a bucket, and a node gets slower with many of them."""
 RUNS = 12
