@@ -22,6 +22,8 @@ class LogEvent(StrEnum):
     """A bucket was made, changed, flushed or dropped."""
     COLLECTIONS_CHANGED = "collections_changed"
     """A scope or a collection was created, dropped or changed."""
+    COLUMNS_ADDED = "columns_added"
+    """A table of documents has got columns for fields that have come up."""
     COMPILING = "compiling"
     """The first start on a machine compiles the kernels, which takes a while."""
     CONNECTION_DROPPED = "connection_dropped"

@@ -27,7 +27,7 @@ from headwater.lake import change_files, change_rows, data_files, upkeep
 from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from headwater.lake.upkeep import join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
 from support.lake_model import (
@@ -39,6 +39,7 @@ from support.lake_model import (
     batches,
     check_documents,
     check_history,
+    check_inferred,
     check_no_duplicates,
     documents,
     expected_history,
@@ -49,9 +50,23 @@ from support.lake_model import (
 
 VBUCKETS = 5
 KEYS = [b"a", b"b", b"c", b"\xff\xfe", b"\\xff"]
-VALUES = [b'{"n": 1}', b'{"n": "two"}', b"[]", b"\x00\xff", b'{"n": 3, "\xc3\xa4": null}', b""]
-NUMBERS = {b'{"n": 1}': 1, b'{"n": 3, "\xc3\xa4": null}': 3, b"{}": None}
-"""What the typed column holds, of all values that fit it."""
+VALUES = [
+    b'{"n": 1}',
+    b'{"n": "two"}',
+    b'{"n": 2.5, "\\u00e4": 7}',
+    b'{"n": 3, "\xc3\xa4": null}',
+    b'{"n": -4, "at": 5, "m": {"z": null, "x": 2}}',
+    b'{"n": 1e30, "at": "2024-01-01T01:00:00Z", "m": {"x": "y"}}',
+    b'{"at": "2024-01-01", "m": {"x": 1}}',
+    b'{"at": "soon", "m": [1], "N": true}',
+    b'{"n": ',
+    b"[]",
+    b"\x00\xff",
+    b"",
+]
+"""Fields come, change their type, and go."""
+FITTING = {VALUES[0]: 1, VALUES[3]: 3, VALUES[4]: -4, VALUES[6]: None, VALUES[7]: None, b"{}": None}
+"""What a fixed column `n BIGINT` holds, of all values that fit it."""
 NAMES = {8: ("inventory", "hotel"), 9: ("inventory", "route"), 10: ("inventory", "hotel")}
 """The third has the name of the first: it was dropped and made again."""
 
@@ -90,7 +105,7 @@ class LakeMachine(RuleBasedStateMachine):
         keep_bytes=st.sampled_from([0, 300, 2**40]),
         row_group_rows=st.sampled_from([2, 128]),
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
-        is_typed=st.booleans(),
+        columns=st.sampled_from(["fixed", "none", "inferred", "switched"]),
     )
     def begin(
         self,
@@ -98,9 +113,9 @@ class LakeMachine(RuleBasedStateMachine):
         keep_bytes: int,
         row_group_rows: int,
         buffer_bytes: int,
-        is_typed: bool,
+        columns: str,
     ) -> None:
-        self.groups, self.buffer_bytes, self.is_typed = groups, buffer_bytes, is_typed
+        self.groups, self.buffer_bytes, self.columns = groups, buffer_bytes, columns
         for module, name, value in (
             (change_rows, "KEEP_BYTES", keep_bytes),
             (change_files, "ROW_GROUP_ROWS", row_group_rows),
@@ -111,9 +126,9 @@ class LakeMachine(RuleBasedStateMachine):
             (upkeep, "TRIM_ROWS_PER_DOCUMENT", 0),
         ):
             self.patches.enter_context(patch.object(module, name, value))
-        columns = {"*": TypedColumns.from_ddl("n BIGINT")} if is_typed else {}
+        fixed = {"*": TypedColumns.from_ddl("n BIGINT")} if columns == "fixed" else {}
         rules = MergeRules(history=True, file_bytes=4000)
-        self.settings = LakeSettings(merging=rules, columns=columns)
+        self.settings = LakeSettings(merging=rules, columns=fixed, infer=columns not in ("none", "switched"))
         self.bucket.names.update(NAMES)
 
     def teardown(self) -> None:
@@ -204,6 +219,8 @@ class LakeMachine(RuleBasedStateMachine):
             except Crash:
                 continue
         self.batches += 1
+        if self.columns == "switched" and self.batches == 2:
+            self.settings = replace(self.settings, columns={"*": ColumnMode.INFER})
         self.bucket.mark_sent(sending)
         self.begin_again_where_wiped(lake, sending)
         self.check(merges=merges)
@@ -287,18 +304,21 @@ class LakeMachine(RuleBasedStateMachine):
             assert not lake.has_pending
             merged = [row for name in lake.tables for row in table_rows(self.directory / "documents" / name)]
             check_documents(merged, expected)
-            if self.is_typed:
-                self.check_typed(merged, expected, lake)
+            if self.columns == "fixed":
+                self.check_fixed(merged, expected, lake)
+            for name, table in lake.tables.items():
+                if table.is_inferred and not lake.pending.has(name, 0):
+                    check_inferred(self.directory, name)
             history = [row for name in lake.tables for row in table_rows(self.directory / "history" / name)]
             check_history(history, expected_history(self.delivered))
 
-    def check_typed(self, rows: list[Row], expected: dict[Place, Change], lake: Lake) -> None:
+    def check_fixed(self, rows: list[Row], expected: dict[Place, Change], lake: Lake) -> None:
         """The column has the field where a document fits, and what does not fit is in `rejects`."""
         assert {place_of(row): row["n"] for row in rows} == {
-            place: NUMBERS.get(change.value or b"") for place, change in expected.items()
+            place: FITTING.get(change.value or b"") for place, change in expected.items()
         }
         rejects = [row for name in lake.tables for row in table_rows(self.directory / "rejects" / name)]
-        check_documents(rejects, {place: it for place, it in expected.items() if it.value not in NUMBERS})
+        check_documents(rejects, {place: it for place, it in expected.items() if it.value not in FITTING})
         assert all(row["reason"] for row in rejects)
 
     def check_boundaries(self, lake: Lake) -> None:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -39,6 +40,24 @@ def test_documents_are_those_of_the_last_batch(spark: SparkSession, bucket: Sour
         assert frame.select("seqno", "changed_at").where("key = 'new'").count() == 1
     finally:
         query.stop()
+
+
+def test_columns_that_were_added_later(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    """By Headwater's frame, and as the guide reads a table without the jar of Delta."""
+    landed = LandedBucket(bucket, spark, tmp_path / "lake")
+    bucket.put([b"a", b"b"], b'{"n":1,"home":{"zip":3000}}')
+    landed.land()
+    bucket.put([b"c"], b'{"n":2.5,"tags":["x"],"by":{"a":1,"A":2}}')
+    landed.land()
+    path = str(landed.folder / "documents" / DEFAULT)
+    files = spark.read.option("basePath", path).option("mergeSchema", "true").parquet(*DeltaTable(path).file_uris())
+    for frame in (headwater.spark.documents(spark, str(landed.folder), DEFAULT), files):
+        frame.createOrReplaceTempView("documents")
+        (row,) = spark.sql(
+            "SELECT sum(coalesce(n, n_double)) AS n, sum(home.zip) AS zip, max(tags) AS tags, sum(by.A) AS by "
+            "FROM documents"
+        ).collect()
+        assert (row["n"], row["zip"], row["tags"], row["by"]) == (4.5, 6000, ["x"], 2)
 
 
 @pytest.mark.parametrize(("folder", "table"), [("lake", "a.b"), ("none", DEFAULT)])

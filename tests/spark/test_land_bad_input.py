@@ -107,12 +107,14 @@ def test_the_tables_of_another_bucket(landed: SimulatedLanding, other_bucket: So
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--columns", "n INT"), "has the typed columns none, not n INT"),
+        (("--columns", "n INT"), "has the typed columns inferred n BIGINT, not n INT"),
         (("--columns", "n NUMBER"), "NUMBER is no type that a field of JSON can have"),
+        (("--no-columns",), "has the typed columns inferred n BIGINT, not none"),
+        (("--no-columns", "--infer"), "--no-columns and --infer say different things"),
         (("--xattrs",), "were made without extended attributes. Use xattrs as before"),
         (("--groups", "5"), "were made with 2 groups. Leave the number of groups out"),
     ],
-    ids=["other columns", "no columns at all", "xattrs", "groups"],
+    ids=["other columns", "no type", "no columns", "both", "xattrs", "groups"],
 )
 def test_other_columns_than_before(landed: SimulatedLanding, options: tuple[str, ...], told: str) -> None:
     assert told in refused(landed, landed.bucket.url, "--into", str(landed.folder), *options)

@@ -186,7 +186,7 @@ def _check_content(lake: OpenLake) -> None:
     assert {key: (row["name"], row["age"]) for key, row in documents.items()} == {
         **{key: (str(number), 20 + number) for number, key in enumerate(keys)},
         keys[3]: ("new", 44),
-        "odd": (None, None),
+        "odd": ("odd", None),
     }
     assert documents[keys[0]]["document"] == '{"name":"0","age":20}'
     assert documents[keys[0]]["changed_at"] > datetime(2025, 1, 1, tzinfo=UTC)

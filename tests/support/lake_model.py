@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.schema import PrimitiveType
 
 from headwater.client.batches import CHANGE_SCHEMA
 from headwater.client.offsets import Offsets
@@ -24,6 +25,7 @@ from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings, Runner, run_here
+from headwater.lake.layout import documents_schema
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify import LakeChecks
 from headwater.lake.verify_group import Counts, GroupReport, ScannedChanges, judge_group
@@ -314,6 +316,53 @@ def check_no_duplicates(changes: Iterable[Row]) -> None:
     assert [place for place, count in counts.items() if count > 1] == []
     seqnos = Counter((row["vbucket"], row["seqno"]) for row in alive)
     assert [place for place, count in seqnos.items() if count > 1] == []
+
+
+def check_inferred(lake: Path, table: str) -> None:
+    """The inferred columns of a table hold all fields of its documents, each value once; what they can't hold is in
+    `rejects` and nothing else is; and the sums are those of the texts."""
+    schema = DeltaTable(lake / "documents" / table).schema()
+    own = {*documents_schema(xattrs=False).names, "vbucket_group"}
+    columns: dict[str, list[str]] = {}
+    types = {column.name: column.type for column in schema.fields}
+    numbers = (PrimitiveType("long"), PrimitiveType("double"))
+    for column in schema.fields:
+        if column.name not in own:
+            columns.setdefault(column.metadata.get("headwater.field", column.name), []).append(column.name)
+    numeric = {it: [name for name in found if types[name] in numbers] for it, found in columns.items()}
+    sums, text_sums = Counter[str](), Counter[str]()
+    misfits: dict[Place, str | None] = {}
+    for row in table_rows(lake / "documents" / table):
+        document = _object_of(row["document"])
+        if document is None:
+            misfits[place_of(row)] = None
+            continue
+        for field_name, found in columns.items():
+            value = document.get(field_name)
+            held = [row[name] for name in found if row[name] is not None]
+            assert len(held) <= (value is not None), (field_name, found, value)
+            if value is not None and not held:
+                misfits.setdefault(place_of(row), field_name)
+            if type(value) in (int, float) and numeric[field_name] == found:
+                assert held == [value]
+                text_sums[field_name] += value
+            sums[field_name] += sum(row[name] or 0 for name in numeric[field_name])
+        lower = {name.lower() for name in types}
+        assert {it.lower() for it, value in document.items() if value is not None} <= lower
+    assert sums == text_sums
+    rejects = {place_of(row): row["field"] for row in table_rows(lake / "rejects" / table)}
+    assert rejects == misfits
+
+
+def _object_of(text: str | None) -> dict[str, Any] | None:
+    """The fields of a document; none where it is no object, and None where it should be JSON and is not."""
+    if text is None:
+        return {}
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else {}
 
 
 Version = tuple[int, int, bytes, int, int | None]

@@ -39,9 +39,9 @@ from headwater.errors import InvalidInput
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
-from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.lake import EVERY_COLLECTION, Lake, LakeSettings
 from headwater.lake.layout import GROUP_DOCUMENTS, GROUPS_MIN
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import ColumnChoice, choose_columns
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
 from headwater.phrases import counted
@@ -133,9 +133,11 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     "--columns",
     multiple=True,
     metavar="[S.C=]DDL",
-    help="Typed columns, such as 'name STRING, age INT', for one table or for all. Repeat for more tables.",
+    help="Fixed typed columns, such as 'name STRING, age INT', for one table or for all; or `infer`, which switches "
+    "a table that is there to the default: columns for the fields that its documents have. Repeat for more tables.",
 )
-@click.option("--infer", is_flag=True, help="Typed columns for the fields that the first documents of a table have.")
+@click.option("--no-columns", is_flag=True, help="No typed columns, but for tables that --columns names.")
+@click.option("--infer", is_flag=True, hidden=True)
 @click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
 @table_option("xattrs")
 @click.option(
@@ -291,13 +293,18 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
 
 
 def _lake_settings(options: dict[str, Any]) -> LakeSettings:
-    columns: dict[str, TypedColumns] = {}
+    columns: dict[str, ColumnChoice] = {}
     for text in options["columns"]:
         match = _COLUMNS.fullmatch(text)
-        table, ddl = (match["table"], match["ddl"]) if match else ("*", text)
-        columns[table] = TypedColumns.from_ddl(ddl)
+        table, choice = (match["table"], match["ddl"]) if match else (EVERY_COLLECTION, text)
+        columns[table] = choose_columns(choice)
+    if options["no_columns"] and (options["infer"] or EVERY_COLLECTION in columns):
+        other = "--infer" if options["infer"] else "--columns for all tables"
+        raise InvalidInput(f"--no-columns and {other} say different things", hint="Give one of them")
+    if options["infer"]:
+        click.echo("--infer can be left out: new tables get columns for the fields of their documents.", err=True)
     rules = MergeRules(history=options["history"])
-    return LakeSettings(merging=rules, columns=columns, infer=options["infer"])
+    return LakeSettings(merging=rules, columns=columns, infer=not options["no_columns"])
 
 
 def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:

@@ -17,25 +17,39 @@ import pyarrow as pa
 
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged
+from headwater.lake.column_ddl import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.layout import (
     DOCUMENT_RANGES,
+    FIELD,
     GROUP,
     HISTORY_RANGES,
     IS_CURRENT,
-    REJECTS_SCHEMA,
     LakeFacts,
     TableKind,
     document_ranges,
     documents_schema,
     history_schema,
+    rejects_schema,
 )
 from headwater.lake.location import Location
 from headwater.lake.table_state import TableState
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import ColumnChoice, ColumnMode, FieldTypes, TypedColumns
 
 _COLUMNS_PROPERTY = "headwater.columns"
+"""Fixed columns as SQL writes them, or `infer`: then they are those of the schema. A table without typed columns does
+not have it. (Versions that do not know `infer` take it for columns that can't be read, and end.)"""
+_MISFITS_PROPERTY = "headwater.misfits"
+_ONE_COLUMN = "column"
+"""What does not fit nulls its own column. Where the property is missing an earlier version has made the table, and it
+nulls all of them."""
+_REBUILD_PROPERTY = "headwater.rebuild"
+_REBUILT_TRANSACTION = "headwater.rebuilt"
+"""The documents of a table have to be parsed again while the number of the property is higher than that of the
+transaction, which is committed with what was parsed. So it happens once, whatever crashes."""
+_FIELD_METADATA = b"headwater.field"
+"""On a column: the field that it holds, where that has another name."""
 NOT_MERGED = -1
 """The batch before the first."""
 
@@ -60,6 +74,12 @@ class MergedTable:
         """By group: the last batch that is merged."""
         self.state = self.log.state()
         self._seen_version = self.log.version
+
+    @property
+    def has_to_be_rebuilt(self) -> bool:
+        """Its columns have changed, and its documents have not been parsed again since."""
+        asked = int(self.log.properties.get(_REBUILD_PROPERTY) or 0)
+        return asked > (self.log.transaction(_REBUILT_TRANSACTION) or 0)
 
     def refresh(self) -> None:
         """Look again if the log has gone on without us: another tool has tidied the table up, or a commit of ours was
@@ -88,17 +108,29 @@ class MergedTable:
         that it is one cut of the bucket. Without it the same rows only lie in other files."""
         merged = {} if held is None else dict.fromkeys(range(self._facts.groups), held.batch)
         state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
+        transactions = {_merged_transaction(group): batch for group, batch in merged.items()}
+        if held is not None and self.has_to_be_rebuilt:
+            # Then every merge has parsed all documents of its group, and all groups were merged.
+            transactions[_REBUILT_TRANSACTION] = int(self.log.properties[_REBUILD_PROPERTY] or 0)
         self.log.commit(
             TableCommit(
                 add=add,
                 remove=remove,
-                transactions={_merged_transaction(group): batch for group, batch in merged.items()},
+                transactions=transactions,
                 state=state,
                 is_rearrangement=held is None,
             )
         )
         self.merged.update(merged)
         self.state = state
+        self._seen_version = self.log.version
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        self.log.add_columns(fields, self.state)
+        self._seen_version = self.log.version
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        self.log.set_properties(properties, self.state)
         self._seen_version = self.log.version
 
     @property
@@ -117,25 +149,48 @@ class CollectionTables:
     documents: MergedTable | None = None
     history: MergedTable | None = None
     rejects: MergedTable | None = None
-    columns: TypedColumns | None = None
+    _columns_at: tuple[int, TypedColumns | None] = (-1, None)
+    """The columns as of a version of the log."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
 
-    def open(self, asked: TypedColumns | None) -> None:
-        """Open what is there. `asked` are the typed columns that are wanted, if any."""
+    def open(self, asked: ColumnChoice | None) -> None:
+        """Open what is there. `asked` are the typed columns that are wanted, if anything is said of them."""
         self.documents = self._opened(TableKind.DOCUMENTS)
         self.history = self._opened(TableKind.HISTORY)
         self.rejects = self._opened(TableKind.REJECTS)
-        if self.documents is None:
+        if self.documents is None or asked is None or asked == ColumnMode.INFER:
             return
-        ddl = self.documents.log.properties.get(_COLUMNS_PROPERTY)
-        self.columns = TypedColumns(ddl) if ddl else None
-        if asked is not None and asked != self.columns:
+        columns = self.columns
+        wanted = asked.ddl if isinstance(asked, TypedColumns) else ""
+        if wanted != ("" if columns is None else columns.ddl) or (columns is not None and columns.is_inferred):
+            inferred = "inferred " if columns is not None and columns.is_inferred else ""
             raise ColumnsChanged(
-                f"the table of {self.name} has the typed columns {ddl or 'none'}, not {asked.ddl}",
-                hint="Ask for the same columns, or have the table built again: while nothing runs, remove its "
-                f"directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`",
+                f"the table of {self.name} has the typed columns {inferred}{(columns and columns.ddl) or 'none'}, not "
+                f"{wanted or 'none'}",
+                hint="Leave the columns out to go on with those, or have the table built again: while nothing runs, "
+                f"remove its directories under `{TableKind.DOCUMENTS}` and `{TableKind.REJECTS}`",
             )
+
+    @property
+    def columns(self) -> TypedColumns | None:
+        """The typed columns that the table of documents has."""
+        if self.documents is None:
+            return None
+        log = self.documents.log
+        if self._columns_at[0] != log.version:
+            self._columns_at = log.version, self._read_columns(log)
+        return self._columns_at[1]
+
+    def _read_columns(self, log: DeltaLog) -> TypedColumns | None:
+        ddl = log.properties.get(_COLUMNS_PROPERTY)
+        if not ddl:
+            return None
+        if ddl != ColumnMode.INFER:
+            is_whole_row = log.properties.get(_MISFITS_PROPERTY) != _ONE_COLUMN
+            return TypedColumns(tuple(parse_columns(ddl)), is_whole_row=is_whole_row)
+        own = {*documents_schema(xattrs=self.facts.xattrs).names, GROUP.name}
+        return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
 
     def refresh(self) -> None:
         for table in (self.documents, self.history, self.rejects):
@@ -167,11 +222,14 @@ class CollectionTables:
 
     # --- making them --------------------------------------------------------------------------------------------------
 
-    def create_documents(self, columns: TypedColumns | None, *, merged: int) -> MergedTable:
-        """Make the table of documents, which holds all there was up to a batch: nothing."""
-        schema = documents_schema(xattrs=self.facts.xattrs, typed=None if columns is None else columns.schema)
-        properties = {} if columns is None else {_COLUMNS_PROPERTY: columns.ddl}
-        self.columns = columns
+    def create_documents(self, columns: ColumnChoice, *, merged: int) -> MergedTable:
+        """Make the table of documents, which holds all there was up to a batch: nothing. Columns that are inferred are
+        added by the merges that find them."""
+        fixed = columns if isinstance(columns, TypedColumns) else None
+        schema = documents_schema(xattrs=self.facts.xattrs, typed=None if fixed is None else fixed.schema)
+        properties = {_COLUMNS_PROPERTY: str(columns) if fixed is None else fixed.ddl, _MISFITS_PROPERTY: _ONE_COLUMN}
+        if columns == ColumnMode.NONE:
+            properties = {}
         self.documents = self._create(TableKind.DOCUMENTS, schema, document_ranges(schema), properties, merged)
         return self.documents
 
@@ -181,8 +239,41 @@ class CollectionTables:
         return self.history
 
     def create_rejects(self) -> MergedTable:
-        self.rejects = self._create(TableKind.REJECTS, REJECTS_SCHEMA, DOCUMENT_RANGES, {}, NOT_MERGED)
+        columns = self.columns
+        assert columns is not None, "without typed columns everything fits"
+        schema = rejects_schema(with_field=not columns.is_whole_row)
+        self.rejects = self._create(TableKind.REJECTS, schema, DOCUMENT_RANGES, {}, NOT_MERGED)
         return self.rejects
+
+    # --- columns that come later --------------------------------------------------------------------------------------
+
+    def add_columns(self, wanted: FieldTypes) -> tuple[ColumnDef, ...]:
+        """Add columns for fields that have come up, before any document is merged that has them. Returns them."""
+        columns = self.columns
+        assert self.documents is not None, "it was merged into"
+        assert columns is not None, "only merges into inferred columns want more"
+        added = columns.extended(wanted).definitions[len(columns.definitions) :]
+        if added:
+            self.documents.add_columns([_to_field(column) for column in added])
+        return added
+
+    @property
+    def is_inferred(self) -> bool:
+        columns = self.columns
+        return columns is not None and columns.is_inferred
+
+    def switch_to_inferred(self) -> None:
+        """Have the columns inferred from now on, and all documents parsed again by the next merge."""
+        assert self.documents is not None, "a new table is made with its columns"
+        if self.rejects is not None and FIELD.name not in self.rejects.log.schema.names:
+            self.rejects.add_columns([FIELD])
+        self.documents.set_properties(
+            {
+                _COLUMNS_PROPERTY: ColumnMode.INFER.value,
+                _MISFITS_PROPERTY: _ONE_COLUMN,
+                _REBUILD_PROPERTY: str(int(self.documents.log.properties.get(_REBUILD_PROPERTY) or 0) + 1),
+            }
+        )
 
     def _create(
         self, kind: TableKind, schema: pa.Schema, ranges: Sequence[str], properties: Mapping[str, str], merged: int
@@ -201,3 +292,14 @@ class CollectionTables:
             state=TableState(offsets=Offsets(self.facts.bucket_uuid)),
         )
         return MergedTable(log, self.facts)
+
+
+def _to_field(column: ColumnDef) -> pa.Field:
+    """A column as the schema of its table has it."""
+    metadata = None if column.field == column.name else {_FIELD_METADATA: column.field.encode()}
+    return pa.field(column.name, column.type, metadata=metadata)
+
+
+def _to_column(field_: pa.Field) -> ColumnDef:
+    source = (field_.metadata or {}).get(_FIELD_METADATA, field_.name.encode()).decode()
+    return ColumnDef(field_.name, plain_type(field_.type), field=source)

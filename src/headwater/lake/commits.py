@@ -12,22 +12,29 @@ the log, and Delta lets one of them. Only the driver of a landing calls this, fr
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
+from headwater.lake.column_ddl import to_ddl
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
 from headwater.lake.documents_merge import Merged, MergeTask
-from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, create_documents, run_here
+from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, TableKind, table_name
 from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
 from headwater.lake.table_state import LandedTotals, TableState
+from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
+from headwater.log_fields import LogEvent, fields
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +102,7 @@ def commit_batch(
             TableCommit(add=added, remove=removed, transactions={BATCH_TRANSACTION: batch.number}, state=state)
         )
         for name in sorted({*state.collections.values()} - {*known.values()}):
-            create_documents(lake, lake.tables[name], added, merged=batch.number - 1)
+            _create_documents(lake, lake.tables[name], merged=batch.number - 1)
         rows_by_table: Counter[str] = Counter()
         for report in reports:
             for (id_, _), count in report.document_rows.items():
@@ -172,10 +179,20 @@ _IDLE_BATCHES_MAX = 512
 
 def merge(lake: Lake, run: Runner = run_here) -> int:
     """Merge what is pending. Returns the number of merges of groups."""
-    tasks = plan_merges(lake)
-    lake.step("run merges")
-    commit_merges(lake, tasks, run(tasks))
-    return len(tasks)
+    merges = 0
+    while True:
+        tasks = plan_merges(lake)
+        merges += len(tasks)
+        lake.step("run merges")
+        if not commit_merges(lake, tasks, run(tasks)):
+            _note_idle_tables(lake)
+            return merges
+
+
+def _create_documents(lake: Lake, table: CollectionTables, *, merged: int) -> None:
+    """Make a table that holds all there was up to a batch: nothing."""
+    lake.step(f"create documents {table.name}")
+    table.create_documents(lake.asked_columns(table.name) or ColumnMode.INFER, merged=merged)
 
 
 def plan_merges(lake: Lake) -> list[MergeTask]:
@@ -186,7 +203,10 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
     for table in lake.tables.values():
         # Its collection is known, and it is not there: it was lost, or a crash came before it was made.
         if table.documents is None:
-            create_documents(lake, table, lake.changes.files(), merged=NOT_MERGED)
+            _create_documents(lake, table, merged=NOT_MERGED)
+        elif lake.is_switched(table):
+            lake.step(f"switch columns {table.name}")
+            table.switch_to_inferred()
         _check_history(lake, table)
     return lake.planner().plan(lake.tables.values(), lake.pending)
 
@@ -202,15 +222,41 @@ def _check_history(lake: Lake, table: CollectionTables) -> None:
         )
 
 
-def commit_merges(lake: Lake, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]]) -> None:
-    """Make merges a part of the tables, one table after another. Nothing may be landed since they were planned."""
+def commit_merges(lake: Lake, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]]) -> bool:
+    """Make merges a part of the tables, one table after another. Nothing may be landed since they were planned.
+
+    A table in whose documents a field has come up gets a column for it, and is left to be merged again: a document is
+    never merged before its fields have columns. Returns whether there is such a table.
+    """
     assert all(task.upto_batch == lake.last_batch for task in tasks), "a batch was landed since the merges were planned"
     merged: dict[str, dict[TableKind, list[Merged]]] = {}
     for part in (part for result in results for part in result):
         merged.setdefault(part.name, {}).setdefault(part.kind, []).append(part)
+    wanted = {name: _wanted_columns(parts) for name, parts in merged.items()}
     for name, parts in merged.items():
-        _commit_merged(lake, lake.tables[name], parts)
-    _note_idle_tables(lake)
+        if wanted[name]:
+            _add_columns(lake, lake.tables[name], wanted[name])
+        else:
+            _commit_merged(lake, lake.tables[name], parts)
+    return any(wanted.values())
+
+
+def _wanted_columns(parts: Mapping[TableKind, Sequence[Merged]]) -> FieldTypes:
+    return reduce(joined_fields, (part.wanted for part in parts[TableKind.DOCUMENTS]), {})
+
+
+def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> None:
+    lake.step(f"add columns {table.name}")
+    added = table.add_columns(wanted)
+    assert added, "a merge wants columns only where there is room for them"
+    logger.info("%s: columns added: %s", table.name, to_ddl(added), extra=fields(event=LogEvent.COLUMNS_ADDED))
+    if table.columns is not None and len(table.columns.definitions) >= INFERRED_MAX:
+        logger.warning(
+            "%s has %d inferred columns, and gets no more: further fields are in `document` only",
+            table.name,
+            INFERRED_MAX,
+            extra=fields(event=LogEvent.COLUMNS_ADDED),
+        )
 
 
 def _commit_merged(lake: Lake, table: CollectionTables, parts: Mapping[TableKind, Sequence[Merged]]) -> None:

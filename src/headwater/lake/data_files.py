@@ -555,6 +555,17 @@ def filtered(rows: pa.Table, keep: Column) -> pa.Table:
     return rows if keep.all() else rows.filter(pa.array(keep))
 
 
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, in its order; null where the rows were written before a column was added."""
+    if rows.schema.names == schema.names:
+        return rows
+    there = {*rows.schema.names}
+    columns = [
+        rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    return pa.table(columns, names=schema.names)
+
+
 def read_files(
     location: Location, files: Iterable[DataFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:

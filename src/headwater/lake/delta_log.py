@@ -28,7 +28,7 @@ from typing import Any, Self
 from zlib import error as ZlibError  # noqa: N812
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -135,6 +135,11 @@ class DeltaLog:
     @property
     def properties(self) -> Mapping[str, str | None]:
         return self._table.metadata().configuration
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table, with those that it is partitioned by."""
+        return pa.schema(self._table.schema())
 
     def refresh(self) -> None:
         with self.location.answering():
@@ -261,12 +266,20 @@ class DeltaLog:
         come later."""
         wanted = _column_list(ranges)
         if self.properties.get(_STATISTICS) != wanted:
-            self._set_properties({_STATISTICS: wanted}, state)
+            self.set_properties({_STATISTICS: wanted}, state)
 
-    def _set_properties(self, properties: dict[str, str], state: TableState) -> None:
+    def add_columns(self, fields: Sequence[pa.Field], state: TableState) -> None:
+        """Add columns, in one commit of metadata only: rows that are there have null in them."""
+        with self._committing():
+            self._table.alter.add_columns(
+                Schema.from_arrow(pa.schema(fields)).fields, commit_properties=_commit_properties({}, state)
+            )
+        self.refresh()
+
+    def set_properties(self, properties: Mapping[str, str], state: TableState) -> None:
         with self._committing():
             self._table.alter.set_table_properties(
-                properties, raise_if_not_exists=False, commit_properties=_commit_properties({}, state)
+                dict(properties), raise_if_not_exists=False, commit_properties=_commit_properties({}, state)
             )
         self.refresh()
 
@@ -315,7 +328,7 @@ class DeltaLog:
         """Delete entries of the log that are older than so many days, after one that says what the table holds."""
         kept = f"interval {retention_days} days"
         if self.properties.get(_LOG_RETENTION) != kept:
-            self._set_properties({_LOG_RETENTION: kept}, state)
+            self.set_properties({_LOG_RETENTION: kept}, state)
         self._whole = None
         self.commit(TableCommit(state=state))
         with self.location.answering():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from headwater.lake.data_files import (
     DataFile,
     FileReader,
     RollingWriter,
+    conformed,
     filtered,
     numbers,
     read_files,
@@ -37,16 +39,16 @@ from headwater.lake.history import HistoryTarget, merge_history
 from headwater.lake.key_order import KeyedRows, in_key_order
 from headwater.lake.layout import (
     GROUP,
-    REJECTS_SCHEMA,
     LakeFacts,
     TableKind,
     document_columns,
     document_ranges,
     documents_schema,
     raw_keys,
+    rejects_schema,
 )
 from headwater.lake.location import Location
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import FieldTypes, Parsed, TypedColumns, joined_fields
 
 _NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
 
@@ -64,6 +66,8 @@ class DocumentsTarget:
     after_batch: int
     """The group holds all changes up to this batch."""
     columns: TypedColumns | None = None
+    is_rebuilt: bool = False
+    """The columns have changed: documents that are there are parsed again."""
     rejects_location: Location
     rejects_files: tuple[DataFile, ...] = ()
 
@@ -77,6 +81,8 @@ class Merged:
     group: int
     add: list[DataFile]
     remove: list[DataFile]
+    wanted: FieldTypes = field(default_factory=dict)
+    """Fields that need columns which the table does not have yet: to be added, and then it is merged again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,26 +137,45 @@ class MergeTask:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _merge_documents(self, target: DocumentsTarget, fold: Fold) -> list[Merged]:
-        touched = [*_touched(target.location, target.files, fold)]
-        touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold)]
+        every = target.is_rebuilt
+        touched = [*_touched(target.location, target.files, fold, every=every)]
+        touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold, every=every)]
         schema = documents_schema(xattrs=self.facts.xattrs, typed=_typed_schema(target))
+        reject_schema = rejects_schema(with_field=target.columns is None or not target.columns.is_whole_row)
         documents = self._writer(target.location, schema)
-        rejects = self._writer(target.rejects_location, REJECTS_SCHEMA)
-        for rows in _kept_rows(target.rejects_location, touched_rejects):
-            rejects.write(rows.select(REJECTS_SCHEMA.names))
+        rejects = self._writer(target.rejects_location, reject_schema)
+        parsed_again: Iterable[pa.Table] = ()
+        if target.is_rebuilt:
+            parsed_again = _kept_rows(target.location, touched)
+        else:
+            for rows in _kept_rows(target.rejects_location, touched_rejects):
+                rejects.write(conformed(rows, reject_schema))
+        wanted: dict[str, pa.DataType] = {}
 
-        def new_documents() -> Iterator[pa.Table]:
-            for changes in fold.live():
-                rows, rejected = _document_rows(changes, schema, target.columns)
-                rejects.write(rejected)
-                yield rows
+        def parsed_documents() -> Iterator[pa.Table]:
+            for rows in chain(parsed_again, (_documents_of(changes, schema) for changes in fold.live())):
+                parsed = None
+                if target.columns is not None:
+                    parsed = target.columns.parse(rows.column("document"), discovers=target.columns.is_inferred)
+                    wanted.update(joined_fields(wanted, parsed.wanted))
+                if not wanted:
+                    # Else it is merged again, with more columns, and only the fields of the rest are looked for.
+                    rejects.write(_rejected(rows, parsed, reject_schema))
+                    yield _with_typed(rows, parsed, schema)
 
         with ExitStack() as opened:
             kept: list[KeyedRows] = []
-            for file, marks in touched:
-                kept += _kept_by_key(opened.enter_context(FileReader(target.location, file.path)), marks, schema.names)
-            for rows in in_key_order(schema, kept, new_documents()):
+            for file, marks in () if target.is_rebuilt else touched:
+                kept += _kept_by_key(opened.enter_context(FileReader(target.location, file.path)), marks, schema)
+            for rows in in_key_order(schema, kept, parsed_documents()):
+                if wanted:
+                    break
                 documents.write(rows)
+        if wanted:
+            rejects.close()
+            documents.close()
+            kind = TableKind.DOCUMENTS
+            return [Merged(kind=kind, name=target.name, group=self.group, add=[], remove=[], wanted=wanted)]
         # The rejects come first: once the documents are merged, they are not looked at again.
         return [
             self._merged(TableKind.REJECTS, target.name, rejects, touched_rejects),
@@ -182,21 +207,25 @@ def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
     touched = {file.path: (file, marks) for file, marks in _touched(target.location, target.files, fold)}
     for file in target.files:
         if file.path in touched:
-            yield from (rows.select(schema.names) for rows in _kept_rows(target.location, [touched[file.path]]))
+            yield from (conformed(rows, schema) for rows in _kept_rows(target.location, [touched[file.path]]))
         else:
-            yield from read_files(target.location, [file], schema.names)
+            yield from (conformed(rows, schema) for rows in read_files(target.location, [file]))
     for changes in fold.live():
-        yield _document_rows(changes, schema, target.columns)[0]
+        rows = _documents_of(changes, schema)
+        parsed = None if target.columns is None else target.columns.parse(rows.column("document"))
+        yield _with_typed(rows, parsed, schema)
 
 
 def _typed_schema(target: DocumentsTarget) -> pa.Schema | None:
     return None if target.columns is None else target.columns.schema
 
 
-def _touched(location: Location, files: Sequence[DataFile], fold: Fold) -> Iterator[tuple[DataFile, Marks]]:
-    """The files that have to be written again, with a mark on every row that stays."""
+def _touched(
+    location: Location, files: Sequence[DataFile], fold: Fold, *, every: bool = False
+) -> Iterator[tuple[DataFile, Marks]]:
+    """The files that have to be written again, or all of them, with a mark on every row that stays."""
     for file in files:
-        if not fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf")))):
+        if not every and not fold.can_touch(file.ranges.get("vbucket", (float("-inf"), float("inf")))):
             continue
         with FileReader(location, file.path) as reader:
             parts = [reader.read(row_group, _NARROW) for row_group in reader.row_groups]
@@ -207,7 +236,7 @@ def _touched(location: Location, files: Sequence[DataFile], fold: Fold) -> Itera
             seqnos=numbers(rows, "seqno"),
             ids=numbers(rows, "collection_id"),
         )
-        if not marks.all():
+        if every or not marks.all():
             yield file, marks
 
 
@@ -221,29 +250,38 @@ def _kept_rows(location: Location, touched: Sequence[tuple[DataFile, Marks]]) ->
                 start += rows.num_rows
 
 
-def _kept_by_key(reader: FileReader, marks: Marks, columns: Sequence[str]) -> Iterator[KeyedRows]:
+def _kept_by_key(reader: FileReader, marks: Marks, schema: pa.Schema) -> Iterator[KeyedRows]:
     """The marked rows of a file, row group by row group."""
     start = 0
     for row_group in reader.row_groups:
         end = start + reader.row_group_rows(row_group)
-        yield KeyedRows(reader.least_key(row_group), partial(_read_kept, reader, row_group, marks[start:end], columns))
+        yield KeyedRows(reader.least_key(row_group), partial(_read_kept, reader, row_group, marks[start:end], schema))
         start = end
 
 
-def _read_kept(reader: FileReader, row_group: int, marks: Marks, columns: Sequence[str]) -> pa.Table:
-    return filtered(reader.read(row_group), marks).select(columns)
+def _read_kept(reader: FileReader, row_group: int, marks: Marks, schema: pa.Schema) -> pa.Table:
+    return conformed(filtered(reader.read(row_group), marks), schema)
 
 
-def _document_rows(changes: pa.Table, schema: pa.Schema, typed: TypedColumns | None) -> tuple[pa.Table, pa.Table]:
-    """The documents that mutations make, and those among them that do not fit the typed columns."""
+def _documents_of(changes: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The documents that mutations make, without typed columns."""
     columns = document_columns(changes, schema)
-    if typed is None:
-        return pa.table([columns[name] for name in schema.names], schema=schema), REJECTS_SCHEMA.empty_table()
-    parsed = typed.parse(columns["document"])
-    rows = pa.table([{**columns, **parsed.columns}[name] for name in schema.names], schema=schema)
-    rejected = {**columns, "reason": parsed.reasons}
-    rejects = pa.table({name: rejected[name] for name in REJECTS_SCHEMA.names})
-    return rows, rejects.filter(rejects.column("reason").is_valid()).cast(REJECTS_SCHEMA)
+    return pa.table({name: columns[name] for name in schema.names if name in columns})
+
+
+def _with_typed(rows: pa.Table, parsed: Parsed | None, schema: pa.Schema) -> pa.Table:
+    typed = {} if parsed is None else parsed.columns
+    columns = [typed[name] if name in typed else rows.column(name) for name in schema.names]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
+def _rejected(rows: pa.Table, parsed: Parsed | None, schema: pa.Schema) -> pa.Table:
+    """Those among the documents that do not fit the typed columns."""
+    if parsed is None or parsed.reasons.null_count == len(parsed.reasons):
+        return schema.empty_table()
+    reasons = {"field": parsed.fields, "reason": parsed.reasons}
+    found = pa.table({name: reasons[name] if name in reasons else rows.column(name) for name in schema.names})
+    return found.filter(parsed.reasons.is_valid()).cast(schema)
 
 
 # --- what is pending --------------------------------------------------------------------------------------------------
@@ -364,7 +402,8 @@ class Planner:
         due: dict[int, list[CollectionTables]] = {}
         for table in tables:
             for group in range(self.facts.groups):
-                if pending.has(table.name, group) or self.history_lags(table, group):
+                is_rebuilt = table.documents is not None and table.documents.has_to_be_rebuilt
+                if is_rebuilt or pending.has(table.name, group) or self.history_lags(table, group):
                     due.setdefault(group, []).append(table)
         tasks = [self._task(group, due[group], pending) for group in sorted(due)]
         # The largest first: cores that are free take the next task, and none is left alone with a large one at the end.
@@ -416,6 +455,7 @@ class Planner:
             files=() if table.documents is None else table.documents.files_of(group),
             after_batch=table.merged_at(group),
             columns=table.columns,
+            is_rebuilt=table.documents is not None and table.documents.has_to_be_rebuilt,
             rejects_location=self.location.join(TableKind.REJECTS, table.name),
             rejects_files=() if table.rejects is None else table.rejects.files_of(group),
         )

@@ -1,16 +1,18 @@
-"""Where the fields of JSON objects lie: one walk over the texts, with no object made.
+"""Where the values of JSON texts lie: one walk over the texts, with no object made.
 
 For every document and every wanted field of its top level the kernel notes what kind of value it has and the bytes that
-it stands in. What is nested is passed over by its brackets. The documents have been called JSON by a server that
-looked, so this checks no more than it needs in order never to leave the text; what is odd all the same is reported.
+it stands in. What is nested is passed over by its brackets, and walked when it is asked for: `find_members` looks for
+named members of objects, `list_members` lists all members of objects or elements of arrays. The documents have been
+called JSON by a server that looked, so this checks no more than it needs in order never to leave the text; what is odd
+all the same is reported.
 
-`typed_columns` and the exporter of `transfer` use it.
+`column_values`, `typed_columns` and the exporter of `transfer` use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -27,12 +29,18 @@ from headwater.protocol.kernels.memory import (
     ReadOnlyBytes,
     copy_bytes,
     i64,
+    inlined_part,
     kernel,
     kernel_part,
+    load_u64,
+    read_only,
     u8,
+    u64,
 )
 
+Marks = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
+Kinds = NDArray[np.uint8]
 
 
 class JsonKind(IntEnum):
@@ -56,100 +64,223 @@ class Form(IntEnum):
     OBJECT = 0
     OTHER_JSON = 1
     MALFORMED = 2
-    ESCAPED_NAMES = 3
-    """The name of a field has escapes in it, so it can't be compared by its bytes."""
 
 
 _MISSING, _NULL, _TRUE, _FALSE, _INTEGER, _REAL, _STRING, _ESCAPED, _OBJECT, _ARRAY = (int(kind) for kind in JsonKind)
-_FORM_OBJECT, _FORM_OTHER, _FORM_MALFORMED, _FORM_ESCAPED = (int(form) for form in Form)
+_FORM_OBJECT, _FORM_OTHER, _FORM_MALFORMED = (int(form) for form in Form)
+ABSENT = (JsonKind.MISSING, JsonKind.NULL)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValues:
+    """Some values: what each of them is, and where in `data` it stands."""
+
+    data: Bytes
+    kinds: Kinds
+    starts: Numbers
+    ends: Numbers
+    """Of a string, without its quotes."""
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def is_one_of(self, *kinds: JsonKind) -> Marks:
+        return np.isin(self.kinds, kinds)
+
+    @property
+    def is_there(self) -> Marks:
+        return self.kinds > _NULL
+
+    def of(self, chosen: Column) -> JsonValues:
+        """Some of them, by marks or by numbers."""
+        return JsonValues(self.data, self.kinds[chosen], self.starts[chosen], self.ends[chosen])
+
+    def where(self, marks: Marks) -> JsonValues:
+        """The same with nothing in the place of those that are not marked."""
+        return replace(self, kinds=np.where(marks, self.kinds, _MISSING).astype(np.uint8))
+
+    def texts(self, wanted: Marks) -> tuple[pa.Array, Marks]:
+        """The wanted values as they are written, strings as what they say; and a mark on those that have a text. A
+        string that says half of a character has none."""
+        lengths = np.where(wanted, self.ends - self.starts, 0)
+        copied = np.empty(int(lengths.sum()), dtype=np.uint8)
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        good = wanted.copy()
+        _copy_texts(
+            self.data, np.ascontiguousarray(self.kinds), np.ascontiguousarray(self.starts),
+            np.ascontiguousarray(self.ends), good, offsets, copied,
+        )  # fmt: skip
+        valid = pa.array(good).buffers()[1]
+        array = pa.LargeStringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(copied), valid)
+        return (array if int(offsets[-1]) > _SHORT_BYTES_MAX else array.cast(pa.string())), good
+
+    def integers(self) -> tuple[Numbers, Marks]:
+        """The integers among them, and a mark on those that are some and fit 64 bits."""
+        return integers(self.data, self.starts, self.ends, self.kinds == _INTEGER)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """Where the fields of some documents lie. By field and document, in two dimensions."""
+    """Where named fields of some documents lie. By field and document, in two dimensions."""
 
     data: Bytes
-    forms: NDArray[np.uint8]
+    forms: Kinds
     """By document."""
+    others: Numbers
+    """By document: how many fields it has, with a value, that were not asked for."""
     kinds: NDArray[np.uint8]
-    starts: Numbers
-    ends: Numbers
-    """In `data`. Of a string, without its quotes."""
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def values(self, number: int) -> JsonValues:
+        """One field of all documents."""
+        return JsonValues(self.data, self.kinds[number], self.starts[number], self.ends[number])
+
+
+@dataclass(frozen=True, slots=True)
+class JsonMembers:
+    """All members of some objects, or elements of some arrays, one after the other."""
+
+    offsets: Numbers
+    """Those of object `n` are from `offsets[n]` to before `offsets[n + 1]`."""
+    names: JsonValues
+    """Strings; nothing where they are elements."""
+    values: JsonValues
+    is_whole: Marks
+    """By object: it could be read to its end."""
 
 
 def find_fields(documents: pa.Array, names: Sequence[str]) -> JsonFields:
     """Find fields of the top level by their names, in an array of strings without nulls."""
-    documents = documents.cast(pa.large_string())
-    rows = len(documents)
-    _, offsets, data = documents.buffers()
-    row_ends = np.frombuffer(offsets, dtype=np.int64)[documents.offset : documents.offset + rows + 1]
-    content = np.frombuffer(b"" if data is None else data, dtype=np.uint8)
-    encoded = [name.encode() for name in names]
-    name_ends = np.cumsum([0, *(len(name) for name in encoded)]).astype(np.int64)
-    shape = (len(names), rows)
-    fields = JsonFields(
-        content,
-        np.zeros(rows, dtype=np.uint8),
-        np.zeros(shape, dtype=np.uint8),
-        np.zeros(shape, dtype=np.int64),
-        np.zeros(shape, dtype=np.int64),
+    return _find_named(_whole_texts(documents), names)
+
+
+def find_members(objects: JsonValues, names: Sequence[str]) -> JsonFields:
+    """Find members of those values that are objects."""
+    return _find_named(_only(objects, objects.kinds == _OBJECT), names)
+
+
+def list_fields(documents: pa.Array) -> JsonMembers:
+    """All fields of the documents that are objects, in an array of strings without nulls."""
+    return list_members(_whole_texts(documents), JsonKind.OBJECT)
+
+
+def list_members(values: JsonValues, kind: JsonKind) -> JsonMembers:
+    """All members of those values that are objects, or all elements of those that are arrays."""
+    spans = _only(values, values.kinds == kind)
+    is_object = np.array([kind == JsonKind.OBJECT])
+    counts = np.zeros(len(spans), dtype=np.int64)
+    nothing, no_kinds = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    _list(
+        spans.data, spans.starts, spans.ends, is_object, counts, no_kinds, nothing, nothing, no_kinds, nothing, nothing
     )
-    name_bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-    _find(content, row_ends, name_bytes, name_ends, fields.forms, fields.kinds, fields.starts, fields.ends)
-    return fields
+    is_whole = counts >= 0
+    offsets = np.zeros(len(spans) + 1, dtype=np.int64)
+    np.cumsum(np.maximum(counts, 0), out=offsets[1:])
+    found = [JsonValues(spans.data, *_room_for(int(offsets[-1]))) for _ in range(2)]
+    names, members = found
+    _list(
+        spans.data, spans.starts, spans.ends, is_object, counts, names.kinds, names.starts, names.ends,
+        members.kinds, members.starts, members.ends,
+    )  # fmt: skip
+    return JsonMembers(offsets, names, members, is_whole)
 
 
-def texts(data: Bytes, starts: Numbers, ends: Numbers, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Parts of a text as strings; null where they are not wanted."""
-    lengths = np.where(wanted, ends - starts, 0)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    copied = np.empty(int(offsets[-1]), dtype=np.uint8)
-    _copy(data, np.ascontiguousarray(starts), offsets, copied)
-    valid = pa.array(wanted).buffers()[1]
-    array = pa.LargeStringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(copied), valid)
-    return array if int(offsets[-1]) > _SHORT_BYTES_MAX else array.cast(pa.string())
-
-
-def integers(
-    data: Bytes, starts: Numbers, ends: Numbers, wanted: NDArray[np.bool_]
-) -> tuple[Numbers, NDArray[np.bool_]]:
+def integers(data: Bytes, starts: Numbers, ends: Numbers, wanted: Marks) -> tuple[Numbers, Marks]:
     """Parts of a text as integers, and a mark on those that are wanted and fit 64 bits."""
     values = np.zeros(len(starts), dtype=np.int64)
     fits = np.zeros(len(starts), dtype=np.bool_)
-    _parse_integers(data, np.ascontiguousarray(starts), np.ascontiguousarray(ends), wanted, values, fits)
+    _parse_integers(read_only(data), np.ascontiguousarray(starts), np.ascontiguousarray(ends), wanted, values, fits)
     return values, fits
 
 
 _SHORT_BYTES_MAX = 2**31 - 1
 
+
+def _whole_texts(documents: pa.Array) -> JsonValues:
+    """Each text as one value, from end to end. Those that begin like an object are called one."""
+    documents = documents.cast(pa.large_string())
+    rows = len(documents)
+    _, offsets, data = documents.buffers()
+    content = np.frombuffer(b"" if data is None else data, dtype=np.uint8)
+    edges = np.frombuffer(offsets, dtype=np.int64)[documents.offset : documents.offset + rows + 1]
+    return JsonValues(read_only(content), np.full(rows, _OBJECT, dtype=np.uint8), edges[:-1].copy(), edges[1:].copy())
+
+
+def _only(values: JsonValues, wanted: Marks) -> JsonValues:
+    """The same with nothing in the place of what is not wanted."""
+    starts = np.ascontiguousarray(values.starts)
+    return JsonValues(values.data, values.kinds, starts, np.where(wanted, values.ends, starts))
+
+
+def _room_for(count: int) -> tuple[Kinds, Numbers, Numbers]:
+    return np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+
+
+def _find_named(texts: JsonValues, names: Sequence[str]) -> JsonFields:
+    rows = len(texts)
+    encoded = [name.encode() for name in names]
+    name_ends = np.cumsum([0, *(len(name) for name in encoded)]).astype(np.int64)
+    shape = (len(names), rows)
+    fields = JsonFields(
+        texts.data,
+        np.zeros(rows, dtype=np.uint8),
+        np.zeros(rows, dtype=np.int64),
+        np.zeros(shape, dtype=np.uint8),
+        np.zeros(shape, dtype=np.int64),
+        np.zeros(shape, dtype=np.int64),
+    )
+    name_bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    _find(
+        texts.data, texts.starts, texts.ends, name_bytes, name_ends, fields.forms, fields.others, fields.kinds,
+        fields.starts, fields.ends,
+    )  # fmt: skip
+    return fields
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = (ord(sign) for sign in '"\\,:')
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in "{}[]")
-_MINUS, _ZERO, _NINE, _T, _F, _N = (ord(sign) for sign in "-09tfn")
+_MINUS, _ZERO, _NINE, _T, _F, _N, _U = (ord(sign) for sign in "-09tfnu")
+_ONES, _HIGH_BITS, _QUOTES, _BACKSLASHES = (u64(sign * 0x0101010101010101) for sign in (0x01, 0x80, _QUOTE, _BACKSLASH))
+_ESCAPED_SIGNS = tuple(b'"\\/bfnrt')
+_ESCAPED_CODES = tuple(b'"\\/\b\f\n\r\t')
 
 
-@kernel_part
+@inlined_part
 def _skip_space(data: Bytes, at: int, end: int) -> int:
     while at < end and (data[at] == 32 or (9 <= data[at] <= 13)):
         at += 1
     return at
 
 
-@kernel_part
+@inlined_part
+def _has_byte(word: int, repeated: int) -> bool:
+    """Whether one of eight bytes is the byte that another word has eight times: the difference of that one is 0."""
+    difference = word ^ repeated
+    return ((difference - _ONES) & ~difference & _HIGH_BITS) != u64(0)
+
+
+@inlined_part
 def _skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """From behind the opening quote to behind the closing one, or beyond the end; and whether it has escapes."""
     has_escapes = False
-    while at < end and data[at] != _QUOTE:
-        if data[at] == _BACKSLASH:
-            has_escapes = True
+    while True:
+        while at + 8 <= end:
+            word = load_u64(data, at)
+            if _has_byte(word, _QUOTES) or _has_byte(word, _BACKSLASHES):
+                break
+            at += 8
+        while at < end and data[at] != _QUOTE and data[at] != _BACKSLASH:
             at += 1
-        at += 1
-    return at + 1, has_escapes
+        if at >= end or data[at] == _QUOTE:
+            return at + 1, has_escapes
+        has_escapes = True
+        at += 2
 
 
-@kernel_part
+@inlined_part
 def _skip_nested(data: Bytes, at: int, end: int) -> int:
     """From an opening bracket to behind its closing one, or beyond the end."""
     depth = 0
@@ -167,7 +298,7 @@ def _skip_nested(data: Bytes, at: int, end: int) -> int:
     return end + 1
 
 
-@kernel_part
+@inlined_part
 def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """To behind a number or a word, and whether it is all digits."""
     is_integer = True
@@ -180,7 +311,7 @@ def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at, is_integer
 
 
-@kernel_part
+@inlined_part
 def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
     """From the first byte of a value to behind its last; its kind; and whether it is one at all."""
     sign = data[at]
@@ -199,74 +330,175 @@ def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
 
 
 @kernel_part
+def _hex_digit(sign: int) -> int:
+    if _ZERO <= sign <= _NINE:
+        return i64(sign) - _ZERO
+    letter = i64(sign) | 32
+    return letter - 87 if 97 <= letter <= 102 else -1
+
+
+@kernel_part
+def _unit(data: Bytes, at: int, end: int) -> int:
+    """The number that four hexadecimal digits write, or -1."""
+    if at + 4 > end:
+        return -1
+    number = i64(0)
+    for i in range(4):
+        digit = _hex_digit(data[at + i])
+        if digit < 0:
+            return -1
+        number = number * 16 + digit
+    return number
+
+
+@kernel_part
+def _read_escape(data: Bytes, at: int, end: int) -> tuple[int, int]:
+    """From a backslash: the code point that it stands for, and what is behind it; -1 where it stands for none.
+
+    RFC 8259, section 7: a character beyond U+FFFF is two escapes, a pair of surrogates. Half of one is no character.
+    """
+    sign = data[at + 1] if at + 1 < end else u8(0)
+    if sign != _U:
+        for i in range(len(_ESCAPED_SIGNS)):
+            if sign == _ESCAPED_SIGNS[i]:
+                return i64(_ESCAPED_CODES[i]), at + 2
+        return i64(-1), end
+    high = _unit(data, at + 2, end)
+    if high < 0xD800 or high > 0xDFFF:
+        return high, at + 6
+    is_pair = high < 0xDC00 and at + 7 < end and data[at + 6] == _BACKSLASH and data[at + 7] == _U
+    low = _unit(data, at + 8, end) if is_pair else i64(-1)
+    if low < 0xDC00 or low > 0xDFFF:
+        return i64(-1), end
+    return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00), at + 12
+
+
+@kernel_part
+def _utf8_length(code: int) -> int:
+    return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
+
+
+@kernel_part
+def _utf8_byte(code: int, length: int, i: int) -> int:
+    if length == 1:
+        return code
+    if i == 0:
+        return ((0xF00 >> length) & 0xFF) | (code >> (6 * (length - 1)))
+    return 0x80 | ((code >> (6 * (length - 1 - i))) & 0x3F)
+
+
+@kernel_part
+def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_end: int) -> bool:
+    """Whether a name with escapes says a name that has none."""
+    while at < end:
+        if data[at] != _BACKSLASH:
+            if name_at >= name_end or names[name_at] != data[at]:
+                return False
+            at += 1
+            name_at += 1
+            continue
+        code, at = _read_escape(data, at, end)
+        if code < 0:
+            return False
+        length = _utf8_length(code)
+        if name_at + length > name_end:
+            return False
+        for i in range(length):
+            if names[name_at + i] != _utf8_byte(code, length, i):
+                return False
+        name_at += length
+    return name_at == name_end
+
+
+@inlined_part
 def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column, guess: int) -> int:
     """The number of a field by its name, or -1. Documents are alike, so a guess is tried first."""
     count = len(name_ends) - 1
-    for i in range(count):
-        field = (guess + i) % count
+    field = guess if guess < count else 0
+    for _ in range(count):
         name = name_ends[field]
         length = name_ends[field + 1] - name
-        if length != end - start:
-            continue
-        k = 0
-        while k < length and data[start + k] == names[name + k]:
-            k += 1
-        if k == length:
-            return field
+        if length == end - start:
+            k = 0
+            while k < length and data[start + k] == names[name + k]:
+                k += 1
+            if k == length:
+                return field
+        field = field + 1 if field + 1 < count else 0
     return -1
 
 
 @kernel_part
-def _find_in(
-    data: Bytes, at: int, end: int, names: Bytes, name_ends: Column, row: int, kinds: Column, starts: Column,
-    ends: Column,
-) -> int:  # fmt: skip
-    """Note the fields of one document. Returns its form."""
-    form = _FORM_OBJECT
-    guess = 0
-    at = _skip_space(data, at + 1, end)
-    if at < end and data[at] == _CLOSE_OBJECT:
-        return form if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
-    while at < end and data[at] == _QUOTE:
+def _field_of_escaped(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column) -> int:
+    for field in range(len(name_ends) - 1):
+        if _is_name(data, start, end, names, name_ends[field], name_ends[field + 1]):
+            return field
+    return -1
+
+
+@inlined_part
+def _next_member(data: Bytes, at: int, end: int, is_object: bool) -> tuple[int, int, bool, int, int, int]:
+    """From the first byte of a member: where its name starts, ends, and whether that has escapes; where its value
+    starts, of which kind it is, and what is behind it. The last is -1 where there is no member."""
+    name_at, name_end, has_escapes = at, at, False
+    if is_object:
+        if at >= end or data[at] != _QUOTE:
+            return at, at, False, at, _MISSING, -1
         name_at = at + 1
         at, has_escapes = _skip_string(data, name_at, end)
-        if has_escapes:
-            form = _FORM_ESCAPED
         name_end = at - 1
         at = _skip_space(data, at, end)
         if at >= end or data[at] != _COLON:
-            return _FORM_MALFORMED
+            return at, at, False, at, _MISSING, -1
         at = _skip_space(data, at + 1, end)
-        if at >= end:
+    if at >= end:
+        return at, at, False, at, _MISSING, -1
+    behind, kind, is_value = _skip_value(data, at, end)
+    return name_at, name_end, has_escapes, at, kind, behind if is_value else -1
+
+
+@kernel_part
+def _find_in(
+    data: Bytes, at: int, end: int, names: Bytes, name_ends: Column, row: int, others: Column, kinds: Column,
+    starts: Column, ends: Column,
+) -> int:  # fmt: skip
+    """Note the fields of one document. Returns its form."""
+    guess = 0
+    at = _skip_space(data, at + 1, end)
+    if at < end and data[at] == _CLOSE_OBJECT:
+        return _FORM_OBJECT if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
+    while True:
+        name_at, name_end, has_escapes, start, kind, behind = _next_member(data, at, end, True)
+        if behind < 0:
             return _FORM_MALFORMED
-        start = at
-        at, kind, is_value = _skip_value(data, at, end)
-        if not is_value:
-            return _FORM_MALFORMED
-        field = _field_of(data, name_at, name_end, names, name_ends, guess)
+        if has_escapes:
+            field = _field_of_escaped(data, name_at, name_end, names, name_ends)
+        else:
+            field = _field_of(data, name_at, name_end, names, name_ends, guess)
         if field >= 0:
             is_string = kind == _STRING or kind == _ESCAPED
             kinds[field, row] = u8(kind)
             starts[field, row] = start + 1 if is_string else start
-            ends[field, row] = at - 1 if is_string else at
+            ends[field, row] = behind - 1 if is_string else behind
             guess = field + 1
-        at = _skip_space(data, at, end)
+        elif kind != _NULL:
+            others[row] += 1
+        at = _skip_space(data, behind, end)
         if at < end and data[at] == _CLOSE_OBJECT:
-            return form if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
+            return _FORM_OBJECT if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
         if at >= end or data[at] != _COMMA:
             return _FORM_MALFORMED
         at = _skip_space(data, at + 1, end)
-    return _FORM_MALFORMED
 
 
 @kernel
 def _find(
-    data: Bytes, row_ends: Int64s, names: ReadOnlyBytes, name_ends: Int64s, forms: Bytes, kinds: ByteRows,
-    starts: Int64Rows, ends: Int64Rows,
+    data: ReadOnlyBytes, row_starts: Int64s, row_ends: Int64s, names: ReadOnlyBytes, name_ends: Int64s, forms: Bytes,
+    others: Int64s, kinds: ByteRows, starts: Int64Rows, ends: Int64Rows,
 ) -> None:  # fmt: skip
     for row in range(len(forms)):
-        end = i64(row_ends[row + 1])
-        at = _skip_space(data, i64(row_ends[row]), end)
+        end = i64(row_ends[row])
+        at = _skip_space(data, i64(row_starts[row]), end)
         if at >= end:
             forms[row] = _FORM_MALFORMED
         elif data[at] != _OPEN_OBJECT:
@@ -274,19 +506,104 @@ def _find(
             is_whole = is_value and _skip_space(data, behind, end) == end
             forms[row] = _FORM_OTHER if is_whole else _FORM_MALFORMED
         else:
-            forms[row] = _find_in(data, at, end, names, name_ends, row, kinds, starts, ends)
+            forms[row] = _find_in(data, at, end, names, name_ends, row, others, kinds, starts, ends)
+
+
+@kernel_part
+def _list_in(
+    data: Bytes, at: int, end: int, is_object: bool, first: int, name_kinds: Column, name_starts: Column,
+    name_ends: Column, kinds: Column, starts: Column, ends: Column,
+) -> int:  # fmt: skip
+    """Note the members of one value, if there is room. Returns how many there are, or -1 where it is malformed."""
+    closing = _CLOSE_OBJECT if is_object else _CLOSE_ARRAY
+    count = 0
+    at = _skip_space(data, at, end)
+    if at >= end:
+        return 0
+    if data[at] != (_OPEN_OBJECT if is_object else _OPEN_ARRAY):
+        return -1
+    at = _skip_space(data, at + 1, end)
+    if at < end and data[at] == closing:
+        return 0
+    while True:
+        name_at, name_end, has_escapes, start, kind, behind = _next_member(data, at, end, is_object)
+        if behind < 0:
+            return -1
+        if len(kinds) > 0:
+            place = first + count
+            name_kinds[place] = u8(_ESCAPED if has_escapes else _STRING)
+            name_starts[place] = name_at
+            name_ends[place] = name_end
+            is_string = kind == _STRING or kind == _ESCAPED
+            kinds[place] = u8(kind)
+            starts[place] = start + 1 if is_string else start
+            ends[place] = behind - 1 if is_string else behind
+        count += 1
+        at = _skip_space(data, behind, end)
+        if at < end and data[at] == closing:
+            return count if _skip_space(data, at + 1, end) == end else -1
+        if at >= end or data[at] != _COMMA:
+            return -1
+        at = _skip_space(data, at + 1, end)
 
 
 @kernel
-def _copy(data: Bytes, starts: Int64s, offsets: Int64s, copied: Bytes) -> None:
+def _list(
+    data: ReadOnlyBytes, row_starts: Int64s, row_ends: Int64s, is_object: Bools, counts: Int64s, name_kinds: Bytes,
+    name_starts: Int64s, name_ends: Int64s, kinds: Bytes, starts: Int64s, ends: Int64s,
+) -> None:  # fmt: skip
+    """The first time, with no room for members, they are counted; the second time they are noted."""
+    first = i64(0)
+    for row in range(len(counts)):
+        if counts[row] < 0 or (len(kinds) > 0 and counts[row] == 0):
+            continue
+        counts[row] = _list_in(
+            data, i64(row_starts[row]), i64(row_ends[row]), is_object[0], first, name_kinds, name_starts, name_ends,
+            kinds, starts, ends,
+        )  # fmt: skip
+        first += counts[row]
+
+
+@kernel_part
+def _unescape(data: Bytes, at: int, end: int, copied: Bytes, to: int) -> int:
+    """Write what a string with escapes says. Returns what is behind it, or -1. No escape is shorter than its UTF-8."""
+    while at < end:
+        if data[at] != _BACKSLASH:
+            copied[to] = data[at]
+            at += 1
+            to += 1
+            continue
+        code, at = _read_escape(data, at, end)
+        if code < 0:
+            return -1
+        length = _utf8_length(code)
+        for i in range(length):
+            copied[to + i] = u8(_utf8_byte(code, length, i))
+        to += length
+    return to
+
+
+@kernel
+def _copy_texts(
+    data: ReadOnlyBytes, kinds: Bytes, starts: Int64s, ends: Int64s, good: Bools, offsets: Int64s, copied: Bytes
+) -> None:
+    to = i64(0)
     for row in range(len(starts)):
-        length = offsets[row + 1] - offsets[row]
-        if length > 0:
-            copy_bytes(copied, offsets[row], data, starts[row], length)
+        if good[row]:
+            if kinds[row] == _ESCAPED:
+                behind = _unescape(data, starts[row], ends[row], copied, to)
+                good[row] = behind >= 0
+                to = behind if behind >= 0 else to
+            elif ends[row] > starts[row]:
+                copy_bytes(copied, to, data, starts[row], ends[row] - starts[row])
+                to += ends[row] - starts[row]
+        offsets[row + 1] = to
 
 
 @kernel
-def _parse_integers(data: Bytes, starts: Int64s, ends: Int64s, wanted: Bools, values: Int64s, fits: Bools) -> None:
+def _parse_integers(
+    data: ReadOnlyBytes, starts: Int64s, ends: Int64s, wanted: Bools, values: Int64s, fits: Bools
+) -> None:
     """Digits are added up below zero, where there is room for one number more than above."""
     least = i64(-9223372036854775807 - 1)
     last_safe = i64(-922337203685477580)

@@ -10,7 +10,7 @@ Called by the tasks of merges and joins, in any process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.lake.data_files import FileReader, aligned
+from headwater.lake.data_files import FileReader, aligned, conformed
 
 SORT_BYTES = 256 * 1024 * 1024
 """What is held in memory to be sorted together."""
@@ -37,10 +37,14 @@ class KeyedRows:
     read: Callable[[], pa.Table]
 
 
-def row_groups_by_key(reader: FileReader, columns: Sequence[str]) -> Iterator[KeyedRows]:
+def row_groups_by_key(reader: FileReader, schema: pa.Schema) -> Iterator[KeyedRows]:
     """The row groups of a file, which has to stay open until they are read."""
     for row_group in reader.row_groups:
-        yield KeyedRows(reader.least_key(row_group), partial(reader.read, row_group, columns))
+        yield KeyedRows(reader.least_key(row_group), partial(_read, reader, row_group, schema))
+
+
+def _read(reader: FileReader, row_group: int, schema: pa.Schema) -> pa.Table:
+    return conformed(reader.read(row_group), schema)
 
 
 def in_key_order(

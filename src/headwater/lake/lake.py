@@ -25,21 +25,18 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
 from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket, LakeTaken
-from headwater.lake.change_rows import MUTATION, WantedChanges, read_changes
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
-from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
 from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_MIN, LakeFacts, TableKind, changes_schema
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.table_state import LandedTotals, Selection, TableState
-from headwater.lake.typed_columns import TypedColumns, infer_columns
+from headwater.lake.typed_columns import ColumnChoice, ColumnMode
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
 BATCH_TRANSACTION = "headwater.batch"
@@ -52,8 +49,6 @@ _BOUNDARY_COMMITS = 64
 BOUNDARIES_MAX = 16
 """Of each vbucket, how many of them are kept."""
 _SELECTION = "selection.json"
-INFER_ROWS = 1000
-"""Of how many documents typed columns are inferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +56,12 @@ class LakeSettings:
     """What may be different every time that a lake is opened."""
 
     merging: MergeRules = field(default_factory=MergeRules)
-    columns: Mapping[str, TypedColumns] = field(default_factory=dict)
-    """By table (`scope.collection`), or for `*`: typed columns."""
-    infer: bool = False
-    """Tables that are made get typed columns for the fields that their first documents have."""
+    columns: Mapping[str, ColumnChoice] = field(default_factory=dict)
+    """By table (`scope.collection`), or for `*`: typed columns, or where they come from. A table that is there is
+    switched to `ColumnMode.INFER`, and has to have any other columns already."""
+    infer: bool = True
+    """Tables that `columns` does not name get columns for the fields of their documents when they are made; otherwise
+    they must have none."""
 
 
 class Lake:
@@ -222,8 +219,15 @@ class Lake:
         for id_, name in self.state.collections.items():
             self.tables.setdefault(name, CollectionTables(name, self.location, self.facts)).ids.add(id_)
 
-    def asked_columns(self, name: str) -> TypedColumns | None:
-        return self.settings.columns.get(name, self.settings.columns.get(EVERY_COLLECTION))
+    def asked_columns(self, name: str) -> ColumnChoice | None:
+        """What the settings say of the typed columns of a table; None where it may have any."""
+        asked = self.settings.columns.get(name, self.settings.columns.get(EVERY_COLLECTION))
+        return ColumnMode.NONE if asked is None and not self.settings.infer else asked
+
+    def is_switched(self, table: CollectionTables) -> bool:
+        """Whether the columns of a table that is there are to be inferred from now on."""
+        asked = self.asked_columns(table.name)
+        return table.documents is not None and asked == ColumnMode.INFER and not table.is_inferred
 
     # --- what the tables hold -----------------------------------------------------------------------------------------
 
@@ -284,8 +288,12 @@ class Lake:
             self._pending = count_pending(
                 self.changes.location, self.changes.files(), self.facts, names, lambda n, g: self.tables[n].merged_at(g)
             )
-            missing = [table.name for table in self.tables.values() if table.documents is None]
-            self._pending.urgent |= {(name, group) for name in missing for group in range(self.facts.groups)}
+            built = [
+                table.name
+                for table in self.tables.values()
+                if table.documents is None or table.documents.has_to_be_rebuilt or self.is_switched(table)
+            ]
+            self._pending.urgent |= {(name, group) for name in built for group in range(self.facts.groups)}
         return self._pending
 
     @property
@@ -356,36 +364,6 @@ def landed_selection(lake: Lake) -> Selection | None:
         raise InvalidInput(
             f"{path} in {lake.location.uri} can't be read: {error!r}", hint="Remove it, if the options are as before"
         ) from error
-
-
-# --- the table of a collection that has none: when it is seen first, or when it was lost ------------------------------
-
-
-def create_documents(lake: Lake, table: CollectionTables, files: Sequence[DataFile], *, merged: int) -> None:
-    """Make a table that holds all there was up to a batch. Columns are inferred from these files of `changes`."""
-    columns = lake.asked_columns(table.name)
-    if columns is None and lake.settings.infer:
-        columns = _inferred_columns(lake, table, files)
-    lake.step(f"create documents {table.name}")
-    table.create_documents(columns, merged=merged)
-
-
-def _inferred_columns(lake: Lake, table: CollectionTables, files: Sequence[DataFile]) -> TypedColumns | None:
-    wanted = WantedChanges(
-        vbuckets=tuple(range(lake.facts.vbuckets)),
-        after_batch=NOT_MERGED,
-        upto_batch=lake.last_batch,
-        ids=frozenset(table.ids),
-    )
-    documents: list[str | None] = []
-    for file in files:
-        for rows in read_changes(lake.changes.location, [file], wanted):
-            marks = (rows.ops == MUTATION) & ~rows.void & np.isin(rows.ids, [*table.ids])
-            values = rows.wide(marks).column("value").slice(0, INFER_ROWS - len(documents))
-            documents += [None if value is None else value.decode(errors="replace") for value in values.to_pylist()]
-        if len(documents) >= INFER_ROWS:
-            break
-    return infer_columns(documents)
 
 
 # --- work that any process can do -------------------------------------------------------------------------------------

@@ -215,8 +215,13 @@ def has_bounds(type_: pa.DataType) -> bool:
     return any(is_kind(type_) for is_kind in kinds)
 
 
-REJECTS_SCHEMA = pa.schema([*_DOCUMENT, pa.field("reason", pa.string(), nullable=False)])
-"""One row a live document that does not fit the typed columns."""
+FIELD = pa.field("field", pa.string())
+
+
+def rejects_schema(*, with_field: bool) -> pa.Schema:
+    """One row a live document that does not fit the typed columns. `field` is the first of its fields that does not,
+    which earlier versions did not note."""
+    return pa.schema([*_DOCUMENT, *([FIELD] if with_field else []), pa.field("reason", pa.string(), nullable=False)])
 
 
 # --- from the batches of a reader, or of Spark, to the columns of `changes` -------------------------------------------

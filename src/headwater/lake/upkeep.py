@@ -76,18 +76,25 @@ class JoinTask:
     def run(self) -> list[DataFile]:
         if self.facts is not None:
             return [_join_changes(self.location, self.files, self.facts)]
-        with FileReader(self.location, self.files[0].path) as reader:
-            schema = reader.schema
+        # Files that were written after a column was added have it, and others do not.
+        schemas = [_schema_of(self.location, file) for file in self.files]
+        schema = pa.schema([*{field.name: field for schema in schemas for field in schema}.values()])
         partition = self.files[0].partition
+        ranges = [name for name in self.ranges if name in schema.names]
         writer = RollingWriter(
-            self.location, schema, ranges=self.ranges, partition=partition, file_bytes=self.file_bytes, is_keyed=True
+            self.location, schema, ranges=ranges, partition=partition, file_bytes=self.file_bytes, is_keyed=True
         )
         with ExitStack() as opened:
             readers = [opened.enter_context(FileReader(self.location, file.path)) for file in self.files]
-            parts = [part for reader in readers for part in row_groups_by_key(reader, schema.names)]
+            parts = [part for reader in readers for part in row_groups_by_key(reader, schema)]
             for rows in in_key_order(schema, parts):
                 writer.write(rows)
         return writer.close()
+
+
+def _schema_of(location: Location, file: DataFile) -> pa.Schema:
+    with FileReader(location, file.path) as reader:
+        return reader.schema
 
 
 def _join_changes(location: Location, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:

@@ -405,10 +405,12 @@ class LakeChecks:
                 merged=merged.merged[group],
             )
 
+        is_unparsed = table.documents is not None and table.documents.has_to_be_rebuilt
         return CollectionCheck(
             name=table.name,
             ids=frozenset(table.ids),
-            columns=table.columns,
+            columns=None if is_unparsed else table.columns,
+            is_unparsed=is_unparsed,
             documents=check(table.documents),
             history=check(table.history),
             rejects=check(table.rejects),

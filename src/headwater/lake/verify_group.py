@@ -16,6 +16,7 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,13 +27,14 @@ import pyarrow.compute as pc
 from headwater.lake.change_rows import MUTATION, ROLLBACK, Barriers
 from headwater.lake.data_files import DataFile, FileReader, filtered
 from headwater.lake.layout import (
+    FIELD,
     IS_CURRENT,
-    REJECTS_SCHEMA,
     LakeFacts,
     TableKind,
     changes_schema,
     documents_schema,
     history_schema,
+    rejects_schema,
     table_name,
 )
 from headwater.lake.location import Location
@@ -56,6 +58,7 @@ from headwater.lake.verify_judging import (
     is_inside,
     judge,
     judge_rejects,
+    stored_misfits,
     twice,
 )
 from headwater.lake.verify_scan import (
@@ -91,6 +94,8 @@ class CollectionCheck:
     name: str
     ids: frozenset[int]
     columns: TypedColumns | None = None
+    is_unparsed: bool = False
+    """The documents wait to be parsed again, for other columns: neither those nor the rejects are judged."""
     documents: TableCheck | None = None
     history: TableCheck | None = None
     rejects: TableCheck | None = None
@@ -342,10 +347,12 @@ class _Judging:
             self._found(collection, kind, table.of(marks), says)
         self._missing(collection, table.scan.label, bucket.rows.of(judged.missing), "is in the bucket, and not here")
 
-    def _scan(self, kind: TableKind, name: str, schema: pa.Schema, table: TableCheck | None) -> TableScan:
+    def _scan(
+        self, kind: TableKind, name: str, schema: pa.Schema, table: TableCheck | None, *, added: Iterable[str] = ()
+    ) -> TableScan:
         location = Location("") if table is None else table.location
         files = () if table is None else table.files
-        return TableScan(location, table_label(kind, name), schema, files, self._report.findings)
+        return TableScan(location, table_label(kind, name), schema, files, self._report.findings, frozenset(added))
 
     # --- each table ---------------------------------------------------------------------------------------------------
 
@@ -394,7 +401,8 @@ class _Judging:
             return
         xattrs, columns = self._check.facts.xattrs, collection.columns
         schema = documents_schema(xattrs=xattrs, typed=None if columns is None else columns.schema)
-        scan = self._scan(TableKind.DOCUMENTS, collection.name, schema, table)
+        added = columns.schema.names if columns is not None and columns.is_inferred else ()
+        scan = self._scan(TableKind.DOCUMENTS, collection.name, schema, table, added=added)
         typed = TypedCheck(columns)
         parts: list[TableRows] = []
         for part in scan.read():
@@ -408,8 +416,9 @@ class _Judging:
         self._add_judged(collection.name, rows, bucket, judged)
         counts.landed += int(judged.is_equal.sum())
         counts.pending += int(bucket.is_pending(table.standing).sum()) + int(judged.is_ending.sum())
-        if collection.rejects is None or collection.rejects.merged <= table.merged:
-            # Else a merge is under way, which commits the rejects before the documents.
+        is_merging = collection.rejects is not None and collection.rejects.merged > table.merged
+        if not is_merging and not collection.is_unparsed:
+            # A merge that is under way commits the rejects before the documents.
             self._judge_rejects(collection, scan, typed.rejected)
 
     def _check_is_new(self, collection: CollectionCheck, batches: Numbers) -> None:
@@ -421,9 +430,10 @@ class _Judging:
             self._report.findings.add(Finding(kind=kind, table=label, what="the table", says=says))
 
     def _judge_rejects(self, collection: CollectionCheck, documents: TableScan, expected: Rejected) -> None:
-        scan = self._scan(TableKind.REJECTS, collection.name, REJECTS_SCHEMA, collection.rejects)
+        schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
+        scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
         stored = Rejected.joined(
-            [Rejected.of(part.rows, part.rows.column("reason"), part.locators) for part in scan.read()]
+            [Rejected.of(part.rows, stored_misfits(part.rows), part.locators) for part in scan.read()]
         )
         judged = judge_rejects(expected, stored)
         there = TableRows(scan=scan, rows=stored.rows, locators=stored.locators)

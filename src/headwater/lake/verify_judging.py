@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.lake.change_rows import COLLECTION_CREATED, COLLECTION_DROPPED, EXPIRATION, MUTATION, ROLLBACK, Barriers
+from headwater.lake.layout import FIELD
 from headwater.lake.typed_columns import TypedColumns
 from headwater.lake.verify_hashes import HashedRows, Hashes, HashIndex, Marks, hash_changes, hash_documents, hash_texts
 from headwater.lake.verify_scan import Locators
@@ -388,11 +389,12 @@ class Rejected:
     rows: HashedRows
     """Without extended attributes, which `rejects` does not have."""
     reasons: Hashes
+    """Of the field, where it is noted, and the reason."""
     locators: Locators
 
     @classmethod
-    def of(cls, rows: pa.Table, reasons: pa.Array | pa.ChunkedArray, locators: Locators) -> Rejected:
-        return cls(rows=hash_documents(rows, xattrs=False), reasons=hash_texts(reasons), locators=locators)
+    def of(cls, rows: pa.Table, misfits: pa.Array | pa.ChunkedArray, locators: Locators) -> Rejected:
+        return cls(rows=hash_documents(rows, xattrs=False), reasons=hash_texts(misfits), locators=locators)
 
     @classmethod
     def joined(cls, parts: list[Rejected]) -> Rejected:
@@ -421,13 +423,25 @@ class TypedCheck:
         unfit = np.asarray(parsed.reasons.is_valid())
         if unfit.any():
             marks = pa.array(unfit)
-            self._rejected.append(Rejected.of(rows.filter(marks), parsed.reasons.filter(marks), locators[unfit]))
+            fields = None if self._columns.is_whole_row else parsed.fields.filter(marks)
+            misfits = _misfits(fields, parsed.reasons.filter(marks))
+            self._rejected.append(Rejected.of(rows.filter(marks), misfits, locators[unfit]))
         return wrong
 
     @property
     def rejected(self) -> Rejected:
         """Those that do not fit, of all that were taken."""
         return Rejected.joined(self._rejected)
+
+
+def stored_misfits(rejects: pa.Table) -> pa.ChunkedArray:
+    """Field and reason, as the rows of `rejects` have them."""
+    fields = rejects.column(FIELD.name) if FIELD.name in rejects.schema.names else None
+    return _misfits(fields, rejects.column("reason"))
+
+
+def _misfits(fields: pa.ChunkedArray | None, reasons: pa.ChunkedArray) -> pa.ChunkedArray:
+    return reasons if fields is None else pc.binary_join_element_wise(pc.fill_null(fields, ""), reasons, "\n")
 
 
 def _differing(stored: pa.ChunkedArray, expected: pa.ChunkedArray) -> Marks:

@@ -181,6 +181,8 @@ class TableScan:
     """The columns that every file has to have. Those by which the table is partitioned are not in its files."""
     files: Sequence[DataFile]
     findings: Findings
+    added: frozenset[str] = frozenset()
+    """Columns that files do not have which were written before those were added: they have null there."""
     engines: dict[int, str] = field(default_factory=dict)
     """By the number of a file that another engine wrote: its name."""
 
@@ -218,7 +220,7 @@ class TableScan:
                 # Only what reads is tried: an error of the caller that takes the rows is no fault of the file.
                 rows = next(parts, None)
                 if rows is not None:
-                    rows = _with_types(rows, self.schema)
+                    rows = _with_types(rows, self.schema, self.added)
                     # Without checksums, texts may be none.
                     rows.validate(full=not reader.is_sealed)
             except _UNREADABLE as error:
@@ -302,10 +304,13 @@ class TableRows:
         scan.findings.add(*found, count=len(rows))
 
 
-def _with_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _with_types(rows: pa.Table, schema: pa.Schema, added: frozenset[str]) -> pa.Table:
     """The columns of the schema, in its order and types; texts that are read as numbers of a dictionary stay so."""
     columns = []
     for wanted in schema:
+        if wanted.name in added and wanted.name not in rows.schema.names:
+            columns.append(pa.nulls(rows.num_rows, wanted.type))
+            continue
         column = rows.column(wanted.name)
         if column.type != wanted.type and not pa.types.is_dictionary(column.type):
             column = column.cast(wanted.type)

@@ -12,6 +12,7 @@ it: the command line and the tables without Spark import modules of this package
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -116,6 +117,7 @@ def land(
     *,
     every: str | None = None,
     storage_options: Mapping[str, str] | None = None,
+    columns: str | Mapping[str, str] | None = None,
     lake: LakeSettings | None = None,
     fresh: Freshness | None = None,
     upkeep: Upkeep | None = None,
@@ -128,19 +130,26 @@ def land(
 
     Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
     keywords are options of the `dcp` source, in Python's spelling. `storage_options` are those of an object store, as
-    delta-rs calls them, `groups` into how many parts new tables are cut. Returns the running query.
+    delta-rs calls them, `groups` into how many parts new tables are cut. `columns` are typed columns for all tables, or
+    by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". Returns the
+    running query.
     """
-    from headwater.lake.lake import LakeSettings
+    from headwater.lake.lake import EVERY_COLLECTION, LakeSettings
+    from headwater.lake.typed_columns import choose_columns
     from headwater.spark.freshness import Freshness
     from headwater.spark.landing import Landing
     from headwater.spark.landing_loop import Upkeep
     from headwater.spark.source_options import source_texts
 
+    settings = lake or LakeSettings()
+    if columns is not None:
+        texts = {EVERY_COLLECTION: columns} if isinstance(columns, str) else columns
+        settings = replace(settings, columns={name: choose_columns(text) for name, text in texts.items()})
     landing = Landing(
         source=source_texts(url, source),
         into=into,
         storage_options=storage_options or {},
-        lake=lake or LakeSettings(),
+        lake=settings,
         fresh=fresh or Freshness(),
         upkeep=upkeep or Upkeep(),
         groups=groups,

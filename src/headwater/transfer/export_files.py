@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 
 from headwater.durable_files import sync_folder
 from headwater.errors import InvalidInput, StoreFull
+from headwater.lake.column_ddl import COLUMNS_MAX, ColumnDef, is_column_name
 from headwater.lake.json_fields import JsonKind, find_fields, integers
 from headwater.lake.layout import split_texts
-from headwater.lake.typed_columns import COLUMNS_MAX, ColumnDef, TypedColumns, is_column_name, to_ddl
+from headwater.lake.typed_columns import TypedColumns
 from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.kernels.decode import binary_column
 from headwater.transfer.change_lines import AS_JSON, judge_values
@@ -320,7 +321,7 @@ class ColumnScan:
     def columns(self, *, taken: str) -> TypedColumns | None:
         """None where there are no fields. `taken` is the name of a column that is there already."""
         found = [ColumnDef(name, self._type(name)) for name in self._usable(taken)]
-        return TypedColumns(to_ddl(found)) if found else None
+        return TypedColumns(tuple(found)) if found else None
 
     def _usable(self, taken: str) -> Iterator[str]:
         seen = {taken.lower()}

@@ -8,17 +8,20 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
+import headwater.spark
 from headwater.cli import land as land_module
 from headwater.cli.land import EXIT_INTERRUPTED, METRICS, LandingMetrics, _run, _View, land, status_line
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
+from headwater.lake.lake import LakeSettings
+from headwater.lake.typed_columns import ColumnMode, TypedColumns
 from headwater.spark.landing_loop import LandedBatch, LandingStatus
 
 LAKE: Any = object()
@@ -160,6 +163,43 @@ def test_times(text: str, read: float) -> None:
 def test_times_that_are_none(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write 500ms, 5s, 1m or 1h"):
         land_module._parse_time(click.Context(land), land.params[0], text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "columns", "infer", "says"),
+    [
+        ((), {}, True, ""),
+        (("--infer",), {}, True, "--infer can be left out"),
+        (("--no-columns", "--columns", "a.b=n INT"), {"a.b": TypedColumns.from_ddl("n INT")}, False, ""),
+        (("--columns", "infer", "--columns", "a.b=none"), {"*": ColumnMode.INFER, "a.b": ColumnMode.NONE}, True, ""),
+    ],
+)
+def test_columns(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], columns: dict[str, Any], infer: bool, says: str
+) -> None:
+    found: list[LakeSettings] = []
+
+    def prepare(landing: Any) -> None:
+        found.append(landing.lake)
+        raise LakeOutOfStep("it goes no further", hint="this is a test")
+
+    monkeypatch.setattr(land_module.Landing, "prepare", prepare)
+    result = CliRunner().invoke(land, ["couchbase://localhost/b", "--into", "lake", *arguments])
+    assert (found[0].columns, found[0].infer) == (columns, infer)
+    assert says in result.output
+
+
+@pytest.mark.parametrize(
+    ("columns", "read"),
+    [
+        ("n INT", {"*": TypedColumns.from_ddl("n INT")}),
+        ({"a.b": "infer", "*": "none"}, {"a.b": ColumnMode.INFER, "*": ColumnMode.NONE}),
+    ],
+)
+def test_columns_from_python(monkeypatch: pytest.MonkeyPatch, columns: Any, read: dict[str, Any]) -> None:
+    monkeypatch.setattr(land_module.Landing, "start", lambda landing, spark, **_: landing)
+    landing: Any = headwater.spark.land(cast("Any", None), "couchbase://localhost/b", "lake", columns=columns)
+    assert landing.lake == LakeSettings(columns=read)
 
 
 def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

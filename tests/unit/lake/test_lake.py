@@ -314,48 +314,6 @@ def test_without_the_rollback_the_tables_would_be_wrong(tmp_path: Path) -> None:
         check_documents(small.rows(f"documents/{DEFAULT}"), small.bucket.sent_documents())
 
 
-# --- typed columns ------------------------------------------------------------------------------------------------
-
-
-def test_documents_that_do_not_fit_are_rejected_until_they_do(tmp_path: Path) -> None:
-    settings = with_columns(LakeSettings(), {"*": "n INT"})
-    small = SmallLake(tmp_path, settings=settings)
-    small.write(0, "good", value=b'{"n": 5}')
-    small.write(0, "bad", value=b'{"n": "five"}')
-    small.land()
-    rows = small.rows(f"documents/{DEFAULT}")
-    assert sorted((row["key"], row["n"]) for row in rows if row["n"] is not None) == [("good", 5)]
-    assert len(rows) == 2
-    assert [(row["key"], row["reason"]) for row in small.rows(f"rejects/{DEFAULT}")] == [
-        ("bad", "column n: INT can't hold a string like this")
-    ]
-    small.write(0, "bad", value=b'{"n": 6}')
-    small.land()
-    assert small.rows(f"rejects/{DEFAULT}") == []
-
-
-def test_other_columns_than_the_table_has_are_refused(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path, settings=with_columns(LakeSettings(), {DEFAULT: "n INT"}))
-    small.write(0, "a")
-    small.land()
-    for columns in ({DEFAULT: "n BIGINT"}, {"*": "m INT"}):
-        with pytest.raises(ColumnsChanged, match="n INT"):
-            Lake.open(str(tmp_path), settings=with_columns(LakeSettings(), columns))
-    small.reopen(LakeSettings())
-    small.write(0, "b")
-    small.land()
-    assert sorted(row["n"] for row in small.rows(f"documents/{DEFAULT}")) == [1, 1]
-
-
-def test_columns_are_inferred_from_the_first_documents(tmp_path: Path) -> None:
-    small = SmallLake(tmp_path, settings=LakeSettings(infer=True))
-    small.write(0, "a", value=b'{"n": 5, "city": "Bern"}')
-    small.write(1, "b", collection=HOTEL, value=b"\xff")
-    small.land()
-    assert [(row["n"], row["city"]) for row in small.rows(f"documents/{DEFAULT}")] == [(5, "Bern")]
-    assert "n" not in small.rows("documents/inventory.hotel")[0]
-
-
 # --- where the work is done ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import InvalidColumns
-from headwater.lake.typed_columns import ColumnDef, TypedColumns, infer_columns, parse_columns, to_ddl
+from headwater.lake.column_ddl import ColumnDef, parse_columns, to_ddl
+from headwater.lake.typed_columns import INFERRED_MAX, TypedColumns
 from support.cases import each
 
 
@@ -50,6 +52,16 @@ def parse(ddl: str, *documents: str | None) -> tuple[list[Any], list[str | None]
             {'{"b": 1, "d": 5}': {"b": 1, "c": None}, "{}": {"b": None, "c": None}},
             ['{"b": "x"}', "[]"],
         ),
+        (
+            "MAP<STRING, INT>",
+            {'{"\\u00e4": 1, "y": null}': [("ä", 1), ("y", None)], "{}": []},
+            ['{"b": "x"}', '{"\\ud800": 1}', "[]"],
+        ),
+        (
+            "ARRAY<STRUCT<b: ARRAY<INT>>>",
+            {'[{"b": [1, 2]}, {}, null]': [{"b": [1, 2]}, {"b": None}, None]},
+            ['[{"b": [1, 2]}, {"b": ["x"]}]', "[7]"],
+        ),
     ],
 )  # fmt: skip
 def test_values_of_a_type(type_: str, good: dict[str, Any], bad: list[str]) -> None:
@@ -70,10 +82,26 @@ def test_a_required_field_must_be_there() -> None:
     assert reasons == ["column a: it must not be missing or null"] * 2 + [None]
 
 
-def test_a_document_that_does_not_fit_has_no_typed_column_at_all() -> None:
-    parsed = TypedColumns.from_ddl("a INT, b STRING").parse(pa.array(['{"a": "x", "b": "y"}', '{"a": 1, "b": "y"}']))
+def test_a_value_that_does_not_fit_nulls_its_own_column_only() -> None:
+    texts = pa.array(['{"a": "x", "b": "y", "c": 1}', '{"a": 1, "b": "y"}', '{"a": 1, "c": [], "b": "\\ud800"}'])
+    parsed = TypedColumns.from_ddl("a INT, b STRING, c INT").parse(texts)
+    assert [column.to_pylist() for column in parsed.columns.values()] == [
+        [None, 1, 1],
+        ["y", "y", None],
+        [1, None, None],
+    ]
+    assert parsed.fields.to_pylist() == ["a", None, "b"]
+    assert parsed.reasons.to_pylist() == [
+        "column a: INT can't hold a string like this",
+        None,
+        "column b: STRING can't hold a string like this",
+    ]
+
+
+def test_tables_of_earlier_versions_null_all_columns_of_such_a_document() -> None:
+    columns = replace(TypedColumns.from_ddl("a INT, b STRING"), is_whole_row=True)
+    parsed = columns.parse(pa.array(['{"a": "x", "b": "y"}', '{"a": 1, "b": "y"}']))
     assert parsed.columns["b"].to_pylist() == [None, "y"]
-    assert parsed.reasons.to_pylist() == ["column a: INT can't hold a string like this", None]
 
 
 def test_what_is_no_object_does_not_fit() -> None:
@@ -114,19 +142,120 @@ def test_the_table_has_columns_of_its_own(name: str) -> None:
         TypedColumns.from_ddl(f"{name} STRING")
 
 
-def test_columns_are_inferred_from_documents() -> None:
-    columns = infer_columns(
-        [
-            '{"n": 1, "x": 1, "s": "a", "f": true, "m": 1, "o": {}, "key": 1, "bad name": 1, "none": null}',
-            '{"n": 2, "x": 1.5, "N": 3, "m": "a"}',
-            "no json",
-            None,
-            "[]",
-        ]
-    )
-    assert columns is not None
-    assert columns.ddl == "n BIGINT, x DOUBLE, s STRING, f BOOLEAN, m STRING, o STRING"
-    assert infer_columns(["[]", "7"]) is None
+# Columns from what the documents have.
+
+
+def inferred(*texts: str | None, before: TypedColumns | None = None) -> TypedColumns:
+    """The columns that a merge of these documents leaves."""
+    columns = before or TypedColumns(is_inferred=True)
+    documents = pa.array(texts, pa.string())
+    while wanted := columns.parse(documents, discovers=True).wanted:
+        columns = columns.extended(wanted)
+    return columns
+
+
+@each(
+    ("values", "type_"),
+    [
+        (["1", "null", "-3"], "BIGINT"),
+        (["1", "2.5"], "DOUBLE"),
+        (["9223372036854775808"], "DOUBLE"),
+        (["true", "false"], "BOOLEAN"),
+        (['"a"', '"2024-01-01"'], "STRING"),
+        (['"2024-01-01"', '"2024-02-29"'], "DATE"),
+        (['"2024-01-01"', '"2024-02-30"'], "STRING"),
+        (['"2024-01-01T10:00:00Z"', '"2024-01-01 10:00:00.123456+02:00"'], "TIMESTAMP"),
+        (["1", '"a"'], "STRING"),
+        (["[1, null]", "[]"], "ARRAY<BIGINT>"),
+        (["[]"], "ARRAY<STRING>"),
+        (['[1, "a"]'], "ARRAY<STRING>"),
+        (['[{"b": 1}, {"c": [true]}]'], "ARRAY<STRUCT<b: BIGINT, c: ARRAY<BOOLEAN>>>"),
+        (['{"b": 1}', '{"c": "2024-01-01", "b": 1.5}', '{"d": null}'], "STRUCT<b: DOUBLE, c: STRING, d: STRING>"),
+        (['{"b": 1, "B": 2}'], "MAP<STRING, BIGINT>"),
+        (["{{{}}}".format(", ".join(f'"user-{n}": {n}' for n in range(65)))], "MAP<STRING, BIGINT>"),
+        (["{}"], "STRING"),
+        (["[[[[[1]]]]]"], "ARRAY<ARRAY<ARRAY<ARRAY<STRING>>>>"),
+        (["{}", "[]"], "STRING"),
+    ],
+)
+def test_the_type_of_a_field(values: list[str], type_: str) -> None:
+    documents = [f'{{"a": {value}}}' for value in values]
+    columns = inferred(*documents)
+    assert columns.ddl == f"a {type_}"
+    parsed = columns.parse(pa.array(documents))
+    assert parsed.reasons.null_count == len(values)
+    assert parsed.columns["a"].null_count == values.count("null")
+
+
+def test_fields_without_a_column() -> None:
+    long = "x" * 256
+    texts = [f'{{"n": 1, "N": 2, "key": 1, "bad name": 1, "none": null, "{long}": 1, "\\u00e4": 1}}', "7", "{", None]
+    columns = inferred(*texts)
+    assert columns.ddl == "n BIGINT, `ä` BIGINT"
+    assert columns.parse(pa.array(texts)).reasons.to_pylist() == [
+        None,
+        None,
+        "it is called JSON, but can't be read as such",
+        None,
+    ]
+
+
+@each(
+    ("first", "then", "added", "values"),
+    [
+        ("1", "2.5", "a_double DOUBLE", 2.5),
+        ("1", "1e30", "a_double DOUBLE", 1e30),
+        ('"2024-01-01"', '"2024-01-01T01:00:00Z"', "a_timestamp TIMESTAMP", datetime(2024, 1, 1, 1, tzinfo=UTC)),
+        ('"2024-01-01"', '"soon"', "a_string STRING", "soon"),
+        ('"2024-01-01T01:00:00Z"', '"soon"', "a_string STRING", "soon"),
+        ('{"b": 1}', '{"b": "x"}', "a_json STRING", '{"b": "x"}'),
+        ("[1]", "[true]", "a_json STRING", "[true]"),
+        ("1", '"x"', None, None),
+        ("true", "1", None, None),
+        ("[1]", "{}", None, None),
+        ('"2024-01-01"', "5", None, None),
+    ],
+)
+def test_a_value_that_is_too_wide_gets_a_column_of_its_own(
+    first: str, then: str, added: str | None, values: Any
+) -> None:
+    before = inferred(f'{{"a": {first}}}')
+    columns = inferred(f'{{"a": {then}}}', before=before)
+    assert columns.ddl == before.ddl + (f", {added}" if added else "")
+    parsed = columns.parse(pa.array([f'{{"a": {first}}}', f'{{"a": {then}}}']))
+    assert [column.is_valid().to_pylist() for column in parsed.columns.values()] == [[True, False], [False, True]][
+        : 2 if added else 1
+    ]
+    assert (parsed.fields.to_pylist() == [None, "a"]) == (added is None)
+    assert added is None or parsed.columns[added.split()[0]][1].as_py() == values
+
+
+def test_what_was_a_misfit_still_is_one_when_a_wider_column_was_added() -> None:
+    before = inferred('{"a": "2024-01-01"}')
+    columns = inferred('{"a": "soon"}', before=before)
+    parsed = columns.parse(pa.array(['{"a": 5}']))
+    assert parsed.columns["a_string"].to_pylist() == [None]
+    assert parsed.reasons.to_pylist() == ["column a: DATE can't hold a number like this"]
+
+
+def test_a_wider_column_takes_the_name_of_no_field() -> None:
+    columns = inferred('{"a": 1.5}', before=inferred('{"a": 1, "a_double": "x"}'))
+    assert [(column.name, column.field) for column in columns.definitions] == [
+        ("a", "a"),
+        ("a_double", "a_double"),
+        ("a_double_2", "a"),
+    ]
+
+
+def test_a_table_gets_so_many_columns_and_no_more() -> None:
+    texts = ["{{{}}}".format(", ".join(f'"f{part}_{n}": {n}' for n in range(200))) for part in (0, 1)]
+    columns = inferred(texts[0])
+    columns = inferred(texts[1], before=columns)
+    assert len(columns.definitions) == INFERRED_MAX
+    assert inferred('{"new": 1, "f0_0": 1.5}', before=columns) is columns
+    nested = ["{{{}}}".format(", ".join(f'"m{n}": {n}' for n in range(60)))] * 20
+    columns = inferred("{{{}}}".format(", ".join(f'"o{n}": {text}' for n, text in enumerate(nested))))
+    assert [pa.types.is_struct(column.type) for column in columns.definitions] == [True] * 16 + [False] * 4
 
 
 # Columns as SQL writes them.
@@ -150,6 +279,7 @@ def test_columns_are_inferred_from_documents() -> None:
         ("a DECIMAL(12)", "a", pa.decimal128(12, 0)),
         ("a DECIMAL( 12 , 2 )", "a", pa.decimal128(12, 2)),
         ("a ARRAY<INT>", "a", pa.list_(pa.int32())),
+        ("a MAP<STRING, ARRAY<INT>>", "a", pa.map_(pa.string(), pa.list_(pa.int32()))),
         ("`first``name ä` STRING", None, None),
         ("`first-name` STRING", "first-name", pa.string()),
         (
@@ -186,7 +316,7 @@ def test_several_columns_some_of_them_required() -> None:
         ("a STRING b INT", "a comma or the end"),
         ("a STRING,", "the name of a column"),
         ("a VARIANT", "VARIANT is no type"),
-        ("a MAP<STRING, INT>", "MAP is no type"),
+        ("a MAP<INT, INT>", "of type STRING"),
         ("a STRING, A INT", "twice"),
         ("a DECIMAL(39,0)", r"DECIMAL\(39,0\)"),
         ("a DECIMAL(3,4)", r"DECIMAL\(3,4\)"),

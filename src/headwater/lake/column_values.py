@@ -1,0 +1,295 @@
+"""Values of JSON as arrays of a type, and the types that values of JSON have.
+
+A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
+what it would have to change: an INT takes 7 and neither 7.0 nor "7". A TIMESTAMP is a string as ISO 8601 writes it, in
+UTC where it names no zone. An array, a map or a struct takes a value only if it takes all that is in it; members of an
+object that a struct does not have are passed over.
+
+The same text must always give the same value: `typed_columns` parses documents with this, and `verify` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.lake.column_ddl import is_column_name
+from headwater.lake.json_fields import (
+    Form,
+    JsonKind,
+    JsonMembers,
+    JsonValues,
+    Marks,
+    Numbers,
+    find_members,
+    list_members,
+)
+
+BOOLEANS = (JsonKind.TRUE, JsonKind.FALSE)
+NUMBERS = (JsonKind.INTEGER, JsonKind.REAL)
+STRINGS = (JsonKind.STRING, JsonKind.ESCAPED_STRING)
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_DATE_PATTERN = r"^\d{4}-\d{2}-\d{2}$"
+_TIME_START = r"^\d{4}-\d{2}-\d{2}"
+_TIME_PATTERN = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:?\d{2})?$"
+
+
+def read_values(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    """The values in a type, null where it does not take them, and a mark on those that it takes."""
+    if pa.types.is_string(type_):
+        return _strings(values, values.is_there)
+    if pa.types.is_boolean(type_):
+        good = values.is_one_of(*BOOLEANS)
+        return pa.array(values.kinds == JsonKind.TRUE, mask=~good), good
+    if pa.types.is_integer(type_):
+        return _integers(values, type_)
+    if pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        return _numbers(values, type_)
+    if pa.types.is_date(type_) or pa.types.is_timestamp(type_):
+        return _times(values, type_)
+    if pa.types.is_struct(type_):
+        return _structs(values, type_)
+    return _lists(values, type_)
+
+
+def _strings(values: JsonValues, wanted: Marks) -> tuple[pa.Array, Marks]:
+    texts, good = values.texts(wanted)
+    return texts.cast(pa.string()), good
+
+
+def _integers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    numbers, good = values.integers()
+    limits = np.iinfo(type_.to_pandas_dtype())
+    good &= (numbers >= limits.min) & (numbers <= limits.max)
+    return pa.array(numbers.astype(type_.to_pandas_dtype()), mask=~good), good
+
+
+def _numbers(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    found, good = _cast(values.texts(values.is_one_of(*NUMBERS))[0], type_)
+    if pa.types.is_floating(type_):
+        good &= np.asarray(pc.fill_null(pc.is_finite(found), False))
+        found = pc.if_else(pa.array(good), found, pa.scalar(None, type_))
+    return found, good
+
+
+def _times(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    texts, _ = _strings(values, values.is_one_of(*STRINGS))
+    if pa.types.is_date(type_):
+        return _cast(texts, type_)
+    nothing = pa.scalar(None, texts.type)
+    has_zone = pc.match_substring_regex(texts, r"(?:[Zz]|[+-]\d\d:?(?:\d\d)?)$")
+    is_zoned = pc.and_(pc.fill_null(has_zone, False), pc.fill_null(pc.match_substring(texts, ":"), False))
+    zoned, good_zoned = _cast(pc.if_else(is_zoned, texts, nothing), type_)
+    plain, good_plain = _cast(pc.if_else(is_zoned, nothing, texts), pa.timestamp("us"))
+    return pc.if_else(is_zoned, zoned, plain.cast(pa.int64()).cast(type_)), good_zoned | good_plain
+
+
+def _cast(texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    """Convert texts all at once. Where that fails, what is bad is found by halves: few that look good are.
+
+    Gives the values, null where they can't be converted, and a mark on those that were.
+    """
+    try:
+        return texts.cast(type_), np.asarray(texts.is_valid())
+    except pa.ArrowInvalid:
+        if pa.types.is_temporal(type_):
+            pattern = _DATE_PATTERN if pa.types.is_date(type_) else _TIME_START
+            texts = pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, texts.type))
+    return _cast_by_halves(texts, type_)
+
+
+def _cast_by_halves(texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    try:
+        return texts.cast(type_), np.asarray(texts.is_valid())
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            return pa.nulls(1, type_), np.zeros(1, dtype=np.bool_)
+    half = len(texts) // 2
+    parts = [_cast_by_halves(part, type_) for part in (texts.slice(0, half), texts.slice(half))]
+    return pa.concat_arrays([part for part, _ in parts]), np.concatenate([good for _, good in parts])
+
+
+def _structs(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    members = find_members(values, [member.name for member in type_])
+    good = (values.kinds == JsonKind.OBJECT) & (members.forms == Form.OBJECT)
+    columns = []
+    for number, member in enumerate(type_):
+        inner = members.values(number)
+        column, taken = read_values(inner, member.type)
+        good &= taken | ~inner.is_there
+        columns.append(column)
+    return pa.StructArray.from_arrays(columns, fields=list(type_), mask=pa.array(~good)), good
+
+
+def _lists(values: JsonValues, type_: pa.DataType) -> tuple[pa.Array, Marks]:
+    """Lists and maps: what is in them is read as one long column, and cut."""
+    is_map = pa.types.is_map(type_)
+    kind = JsonKind.OBJECT if is_map else JsonKind.ARRAY
+    item_type = type_.item_type if is_map else type_.value_type
+    good = values.kinds == kind
+    while True:
+        members = list_members(values.where(good), kind)
+        items, taken = read_values(members.values, item_type)
+        is_bad = members.values.is_there & ~taken
+        names, named = members.names.texts(np.full(len(members.names), is_map))
+        if is_map:
+            is_bad |= ~named
+        whole = good & members.is_whole & (_sums(is_bad, members.offsets) == 0)
+        if (whole == good).all():
+            break
+        # Parquet has no room for what is inside of a null, so what is bad is left out, and the rest is read again.
+        good = whole
+    offsets = pa.array(members.offsets.astype(np.int32))
+    mask = pa.array(~good)
+    if is_map:
+        return pa.MapArray.from_arrays(offsets, names.cast(pa.string()), items, type=type_, mask=mask), good
+    return pa.ListArray.from_arrays(offsets, items, type=type_, mask=mask), good
+
+
+def _sums(marks: Marks, offsets: Numbers) -> Numbers:
+    """How many marks there are between an offset and the next."""
+    counted = np.zeros(len(marks) + 1, dtype=np.int64)
+    np.cumsum(marks, out=counted[1:])
+    sums: Numbers = counted[offsets[1:]] - counted[offsets[:-1]]
+    return sums
+
+
+# --- the types of values ----------------------------------------------------------------------------------------------
+#
+# A type stands for all values that it takes, so types can be joined: parts of a table are looked at by different
+# processes, and what they find is put together. `null` is the type of what has no value yet, a struct without members
+# that of `{}`; `settled` gives both a type that a table can have.
+
+
+MEMBERS_MAX = 64
+"""Objects with more different names make a map: then the names are data."""
+NESTED_MAX = 4
+"""What lies deeper is JSON text."""
+
+
+def infer_type(values: JsonValues, depth: int = 0) -> pa.DataType:
+    """The narrowest type that takes all of the values."""
+    kinds = {JsonKind(int(kind)) for kind in np.unique(values.kinds)} - {JsonKind.MISSING, JsonKind.NULL}
+    if not kinds:
+        return pa.null()
+    if kinds <= {*BOOLEANS}:
+        return pa.bool_()
+    if kinds == {JsonKind.INTEGER}:
+        return pa.int64() if (values.integers()[1] | ~values.is_there).all() else pa.float64()
+    if kinds <= {*NUMBERS}:
+        return pa.float64()
+    if kinds <= {*STRINGS}:
+        # Inside of another value a string stays one: one odd date would make all of that value a misfit.
+        return _string_type(values) if depth == 0 else pa.string()
+    if kinds == {JsonKind.ARRAY} and depth < NESTED_MAX:
+        return pa.list_(infer_type(list_members(values, JsonKind.ARRAY).values, depth + 1))
+    if kinds == {JsonKind.OBJECT} and depth < NESTED_MAX:
+        return _object_type(list_members(values, JsonKind.OBJECT), depth)
+    return pa.string()
+
+
+def _string_type(values: JsonValues) -> pa.DataType:
+    """Dates and times are strings that are written as such, all of them."""
+    there = values.of(values.is_there)
+    first, _ = there.of(np.zeros(1, dtype=np.int64)).texts(np.ones(1, dtype=np.bool_))
+    if not pc.match_substring_regex(first, _TIME_START)[0].as_py():
+        return pa.string()
+    texts, _ = there.texts(np.ones(len(there), dtype=np.bool_))
+    for pattern, type_ in ((_DATE_PATTERN, pa.date32()), (_TIME_PATTERN, TIMESTAMP)):
+        looks_good = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
+        if pc.all(looks_good).as_py() and read_values(there, type_)[1].all():
+            return type_
+    return pa.string()
+
+
+def _object_type(members: JsonMembers, depth: int) -> pa.DataType:
+    by_name = values_by_name(members.names, members.values, names_max=MEMBERS_MAX + 1)
+    if len(by_name) > MEMBERS_MAX or not _are_member_names(by_name):
+        return pa.map_(pa.string(), infer_type(members.values, depth + 1))
+    return pa.struct([(name, infer_type(values, depth + 1)) for name, values in by_name.items()])
+
+
+def values_by_name(
+    names: JsonValues,
+    values: JsonValues,
+    *,
+    names_max: int,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> dict[str, JsonValues]:
+    """Values by the names beside them, in the order in which those come up: of the first names that are wanted."""
+    texts, _ = names.texts(np.ones(len(names), dtype=np.bool_))
+    encoded = pc.dictionary_encode(texts)
+    numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    order = np.argsort(numbers, kind="stable")
+    edges = np.searchsorted(numbers[order], np.arange(len(encoded.dictionary) + 1))
+    known = ((at, name.as_py()) for at, name in enumerate(encoded.dictionary))
+    chosen = islice(((at, name) for at, name in known if wanted(name)), names_max)
+    return {name: values.of(order[edges[at] : edges[at + 1]]) for at, name in chosen}
+
+
+def _are_member_names(names: Iterable[str]) -> bool:
+    """Whether a struct can have them. Engines do not tell upper from lower case."""
+    names = [*names]
+    return all(map(is_column_name, names)) and len({name.lower() for name in names}) == len(names)
+
+
+def joined_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The narrowest type that takes what two types take."""
+    both = {one, other}
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if both == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if both == {pa.date32(), TIMESTAMP}:
+        return TIMESTAMP
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return pa.list_(joined_type(one.value_type, other.value_type))
+    if _is_object(one) and _is_object(other):
+        return _joined_objects(one, other)
+    return pa.string()
+
+
+def _is_object(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(type_) or pa.types.is_map(type_))
+
+
+def _joined_objects(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        members = {member.name: member.type for member in one}
+        for member in other:
+            members[member.name] = joined_type(members.get(member.name, pa.null()), member.type)
+        if len(members) <= MEMBERS_MAX and _are_member_names(members):
+            return pa.struct([*members.items()])
+    items = [
+        item
+        for type_ in (one, other)
+        for item in ([type_.item_type] if pa.types.is_map(type_) else [member.type for member in type_])
+    ]
+    return pa.map_(pa.string(), reduce(joined_type, items, pa.null()))
+
+
+def settled_type(type_: pa.DataType) -> pa.DataType:
+    """A type that a table can have: where nothing is known, a STRING, which takes everything."""
+    if pa.types.is_list(type_):
+        return pa.list_(settled_type(type_.value_type))
+    if pa.types.is_map(type_):
+        return pa.map_(pa.string(), settled_type(type_.item_type))
+    if pa.types.is_struct(type_) and type_.num_fields:
+        return pa.struct([(member.name, settled_type(member.type)) for member in type_])
+    return pa.string() if pa.types.is_null(type_) or pa.types.is_struct(type_) else type_
+
+
+def leaves(type_: pa.DataType) -> int:
+    """How many columns a Parquet file has for a type."""
+    if pa.types.is_list(type_):
+        return leaves(type_.value_type)
+    if pa.types.is_map(type_):
+        return 1 + leaves(type_.item_type)
+    return sum(leaves(member.type) for member in type_) if pa.types.is_struct(type_) else 1

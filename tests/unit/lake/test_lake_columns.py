@@ -1,0 +1,209 @@
+"""Typed columns of a lake: what does not fit, fields that come up later, and tables that are switched."""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from headwater.errors import ColumnsChanged
+from headwater.lake.commits import merge
+from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.typed_columns import ColumnMode
+from headwater.lake.upkeep import join_files
+from support.lake_model import SmallLake, check_inferred, merging, verify_model, with_columns
+
+EARLIER = Path(__file__).with_name("data") / "lake-of-version-0.tar.gz"
+DEFAULT = "_default._default"
+DOCUMENTS = f"documents/{DEFAULT}"
+INFER = LakeSettings(columns={"*": ColumnMode.INFER})
+
+
+def held(small: SmallLake, *columns: str) -> dict[str, Any]:
+    """By key: what some columns hold."""
+    return {row["key"]: tuple(row[column] for column in columns) for row in small.rows(DOCUMENTS)}
+
+
+def check(small: SmallLake) -> None:
+    check_inferred(small.directory, DEFAULT)
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+
+
+def test_a_value_that_does_not_fit_nulls_its_own_column_until_it_does(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=with_columns(LakeSettings(), {"*": "n INT, city STRING"}))
+    small.write(0, "good", value=b'{"n": 5, "city": "Bern"}')
+    small.write(0, "bad", value=b'{"n": "five", "city": "Basel"}')
+    small.land()
+    assert held(small, "n", "city") == {"good": (5, "Bern"), "bad": (None, "Basel")}
+    assert [(row["key"], row["document"], row["field"], row["reason"]) for row in small.rows(f"rejects/{DEFAULT}")] == [
+        ("bad", '{"n": "five", "city": "Basel"}', "n", "column n: INT can't hold a string like this")
+    ]
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    small.write(0, "bad", value=b'{"n": 6, "city": "Basel"}')
+    small.land()
+    assert small.rows(f"rejects/{DEFAULT}") == []
+
+
+def test_a_new_table_has_columns_for_the_fields_of_its_documents(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", value=b'{"n": 5, "tags": ["x"], "home": {"zip": 3000}}')
+    small.write(3, "b", value=b'{"n": 2.5, "key": 1}')
+    small.land()
+    assert held(small, "n", "tags", "home") == {"a": (5.0, ["x"], {"zip": 3000}), "b": (2.5, None, None)}
+    assert small.rows(f"rejects/{DEFAULT}") == []
+    check(small)
+
+
+def test_fields_that_come_up_later_add_columns_in_one_commit_without_data(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", "b", value=b'{"n": 1}')
+    small.land()
+    before = DeltaTable(tmp_path / DOCUMENTS)
+    small.write(0, "c", value=b'{"n": 2.5, "x": true}')
+    small.write(1, "d", value=b'{"n": 2, "y": "z"}')
+    small.land()
+    after = DeltaTable(tmp_path / DOCUMENTS)
+    operations = [entry["operation"] for entry in after.history()][: after.version() - before.version()]
+    assert operations == ["WRITE", "SET TBLPROPERTIES", "ADD COLUMN"], "the properties say which have statistics"
+    assert {*before.file_uris()} & {*after.file_uris()}, "old rows are not written again"
+    assert held(small, "n", "n_double", "x", "y") == {
+        "a": (1, None, None, None),
+        "b": (1, None, None, None),
+        "c": (None, 2.5, True, None),
+        "d": (2, None, None, "z"),
+    }
+    check(small)
+
+
+def test_a_document_that_was_pending_when_its_field_came_up_has_it_in_the_column(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    for number in range(4):
+        small.write(number, f"key-{number}", value=b'{"f%d": %d}' % (number, number))
+        small.land(merges=number == 3)
+    small.bucket.fail_over(1, 0)
+    small.write(1, "back", value=b'{"f9": 9}')
+    small.land()
+    assert held(small, "f0", "f9") == {
+        "key-0": (0, None),
+        "key-2": (None, None),
+        "key-3": (None, None),
+        "back": (None, 9),
+    }
+    check(small)
+
+
+@pytest.mark.parametrize("step", ["add columns", "run merges", "commit rejects", "commit documents", "switch columns"])
+def test_a_crash_between_any_two_commits_is_made_good(tmp_path: Path, step: str) -> None:
+    def crash(name: str) -> None:
+        if name.startswith(step):
+            raise RuntimeError(name)
+
+    small = SmallLake(tmp_path, settings=LakeSettings(infer=False))
+    small.write(0, "a", value=b'{"n": 1, "m": 2}')
+    small.land()
+    small.write(3, "b", value=b'{"n": 1.5, "m": "x"}')
+    small.write(3, "broken", value=b'{"n": ')
+    small.land(merges=False)
+    small.reopen(INFER).step = crash
+    with pytest.raises(RuntimeError):
+        merge(small.lake)
+    assert verify_model(small.reopen(), small.bucket).findings.first() == ()
+    # What has been begun is completed, whether it is asked for again or not.
+    small.reopen(INFER if step == "switch columns" else LakeSettings())
+    small.write(0, "c", value=b'{"n": 3, "o": 1}')
+    small.land()
+    assert held(small, "n", "m", "o") == {
+        "a": (1.0, "2", None),
+        "b": (1.5, "x", None),
+        "broken": (None, None, None),
+        "c": (3.0, None, 1),
+    }
+    check(small)
+
+
+def test_files_with_and_without_a_column_are_joined_and_open_everywhere(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, vbuckets=1, groups=1)
+    for number in range(9):
+        small.write(0, f"key-{number}", value=b'{"f%d": {"x": %d}, "n": %d}' % (number, number, number))
+        small.land()
+    for _ in range(2):
+        path = str(tmp_path / DOCUMENTS)
+        dataset = DeltaTable(path).to_pyarrow_dataset()
+        expected = (36, 9, 4)
+        assert (
+            pl.read_delta(path)
+            .select(pl.col("n").sum().alias("n"), pl.len(), pl.col("f4").struct.field("x").sum())
+            .row(0)
+            == expected
+        )
+        assert duckdb.from_arrow(dataset).aggregate("sum(n), count(*), sum(f4.x)").fetchall() == [expected]
+        files = DeltaTable(path).file_uris()
+        of_files = duckdb.read_parquet(files, union_by_name=True, hive_partitioning=True)
+        assert of_files.aggregate("sum(n), count(*), sum(f4.x)").fetchall() == [expected]
+        check(small)
+        joined = join_files(small.lake)
+    assert joined == 0, "they have been joined before"
+    assert len(DeltaTable(path).file_uris()) == 1
+
+
+def test_without_columns(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=LakeSettings(infer=False))
+    small.write(0, "a", value=b'{"n": 1}')
+    small.land()
+    assert "n" not in small.rows(DOCUMENTS)[0]
+    small.reopen(LakeSettings())
+    small.write(0, "b", value=b'{"n": 1}')
+    small.land()
+    assert "n" not in small.rows(DOCUMENTS)[0], "a table stays as it was made"
+
+
+def test_other_columns_than_fixed_ones_are_refused(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path, settings=with_columns(LakeSettings(), {DEFAULT: "n INT"}))
+    small.write(0, "a")
+    small.land()
+    for columns in ({DEFAULT: "n BIGINT"}, {"*": "m INT"}):
+        with pytest.raises(ColumnsChanged, match="n INT"):
+            Lake.open(str(tmp_path), settings=with_columns(LakeSettings(), columns))
+    small.reopen(LakeSettings())
+    small.write(0, "b")
+    small.land()
+    assert sorted(row["n"] for row in small.rows(f"documents/{DEFAULT}")) == [1, 1]
+
+
+def test_columns_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", value=b'{"n": 1}')
+    small.land()
+    for settings in (with_columns(LakeSettings(), {"*": "n BIGINT"}), LakeSettings(infer=False)):
+        with pytest.raises(ColumnsChanged, match="inferred n BIGINT"):
+            Lake.open(str(tmp_path), settings=settings)
+
+
+def test_a_lake_of_the_version_before_stays_as_it_is_and_can_be_switched(tmp_path: Path) -> None:
+    with tarfile.open(EARLIER) as packed:
+        packed.extractall(tmp_path, filter="data")
+    small = SmallLake(tmp_path / "lake-of-before", settings=merging(history=True))
+    small.write(0, *(f"key-{number}" for number in range(20)))
+    small.write(2, "d")
+    small.bucket.mark_sent(range(4))
+    small.write(0, "key-0", value=b'{"n": 2}')
+    small.write(2, "e", value=b'{"n": "no"}')
+    small.bucket.mark_sent(range(4))
+    small.write(2, "f", value=b'{"n": "no", "x": 1}')
+    small.land()
+    assert "x" not in small.rows(DOCUMENTS)[0]
+    assert ["field" in row for row in small.rows(f"rejects/{DEFAULT}")] == [False, False]
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    small.reopen(replace(INFER, merging=small.lake.settings.merging))
+    assert small.lake.has_pending
+    merge(small.lake)
+    assert held(small, "n", "x")["f"] == (None, 1)
+    assert sorted((row["key"], row["field"]) for row in small.rows(f"rejects/{DEFAULT}")) == [("e", "n"), ("f", "n")]
+    assert not small.reopen().has_pending
+    check(small)
