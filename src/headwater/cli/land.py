@@ -29,6 +29,7 @@ from headwater.cli.options import (
     errors_reported,
     storage_option,
     table_option,
+    transform_option,
 )
 from headwater.cli.output import EXIT_INTERRUPTED, FORMATS, set_up_logging
 from headwater.cli.pipelines import CommandWithPipelines, config_option
@@ -140,6 +141,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option("--infer", is_flag=True, hidden=True)
 @click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
 @table_option("xattrs")
+@transform_option
 @click.option(
     "--fresh",
     "wait_s_max",
@@ -257,6 +259,7 @@ def land(
         ),
         groups=options["groups"],
         iceberg=_iceberg_settings(options),
+        transform=options["transform"],
     )
     # Before Spark is started, which takes seconds.
     lake = landing.prepare()

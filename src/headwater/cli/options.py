@@ -7,6 +7,7 @@ about them is written twice. A password must never be printed, nor stand in a `r
 from __future__ import annotations
 
 import functools
+import importlib
 import ssl
 import sys
 from collections.abc import Callable
@@ -220,6 +221,32 @@ storage_option = click.option(
     callback=_parse_pairs,
     help="For tables in an object store: an option as delta-rs calls it, such as aws_endpoint_url. Repeat for more. "
     "The environment counts as well (AWS_*, AZURE_*, GOOGLE_*), and is the better place for secrets.",
+)
+
+
+def _parse_function(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    module_name, _, name = text.partition(":")
+    # Where the command is started there may be a module for it.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise click.BadParameter(f"{text!r} is no MODULE:FUNCTION: {error}.") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise click.BadParameter(f"{text!r} is no function.")
+    return found
+
+
+transform_option = click.option(
+    "--transform",
+    metavar="MODULE:FUNCTION",
+    callback=_parse_function,
+    help="A function that changes go through before they are landed, from Arrow batch to Arrow batch. It may change "
+    "the columns value, datatype and xattrs. The module may lie in the current directory.",
 )
 
 

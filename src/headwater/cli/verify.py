@@ -20,6 +20,7 @@ from headwater.cli.options import (
     errors_reported,
     storage_option,
     table_option,
+    transform_option,
 )
 from headwater.cli.output import output_console
 from headwater.cli.pipelines import CommandWithPipelines, config_option
@@ -27,6 +28,7 @@ from headwater.client.connection_string import ConnectionString
 from headwater.client.settings import ClientSettings
 from headwater.lake.lake import Runner, run_in_threads
 from headwater.lake.location import Location
+from headwater.lake.transform import Transform, TransformFunction
 from headwater.lake.verify import AGENT, Verification, compare
 from headwater.phrases import printable
 
@@ -38,6 +40,7 @@ from headwater.phrases import printable
 @storage_option
 @table_option("collections", metavar="SCOPE.COLLECTION")
 @table_option("scopes", metavar="SCOPE")
+@transform_option
 @click.option("--master", metavar="URL", help="Run on the executors of this Spark master, and not in this process.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
@@ -48,6 +51,7 @@ def verify(
     storage_options: dict[str, str],
     collections: tuple[str, ...],
     scopes: tuple[str, ...],
+    transform: TransformFunction | None,
     master: str | None,
     as_json: bool,
     login: LoginOptions,
@@ -77,13 +81,22 @@ def verify(
     where = ConnectionString.parse(url)
     settings = ClientSettings.of(where, login.credentials(where), tls=login.tls_settings, agent=AGENT)
     location = Location.of(directory, storage_options)
+    sent = None if transform is None else _sent_to_tasks(transform, master)
     with _runner(master) as run:
-        found = compare(settings, location, scopes=scopes, collections=collections, run=run)
+        found = compare(settings, location, scopes=scopes, collections=collections, transform=sent, run=run)
     if as_json:
         click.echo(json.dumps(_as_object(found)))
     else:
         _print(found)
     sys.exit(0 if found.is_equal else EXIT_FAILED)
+
+
+def _sent_to_tasks(function: TransformFunction, master: str | None) -> Transform:
+    if master is None:
+        return Transform.of(function)
+    from headwater.spark.executors import shippable
+
+    return shippable(function)
 
 
 @contextlib.contextmanager

@@ -125,13 +125,20 @@ class Lake:
         vbuckets: int,
         groups: int = GROUPS_MIN,
         xattrs: bool = False,
+        transform: str | None = None,
         selection: Selection | None = None,
         settings: LakeSettings | None = None,
         step: Callable[[str], None] = lambda name: None,
     ) -> Lake:
         """The lake in a directory; one is made where there is none, for a selection of the bucket or for all of it."""
         location = Location.of(location)
-        facts = LakeFacts(bucket_uuid=bucket_uuid, vbuckets=vbuckets, groups=min(groups, vbuckets), xattrs=xattrs)
+        facts = LakeFacts(
+            bucket_uuid=bucket_uuid,
+            vbuckets=vbuckets,
+            groups=min(groups, vbuckets),
+            xattrs=xattrs,
+            transform=transform,
+        )
         DeltaLog.create(
             location.join(TableKind.CHANGES),
             changes_schema(xattrs=xattrs),
@@ -158,7 +165,17 @@ class Lake:
                 f"the tables in {location.uri} were made {'with' if lake.facts.xattrs else 'without'} xattrs",
                 hint="Ask for the same, or land into another directory",
             )
+        lake.check_transform(transform)
         return lake
+
+    def check_transform(self, name: str | None) -> None:
+        """Raise unless this is the transform that all changes went through; None for none."""
+        if self.facts.transform != name:
+            had = "no transform" if self.facts.transform is None else f"the transform {self.facts.transform}"
+            raise InvalidInput(
+                f"the tables in {self.location.uri} were landed with {had}, not with {name or 'none'}",
+                hint="Give the same, or land into another directory",
+            )
 
     def _load(self) -> None:
         """Open all tables. A reader sees `changes` at least as new as what is made from it, so `changes` comes last."""

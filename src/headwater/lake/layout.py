@@ -55,6 +55,8 @@ class LakeFacts:
     xattrs: bool = False
     """The tables have a column for extended attributes."""
     format: int = FORMAT_VERSION
+    transform: str | None = None
+    """The name of the function that all changes went through (`transform`)."""
 
     def __post_init__(self) -> None:
         assert 0 < self.groups <= self.vbuckets, "a group has at least one vbucket"
@@ -69,13 +71,14 @@ class LakeFacts:
         return range(first, end)
 
     def to_properties(self) -> dict[str, str]:
-        return {
+        properties = {
             FORMAT_PROPERTY: str(self.format),
             f"{_PROPERTY}bucket_uuid": self.bucket_uuid,
             f"{_PROPERTY}vbuckets": str(self.vbuckets),
             f"{_PROPERTY}groups": str(self.groups),
             f"{_PROPERTY}xattrs": str(self.xattrs).lower(),
         }
+        return properties if self.transform is None else {**properties, f"{_PROPERTY}transform": self.transform}
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
@@ -92,6 +95,7 @@ class LakeFacts:
                 groups=int(properties[f"{_PROPERTY}groups"] or ""),
                 xattrs=properties[f"{_PROPERTY}xattrs"] == "true",
                 format=version,
+                transform=properties.get(f"{_PROPERTY}transform"),
             )
         except (KeyError, ValueError) as error:
             raise LakeDamaged(

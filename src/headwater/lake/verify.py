@@ -35,6 +35,7 @@ from headwater.lake.lake import Lake, Runner, landed_selection, run_here
 from headwater.lake.layout import GROUP, TableKind, split_keys
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection
+from headwater.lake.transform import Transform
 from headwater.lake.verify_group import (
     CollectionCheck,
     Counts,
@@ -159,11 +160,13 @@ def compare(
     *,
     scopes: Iterable[str] = (),
     collections: Iterable[str] = (),
+    transform: Transform | None = None,
     run: Runner = run_here,
 ) -> Verification:
     """Compare a bucket with the tables in a directory.
 
-    `scopes` and `collections` are what is looked at; where none are given, all that was landed.
+    `scopes` and `collections` are what is looked at; where none are given, all that was landed. The `transform` is
+    that of the landing: what it makes of the bucket is what the tables must hold.
     """
     location = Location.of(into)
     with Surveyor(settings) as surveyor:
@@ -178,8 +181,9 @@ def compare(
             raise InvalidInput(
                 f"{location.uri} holds no tables of a bucket", hint="Give the directory that was landed into"
             )
+        lake.check_transform(None if transform is None else transform.name)
         selection = Selection(scopes=tuple(scopes), collections=tuple(collections))
-        driver = _Driver(settings, lake, selection, landed_selection(lake) or Selection())
+        driver = _Driver(settings, lake, selection, landed_selection(lake) or Selection(), transform)
         reports: dict[int, GroupReport] = {}
         statuses = surveyor.survey()
         for attempt in range(ATTEMPTS_MAX):
@@ -198,8 +202,15 @@ def compare(
 class _Driver:
     """What tasks are made from: one version of every table."""
 
-    def __init__(self, settings: ClientSettings, lake: Lake, asked: Selection, landed: Selection) -> None:
-        self._settings, self._lake = settings, lake
+    def __init__(
+        self,
+        settings: ClientSettings,
+        lake: Lake,
+        asked: Selection,
+        landed: Selection,
+        transform: Transform | None,
+    ) -> None:
+        self._settings, self._lake, self._transform = settings, lake, transform
         self._selection = landed if asked == Selection() else asked
         # What has a table was there, and may have been dropped since.
         self._known = Selection(
@@ -224,6 +235,7 @@ class _Driver:
                 ),
                 settings=self._settings,
                 left=left,
+                transform=self._transform,
                 is_last=is_last,
             )
             for group in groups
@@ -443,6 +455,7 @@ class VerifyTask:
     settings: ClientSettings
     left: Selection | None
     """What of the bucket is read; None for nothing, where all that was landed has been dropped."""
+    transform: Transform | None = None
     is_last: bool = False
     """It is not tried again."""
 
@@ -477,7 +490,8 @@ class VerifyTask:
             return
         options = self._options(vbuckets=vbuckets, end=End.NOW, xattrs=self.check.facts.xattrs)
         with Client(self.settings) as client:
-            for batch in client.read(options):
+            batches: Iterable[pa.RecordBatch] = client.read(options)
+            for batch in batches if self.transform is None else map(self.transform.function(), batches):
                 reading.add(batch)
 
     def _options(self, **options: Any) -> ReadOptions:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headwater.lake.documents_merge import MergeRules
     from headwater.lake.iceberg_changes import IcebergSettings
     from headwater.lake.lake import LakeSettings
+    from headwater.lake.transform import TransformFunction
     from headwater.lake.typed_columns import TypedColumns
     from headwater.lake.verify import Verification
     from headwater.spark.frames import Apply, ChangeBatch
@@ -123,6 +124,7 @@ def land(
     upkeep: Upkeep | None = None,
     groups: int | None = None,
     iceberg: IcebergSettings | None = None,
+    transform: TransformFunction | None = None,
     on_batch: Callable[[LandedBatch], None] | None = None,
     **source: Unpack[SourceKeywords],
 ) -> LandingQuery:
@@ -131,8 +133,9 @@ def land(
     Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
     keywords are options of the `dcp` source, in Python's spelling. `storage_options` are those of an object store, as
     delta-rs calls them, `groups` into how many parts new tables are cut. `columns` are typed columns for all tables, or
-    by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". Returns the
-    running query.
+    by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". `transform` is a
+    function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are written: it may
+    change the columns `value`, `datatype` and `xattrs`, and nothing else. Returns the running query.
     """
     from headwater.lake.lake import EVERY_COLLECTION, LakeSettings
     from headwater.lake.typed_columns import choose_columns
@@ -154,8 +157,12 @@ def land(
         upkeep=upkeep or Upkeep(),
         groups=groups,
         iceberg=iceberg,
+        transform=transform,
     )
     return landing.start(spark, every=every, on_batch=on_batch)
+
+
+_VERIFY_KEYWORDS = ("scopes", "collections", "storage_options", "transform")
 
 
 def verify(
@@ -166,24 +173,32 @@ def verify(
     scopes: Iterable[str] = (),
     collections: Iterable[str] = (),
     storage_options: Mapping[str, str] | None = None,
+    transform: TransformFunction | None = None,
     **settings: Unpack[ConnectKeywords],
 ) -> Verification:
     """Compare a bucket with the tables in a directory, on the executors of a session.
 
-    `scopes` and `collections` choose what is compared; without them, all that was landed. The further keywords are
-    those of `headwater.connect`.
+    `scopes` and `collections` choose what is compared; without them, all that was landed. `transform` is that of the
+    landing, if it had one. The further keywords are those of `headwater.connect`.
     """
     from headwater.client.options import check_keywords
     from headwater.client.settings import ClientSettings, ConnectKeywords
     from headwater.lake.location import Location
     from headwater.lake.verify import AGENT, compare
-    from headwater.spark.executors import spark_runner
+    from headwater.spark.executors import shippable, spark_runner
 
-    check_keywords("verify", settings, {*ConnectKeywords.__annotations__, "scopes", "collections", "storage_options"})
+    check_keywords("verify", settings, {*ConnectKeywords.__annotations__, *_VERIFY_KEYWORDS})
     settings.setdefault("agent", AGENT)
     connection = ClientSettings.make(url, **settings)
     location = Location.of(into, storage_options)
-    return compare(connection, location, scopes=scopes, collections=collections, run=spark_runner(spark, AGENT))
+    return compare(
+        connection,
+        location,
+        scopes=scopes,
+        collections=collections,
+        transform=None if transform is None else shippable(transform),
+        run=spark_runner(spark, AGENT),
+    )
 
 
 def documents(

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import pickle
+import sys
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +23,12 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import SparkFiles, TaskContext
+from pyspark import SparkFiles, TaskContext, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.lake.lake import Task
+from headwater.lake.transform import Transform, TransformFunction
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
 from headwater.spark.session import is_remote
 
@@ -74,6 +76,18 @@ class SparkRunner:
                 self._spark.removeTag(self._tag)
                 if context is not None:
                     context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
+
+
+def shippable(function: TransformFunction) -> Transform:
+    """A transform for executors that may not have its module: the code of the module itself is sent."""
+    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
+    if module is None or module.__name__ in ("__main__", "builtins"):
+        return Transform.of(function, cloudpickle.dumps)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        return Transform.of(function, cloudpickle.dumps)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 def spark_runner(spark: SparkSession, name: str) -> SparkRunner:

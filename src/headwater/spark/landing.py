@@ -31,7 +31,8 @@ from headwater.lake.lake import Lake, LakeSettings, landed_selection
 from headwater.lake.layout import TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.table_state import Selection
-from headwater.spark.executors import SparkRunner, ship_kernels
+from headwater.lake.transform import TransformFunction
+from headwater.spark.executors import SparkRunner, ship_kernels, shippable
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
 from headwater.spark.selection_watch import SeenCollection
@@ -64,6 +65,8 @@ class Landing:
     tables have."""
     iceberg: IcebergSettings | None = None
     """Have `changes` and `documents` as Iceberg tables, too."""
+    transform: TransformFunction | None = None
+    """What all changes go through before they are written; see `headwater.lake.transform`."""
 
     def prepare(self) -> Lake:
         """Look at the bucket and make the tables' directory. Everything that can't work is found here, before anything
@@ -78,6 +81,7 @@ class Landing:
             raise InvalidInput(
                 "tables hold the values of the bucket as they are", hint="Leave out the options value and noValue"
             )
+        transform = None if self.transform is None else shippable(self.transform).name
         location = Location.of(self.into, self.storage_options)
         # Raises where the bucket is not there.
         bucket = bootstrap(options.settings).cluster_map
@@ -87,6 +91,7 @@ class Landing:
         lake = Lake.open(location, bucket_uuid=bucket.uuid, settings=self.lake)
         if lake is not None:
             _check_same_options(lake, options, self.groups)
+            lake.check_transform(transform)
             return lake
         if scopes or collections:
             # Raises where what is wanted of the bucket is not there.
@@ -98,6 +103,7 @@ class Landing:
             vbuckets=bucket.vbuckets,
             groups=self.groups or groups_for(_documents(options)),
             xattrs=options.read.xattrs,
+            transform=transform,
             selection=Selection.of(scopes, collections),
             settings=self.lake,
         )
@@ -219,6 +225,7 @@ class LandingQuery:
             fresh=landing.fresh,
             upkeep=landing.upkeep,
             iceberg=landing.iceberg,
+            transform=None if landing.transform is None else shippable(landing.transform),
             on_landed=self._on_landed,
         )
         self._progress: deque[dict[str, Any]] = deque(maxlen=_PROGRESS_KEPT)

@@ -31,6 +31,7 @@ from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
 from headwater.lake.iceberg_documents import IcebergDocuments
 from headwater.lake.lake import Lake
+from headwater.lake.transform import Transform
 from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted
@@ -143,6 +144,7 @@ class LandingLoop:
         fresh: Freshness,
         upkeep: Upkeep,
         iceberg: IcebergSettings | None,
+        transform: Transform | None,
         on_landed: Callable[[LandedBatch], None],
     ) -> None:
         """With no `every_s` it ends when all that the bucket had at its first turn is landed."""
@@ -151,6 +153,7 @@ class LandingLoop:
         self._runner = runner
         self._every_s = every_s
         self._upkeep = upkeep
+        self._transform = transform
         self._on_landed = on_landed
         self._iceberg_settings = iceberg
         self._iceberg: tuple[IcebergChanges, IcebergDocuments] | None = None
@@ -382,6 +385,7 @@ class LandingLoop:
                 options=self._options,
                 bucket=bucket,
                 ranges=share,
+                transform=self._transform,
                 writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),
             )
             for share in shares

@@ -33,6 +33,7 @@ from headwater.client.settings import ClientSettings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.layout import split_keys, split_texts
+from headwater.lake.transform import Transform
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.protocol.values import Datatype
@@ -184,10 +185,11 @@ class LandShare:
     bucket: PlannedBucket
     ranges: tuple[VBucketRange, ...]
     writer: ChangeWriter
+    transform: Transform | None = None
 
     def run(self) -> ChangeReport:
         reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges)
-        report = self.writer.write(reading)
+        report = self.writer.write(reading if self.transform is None else map(self.transform.function(), reading))
         report.reached = dict(reading.reached)
         return report
 

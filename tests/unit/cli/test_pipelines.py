@@ -64,6 +64,8 @@ def samples(option: click.Option) -> tuple[str, str]:
             Path("file.pem").touch()
             return '"file.pem"', "file.pem"
     metavar = str(option.metavar)
+    if metavar == "MODULE:FUNCTION":
+        return '"json:loads"', "json:loads"
     if "=" in metavar:
         return '{ some_name = "${VALUE}" }', "some_name=of a variable"
     if option.multiple:
