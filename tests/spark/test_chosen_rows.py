@@ -145,6 +145,21 @@ def test_spark_hands_its_filters_over_where_it_may(spark: SparkSession, shop: So
     assert "orders-5" in plan, "what the source can't apply is left to Spark"
 
 
+def test_variants_of_read_are_those_of_the_source(spark: SparkSession, bucket: SourceBucket) -> None:
+    """Spark has parsed them, and what is no JSON is where the source puts it."""
+    bucket.put_each({b"json": b'{"a":[1,2.5]}', b"null": b"null", b"text": b"plain", b"raw": b"\xff", b"empty": b""})
+    bucket.delete([b"empty"])
+    as_text = ["key", "to_json(value) AS value", "value_bytes", "typeof(value) AS type"]
+    source = spark.read.format("dcp").options(**bucket.options, value="variant").load()
+    frame = headwater.spark.read(spark, bucket.url, user=USER, password=PASSWORD, value="variant")
+    assert frame.columns == source.columns
+    found = [sorted(map(str, one.selectExpr(*as_text).collect())) for one in (frame, source)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+    narrow = headwater.spark.read(spark, bucket.url, user=USER, password=PASSWORD, value="variant", columns="value,key")
+    assert narrow.dtypes == [("value", "variant"), ("key", "string")]
+
+
 def test_read_sets_all_of_it(spark: SparkSession, shop: SourceBucket) -> None:
     login: Any = {"user": USER, "password": PASSWORD}
     frame = headwater.spark.read(

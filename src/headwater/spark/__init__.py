@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from headwater.client.settings import ConnectKeywords
     from headwater.lake.documents_merge import MergeRules
@@ -99,16 +100,18 @@ def register(spark: SparkSession) -> None:
     hide_password(spark)
 
 
-def read(spark: SparkSession, url: str, **source: Unpack[FrameKeywords]) -> DataFrame:
+def read(
+    spark: SparkSession, url: str, *, schema: StructType | str | None = None, **source: Unpack[FrameKeywords]
+) -> DataFrame:
     """The changes of a bucket as a frame: `read(spark, "couchbase://host/bucket", collections=["shop.orders"],
-    columns=["key", "value"], where="op = 'mutation'")`.
+    columns=["key", "value"], where="op = 'mutation'")`. With `mode="documents"`, its documents.
 
     The keywords are options of the `dcp` source, in Python's spelling. `where` may be any condition of SQL: what the
-    source can't apply itself, Spark does.
+    source can't apply itself, Spark does. `schema` is for the fields of documents.
     """
     from headwater.spark import frames
 
-    return frames.read(spark, url, source)
+    return frames.read(spark, url, schema, source)
 
 
 def land(

@@ -37,7 +37,7 @@ from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
 from headwater.spark.selection_watch import SeenCollection
 from headwater.spark.session import hide_password
-from headwater.spark.source_options import SourceOptions, ValueForm
+from headwater.spark.source_options import Mode, SourceOptions, ValueForm
 
 LAG_EVERY_S = 1.0
 """How often the bucket is asked how far it is, for the lag."""
@@ -73,9 +73,10 @@ class Landing:
         is made."""
         options = SourceOptions.make(self.source)
         scopes, collections = options.read.scopes, options.read.collections
-        if options.columns or options.where:
+        if options.columns or options.where or options.mode is not Mode.CHANGES:
             raise InvalidInput(
-                "tables hold whole changes, and all of a collection", hint="Leave out the options columns and where"
+                "tables hold whole changes, and all of a collection",
+                hint="Leave out the options columns, where and mode",
             )
         if options.value_form is not ValueForm.BINARY or options.read.no_value:
             raise InvalidInput(

@@ -87,7 +87,7 @@ from headwater.spark.planning import (
 )
 from headwater.spark.reached_offsets import ReachedOffsets, ReportTo
 from headwater.spark.selection_watch import PlannedBucket
-from headwater.spark.source_options import SourceOptions, ValueForm
+from headwater.spark.source_options import DOCUMENT_COLUMNS, Mode, SourceOptions, ValueForm
 
 # --- the columns that Spark sees --------------------------------------------------------------------------------------
 #
@@ -158,6 +158,10 @@ class DcpDataSource(DataSource):
         return "dcp"
 
     def schema(self) -> StructType:
+        if self._checked.mode is Mode.DOCUMENTS:
+            from headwater.spark.document_rows import inferred_schema
+
+            return inferred_schema(self._checked)
         return spark_schema(self._checked)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -170,10 +174,20 @@ class DcpDataSource(DataSource):
         return kind(self._options_for(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        if self._checked.mode is Mode.DOCUMENTS:
+            raise InvalidInput(
+                "a stream has changes, not documents", hint="Leave out the option mode, or use spark.read"
+            )
         return DcpStreamReader(self._options_for(schema), schema)
 
     def _options_for(self, schema: StructType) -> SourceOptions:
         """With the columns of the schema, where the user gave one."""
+        if self._checked.mode is Mode.DOCUMENTS:
+            from headwater.spark.document_rows import typed_columns_of
+
+            typed_columns_of(schema)
+            read = replace(self._checked.read, no_value={*schema.names} <= {*DOCUMENT_COLUMNS} - {"document"})
+            return replace(self._checked, columns=tuple(schema.names), read=read)
         if schema == self.schema():
             return self._checked
         options = SourceOptions.make({**self.options, "columns": ",".join(schema.names)})
@@ -234,6 +248,12 @@ class _DcpReader:
         from headwater.spark.task_read import ShareReading, SparkRows
 
         assert isinstance(partition, DcpPartition)
+        if self._options.mode is Mode.DOCUMENTS:
+            from headwater.spark.document_rows import DocumentRows
+
+            yield from DocumentRows(self._options, self._spark_schema).read(partition.ranges, partition.bucket)
+            keep_loaded("documents")
+            return
         rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
         reading = ShareReading(
             options=self._options,
@@ -274,7 +294,9 @@ class DcpFilteringReader(DcpBatchReader):
         """Take those that can be applied here, and return the others."""
         for one in filters:
             condition = _condition(one)
-            if condition is None:
+            # With documents, any other column is a field of them.
+            is_of_documents = self._options.mode is Mode.DOCUMENTS
+            if condition is None or (is_of_documents and not condition.allowed.keys() <= {*DOCUMENT_COLUMNS}):
                 yield one
             else:
                 self._options = replace(self._options, where=self._options.where & condition)

@@ -43,6 +43,17 @@ class ValueForm(StrEnum):
     """JSON documents parsed; null for all others, which stay in the column `value_bytes`."""
 
 
+class Mode(StrEnum):
+    """What a row is."""
+
+    CHANGES = "changes"
+    DOCUMENTS = "documents"
+
+
+DOCUMENT_COLUMNS = ("scope", "collection", "key", "document")
+"""With `mode=documents`: those that are no fields."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """Checked options. They travel to the executors."""
@@ -56,6 +67,7 @@ class SourceOptions:
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     partitions_min: int
+    mode: Mode = Mode.CHANGES
     columns: tuple[str, ...] = ()
     """Those of the frame; none for all."""
     where: Conditions = Conditions()
@@ -66,6 +78,8 @@ class SourceOptions:
     def make(cls, options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
         """From the texts that Spark has, whose names are taken in any case."""
         take = _Taker(options)
+        if take("mode") is Mode.DOCUMENTS:
+            _check_documents(take)
         return cls(
             settings=_settings(take, environment),
             read=_read_options(take),
@@ -75,6 +89,7 @@ class SourceOptions:
             rows_per_trigger_max=take("max_rows_per_trigger"),
             bytes_per_trigger_max=take("max_bytes_per_trigger"),
             partitions_min=take("min_partitions"),
+            mode=take("mode"),
             columns=take("columns"),
             where=take("where") or Conditions(),
             seen=take("seen_collections"),
@@ -158,12 +173,27 @@ def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
 def _read_options(take: _Taker) -> ReadOptions:
     names = [option.name for option in TO_READ if option.spark and option.name not in ("start", "end")]
     given = {name: take(name) for name in names}
-    if columns := frozenset(take("columns")):
+    columns = frozenset(take("columns"))
+    if take("mode") is Mode.DOCUMENTS:
+        given["no_value"] = bool(columns) and columns < {*DOCUMENT_COLUMNS} and "document" not in columns
+    elif columns:
         given["xattrs"] = "xattrs" in columns
         # A server that leaves the values out leaves their datatypes out as well.
         given["no_value"] |= columns.isdisjoint(("value", "value_bytes", "datatype", "xattrs"))
     # A task reads up to a seqno that was planned, and a snapshot may go on behind it.
     return ReadOptions.make(**given, snapshots=Snapshots.AS_THEY_COME)
+
+
+def _check_documents(take: _Taker) -> None:
+    for name in ("value", "xattrs", "history", "no_value", "start", "end"):
+        if take.has(name):
+            raise InvalidInput(
+                f"the option {OPTIONS[name].in_spark} is for changes, and mode is documents",
+                hint="Leave it out: the documents are read as they are now",
+            )
+    where: Conditions | None = take("where")
+    if where is not None and "op" in where.allowed:
+        raise InvalidInput("a condition on op is for changes, and mode is documents", hint="Leave it out")
 
 
 def _parse_start(text: str) -> Start | Offsets:
@@ -191,6 +221,7 @@ def _parse_where(text: str) -> Conditions:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "start": _parse_start,
     "end": _parse_end,
+    "mode": lambda text: Mode(text.lower()),
     "value": lambda text: ValueForm(text.lower()),
     "where": _parse_where,
     "seen_collections": lambda text: tuple(
@@ -237,6 +268,7 @@ class SourceKeywords(TypedDict, total=False):
 class FrameKeywords(SourceKeywords, total=False):
     """What `headwater.spark.read` takes beside the options that tables have, too."""
 
+    mode: Literal["changes", "documents"]
     end: Offsets | Literal["now"]
     value: Literal["binary", "string", "variant"]
     no_value: bool

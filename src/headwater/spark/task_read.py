@@ -105,7 +105,7 @@ class ShareReading:
                 for batch in batches:
                     if self.fails_on_rollback:
                         _check_no_rollback(batch)
-                    kept = _meeting(_wanted(batch, bucket), self.options.where)
+                    kept = rows_meeting(_wanted(batch, bucket), self.options.where)
                     if kept.num_rows:
                         self.rows += kept.num_rows
                         yield kept
@@ -141,7 +141,7 @@ def _wanted(batch: pa.RecordBatch, bucket: PlannedBucket) -> pa.RecordBatch:
     return batch.filter(keep)
 
 
-def _meeting(batch: pa.RecordBatch, conditions: Conditions) -> pa.RecordBatch:
+def rows_meeting(batch: pa.RecordBatch, conditions: Conditions) -> pa.RecordBatch:
     """Without the rows that do not meet conditions. A stream needs its rollbacks, whatever else it is asked for."""
     marks = [
         _is_in(batch.column(name), conditions.allowed[name]) for name in TEXT_COLUMNS if name in conditions.allowed

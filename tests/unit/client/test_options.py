@@ -60,7 +60,7 @@ def test_defaults_are_those_of_the_table() -> None:
 
 def test_a_landing_takes_the_options_of_the_source() -> None:
     """But the URL, which is an argument of its own, and those that tables can't have."""
-    apart = {"end", "value", "no_value", "columns", "where"}
+    apart = {"end", "value", "no_value", "mode", "columns", "where"}
     of_source = {option.name for option in SPARK_OPTIONS} - {"url"}
     assert SourceKeywords.__annotations__.keys() - {"tls"} == of_source - apart
     assert FrameKeywords.__annotations__.keys() - {"tls"} == of_source

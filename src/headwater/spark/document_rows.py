@@ -1,0 +1,166 @@
+"""`mode=documents`: the live documents of a bucket, one row each, with their fields as typed columns.
+
+DCP sends changes. A key comes once a snapshot, but a vbucket may come in several snapshots, and what is removed comes
+as a deletion. So a task holds the changes of a vbucket until all of them are there, keeps the newest of each key, and
+leaves out what was removed. It reads a few vbuckets at a time: that bounds what it holds.
+
+Columns are `scope`, `collection`, `key` and `document`, the text of a document that is JSON; every other column is a
+field of the documents, of the type that the schema says. A field that is missing, or has a value of another type, is
+null, by the rules of the typed columns of a lake (`headwater.lake.typed_columns`). Where there is no schema, the types
+are those that the fields of some documents have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from headwater.client.batches import OPS
+from headwater.client.blocking_client import Client
+from headwater.client.read_options import End
+from headwater.errors import InvalidInput
+from headwater.lake.change_files import COLLECTION_GONE_OPS
+from headwater.lake.layout import split_keys, split_values
+from headwater.lake.typed_columns import TypedColumns, infer_columns
+from headwater.spark.conditions import Conditions
+from headwater.spark.planning import VBucketRange
+from headwater.spark.selection_watch import PlannedBucket
+from headwater.spark.source_options import DOCUMENT_COLUMNS, SourceOptions
+from headwater.spark.task_read import ShareReading, rows_meeting
+
+HELD_CHANGES_MAX = 100_000
+"""So many changes are read before the first documents of them are handed out; those of one vbucket at least."""
+_HELD = ["vbucket", "seqno", "op", "scope", "collection", "collection_id", "key", "value", "datatype"]
+SAMPLE_DOCUMENTS = 2_000
+"""So many documents say which fields there are."""
+SAMPLE_CHANGES_MAX = 50_000
+"""So many changes are looked at for them, where conditions leave most out."""
+
+
+def inferred_schema(options: SourceOptions) -> StructType:
+    """The columns that the options name, or all, by a look at some documents."""
+    plain = [StructField(name, StringType()) for name in DOCUMENT_COLUMNS]
+    fields = {field.name: field for field in plain}
+    if not options.columns or not fields.keys() >= {*options.columns}:
+        found = infer_columns(_sample(options))
+        typed = [] if found is None else from_arrow_schema(found.schema).fields
+        fields |= {field.name: field for field in typed if field.name not in DOCUMENT_COLUMNS}
+    for name in options.columns:
+        if name not in fields:
+            raise InvalidInput(
+                f"no document that was looked at has a field {name!r}",
+                hint="Check its name, or give a schema, which says of what type it is",
+            )
+    return StructType([fields[name] for name in options.columns] or [*fields.values()])
+
+
+def _sample(options: SourceOptions) -> list[str]:
+    with Client(options.settings) as client:
+        batches = client.read(replace(options.read, end=End.NOW, no_value=False))
+        try:
+            texts: list[str] = []
+            looked_at = 0
+            for batch in batches:
+                rows = pa.table(rows_meeting(batch, options.where))
+                texts += [text for text in _texts(rows).to_pylist() if text is not None]
+                looked_at += batch.num_rows
+                if len(texts) >= SAMPLE_DOCUMENTS or looked_at >= SAMPLE_CHANGES_MAX:
+                    break
+            return texts[:SAMPLE_DOCUMENTS]
+        finally:
+            batches.close()
+
+
+def _texts(rows: pa.Table) -> pa.ChunkedArray:
+    """The documents that are JSON; null for all others."""
+    texts, _ = split_values(rows.column("value"), np.asarray(rows.column("datatype").to_numpy()))
+    return texts
+
+
+def typed_columns_of(schema: StructType) -> TypedColumns | None:
+    """The columns of a schema that are fields of documents. Raises what is wrong with the schema."""
+    for field in schema:
+        if field.name in DOCUMENT_COLUMNS and field.dataType != StringType():
+            raise InvalidInput(
+                f"the column {field.name} is a string, and the schema has it as {field.dataType.simpleString()}",
+                hint="Give it as STRING. A field of the documents that has this name can be read from `document`",
+            )
+    ddl = ", ".join(
+        f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}"
+        for field in schema
+        if field.name not in DOCUMENT_COLUMNS
+    )
+    return TypedColumns.from_ddl(ddl) if ddl else None
+
+
+class DocumentRows:
+    """The rows of one task."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._typed = typed_columns_of(schema)
+
+    def read(self, ranges: Sequence[VBucketRange], bucket: PlannedBucket) -> Iterator[pa.RecordBatch]:
+        # A condition must not hide what ends a document, so it is looked at last.
+        options = replace(self._options, where=Conditions())
+        for part in _parts(ranges):
+            reading = ShareReading(options=options, bucket=bucket, ranges=part, fails_on_rollback=True)
+            batches = [batch.select(_HELD) for batch in reading]
+            if batches:
+                for batch in live_documents(pa.Table.from_batches(batches)).to_batches():
+                    yield self._convert(rows_meeting(batch, self._options.where))
+
+    def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {"key": split_keys(batch.column("key"))[0]}
+        for name in ("scope", "collection"):
+            columns[name] = batch.column(name).cast(pa.string())
+        if "document" in self._schema.names or self._typed is not None:
+            columns["document"] = _texts(pa.table(batch))
+        if self._typed is not None:
+            columns |= self._typed.parse(columns["document"]).columns
+        table = pa.table([columns[field.name].cast(field.type) for field in self._schema], schema=self._schema)
+        return table.combine_chunks().to_batches()[0] if table.num_rows else self._schema.empty_table().to_batches()[0]
+
+
+def _parts(ranges: Sequence[VBucketRange]) -> Iterator[tuple[VBucketRange, ...]]:
+    part: list[VBucketRange] = []
+    changes = 0
+    for it in ranges:
+        if part and changes + it.changes > HELD_CHANGES_MAX:
+            yield tuple(part)
+            part, changes = [], 0
+        part.append(it)
+        changes += it.changes
+    if part:
+        yield tuple(part)
+
+
+def live_documents(changes: pa.Table) -> pa.Table:
+    """The mutations that nothing has followed, of all changes of some vbuckets in their order."""
+    ops = changes.unify_dictionaries().column("op").combine_chunks()
+    is_of = {op: pc.equal(ops, op) for op in (*OPS[:3], *COLLECTION_GONE_OPS)}
+    is_document = pc.or_(pc.or_(is_of["mutation"], is_of["deletion"]), is_of["expiration"])
+    rows = pa.table(
+        {
+            "id": changes.column("collection_id"),
+            "key": changes.column("key"),
+            "row": pa.array(np.arange(changes.num_rows)),
+        }
+    ).filter(is_document)
+    newest = rows.group_by(["id", "key"], use_threads=False).aggregate([("row", "max")]).column("row_max")
+    newest = newest.filter(is_of["mutation"].take(newest))
+    found = changes if len(newest) == changes.num_rows else changes.take(newest.take(pc.sort_indices(newest)))
+    for gone in changes.filter(pc.or_(*(is_of[op] for op in COLLECTION_GONE_OPS))).to_pylist():
+        is_gone = pc.and_(
+            pc.and_(pc.equal(found["collection_id"], gone["collection_id"]), pc.less(found["seqno"], gone["seqno"])),
+            pc.equal(found["vbucket"], gone["vbucket"]),
+        )
+        found = found.filter(pc.invert(is_gone))
+    return found
