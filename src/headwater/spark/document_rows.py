@@ -27,7 +27,7 @@ from headwater.client.read_options import End
 from headwater.errors import InvalidInput
 from headwater.lake.change_files import COLLECTION_GONE_OPS
 from headwater.lake.layout import split_keys, split_values
-from headwater.lake.typed_columns import TypedColumns, infer_columns
+from headwater.lake.typed_columns import TypedColumns
 from headwater.spark.conditions import Conditions
 from headwater.spark.planning import VBucketRange
 from headwater.spark.selection_watch import PlannedBucket
@@ -48,9 +48,9 @@ def inferred_schema(options: SourceOptions) -> StructType:
     plain = [StructField(name, StringType()) for name in DOCUMENT_COLUMNS]
     fields = {field.name: field for field in plain}
     if not options.columns or not fields.keys() >= {*options.columns}:
-        found = infer_columns(_sample(options))
-        typed = [] if found is None else from_arrow_schema(found.schema).fields
-        fields |= {field.name: field for field in typed if field.name not in DOCUMENT_COLUMNS}
+        inferred = TypedColumns(is_inferred=True)
+        found = inferred.extended(inferred.parse(_sample(options), discovers=True).wanted)
+        fields |= {field.name: field for field in from_arrow_schema(found.schema) if field.name not in DOCUMENT_COLUMNS}
     for name in options.columns:
         if name not in fields:
             raise InvalidInput(
@@ -60,7 +60,7 @@ def inferred_schema(options: SourceOptions) -> StructType:
     return StructType([fields[name] for name in options.columns] or [*fields.values()])
 
 
-def _sample(options: SourceOptions) -> list[str]:
+def _sample(options: SourceOptions) -> pa.Array:
     with Client(options.settings) as client:
         batches = client.read(replace(options.read, end=End.NOW, no_value=False))
         try:
@@ -72,7 +72,7 @@ def _sample(options: SourceOptions) -> list[str]:
                 looked_at += batch.num_rows
                 if len(texts) >= SAMPLE_DOCUMENTS or looked_at >= SAMPLE_CHANGES_MAX:
                     break
-            return texts[:SAMPLE_DOCUMENTS]
+            return pa.array(texts[:SAMPLE_DOCUMENTS], pa.string())
         finally:
             batches.close()
 
