@@ -51,7 +51,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater drill release-replicas": [([URL], 1, NOWHERE)],
     "headwater export": [([URL, "--into", "out"], 1, NOWHERE), ([URL], 2, "Missing option '--into'")],
     "headwater kernels": [(["now"], 2, "Got unexpected extra argument (now)")],
-    "headwater land": [(["localhost", "--into", "lake"], 1, "does not start with couchbase://")],
+    "headwater land": [(["localhost", "--into", "lake"], 1, "is no URL")],
     "headwater load": [([URL, "--generate", "1"], 1, NOWHERE), ([URL], 2, "Give either FILE or --generate N")],
     "headwater replicate": [
         (["--from", URL, "--to", URL.replace(":1/", ":2/")], 1, "can't be reached"),
@@ -74,7 +74,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater users remove-group": [([URL, "readers"], 1, NOWHERE)],
     "headwater users list": [([URL], 1, NOWHERE), (["http://h/a/b"], 1, "more than a bucket")],
     "headwater users remove": [([URL, "kim"], 1, NOWHERE)],
-    "headwater verify": [(["localhost", "lake"], 1, "does not start with couchbase://")],
+    "headwater verify": [(["localhost", "lake"], 1, "is no URL")],
 }
 """By command: arguments, the exit code, and a part of what is said. A new command needs an entry."""
 
