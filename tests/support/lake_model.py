@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -483,6 +484,20 @@ class SmallLake:
 
     def documents_now(self, name: str = "_default._default") -> list[Row]:
         return [row for rows in self.lake.documents_now(name) for row in rows.to_pylist()]
+
+
+def lake_of_before(directory: Path, settings: LakeSettings) -> SmallLake:
+    """A lake that the version before 0.2 has made, with the bucket that it was landed from."""
+    with tarfile.open(Path(__file__).parents[1] / "unit" / "lake" / "data" / "lake-of-version-0.tar.gz") as packed:
+        packed.extractall(directory, filter="data")
+    small = SmallLake(directory / "lake-of-before", settings=settings)
+    small.write(0, *(f"key-{number}" for number in range(20)))
+    small.write(2, "d")
+    small.bucket.mark_sent(range(4))
+    small.write(0, "key-0", value=b'{"n": 2}')
+    small.write(2, "e", value=b'{"n": "no"}')
+    small.bucket.mark_sent(range(4))
+    return small
 
 
 def merging(**rules: Any) -> LakeSettings:

@@ -45,11 +45,24 @@ class Faults:
 
 
 @dataclass
-class S3Server:
-    """Lives while the `with` block lasts."""
+class _Server:
+    """Lives while the `with` block lasts. `__enter__` of a subclass starts it."""
 
     port: int = 0
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class S3Server(_Server):
+    """moto's, with faults."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -62,15 +75,6 @@ class S3Server:
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.communicate()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def options(self) -> dict[str, str]:
@@ -115,12 +119,8 @@ _AZURE_KEY = base64.b64encode(SECRET_KEY.encode()).decode()
 _LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(?P<port>[0-9]+)")
 
 
-@dataclass
-class AzureServer:
-    """Lives while the `with` block lasts, and keeps all in memory."""
-
-    port: int = 0
-    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+class AzureServer(_Server):
+    """Azurite, which keeps all in memory. Its `url` is for the variable AZURITE_BLOB_STORAGE_URL."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -137,16 +137,6 @@ class AzureServer:
             assert lines[-1], f"azurite has ended: {lines}"
         self.port = int(found["port"])
         return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.communicate()
-
-    @property
-    def url(self) -> str:
-        """For the variable AZURITE_BLOB_STORAGE_URL."""
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def options(self) -> dict[str, str]:

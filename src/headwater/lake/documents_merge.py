@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -36,7 +35,7 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.history import HistoryTarget, merge_history
-from headwater.lake.key_order import KeyedRows, in_key_order
+from headwater.lake.key_order import KeyedRows, in_key_order, row_groups_by_key
 from headwater.lake.layout import (
     GROUP,
     LakeFacts,
@@ -166,7 +165,8 @@ class MergeTask:
         with ExitStack() as opened:
             kept: list[KeyedRows] = []
             for file, marks in () if target.is_rebuilt else touched:
-                kept += _kept_by_key(opened.enter_context(FileReader(target.location, file.path)), marks, schema)
+                reader = opened.enter_context(FileReader(target.location, file.path))
+                kept += row_groups_by_key(reader, schema, marks)
             for rows in in_key_order(schema, kept, parsed_documents()):
                 if wanted:
                     break
@@ -248,19 +248,6 @@ def _kept_rows(location: Location, touched: Sequence[tuple[DataFile, Marks]]) ->
                 rows = reader.read(row_group)
                 yield filtered(rows, marks[start : start + rows.num_rows])
                 start += rows.num_rows
-
-
-def _kept_by_key(reader: FileReader, marks: Marks, schema: pa.Schema) -> Iterator[KeyedRows]:
-    """The marked rows of a file, row group by row group."""
-    start = 0
-    for row_group in reader.row_groups:
-        end = start + reader.row_group_rows(row_group)
-        yield KeyedRows(reader.least_key(row_group), partial(_read_kept, reader, row_group, marks[start:end], schema))
-        start = end
-
-
-def _read_kept(reader: FileReader, row_group: int, marks: Marks, schema: pa.Schema) -> pa.Table:
-    return conformed(filtered(reader.read(row_group), marks), schema)
 
 
 def _documents_of(changes: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.lake.data_files import FileReader, aligned, conformed
+from headwater.lake.data_files import FileReader, aligned, conformed, filtered
+from headwater.protocol.kernels.memory import Column
 
 SORT_BYTES = 256 * 1024 * 1024
 """What is held in memory to be sorted together."""
@@ -37,14 +38,19 @@ class KeyedRows:
     read: Callable[[], pa.Table]
 
 
-def row_groups_by_key(reader: FileReader, schema: pa.Schema) -> Iterator[KeyedRows]:
-    """The row groups of a file, which has to stay open until they are read."""
+def row_groups_by_key(reader: FileReader, schema: pa.Schema, marks: Column | None = None) -> Iterator[KeyedRows]:
+    """The row groups of a file, or the rows of them that are marked. It has to stay open until they are read."""
+    start = 0
     for row_group in reader.row_groups:
-        yield KeyedRows(reader.least_key(row_group), partial(_read, reader, row_group, schema))
+        end = start + reader.row_group_rows(row_group)
+        kept = None if marks is None else marks[start:end]
+        yield KeyedRows(reader.least_key(row_group), partial(_read, reader, row_group, schema, kept))
+        start = end
 
 
-def _read(reader: FileReader, row_group: int, schema: pa.Schema) -> pa.Table:
-    return conformed(reader.read(row_group), schema)
+def _read(reader: FileReader, row_group: int, schema: pa.Schema, marks: Column | None) -> pa.Table:
+    rows = reader.read(row_group)
+    return conformed(rows if marks is None else filtered(rows, marks), schema)
 
 
 def in_key_order(

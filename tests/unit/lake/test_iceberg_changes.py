@@ -19,16 +19,6 @@ class Crash(Exception):
     """Between two steps."""
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> SmallLake:
-    return SmallLake(tmp_path / "lake")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> IcebergSettings:
-    return IcebergSettings(catalog=f"sqlite:///{tmp_path}/catalog.db", table="shop.changes")
-
-
 def by_place(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["batch"], row["vbucket"], row["seqno"], row["op"]
 

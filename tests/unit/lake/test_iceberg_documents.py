@@ -20,16 +20,6 @@ pytest.importorskip("pyiceberg")
 DEFAULT = "_default._default"
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> SmallLake:
-    return SmallLake(tmp_path / "lake")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> IcebergSettings:
-    return IcebergSettings(catalog=f"sqlite:///{tmp_path}/catalog.db", table="shop.changes")
-
-
 @pytest.fixture(autouse=True)
 def _no_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import ColumnMode
 from headwater.lake.upkeep import join_files
-from support.lake_model import SmallLake, check_inferred, merging, verify_model, with_columns
+from support.lake_model import SmallLake, check_inferred, lake_of_before, merging, verify_model, with_columns
 
-EARLIER = Path(__file__).with_name("data") / "lake-of-version-0.tar.gz"
 DEFAULT = "_default._default"
 DOCUMENTS = f"documents/{DEFAULT}"
 INFER = LakeSettings(columns={"*": ColumnMode.INFER})
@@ -186,15 +184,7 @@ def test_columns_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_lake_of_the_version_before_stays_as_it_is_and_can_be_switched(tmp_path: Path) -> None:
-    with tarfile.open(EARLIER) as packed:
-        packed.extractall(tmp_path, filter="data")
-    small = SmallLake(tmp_path / "lake-of-before", settings=merging(history=True))
-    small.write(0, *(f"key-{number}" for number in range(20)))
-    small.write(2, "d")
-    small.bucket.mark_sent(range(4))
-    small.write(0, "key-0", value=b'{"n": 2}')
-    small.write(2, "e", value=b'{"n": "no"}')
-    small.bucket.mark_sent(range(4))
+    small = lake_of_before(tmp_path, merging(history=True))
     small.write(2, "f", value=b'{"n": "no", "x": 1}')
     small.land()
     assert "x" not in small.rows(DOCUMENTS)[0]

@@ -3,7 +3,6 @@ bucket: groups that are merged up to different batches, and places that are not 
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,14 @@ import pytest
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, landed_selection
 from headwater.protocol.numbers import VBucketId
-from support.lake_model import SmallLake, check_documents, check_no_duplicates, merging, with_columns
+from support.lake_model import SmallLake, check_documents, check_no_duplicates, lake_of_before, merging, with_columns
 
-ARCHIVE = Path(__file__).with_name("data") / "lake-of-version-0.tar.gz"
 DEFAULT = "_default._default"
 
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> SmallLake:
-    """The lake, with the bucket that it was landed from."""
-    with tarfile.open(ARCHIVE) as packed:
-        packed.extractall(tmp_path, filter="data")
-    small = SmallLake(tmp_path / "lake-of-before", settings=with_columns(merging(history=True), {"*": "n INT"}))
-    small.write(0, *(f"key-{number}" for number in range(20)))
-    small.write(2, "d")
-    small.bucket.mark_sent(range(4))
-    small.write(0, "key-0", value=b'{"n": 2}')
-    small.write(2, "e", value=b'{"n": "no"}')
-    small.bucket.mark_sent(range(4))
-    return small
+    return lake_of_before(tmp_path, with_columns(merging(history=True), {"*": "n INT"}))
 
 
 def test_what_it_does_not_say_is_not_known(earlier: SmallLake) -> None:
