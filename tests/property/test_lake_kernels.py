@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headwater.lake.change_rows import KeyIndex
 from headwater.lake.column_ddl import is_column_name
 from headwater.lake.json_fields import Form, JsonKind, find_fields, integers
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import ColumnGrowth, TypedColumns, UnsettledColumns
 
 rows = st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 20), st.integers(0, 2)), max_size=60)
 
@@ -131,6 +132,25 @@ def test_columns_hold_what_the_documents_have(documents: list[tuple[dict[str, An
         assert parsed.fields[row].as_py() == (misfits[0] if misfits else None)
         fields = {name for name, value in document.items() if value is not None and is_column_name(name)}
         assert fields <= {*columns.by_field}
+
+
+@given(st.lists(st.lists(objects, max_size=6), max_size=4))
+def test_columns_that_grow_with_the_documents_are_those_of_a_look_at_all(parts: list[list[dict[str, Any]]]) -> None:
+    nothing = TypedColumns(is_inferred=True)
+    growth = ColumnGrowth(nothing, sample_rows=1)
+    chunks = [pa.chunked_array([[json.dumps(it) for it in part]], pa.string()) for part in parts]
+    texts = pa.array([json.dumps(it) for part in parts for it in part], pa.string())
+    try:
+        parsed = [growth.parse(chunk) for chunk in chunks]
+    except UnsettledColumns:
+        return
+    event("settled")
+    assert {*growth.columns.definitions} == {*nothing.extended(nothing.parse(texts, discovers=True).wanted).definitions}
+    whole = growth.columns.parse(texts)
+    for name, column in whole.columns.items():
+        held = [part.columns.get(name, pa.nulls(len(part.reasons))).to_pylist() for part in parsed]
+        assert [*chain(*held)] == column.to_pylist()
+    assert [*chain(*(part.reasons.to_pylist() for part in parsed))] == whole.reasons.to_pylist()
 
 
 def is_as_read(held: Any, value: Any) -> bool:

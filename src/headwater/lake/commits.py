@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce
 
 from headwater.client.offsets import Offsets
 from headwater.errors import LakeOutOfStep
@@ -179,14 +178,11 @@ _IDLE_BATCHES_MAX = 512
 
 def merge(lake: Lake, run: Runner = run_here) -> int:
     """Merge what is pending. Returns the number of merges of groups."""
-    merges = 0
-    while True:
-        tasks = plan_merges(lake)
-        merges += len(tasks)
-        lake.step("run merges")
-        if not commit_merges(lake, tasks, run(tasks)):
-            _note_idle_tables(lake)
-            return merges
+    tasks = plan_merges(lake)
+    lake.step("run merges")
+    commit_merges(lake, tasks, run(tasks), run)
+    _note_idle_tables(lake)
+    return len(tasks)
 
 
 def _create_documents(lake: Lake, table: CollectionTables, *, merged: int) -> None:
@@ -222,33 +218,59 @@ def _check_history(lake: Lake, table: CollectionTables) -> None:
         )
 
 
-def commit_merges(lake: Lake, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]]) -> bool:
+def commit_merges(
+    lake: Lake, tasks: Sequence[MergeTask], results: Sequence[Sequence[Merged]], run: Runner = run_here
+) -> None:
     """Make merges a part of the tables, one table after another. Nothing may be landed since they were planned.
 
-    A table in whose documents a field has come up gets a column for it, and is left to be merged again: a document is
-    never merged before its fields have columns. Returns whether there is such a table.
+    A table in whose documents fields have come up gets columns for them before any of these documents. Groups whose
+    task has chosen other columns than all tasks together, such as a narrower type, are merged again.
     """
     assert all(task.upto_batch == lake.last_batch for task in tasks), "a batch was landed since the merges were planned"
-    merged: dict[str, dict[TableKind, list[Merged]]] = {}
-    for part in (part for result in results for part in result):
-        merged.setdefault(part.name, {}).setdefault(part.kind, []).append(part)
-    wanted = {name: _wanted_columns(parts) for name, parts in merged.items()}
-    for name, parts in merged.items():
-        if wanted[name]:
-            _add_columns(lake, lake.tables[name], wanted[name])
-        else:
-            _commit_merged(lake, lake.tables[name], parts)
-    return any(wanted.values())
+    merged: dict[tuple[str, TableKind, int], Merged] = {}
+    while True:
+        fresh = [part for result in results for part in result]
+        merged |= {(part.name, part.kind, part.group): part for part in fresh}
+        has_grown = _add_columns(lake, fresh)
+        tasks = [again for task in tasks if (again := _unfinished(lake, task, merged)).documents]
+        if not tasks:
+            break
+        assert has_grown, "merges with other columns than their table's have found fields that the table has none for"
+        lake.step("run merges again")
+        results = run(tasks)
+    for name in {name for name, _, _ in merged}:
+        by_kind = {
+            kind: [part for part in merged.values() if (part.name, part.kind) == (name, kind)] for kind in TableKind
+        }
+        _commit_merged(lake, lake.tables[name], by_kind)
 
 
-def _wanted_columns(parts: Mapping[TableKind, Sequence[Merged]]) -> FieldTypes:
-    return reduce(joined_fields, (part.wanted for part in parts[TableKind.DOCUMENTS]), {})
+def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKind, int], Merged]) -> MergeTask:
+    """What of a task has to be done again, now that the tables have their columns."""
+    targets = []
+    for target in task.documents:
+        part, columns = merged[target.name, TableKind.DOCUMENTS, task.group], lake.tables[target.name].columns
+        is_fit = part.columns is None or (columns is not None and columns.has(part.columns))
+        if not part.is_written or not is_fit:
+            targets.append(replace(target, columns=columns))
+    return replace(task, documents=tuple(targets), history=())
 
 
-def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> None:
+def _add_columns(lake: Lake, parts: Sequence[Merged]) -> bool:
+    """Add the columns that merges want. Returns whether there were any."""
+    wanted: dict[str, FieldTypes] = {}
+    for part in parts:
+        wanted[part.name] = joined_fields(wanted.get(part.name, {}), part.wanted)
+    added = [_add_columns_to(lake, lake.tables[name], found) for name, found in wanted.items() if found]
+    return any(added)
+
+
+def _add_columns_to(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> bool:
     lake.step(f"add columns {table.name}")
     added = table.add_columns(wanted)
-    assert added, "a merge wants columns only where there is room for them"
+    if not added:
+        return False
+    table.keep_statistics()
     logger.info("%s: columns added: %s", table.name, to_ddl(added), extra=fields(event=LogEvent.COLUMNS_ADDED))
     if table.columns is not None and len(table.columns.definitions) >= INFERRED_MAX:
         logger.warning(
@@ -257,6 +279,7 @@ def _add_columns(lake: Lake, table: CollectionTables, wanted: FieldTypes) -> Non
             INFERRED_MAX,
             extra=fields(event=LogEvent.COLUMNS_ADDED),
         )
+    return True
 
 
 def _commit_merged(lake: Lake, table: CollectionTables, parts: Mapping[TableKind, Sequence[Merged]]) -> None:

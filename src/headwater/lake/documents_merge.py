@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import chain
 
 import numpy as np
@@ -35,7 +36,7 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.history import HistoryTarget, merge_history
-from headwater.lake.key_order import KeyedRows, in_key_order, row_groups_by_key
+from headwater.lake.key_order import SORT_BYTES, KeyedRows, in_key_order, row_groups_by_key
 from headwater.lake.layout import (
     GROUP,
     LakeFacts,
@@ -47,7 +48,7 @@ from headwater.lake.layout import (
     rejects_schema,
 )
 from headwater.lake.location import Location
-from headwater.lake.typed_columns import FieldTypes, Parsed, TypedColumns, joined_fields
+from headwater.lake.typed_columns import ColumnGrowth, FieldTypes, Parsed, TypedColumns, UnsettledColumns, joined_fields
 
 _NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
 
@@ -81,7 +82,11 @@ class Merged:
     add: list[DataFile]
     remove: list[DataFile]
     wanted: FieldTypes = field(default_factory=dict)
-    """Fields that need columns which the table does not have yet: to be added, and then it is merged again."""
+    """Fields that need columns which the table does not have yet."""
+    columns: TypedColumns | None = None
+    """What was written: the columns of the table, and those for what is wanted."""
+    is_written: bool = True
+    """Otherwise it was only looked for what is wanted: the table gets its columns, and it is merged again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,50 +141,92 @@ class MergeTask:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def _merge_documents(self, target: DocumentsTarget, fold: Fold) -> list[Merged]:
-        every = target.is_rebuilt
-        touched = [*_touched(target.location, target.files, fold, every=every)]
-        touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold, every=every)]
-        schema = documents_schema(xattrs=self.facts.xattrs, typed=_typed_schema(target))
+        touched = [*_touched(target.location, target.files, fold, every=target.is_rebuilt)]
+        touched_rejects = [*_touched(target.rejects_location, target.rejects_files, fold, every=target.is_rebuilt)]
+
+        def documents() -> Iterator[pa.Table]:
+            """What has to be parsed, without typed columns."""
+            schema = documents_schema(xattrs=self.facts.xattrs)
+            if target.is_rebuilt:
+                yield from (rows.select(schema.names) for rows in _kept_rows(target.location, touched))
+            yield from (_documents_of(changes, schema) for changes in fold.live())
+
+        try:
+            return self._write_documents(target, touched, touched_rejects, documents())
+        except UnsettledColumns:
+            assert target.columns is not None, "only columns that are inferred are unsettled"
+            parsed = (target.columns.parse(rows.column("document"), discovers=True) for rows in documents())
+            nothing: FieldTypes = {}
+            wanted = reduce(joined_fields, (part.wanted for part in parsed), nothing)
+            kind = TableKind.DOCUMENTS
+            return [
+                Merged(
+                    kind=kind, name=target.name, group=self.group, add=[], remove=[], wanted=wanted, is_written=False
+                )
+            ]
+
+    def _write_documents(
+        self,
+        target: DocumentsTarget,
+        touched: Sequence[tuple[DataFile, Marks]],
+        touched_rejects: Sequence[tuple[DataFile, Marks]],
+        documents: Iterator[pa.Table],
+    ) -> list[Merged]:
+        growth = None if target.columns is None else ColumnGrowth(target.columns)
         reject_schema = rejects_schema(with_field=target.columns is None or not target.columns.is_whole_row)
-        documents = self._writer(target.location, schema)
         rejects = self._writer(target.rejects_location, reject_schema)
-        parsed_again: Iterable[pa.Table] = ()
-        if target.is_rebuilt:
-            parsed_again = _kept_rows(target.location, touched)
-        else:
+        if not target.is_rebuilt:
             for rows in _kept_rows(target.rejects_location, touched_rejects):
                 rejects.write(conformed(rows, reject_schema))
-        wanted: dict[str, pa.DataType] = {}
 
-        def parsed_documents() -> Iterator[pa.Table]:
-            for rows in chain(parsed_again, (_documents_of(changes, schema) for changes in fold.live())):
-                parsed = None
-                if target.columns is not None:
-                    parsed = target.columns.parse(rows.column("document"), discovers=target.columns.is_inferred)
-                    wanted.update(joined_fields(wanted, parsed.wanted))
-                if not wanted:
-                    # Else it is merged again, with more columns, and only the fields of the rest are looked for.
-                    rejects.write(_rejected(rows, parsed, reject_schema))
-                    yield _with_typed(rows, parsed, schema)
+        def parse(rows: pa.Table) -> pa.Table:
+            if growth is None:
+                return rows
+            parsed = growth.parse(rows.column("document"))
+            rejects.write(_rejected(rows, parsed, reject_schema))
+            return _with_typed(rows, parsed.columns)
 
+        # More columns can be had as long as nothing is written.
+        held, held_bytes = [], 0
+        for rows in documents:
+            held.append(parse(rows))
+            held_bytes += held[-1].nbytes
+            if held_bytes >= SORT_BYTES:
+                break
+        columns = None
+        if growth is not None:
+            growth.is_settled, columns = True, growth.columns
+        schema = documents_schema(xattrs=self.facts.xattrs, typed=None if columns is None else columns.schema)
+        unsorted = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
+        writer = self._writer(target.location, schema)
         with ExitStack() as opened:
             kept: list[KeyedRows] = []
             for file, marks in () if target.is_rebuilt else touched:
                 reader = opened.enter_context(FileReader(target.location, file.path))
                 kept += row_groups_by_key(reader, schema, marks)
-            for rows in in_key_order(schema, kept, parsed_documents()):
-                if wanted:
-                    break
-                documents.write(rows)
-        if wanted:
-            rejects.close()
-            documents.close()
-            kind = TableKind.DOCUMENTS
-            return [Merged(kind=kind, name=target.name, group=self.group, add=[], remove=[], wanted=wanted)]
+            try:
+                for rows in in_key_order(schema, kept, unsorted):
+                    writer.write(rows)
+            finally:
+                added, added_rejects = writer.close(), rejects.close()
         # The rejects come first: once the documents are merged, they are not looked at again.
         return [
-            self._merged(TableKind.REJECTS, target.name, rejects, touched_rejects),
-            self._merged(TableKind.DOCUMENTS, target.name, documents, touched),
+            Merged(
+                kind=TableKind.REJECTS,
+                name=target.name,
+                group=self.group,
+                add=added_rejects,
+                remove=[file for file, _ in touched_rejects],
+            ),
+            Merged(
+                kind=TableKind.DOCUMENTS,
+                name=target.name,
+                group=self.group,
+                add=added,
+                remove=[file for file, _ in touched],
+                wanted={} if growth is None else growth.found,
+                columns=columns,
+            ),
         ]
 
     def _writer(self, location: Location, schema: pa.Schema) -> RollingWriter:
@@ -191,12 +238,6 @@ class MergeTask:
             file_bytes=self.file_bytes,
             is_keyed=True,
         )
-
-    def _merged(
-        self, kind: TableKind, name: str, writer: RollingWriter, touched: Sequence[tuple[DataFile, Marks]]
-    ) -> Merged:
-        removed = [file for file, _ in touched]
-        return Merged(kind=kind, name=name, group=self.group, add=writer.close(), remove=removed)
 
 
 def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
@@ -211,9 +252,9 @@ def merged_rows(task: MergeTask) -> Iterator[pa.Table]:
         else:
             yield from (conformed(rows, schema) for rows in read_files(target.location, [file]))
     for changes in fold.live():
-        rows = _documents_of(changes, schema)
-        parsed = None if target.columns is None else target.columns.parse(rows.column("document"))
-        yield _with_typed(rows, parsed, schema)
+        rows = _documents_of(changes, documents_schema(xattrs=task.facts.xattrs))
+        parsed = {} if target.columns is None else target.columns.parse(rows.column("document")).columns
+        yield conformed(_with_typed(rows, parsed), schema)
 
 
 def _typed_schema(target: DocumentsTarget) -> pa.Schema | None:
@@ -256,15 +297,15 @@ def _documents_of(changes: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table({name: columns[name] for name in schema.names if name in columns})
 
 
-def _with_typed(rows: pa.Table, parsed: Parsed | None, schema: pa.Schema) -> pa.Table:
-    typed = {} if parsed is None else parsed.columns
-    columns = [typed[name] if name in typed else rows.column(name) for name in schema.names]
-    return pa.table(columns, names=schema.names).cast(schema)
+def _with_typed(rows: pa.Table, typed: Mapping[str, pa.ChunkedArray]) -> pa.Table:
+    for name, values in typed.items():
+        rows = rows.append_column(name, values)
+    return rows
 
 
-def _rejected(rows: pa.Table, parsed: Parsed | None, schema: pa.Schema) -> pa.Table:
+def _rejected(rows: pa.Table, parsed: Parsed, schema: pa.Schema) -> pa.Table:
     """Those among the documents that do not fit the typed columns."""
-    if parsed is None or parsed.reasons.null_count == len(parsed.reasons):
+    if parsed.reasons.null_count == len(parsed.reasons):
         return schema.empty_table()
     reasons = {"field": parsed.fields, "reason": parsed.reasons}
     found = pa.table({name: reasons[name] if name in reasons else rows.column(name) for name in schema.names})

@@ -27,11 +27,14 @@ from headwater.protocol.kernels.memory import (
     Int64Rows,
     Int64s,
     ReadOnlyBytes,
+    borrowed,
     copy_bytes,
     i64,
     inlined_part,
     kernel,
     kernel_part,
+    leading_zeros,
+    load_u8,
     load_u64,
     read_only,
     u8,
@@ -231,9 +234,11 @@ def _find_named(texts: JsonValues, names: Sequence[str]) -> JsonFields:
         np.zeros(shape, dtype=np.int64),
     )
     name_bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    # Others are written with escapes in a text.
+    is_plain = np.array([not {_QUOTE, _BACKSLASH} & {*name} for name in encoded], dtype=np.bool_)
     _find(
-        texts.data, texts.starts, texts.ends, name_bytes, name_ends, fields.forms, fields.others, fields.kinds,
-        fields.starts, fields.ends,
+        texts.data, texts.starts, texts.ends, name_bytes, name_ends, is_plain, fields.forms, fields.others,
+        fields.kinds, fields.starts, fields.ends,
     )  # fmt: skip
     return fields
 
@@ -243,23 +248,22 @@ def _find_named(texts: JsonValues, names: Sequence[str]) -> JsonFields:
 _QUOTE, _BACKSLASH, _COMMA, _COLON = (ord(sign) for sign in '"\\,:')
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in "{}[]")
 _MINUS, _ZERO, _NINE, _T, _F, _N, _U = (ord(sign) for sign in "-09tfnu")
-_ONES, _HIGH_BITS, _QUOTES, _BACKSLASHES = (u64(sign * 0x0101010101010101) for sign in (0x01, 0x80, _QUOTE, _BACKSLASH))
+_LOW_BITS, _QUOTES, _BACKSLASHES = (u64(sign * 0x0101010101010101) for sign in (0x7F, _QUOTE, _BACKSLASH))
 _ESCAPED_SIGNS = tuple(b'"\\/bfnrt')
 _ESCAPED_CODES = tuple(b'"\\/\b\f\n\r\t')
 
 
 @inlined_part
 def _skip_space(data: Bytes, at: int, end: int) -> int:
-    while at < end and (data[at] == 32 or (9 <= data[at] <= 13)):
+    while at < end and (load_u8(data, at) == 32 or (9 <= load_u8(data, at) <= 13)):
         at += 1
     return at
 
 
 @inlined_part
-def _has_byte(word: int, repeated: int) -> bool:
-    """Whether one of eight bytes is the byte that another word has eight times: the difference of that one is 0."""
-    difference = word ^ repeated
-    return ((difference - _ONES) & ~difference & _HIGH_BITS) != u64(0)
+def _zero_bytes(word: int) -> int:
+    """The highest bit of each of eight bytes that is zero. No carry goes from one byte into the next."""
+    return ~(((word & _LOW_BITS) + _LOW_BITS) | word | _LOW_BITS)
 
 
 @inlined_part
@@ -267,14 +271,14 @@ def _skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """From behind the opening quote to behind the closing one, or beyond the end; and whether it has escapes."""
     has_escapes = False
     while True:
-        while at + 8 <= end:
+        found = u64(0)
+        while found == u64(0) and at + 8 <= end:
             word = load_u64(data, at)
-            if _has_byte(word, _QUOTES) or _has_byte(word, _BACKSLASHES):
-                break
-            at += 8
-        while at < end and data[at] != _QUOTE and data[at] != _BACKSLASH:
+            found = _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES)
+            at += leading_zeros(found) >> 3
+        while found == u64(0) and at < end and load_u8(data, at) != _QUOTE and load_u8(data, at) != _BACKSLASH:
             at += 1
-        if at >= end or data[at] == _QUOTE:
+        if at >= end or load_u8(data, at) == _QUOTE:
             return at + 1, has_escapes
         has_escapes = True
         at += 2
@@ -285,7 +289,7 @@ def _skip_nested(data: Bytes, at: int, end: int) -> int:
     """From an opening bracket to behind its closing one, or beyond the end."""
     depth = 0
     while at < end:
-        sign = data[at]
+        sign = load_u8(data, at)
         at += 1
         if sign == _QUOTE:
             at = _skip_string(data, at, end)[0]
@@ -302,11 +306,11 @@ def _skip_nested(data: Bytes, at: int, end: int) -> int:
 def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """To behind a number or a word, and whether it is all digits."""
     is_integer = True
-    while at < end and not (
-        data[at] == _COMMA or data[at] == _CLOSE_OBJECT or data[at] == _CLOSE_ARRAY or data[at] <= 32
-    ):
-        if not (_ZERO <= data[at] <= _NINE or data[at] == _MINUS):
-            is_integer = False
+    while at < end:
+        sign = load_u8(data, at)
+        if sign == _COMMA or sign == _CLOSE_OBJECT or sign == _CLOSE_ARRAY or sign <= 32:
+            break
+        is_integer &= _ZERO <= sign <= _NINE or sign == _MINUS
         at += 1
     return at, is_integer
 
@@ -314,7 +318,7 @@ def _skip_scalar(data: Bytes, at: int, end: int) -> tuple[int, bool]:
 @inlined_part
 def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
     """From the first byte of a value to behind its last; its kind; and whether it is one at all."""
-    sign = data[at]
+    sign = load_u8(data, at)
     if sign == _QUOTE:
         behind, has_escapes = _skip_string(data, at + 1, end)
         return behind, _ESCAPED if has_escapes else _STRING, behind <= end
@@ -411,20 +415,29 @@ def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_en
 
 
 @inlined_part
-def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column, guess: int) -> int:
-    """The number of a field by its name, or -1. Documents are alike, so a guess is tried first."""
-    count = len(name_ends) - 1
-    field = guess if guess < count else 0
-    for _ in range(count):
+def _is_guessed(data: Bytes, start: int, end: int, names: Bytes, name_at: int, name_end: int) -> bool:
+    """Whether a text begins with a name and the quote behind it."""
+    length = name_end - name_at
+    if start + length >= end or load_u8(data, start + length) != _QUOTE:
+        return False
+    k = 0
+    while k < length and load_u8(data, start + k) == load_u8(names, name_at + k):
+        k += 1
+    return k == length
+
+
+@inlined_part
+def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column) -> int:
+    """The number of a field by its name, or -1."""
+    for field in range(len(name_ends) - 1):
         name = name_ends[field]
         length = name_ends[field + 1] - name
         if length == end - start:
             k = 0
-            while k < length and data[start + k] == names[name + k]:
+            while k < length and load_u8(data, start + k) == load_u8(names, name + k):
                 k += 1
             if k == length:
                 return field
-        field = field + 1 if field + 1 < count else 0
     return -1
 
 
@@ -437,44 +450,48 @@ def _field_of_escaped(data: Bytes, start: int, end: int, names: Bytes, name_ends
 
 
 @inlined_part
-def _next_member(data: Bytes, at: int, end: int, is_object: bool) -> tuple[int, int, bool, int, int, int]:
-    """From the first byte of a member: where its name starts, ends, and whether that has escapes; where its value
-    starts, of which kind it is, and what is behind it. The last is -1 where there is no member."""
-    name_at, name_end, has_escapes = at, at, False
-    if is_object:
-        if at >= end or data[at] != _QUOTE:
-            return at, at, False, at, _MISSING, -1
-        name_at = at + 1
-        at, has_escapes = _skip_string(data, name_at, end)
-        name_end = at - 1
-        at = _skip_space(data, at, end)
-        if at >= end or data[at] != _COLON:
-            return at, at, False, at, _MISSING, -1
-        at = _skip_space(data, at + 1, end)
-    if at >= end:
-        return at, at, False, at, _MISSING, -1
-    behind, kind, is_value = _skip_value(data, at, end)
-    return name_at, name_end, has_escapes, at, kind, behind if is_value else -1
+def _skip_colon(data: Bytes, at: int, end: int) -> int:
+    """From behind a name to its value, or to the end where it has none."""
+    at = _skip_space(data, at, end)
+    if at >= end or load_u8(data, at) != _COLON:
+        return end
+    return _skip_space(data, at + 1, end)
 
 
 @kernel_part
 def _find_in(
-    data: Bytes, at: int, end: int, names: Bytes, name_ends: Column, row: int, others: Column, kinds: Column,
-    starts: Column, ends: Column,
+    data: Bytes, at: int, end: int, names: Bytes, name_ends: Column, is_plain: Column, row: int, others: Column,
+    kinds: Column, starts: Column, ends: Column,
 ) -> int:  # fmt: skip
     """Note the fields of one document. Returns its form."""
-    guess = 0
+    guess, count = 0, len(is_plain)
     at = _skip_space(data, at + 1, end)
-    if at < end and data[at] == _CLOSE_OBJECT:
+    if at < end and load_u8(data, at) == _CLOSE_OBJECT:
         return _FORM_OBJECT if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
     while True:
-        name_at, name_end, has_escapes, start, kind, behind = _next_member(data, at, end, True)
-        if behind < 0:
+        if at >= end or load_u8(data, at) != _QUOTE:
             return _FORM_MALFORMED
-        if has_escapes:
-            field = _field_of_escaped(data, name_at, name_end, names, name_ends)
+        name_at = at + 1
+        # Documents are alike: the field is the one that has come next in others, and its name is not looked for.
+        if (
+            guess < count
+            and is_plain[guess]
+            and _is_guessed(data, name_at, end, names, name_ends[guess], name_ends[guess + 1])
+        ):
+            field = guess
+            at = name_at + name_ends[guess + 1] - name_ends[guess] + 1
         else:
-            field = _field_of(data, name_at, name_end, names, name_ends, guess)
+            at, has_escapes = _skip_string(data, name_at, end)
+            if has_escapes:
+                field = _field_of_escaped(data, name_at, at - 1, names, name_ends)
+            else:
+                field = _field_of(data, name_at, at - 1, names, name_ends)
+        start = _skip_colon(data, at, end)
+        if start >= end:
+            return _FORM_MALFORMED
+        behind, kind, is_value = _skip_value(data, start, end)
+        if not is_value:
+            return _FORM_MALFORMED
         if field >= 0:
             is_string = kind == _STRING or kind == _ESCAPED
             kinds[field, row] = u8(kind)
@@ -484,29 +501,33 @@ def _find_in(
         elif kind != _NULL:
             others[row] += 1
         at = _skip_space(data, behind, end)
-        if at < end and data[at] == _CLOSE_OBJECT:
+        if at < end and load_u8(data, at) == _CLOSE_OBJECT:
             return _FORM_OBJECT if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
-        if at >= end or data[at] != _COMMA:
+        if at >= end or load_u8(data, at) != _COMMA:
             return _FORM_MALFORMED
         at = _skip_space(data, at + 1, end)
 
 
 @kernel
 def _find(
-    data: ReadOnlyBytes, row_starts: Int64s, row_ends: Int64s, names: ReadOnlyBytes, name_ends: Int64s, forms: Bytes,
-    others: Int64s, kinds: ByteRows, starts: Int64Rows, ends: Int64Rows,
+    data: ReadOnlyBytes, row_starts: Int64s, row_ends: Int64s, names: ReadOnlyBytes, name_ends: Int64s, is_plain: Bools,
+    forms: Bytes, others: Int64s, kinds: ByteRows, starts: Int64Rows, ends: Int64Rows,
 ) -> None:  # fmt: skip
+    data, names, name_ends, is_plain = borrowed(data), borrowed(names), borrowed(name_ends), borrowed(is_plain)
+    others, kinds, starts, ends = borrowed(others), borrowed(kinds), borrowed(starts), borrowed(ends)
     for row in range(len(forms)):
         end = i64(row_ends[row])
         at = _skip_space(data, i64(row_starts[row]), end)
         if at >= end:
             forms[row] = _FORM_MALFORMED
-        elif data[at] != _OPEN_OBJECT:
+        elif load_u8(data, at) != _OPEN_OBJECT:
             behind, _, is_value = _skip_value(data, at, end)
             is_whole = is_value and _skip_space(data, behind, end) == end
             forms[row] = _FORM_OTHER if is_whole else _FORM_MALFORMED
         else:
-            forms[row] = _find_in(data, at, end, names, name_ends, row, others, kinds, starts, ends)
+            forms[row] = _find_in(
+                data, at, end, names, name_ends, is_plain, row, others, kinds, starts, ends
+            )  # fmt: skip
 
 
 @kernel_part
@@ -526,8 +547,19 @@ def _list_in(
     if at < end and data[at] == closing:
         return 0
     while True:
-        name_at, name_end, has_escapes, start, kind, behind = _next_member(data, at, end, is_object)
-        if behind < 0:
+        name_at, name_end, has_escapes = at, at, False
+        if is_object:
+            if at >= end or load_u8(data, at) != _QUOTE:
+                return -1
+            name_at = at + 1
+            at, has_escapes = _skip_string(data, name_at, end)
+            name_end = at - 1
+            at = _skip_colon(data, at, end)
+        if at >= end:
+            return -1
+        start = at
+        behind, kind, is_value = _skip_value(data, start, end)
+        if not is_value:
             return -1
         if len(kinds) > 0:
             place = first + count
@@ -553,6 +585,10 @@ def _list(
     name_starts: Int64s, name_ends: Int64s, kinds: Bytes, starts: Int64s, ends: Int64s,
 ) -> None:  # fmt: skip
     """The first time, with no room for members, they are counted; the second time they are noted."""
+    data, name_kinds, name_starts, name_ends = (
+        borrowed(data), borrowed(name_kinds), borrowed(name_starts), borrowed(name_ends)
+    )  # fmt: skip
+    kinds, starts, ends = borrowed(kinds), borrowed(starts), borrowed(ends)
     first = i64(0)
     for row in range(len(counts)):
         if counts[row] < 0 or (len(kinds) > 0 and counts[row] == 0):

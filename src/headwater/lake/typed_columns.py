@@ -9,8 +9,9 @@ value that an inferred column does not hold goes into a wider column of its own 
 (`_WIDER`): `n` has the integers, `n_double` the other numbers. Delta's type widening has no step from BIGINT to DOUBLE
 or from DATE to TIMESTAMP, and few engines read it at all.
 
-`collection_tables` keeps the columns with the table, merges parse with them, and `verify` parses again. The same text
-must always give the same columns, whatever columns are added later: they are compared.
+`collection_tables` keeps the columns with the table, merges parse with them and find further ones (`ColumnGrowth`), and
+`verify` parses again. The same text must always give the same columns, whatever columns are added later: they are
+compared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, reduce
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +60,7 @@ _KIND_NAMES = {
 }
 _ROWS_A_TIME = 64 * 1024
 _FIRST_ROWS = 512
+_SAMPLE_ROWS = 2048
 
 
 class ColumnMode(StrEnum):
@@ -77,7 +80,7 @@ class Parsed:
     reasons: pa.ChunkedArray
     """By document: why it does not fit; null where it does."""
     wanted: FieldTypes
-    """Fields that need a column which is not there yet. Empty unless it was asked for."""
+    """Fields that need a column which is not there yet, or a column of another type. Empty unless it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,28 @@ class TypedColumns:
             found.setdefault(column.field, []).append(column)
         return found
 
+    def has(self, others: TypedColumns) -> bool:
+        """Whether all of some columns are among these."""
+        return {*others.definitions} <= {*self.definitions}
+
     # --- parsing ------------------------------------------------------------------------------------------------------
 
-    def parse(self, documents: pa.Array | pa.ChunkedArray, *, discovers: bool = False) -> Parsed:
-        """The columns of documents; null stands for one that is not JSON. With `discovers`, look for fields that need
-        further columns."""
+    def parse(
+        self,
+        documents: pa.Array | pa.ChunkedArray,
+        *,
+        discovers: bool = False,
+        unsettled: FieldTypes = MappingProxyType({}),
+    ) -> Parsed:
+        """The columns of documents; null stands for one that is not JSON.
+
+        With `discovers`, look for fields that need further columns. `unsettled` are fields whose column no table has
+        yet, with the type of their values so far: they need another one where the column does not take all values.
+        """
         starts = range(0, len(documents), _ROWS_A_TIME)
-        parts = [self._parse_part(documents.slice(start, _ROWS_A_TIME), discovers=discovers) for start in starts]
+        parts = [
+            self._parse_part(documents.slice(start, _ROWS_A_TIME), unsettled if discovers else None) for start in starts
+        ]
         return Parsed(
             {
                 column.name: pa.chunked_array([part.columns[column.name] for part in parts], column.type)
@@ -135,7 +153,7 @@ class TypedColumns:
             reduce(joined_fields, (part.wanted for part in parts), {}),
         )
 
-    def _parse_part(self, documents: pa.Array | pa.ChunkedArray, *, discovers: bool) -> _Part:
+    def _parse_part(self, documents: pa.Array | pa.ChunkedArray, unsettled: FieldTypes | None) -> _Part:
         if isinstance(documents, pa.ChunkedArray):
             documents = documents.combine_chunks()
         is_json = np.asarray(documents.is_valid())
@@ -148,12 +166,14 @@ class TypedColumns:
             # What has no fields misses nothing in columns that were inferred.
             misfits.add(fields.forms == Form.OTHER_JSON, "it is JSON, but no object")
             misfits.add(~is_json, "it is not JSON")
-        found = _Part({}, misfits, self._new_fields(texts, fields) if discovers else {})
+        found = _Part({}, misfits, {} if unsettled is None else self._new_fields(texts, fields))
         for number, (field, columns) in enumerate(self.by_field.items()):
             values = fields.values(number)
             left = _read_field(values, columns, found.columns)
-            if discovers and left.is_there.any() and (wider := self._wider(field, left)) is not None:
-                found.wanted[field] = wider
+            if unsettled is not None:
+                wanted = self._wanted_type(field, values, left, unsettled.get(field))
+                if wanted is not None:
+                    found.wanted[field] = wanted
             misfits.add_values(columns[0], left)
             if columns[0].is_required:
                 says = f"column {columns[0].name}: it must not be missing or null"
@@ -209,6 +229,19 @@ class TypedColumns:
     def _leaves(self) -> int:
         return sum(leaves(column.type) for column in self.definitions)
 
+    def _wanted_type(
+        self, field: str, values: JsonValues, left: JsonValues, unsettled: pa.DataType | None
+    ) -> pa.DataType | None:
+        """The type of a column that a field needs beside those that it has, or instead of its unsettled one."""
+        is_left = bool(left.is_there.any())
+        if unsettled is None:
+            return self._wider(field, left) if is_left else None
+        # A nested value is taken though it has members that its column does not have.
+        if not is_left and not pa.types.is_nested(unsettled):
+            return None
+        joined = joined_type(unsettled, infer_type(values))
+        return None if joined == unsettled else joined
+
     def _wider(self, field: str, left: JsonValues) -> pa.DataType | None:
         """The type of a further column for values that the columns of a field do not hold; None where there is none."""
         columns = self.by_field[field]
@@ -243,6 +276,50 @@ class TypedColumns:
             added = ColumnDef(name, settled, field=field)
             columns = replace(columns, definitions=(*columns.definitions, added))
         return columns
+
+
+class UnsettledColumns(Exception):
+    """Documents have come that other columns are needed for than those that the documents before them have got."""
+
+
+class ColumnGrowth:
+    """The columns of a table, and those that documents need beside them while they are merged.
+
+    The first documents are looked at before they are parsed. Documents are alike, so columns for these mostly do for
+    all, and every document is parsed once.
+    """
+
+    def __init__(self, before: TypedColumns, *, sample_rows: int = _SAMPLE_ROWS) -> None:
+        self._before = before
+        self._sample_rows = sample_rows
+        self.columns = before
+        self.found: FieldTypes = {}
+        """Fields that the table needs columns for."""
+        self.is_settled = False
+        """No more columns can be had: rows with these are written."""
+
+    def parse(self, documents: pa.ChunkedArray) -> Parsed:
+        """Parse documents. Raises `UnsettledColumns` where all have to be looked at before columns can be chosen."""
+        if not self._before.is_inferred:
+            return self._before.parse(documents)
+        if self.columns is self._before and not self.is_settled and len(documents) > 4 * self._sample_rows:
+            sample = pa.array(np.linspace(0, len(documents) - 1, self._sample_rows, dtype=np.int64))
+            self._grow(self.columns.parse(documents.take(sample), discovers=True))
+        while True:
+            unsettled = {name: type_ for name, type_ in self.found.items() if name not in self._before.by_field}
+            parsed = self.columns.parse(documents, discovers=True, unsettled=unsettled)
+            if not self._grow(parsed):
+                return parsed
+
+    def _grow(self, parsed: Parsed) -> bool:
+        """Have columns for what is wanted. Returns whether there are more of them now."""
+        self.found = joined_fields(self.found, parsed.wanted)
+        before, self.columns = self.columns, self._before.extended(self.found)
+        count = len(before.definitions)
+        is_more = len(self.columns.definitions) > count
+        if self.columns.definitions[:count] != before.definitions or (is_more and self.is_settled):
+            raise UnsettledColumns
+        return is_more
 
 
 ColumnChoice = TypedColumns | ColumnMode

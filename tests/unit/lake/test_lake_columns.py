@@ -96,7 +96,9 @@ def test_a_document_that_was_pending_when_its_field_came_up_has_it_in_the_column
     check(small)
 
 
-@pytest.mark.parametrize("step", ["add columns", "run merges", "commit rejects", "commit documents", "switch columns"])
+@pytest.mark.parametrize(
+    "step", ["add columns", "run merges again", "commit rejects", "commit documents", "switch columns"]
+)
 def test_a_crash_between_any_two_commits_is_made_good(tmp_path: Path, step: str) -> None:
     def crash(name: str) -> None:
         if name.startswith(step):

@@ -158,6 +158,18 @@ store_u32 = _store_big_endian(32)
 store_u64 = _store_big_endian(64)
 
 
+def _leading_zeros(typing_context: Any, word: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        is_zero_undefined = ir.Constant(ir.IntType(1), 0)
+        return builder.ctlz(args[0], is_zero_undefined)
+
+    return types.int64(types.uint64), codegen
+
+
+leading_zeros: Any = intrinsic(_leading_zeros)
+"""How many bits of a word of 64 are zero before the first that is set; 64 where none is."""
+
+
 def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, length: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to = _address(context, builder, signature.args[0], args[0], args[1])
