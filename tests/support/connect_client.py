@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
-from headwater.errors import InvalidInput
 from headwater.spark.session import query_error
 
 
@@ -46,13 +45,13 @@ def read(spark: SparkSession, url: str, folder: str) -> None:
 def main(url: str, folder: str) -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     read(spark, url, folder)
-    try:
-        headwater_spark.land(spark, url, f"{folder}/lake", **login(), on_batch=print)
-    except InvalidInput as error:
-        tell(refused=str(error))
     for line in sys.stdin:
-        headwater_spark.land(spark, url, f"{folder}/lake", **login(), minPartitions="2").awaitTermination()
-        tell(landed=line.strip())
+        batches: list[headwater_spark.LandedBatch] = []
+        query = headwater_spark.land(
+            spark, url, f"{folder}/lake", **login(), minPartitions="2", on_batch=batches.append
+        )
+        query.awaitTermination()
+        tell(landed=line.strip(), rows=sum(batch.rows for batch in batches))
     spark.stop()
 
 
