@@ -21,12 +21,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from headwater.lake.change_files import ChangeReport
 from headwater.lake.documents_merge import MergeRules
 from headwater.spark import executors, landing
 from headwater.spark.executors import SparkRunner
 from headwater.spark.planning import whole_offset
-from headwater.spark.task_read import LandShare
+from headwater.spark.task_read import LandedShare, LandShare
 from support.landings import DEFAULT, LandedBucket, SourceBucket, key_of
 from support.node_process import PASSWORD, USER
 
@@ -175,7 +174,7 @@ class Credulous:
 
     share: LandShare
 
-    def run(self) -> ChangeReport:
+    def run(self) -> LandedShare:
         ranges = [replace(it, start=whole_offset(it.branch, it.start.seqno)) for it in self.share.ranges]
         return replace(self.share, ranges=tuple(ranges)).run()
 

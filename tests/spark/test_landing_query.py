@@ -161,16 +161,26 @@ class FailingMerges(RunHere):
 def test_a_process_that_dies_in_a_merge_does_not_end_it(pipeline: SimulatedLanding, every_s: float | None) -> None:
     """Merges are made after a batch, at the end, and while the next batch is waited for."""
     pipeline.fresh = landing.Freshness(merge_share=0, wait_s_max=0.2)
-    query = start(pipeline, FailingMerges(), every_s)
+    failing = land_first_and_more(pipeline, 2)
+    query = start(pipeline, failing, every_s)
     try:
         give_up_s = time.monotonic() + 20
-        while len(table_rows(pipeline.folder / "documents" / DEFAULT)) < 2:
+        while len(table_rows(pipeline.folder / "documents" / DEFAULT)) < 3:
             assert query.exception() is None
             assert time.monotonic() < give_up_s
             time.sleep(0.1)
     finally:
         query.stop()
+    assert failing.left == 0
     pipeline.check_equal()
+
+
+def land_first_and_more(pipeline: SimulatedLanding, failures: int) -> FailingMerges:
+    """The first batch is not merged: its documents come with it."""
+    pipeline.land()
+    pipeline.batches.clear()
+    pipeline.bucket.put([b"c"], b'{"n":1}')
+    return FailingMerges(left=failures)
 
 
 @pytest.mark.parametrize("fresh", [landing.Freshness(), landing.Freshness(merge_share=0, wait_s_max=1e9)])
@@ -178,12 +188,25 @@ def test_merges_that_always_fail_end_it(pipeline: SimulatedLanding, fresh: landi
     """Turns without a merge in between do not make up for them."""
     pipeline.fresh = fresh
     with pytest.raises(QueryFailed, match="Python worker exited unexpectedly"):
-        start(pipeline, FailingMerges(left=10_000)).awaitTermination(30)
+        start(pipeline, land_first_and_more(pipeline, 10_000)).awaitTermination(30)
+
+
+def test_the_first_batch_comes_with_its_documents(pipeline: SimulatedLanding) -> None:
+    ran: list[str] = []
+
+    class Watched(RunHere):
+        def __call__(self, tasks: Sequence[Any]) -> list[Any]:
+            ran.extend(type(task).__name__ for task in tasks)
+            return super().__call__(tasks)
+
+    start(pipeline, Watched()).awaitTermination()
+    assert {*ran} == {"LandShare"}
+    pipeline.check_equal()
 
 
 def test_a_batch_that_is_landed_is_reported_whatever_fails_then(pipeline: SimulatedLanding) -> None:
-    start(pipeline, FailingMerges(left=1)).awaitTermination()
-    assert [(batch.batch_id, batch.rows) for batch in pipeline.batches] == [(0, 2)]
+    start(pipeline, land_first_and_more(pipeline, 1)).awaitTermination()
+    assert [(batch.batch_id, batch.rows) for batch in pipeline.batches] == [(1, 1)]
 
 
 def test_it_can_be_stopped_while_the_bucket_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ from headwater.errors import InvalidInput
 from headwater.lake.delta_log import LOG_RETENTION_DAYS
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
-from headwater.lake.lake import EVERY_COLLECTION, Lake, LakeSettings
-from headwater.lake.layout import GROUP_DOCUMENTS, GROUPS_MIN
+from headwater.lake.lake import Lake, LakeSettings
+from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN
 from headwater.lake.typed_columns import ColumnChoice, choose_columns
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number

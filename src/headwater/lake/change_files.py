@@ -11,7 +11,7 @@ large enough. So a merge of one group and a few collections reads little else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -73,8 +73,11 @@ class ChangeWriter:
     """By vbucket: what the table holds already. Nothing up to here may come again, except after a rollback."""
     buffer_bytes: int = BUFFER_BYTES
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> ChangeReport:
-        run = _Run(self)
+    def write(
+        self, batches: Iterable[pa.RecordBatch], on_rows: Callable[[pa.Table], None] = lambda rows: None
+    ) -> ChangeReport:
+        """Write batches to files. `on_rows` gets what goes into them, as it lies there."""
+        run = _Run(self, on_rows)
         for batch in batches:
             if batch.num_rows:
                 run.take(batch)
@@ -90,7 +93,7 @@ class ChangeWriter:
         for column in changes_schema(xattrs=self.facts.xattrs):
             values = pa.array([row.get(column.name, None if column.nullable else 0) for row in rows], column.type)
             columns[column.name] = values.cast(NAME_TYPE) if column.name in NAME_COLUMNS else values
-        return write_sorted(self.location, self.facts, pa.table(columns))
+        return write_sorted(self.location, self.facts, sort_rows(self.facts, pa.table(columns)))
 
 
 @dataclass(slots=True)
@@ -106,8 +109,9 @@ class _HeldBatch:
 class _Run:
     """One writer at work."""
 
-    def __init__(self, writer: ChangeWriter) -> None:
+    def __init__(self, writer: ChangeWriter, on_rows: Callable[[pa.Table], None]) -> None:
         self._writer = writer
+        self._on_rows = on_rows
         self._schema = changes_schema(xattrs=writer.facts.xattrs)
         self._report = ChangeReport()
         self._held: list[_HeldBatch] = []
@@ -188,10 +192,11 @@ class _Run:
     def _flush(self) -> None:
         if not self._held:
             return
-        rows = self._to_table()
+        rows = sort_rows(self._writer.facts, self._to_table())
         self._held, self._held_bytes = [], 0
         self._note(rows)
         self._report.files.append(write_sorted(self._writer.location, self._writer.facts, rows))
+        self._on_rows(rows)
 
     def _note(self, rows: pa.Table) -> None:
         """Count what the driver plans by."""
@@ -243,9 +248,9 @@ def _counts(ids: Column, groups: Column, marks: NDArray[np.bool_]) -> Iterator[t
 
 
 def write_sorted(location: Location, facts: LakeFacts, rows: pa.Table) -> DataFile:
-    """Write rows of `changes` as one file: sorted, in row groups that belong to few groups of vbuckets each."""
+    """Write sorted rows of `changes` as one file, in row groups that belong to few groups of vbuckets each."""
     writer = FileWriter(location, changes_schema(xattrs=facts.xattrs), ranges=CHANGE_RANGES, prefix="changes")
-    for part in row_groups(facts, sort_rows(facts, rows)):
+    for part in row_groups(facts, rows):
         writer.write_row_group(part)
     return writer.close()
 

@@ -111,6 +111,11 @@ class ChangeRows:
         codes = np.array([OPS.index(name) for name in ops.dictionary.to_pylist()], dtype=np.int8)
         self.ops: NDArray[np.int8] = codes[ops.indices.to_numpy()]
 
+    @classmethod
+    def in_memory(cls, rows: pa.Table) -> ChangeRows:
+        """Rows that were not read from a file."""
+        return cls(Location.of("."), "", 0, rows, np.ones(rows.num_rows, dtype=np.bool_), None)
+
     def keys(self, marks: Marks) -> pa.Array:
         """The bytes of the marked rows' keys, all of documents."""
         keys = filtered(self._keys, marks)

@@ -25,9 +25,9 @@ from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, Merge
 from headwater.lake.column_ddl import to_ddl
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import TableCommit
-from headwater.lake.documents_merge import Merged, MergeTask
+from headwater.lake.documents_merge import FirstDocuments, Merged, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import CHANGE_RANGES, TableKind, table_name
+from headwater.lake.layout import CHANGE_RANGES, EVERY_COLLECTION, TableKind, table_name
 from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
@@ -73,6 +73,21 @@ def begin_batch(lake: Lake, *, landed_at: datetime | None = None) -> Batch:
         held_seqnos={vbucket: int(at.seqno) for vbucket, at in lake.state.offsets.offsets.items()},
     )
     return Batch(number=number, writer=writer)
+
+
+def first_documents(lake: Lake) -> FirstDocuments | None:
+    """For the first batch of a lake: what writes its documents while the changes are landed."""
+    settings = lake.settings
+    if lake.last_batch >= 0 or settings.merging.history:
+        return None
+    default = ColumnMode.INFER if settings.infer else ColumnMode.NONE
+    return FirstDocuments(
+        location=lake.location,
+        facts=lake.facts,
+        batch=lake.last_batch + 1,
+        columns={EVERY_COLLECTION: default, **settings.columns},
+        file_bytes=settings.merging.file_bytes,
+    )
 
 
 def commit_batch(
@@ -176,11 +191,16 @@ _IDLE_BATCHES_MAX = 512
 """A table that nothing is pending for says so in its log after so many batches: they are not looked at again then."""
 
 
-def merge(lake: Lake, run: Runner = run_here) -> int:
-    """Merge what is pending. Returns the number of merges of groups."""
+def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) -> int:
+    """Merge what is pending. Returns the number of merges of groups. `written` is what `first_documents` has come to:
+    these documents are not merged again."""
     tasks = plan_merges(lake)
+    found = {(part.name, part.group) for part in written if part.kind == TableKind.DOCUMENTS}
+    left = [task for task in tasks if not {(target.name, task.group) for target in task.documents} <= found]
+    groups = {task.group for task in left}
     lake.step("run merges")
-    commit_merges(lake, tasks, run(tasks), run)
+    results = [[part for part in written if part.group not in groups], *(run(left) if left else [])]
+    commit_merges(lake, tasks, results, run)
     _note_idle_tables(lake)
     return len(tasks)
 
@@ -250,7 +270,7 @@ def _unfinished(lake: Lake, task: MergeTask, merged: Mapping[tuple[str, TableKin
     targets = []
     for target in task.documents:
         part, columns = merged[target.name, TableKind.DOCUMENTS, task.group], lake.tables[target.name].columns
-        is_fit = part.columns is None or (columns is not None and columns.has(part.columns))
+        is_fit = part.columns is None or columns is None or not columns.is_inferred or columns.has(part.columns)
         if not part.is_written or not is_fit:
             targets.append(replace(target, columns=columns))
     return replace(task, documents=tuple(targets), history=())

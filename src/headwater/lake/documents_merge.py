@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
-from headwater.lake.change_rows import ChangeRows, Fold, Marks, WantedChanges, read_changes, rolled_back
+from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, Marks, WantedChanges, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.data_files import (
     FILE_BYTES_DEFAULT,
@@ -38,6 +38,7 @@ from headwater.lake.data_files import (
 from headwater.lake.history import HistoryTarget, merge_history
 from headwater.lake.key_order import SORT_BYTES, KeyedRows, in_key_order, row_groups_by_key
 from headwater.lake.layout import (
+    EVERY_COLLECTION,
     GROUP,
     LakeFacts,
     TableKind,
@@ -46,9 +47,19 @@ from headwater.lake.layout import (
     documents_schema,
     raw_keys,
     rejects_schema,
+    table_name,
 )
 from headwater.lake.location import Location
-from headwater.lake.typed_columns import ColumnGrowth, FieldTypes, Parsed, TypedColumns, UnsettledColumns, joined_fields
+from headwater.lake.typed_columns import (
+    ColumnChoice,
+    ColumnGrowth,
+    FieldTypes,
+    Parsed,
+    TypedColumns,
+    UnsettledColumns,
+    chosen_columns,
+    joined_fields,
+)
 
 _NARROW = ("key", "key_bytes", "vbucket", "seqno", "collection_id")
 
@@ -106,7 +117,9 @@ class MergeTask:
     file_bytes: int = FILE_BYTES_DEFAULT
 
     def run(self) -> list[Merged]:
-        pending = self.read_pending()
+        return self.merge(self.read_pending())
+
+    def merge(self, pending: Sequence[ChangeRows]) -> list[Merged]:
         merged = []
         for target in self.documents:
             merged += self._merge_documents(target, self.fold(target, pending))
@@ -238,6 +251,86 @@ class MergeTask:
             file_bytes=self.file_bytes,
             is_keyed=True,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDocuments:
+    """Writes the documents of a lake that holds nothing yet while the first changes are landed: what has just been
+    written to `changes` is at hand, and need not be read back."""
+
+    location: Location
+    """Of the lake."""
+    facts: LakeFacts
+    batch: int
+    columns: Mapping[str, ColumnChoice]
+    """By table, or for `EVERY_COLLECTION`."""
+    file_bytes: int = FILE_BYTES_DEFAULT
+    held_bytes_max: int = KEEP_BYTES
+
+    def hold(self) -> HeldChanges:
+        """What the writer of the changes has to be given, as `on_rows`."""
+        return HeldChanges(self.facts, self.held_bytes_max)
+
+    def write(self, report: ChangeReport, held: HeldChanges) -> list[Merged]:
+        """The documents of all groups of vbuckets in a report, each of which must be whole in it. Returns nothing where
+        it can't be done here, and a merge has to."""
+        if report.rollbacks or held.is_full or any(None in names for names in report.names.values()):
+            return []
+        names = {id_: table_name(*parts, id_) for id_, parts in report.names.items()}
+        due: dict[int, set[str]] = {}
+        for id_, group in {*report.document_rows, *report.collections_gone}:
+            due.setdefault(group, set()).add(names[id_])
+        return [part for group in sorted(due) for part in self._task(group, names, due[group]).merge(held.of(group))]
+
+    def _task(self, group: int, names: Mapping[int, str], due: Iterable[str]) -> MergeTask:
+        targets = [
+            DocumentsTarget(
+                name=name,
+                ids=frozenset(id_ for id_ in names if names[id_] == name),
+                location=self.location.join(TableKind.DOCUMENTS, name),
+                files=(),
+                after_batch=NOT_MERGED,
+                columns=chosen_columns(self.columns.get(name, self.columns[EVERY_COLLECTION])),
+                rejects_location=self.location.join(TableKind.REJECTS, name),
+            )
+            for name in sorted(due)
+        ]
+        return MergeTask(
+            facts=self.facts,
+            group=group,
+            changes=self.location.join(TableKind.CHANGES),
+            pending=(),
+            upto_batch=self.batch,
+            documents=tuple(targets),
+            file_bytes=self.file_bytes,
+        )
+
+
+class HeldChanges:
+    """Sorted rows of `changes` that are kept in memory, up to a bound: beyond it, none are."""
+
+    def __init__(self, facts: LakeFacts, bytes_max: int) -> None:
+        self._facts = facts
+        self._bytes_left = bytes_max
+        self._tables: list[pa.Table] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes_left < 0
+
+    def take(self, rows: pa.Table) -> None:
+        self._bytes_left -= rows.nbytes
+        self._tables = [] if self.is_full else [*self._tables, rows]
+
+    def of(self, group: int) -> list[ChangeRows]:
+        """The rows of a group of vbuckets."""
+        found = []
+        for rows in self._tables:
+            groups = self._facts.group_of(numbers(rows, "vbucket").astype(np.int64))
+            start, end = np.searchsorted(groups, [group, group + 1]).tolist()
+            if end > start:
+                found.append(ChangeRows.in_memory(rows.slice(start, end - start)))
+        return found
 
 
 def merged_rows(task: MergeTask) -> Iterator[pa.Table]:

@@ -32,7 +32,15 @@ from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOt
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.delta_log import DeltaLog, TableCommit
 from headwater.lake.documents_merge import MergeRules, MergeTask, Pending, Planner, count_pending, merged_rows
-from headwater.lake.layout import CHANGE_RANGES, GROUP, GROUPS_MIN, LakeFacts, TableKind, changes_schema
+from headwater.lake.layout import (
+    CHANGE_RANGES,
+    EVERY_COLLECTION,
+    GROUP,
+    GROUPS_MIN,
+    LakeFacts,
+    TableKind,
+    changes_schema,
+)
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.table_state import LandedTotals, Selection, TableState
@@ -41,7 +49,6 @@ from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
 BATCH_TRANSACTION = "headwater.batch"
 TRIMMED_TRANSACTION = "headwater.trimmed"
-EVERY_COLLECTION = "*"
 _OPENING_ATTEMPTS = 10
 """Tables may go on while they are opened, but hardly each time that they are."""
 _BOUNDARY_COMMITS = 64

@@ -30,7 +30,9 @@ an earlier commit (`delta_log`), which earlier versions would pass over. A lake 
 with."""
 FORMAT_PROPERTY = "headwater.format"
 GROUPS_MIN = 16
-GROUP_DOCUMENTS = 2_000_000
+GROUP_DOCUMENTS = 500_000
+EVERY_COLLECTION = "*"
+"""Where settings are by table: what holds for all others."""
 """Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
 _PROPERTY = "headwater."
 

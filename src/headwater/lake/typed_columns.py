@@ -331,6 +331,13 @@ def choose_columns(text: str) -> ColumnChoice:
     return ColumnMode(word) if word in {*ColumnMode} else TypedColumns.from_ddl(text)
 
 
+def chosen_columns(choice: ColumnChoice) -> TypedColumns | None:
+    """The columns that a new table begins with."""
+    if isinstance(choice, TypedColumns):
+        return choice
+    return TypedColumns(is_inferred=True) if choice is ColumnMode.INFER else None
+
+
 def joined_fields(one: FieldTypes, other: FieldTypes) -> FieldTypes:
     """What two parts of the documents want."""
     return {**one, **{name: joined_type(one.get(name, pa.null()), type_) for name, type_ in other.items()}}

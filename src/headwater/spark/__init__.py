@@ -140,7 +140,8 @@ def land(
     function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are written: it may
     change the columns `value`, `datatype` and `xattrs`, and nothing else. Returns the running query.
     """
-    from headwater.lake.lake import EVERY_COLLECTION, LakeSettings
+    from headwater.lake.lake import LakeSettings
+    from headwater.lake.layout import EVERY_COLLECTION
     from headwater.lake.typed_columns import choose_columns
     from headwater.spark.freshness import Freshness
     from headwater.spark.landing import Landing

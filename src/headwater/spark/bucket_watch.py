@@ -72,16 +72,21 @@ class BucketWatch:
         return survey
 
     def shares(
-        self, ranges: list[VBucketRange], offsets: Offsets
+        self, ranges: list[VBucketRange], offsets: Offsets, group_of: Callable[[VBucketId], int] | None = None
     ) -> tuple[list[tuple[VBucketRange, ...]], PlannedBucket]:
-        """The ranges by task, and the bucket as these tasks see it. `offsets` is where the batch starts.
+        """The ranges by task, and the bucket as these tasks see it. `offsets` is where the batch starts; with
+        `group_of`, vbuckets of a group are in one task.
 
         The manifest is asked for after the seqnos, so it names every collection that the batch has changes of.
         """
         cluster_map = self.cluster_map
         node_of = {VBucketId(vbucket): cluster_map.active_node(vbucket) for vbucket in range(cluster_map.vbuckets)}
         shares = share_out(
-            ranges, node_of=node_of, tasks_min=self.options.partitions_min, row_share=self.row_share.value
+            ranges,
+            node_of=node_of,
+            tasks_min=self.options.partitions_min,
+            row_share=self.row_share.value,
+            group_of=group_of,
         )
         return shares, self._selection.plan(self._patiently(self.look), offsets)
 

@@ -26,8 +26,9 @@ from headwater.client.offsets import Offsets
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
 from headwater.errors import HeadwaterError, LakeDamaged, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
-from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, merge
+from headwater.lake.commits import CommittedBatch, begin_batch, commit_batch, first_documents, merge
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, TableCommit
+from headwater.lake.documents_merge import Merged
 from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
 from headwater.lake.iceberg_documents import IcebergDocuments
 from headwater.lake.lake import Lake
@@ -41,7 +42,7 @@ from headwater.spark.freshness import Freshness, LandingLag, MergeClock
 from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
 from headwater.spark.session import query_error
 from headwater.spark.source_options import SourceOptions
-from headwater.spark.task_read import LandShare
+from headwater.spark.task_read import LandedShare, LandShare
 
 JOIN_BATCHES = 64
 """After so many batches small files are joined. The logs say which there are."""
@@ -340,9 +341,10 @@ class LandingLoop:
         is_all = len(chosen) == len(ranges) and (self._target is None or self._target == highs)
         began_s = time.monotonic()
         self._doing = "reading"
-        committed = self._land(lake, chosen, as_of_s=looked_s if is_all else self.lag.as_of_s)
-        if committed is None:
+        landed = self._land(lake, chosen, as_of_s=looked_s if is_all else self.lag.as_of_s)
+        if landed is None:
             return True
+        committed, written = landed
         self._last_batch_s = time.monotonic() - began_s
         # What is pending comes first: `processAllAvailable` asks for it when the lag says that all is landed.
         self._numbers = _TableNumbers.of(lake)
@@ -352,7 +354,7 @@ class LandingLoop:
         merges = 0
         try:
             self._keep_iceberg(lake)
-            merges = self._merge_if_due()
+            merges = self._merge(written) if written else self._merge_if_due()
             self._keep_tidy(lake, committed.number)
         finally:
             # Whatever fails now, the batch is landed.
@@ -374,11 +376,16 @@ class LandingLoop:
             start = high_offsets(lake.facts.bucket_uuid, self._watch.survey())
         lake.commit_changes(TableCommit(state=replace(lake.state, offsets=start)))
 
-    def _land(self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None) -> CommittedBatch | None:
-        """None where the batch was given up and has to be planned again."""
+    def _land(
+        self, lake: Lake, ranges: list[VBucketRange], *, as_of_s: float | None
+    ) -> tuple[CommittedBatch, list[Merged]] | None:
+        """Also gives documents that the tasks have written already. None where the batch was given up and has to be
+        planned again."""
         lake.step("plan tasks")
         batch = begin_batch(lake)
-        shares, bucket = self._watch.shares(ranges, lake.held_offsets())
+        first = first_documents(lake)
+        group_of = None if first is None else lake.facts.group_of
+        shares, bucket = self._watch.shares(ranges, lake.held_offsets(), group_of)
         held = batch.writer.held_seqnos
         tasks = [
             LandShare(
@@ -386,19 +393,20 @@ class LandingLoop:
                 bucket=bucket,
                 ranges=share,
                 transform=self._transform,
+                first=first,
                 writer=replace(batch.writer, held_seqnos={it.vbucket: held.get(it.vbucket, -1) for it in share}),
             )
             for share in shares
         ]
-        reports = self._jobs(tasks)
+        landed: list[LandedShare] = self._jobs(tasks)
         if not self._watch.still_selects(bucket):
             # A collection was made again under its name while the batch was read, and its filter did not know of it.
             return None
-        committed = commit_batch(lake, batch, reports, self._jobs, as_of_s=as_of_s)
+        committed = commit_batch(lake, batch, [share.report for share in landed], self._jobs, as_of_s=as_of_s)
         self._watch.row_share.on_batch(ranges, rows=committed.rows)
         lake.step("after the commit")
         self._last_read |= dict.fromkeys((it.vbucket for it in ranges), committed.number)
-        return committed
+        return committed, [] if committed.rollbacks else [part for share in landed for part in share.documents]
 
     def _jobs(self, tasks: Sequence[Any]) -> list[Any]:
         if self._stopping.is_set():
@@ -418,13 +426,13 @@ class LandingLoop:
             return self._merge()
         return 0
 
-    def _merge(self) -> int:
+    def _merge(self, written: Sequence[Merged] = ()) -> int:
         """Bring the documents up to what `changes` holds. Returns the number of merges."""
         if not self._lake.has_pending:
             return 0
         self._doing, began_s = "merging", time.monotonic()
         self._merge_is_asked = False
-        merges = merge(self._lake, self._jobs)
+        merges = merge(self._lake, self._jobs, written)
         self._waiting_since_s = None
         ended_s = time.monotonic()
         self._clock.on_merged(began_s=began_s, ended_s=ended_s)

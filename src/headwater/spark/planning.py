@@ -177,26 +177,45 @@ def limit_ranges(
 
 
 def share_out(
-    ranges: Sequence[VBucketRange], *, node_of: Mapping[VBucketId, int], tasks_min: int, row_share: float = 1.0
+    ranges: Sequence[VBucketRange],
+    *,
+    node_of: Mapping[VBucketId, int],
+    tasks_min: int,
+    row_share: float = 1.0,
+    group_of: Callable[[VBucketId], int] | None = None,
 ) -> list[tuple[VBucketRange, ...]]:
-    """The ranges in tasks of about the same size, each with vbuckets of one node: a task then needs one connection."""
-    by_node: dict[int, list[VBucketRange]] = {}
-    for it in ranges:
-        by_node.setdefault(node_of.get(it.vbucket, -1), []).append(it)
-    changes = sum(it.changes for it in ranges)
-    count = max(tasks_min, math.ceil(changes * row_share / ROWS_PER_PARTITION))
+    """The ranges in tasks of about the same size.
+
+    The vbuckets of a task are of one node, so that it needs one connection; or, with `group_of`, all vbuckets of a
+    group are in one task.
+    """
+    parts: dict[int, list[list[VBucketRange]]] = {}
+    """What is dealt together, by node."""
+    if group_of is None:
+        for it in ranges:
+            parts.setdefault(node_of.get(it.vbucket, -1), []).append([it])
+    else:
+        groups: dict[int, list[VBucketRange]] = {}
+        for it in ranges:
+            groups.setdefault(group_of(it.vbucket), []).append(it)
+        parts[-1] = [*groups.values()]
+    count = max(tasks_min, math.ceil(_changes(ranges) * row_share / ROWS_PER_PARTITION))
     shares = []
-    for held in by_node.values():
-        wanted = max(1, round(count * sum(it.changes for it in held) / changes))
+    for held in parts.values():
+        wanted = max(1, round(count * sum(map(_changes, held)) / _changes(ranges)))
         dealt: list[list[VBucketRange]] = [[] for _ in range(min(wanted, len(held)))]
         sizes = [0] * len(dealt)
         # The largest first, each to the task that has least.
-        for it in sorted(held, key=lambda it: it.changes, reverse=True):
+        for part in sorted(held, key=_changes, reverse=True):
             least = sizes.index(min(sizes))
-            dealt[least].append(it)
-            sizes[least] += it.changes
+            dealt[least] += part
+            sizes[least] += _changes(part)
         shares += [tuple(share) for share in dealt]
     return shares
+
+
+def _changes(ranges: Iterable[VBucketRange]) -> int:
+    return sum(it.changes for it in ranges)
 
 
 # --- a stream of `dcp`: offsets that are logged before the batch is read ----------------------------------------------

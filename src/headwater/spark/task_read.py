@@ -32,6 +32,7 @@ from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
+from headwater.lake.documents_merge import FirstDocuments, Merged
 from headwater.lake.layout import split_keys, split_texts
 from headwater.lake.transform import Transform
 from headwater.protocol.numbers import VBucketId
@@ -177,7 +178,7 @@ def _rolled_back(vbucket: object) -> ReadRolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandShare:
-    """Read a share of a batch and write it to files of `changes`."""
+    """Read a share of a batch and write it to files of `changes`; in the first batch, the documents as well."""
 
     # Rows that go from a Spark source to a function pass through Java twice, which took more processor time than
     # reading the bucket and writing the files. So the task of a landing reads the bucket itself.
@@ -186,12 +187,28 @@ class LandShare:
     ranges: tuple[VBucketRange, ...]
     writer: ChangeWriter
     transform: Transform | None = None
+    first: FirstDocuments | None = None
 
-    def run(self) -> ChangeReport:
+    def run(self) -> LandedShare:
         reading = ShareReading(options=self.options, bucket=self.bucket, ranges=self.ranges)
-        report = self.writer.write(reading if self.transform is None else map(self.transform.function(), reading))
+        batches = reading if self.transform is None else map(self.transform.function(), reading)
+        if self.first is None:
+            report, documents = self.writer.write(batches), []
+        else:
+            held = self.first.hold()
+            report = self.writer.write(batches, held.take)
+            documents = self.first.write(report, held)
         report.reached = dict(reading.reached)
-        return report
+        return LandedShare(report, documents)
+
+
+@dataclass(frozen=True, slots=True)
+class LandedShare:
+    """What a share came to."""
+
+    report: ChangeReport
+    documents: list[Merged]
+    """Of the first batch: documents that need not be merged any more."""
 
 
 # --- the batches of the client as the columns that Spark sees (`source.spark_schema`) ---------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from headwater.errors import ColumnsChanged, LakeDamaged, LakeInUse, LakeOfOtherBucket, LakeOutOfStep, LakeTaken
 from headwater.lake.change_files import ChangeReport
-from headwater.lake.commits import begin_batch, commit_batch, commit_merges, merge, plan_merges
+from headwater.lake.commits import begin_batch, commit_batch, commit_merges, first_documents, merge, plan_merges
 from headwater.lake.documents_merge import MergeRules, MergeTask, merged_rows
 from headwater.lake.lake import Lake, LakeSettings, run_here
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
@@ -26,9 +27,11 @@ from support.lake_model import (
     SmallLake,
     batches,
     check_documents,
+    check_inferred,
     check_no_duplicates,
     merging,
     table_rows,
+    verify_model,
     with_columns,
 )
 
@@ -355,6 +358,76 @@ def test_a_merge_can_not_be_committed_over_a_newer_batch(tmp_path: Path) -> None
     small.land(merges=False)
     with pytest.raises(AssertionError, match="since the merges were planned"):
         commit_merges(small.lake, tasks, results)
+
+
+@pytest.mark.parametrize(
+    ("held_bytes_max", "merged_groups"), [(1 << 20, []), (1, [0, 1])], ids=["in memory", "too much of it"]
+)
+def test_the_first_documents_are_not_read_back(tmp_path: Path, held_bytes_max: int, merged_groups: list[int]) -> None:
+    small = SmallLake(tmp_path)
+    for vbucket in range(4):
+        small.write(vbucket, f"a{vbucket}", f"b{vbucket}", value=b'{"n": 1, "x": true}')
+        small.write(vbucket, f"b{vbucket}", value=b'{"n": 2, "y": "s"}')
+        small.write(vbucket, f"c{vbucket}", collection=HOTEL, value=b"no JSON")
+        small.bucket.change(vbucket, "deletion", 0, f"a{vbucket}".encode(), b"")
+    assert land_first(small, held_bytes_max=held_bytes_max) == merged_groups
+    tables = [DEFAULT, "inventory.hotel"]
+    check_documents([row for it in tables for row in small.rows(f"documents/{it}")], small.bucket.sent_documents())
+    check_inferred(tmp_path, DEFAULT)
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+    assert first_documents(small.lake) is None
+    small.write(0, "later", value=b'{"n": 3}')
+    small.land()
+    assert verify_model(small.lake, small.bucket).findings.first() == ()
+
+
+def test_first_documents_with_columns_that_others_do_not_agree_with_are_merged(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", value=b'{"n": 1}')
+    small.write(3, "b", value=b'{"n": 2.5}')
+    assert land_first(small) == [0], "the other group has the wider type"
+    assert {row["key"]: row["n"] for row in small.rows(f"documents/{DEFAULT}")} == {"a": 1.0, "b": 2.5}
+    check_inferred(tmp_path, DEFAULT)
+
+
+def test_after_a_rollback_the_first_documents_are_merged(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", "b")
+    before = small.bucket.rows(0)
+    small.bucket.mark_sent([0])
+    small.bucket.fail_over(0, 1)
+    rows = [*before, *small.bucket.rows(0)]
+    assert [row["op"] for row in rows].count("rollback") == 1
+    first = first_documents(small.lake)
+    assert first is not None
+    held = first.hold()
+    assert first.write(small.begin().writer.write(batches(rows, 100), held.take), held) == []
+
+
+def land_first(small: SmallLake, **limits: Any) -> list[int]:
+    """Land with a task for each group. Returns the groups that had to be merged."""
+    batch, first = small.begin(), first_documents(small.lake)
+    assert first is not None
+    first = replace(first, **limits)
+    reports, written = [], []
+    for group in range(small.lake.facts.groups):
+        sending = small.lake.facts.vbuckets_of(group)
+        held = first.hold()
+        rows = [row for vbucket in sending for row in small.bucket.rows(vbucket)]
+        report = batch.writer.write(batches(rows, 3), held.take)
+        report.reached = small.reached(sending)
+        reports.append(report)
+        written += first.write(report, held)
+    commit_batch(small.lake, batch, reports)
+    small.bucket.mark_sent(range(4))
+    merged = []
+
+    def run(tasks: Sequence[Any]) -> list[Any]:
+        merged.extend(sorted(task.group for task in tasks))
+        return run_here(tasks)
+
+    merge(small.lake, run, written)
+    return merged
 
 
 def test_xattrs_come_along(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_facts_come_back_from_the_properties() -> None:
     assert LakeFacts.from_properties(facts.to_properties(), where="here") == facts
 
 
-@pytest.mark.parametrize(("documents", "groups"), [(0, 16), (32_000_000, 16), (32_000_001, 17), (10**9, 500)])
+@pytest.mark.parametrize(("documents", "groups"), [(0, 16), (8_000_000, 16), (8_000_001, 17), (10**8, 200)])
 def test_large_buckets_get_more_groups(documents: int, groups: int) -> None:
     assert groups_for(documents) == groups
 

@@ -200,6 +200,15 @@ def test_many_rows_make_more_tasks() -> None:
     assert len(share_out(ranges, node_of={}, tasks_min=1, row_share=1 / 3)) == 2
 
 
+def test_vbuckets_of_a_group_are_read_by_one_task() -> None:
+    ranges = [wide(vbucket, 10 + vbucket) for vbucket in range(40)]
+    shares = share_out(ranges, node_of={}, tasks_min=4, group_of=lambda vbucket: vbucket // 5)
+    assert sorted(it.vbucket for share in shares for it in share) == [*range(40)]
+    groups = [{it.vbucket // 5 for it in share} for share in shares]
+    assert sorted(len(found) for found in groups) == [2, 2, 2, 2]
+    assert sum(map(len, groups)) == 8
+
+
 # --- the offsets of a stream ------------------------------------------------------------------------------------------
 
 
