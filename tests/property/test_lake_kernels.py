@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headwater.lake.change_rows import KeyIndex
 from headwater.lake.column_ddl import is_column_name
 from headwater.lake.json_fields import Form, JsonKind, find_fields, integers
-from headwater.lake.typed_columns import ColumnGrowth, TypedColumns, UnsettledColumns
+from headwater.lake.typed_columns import ColumnGrowth, Misfits, TypedColumns, UnsettledColumns
 
 rows = st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 20), st.integers(0, 2)), max_size=60)
 
@@ -119,6 +119,7 @@ def test_columns_hold_what_the_documents_have(documents: list[tuple[dict[str, An
         while wanted := columns.parse(part, discovers=True).wanted:
             columns = columns.extended(wanted)
     parsed = columns.parse(texts)
+    listed = [*zip(parsed.misfits.rows.tolist(), parsed.misfits.fields.to_pylist(), strict=True)]
     for row, (document, _) in enumerate(documents):
         misfits = []
         for field, found in columns.by_field.items():
@@ -129,7 +130,7 @@ def test_columns_hold_what_the_documents_have(documents: list[tuple[dict[str, An
                 assert is_as_read(one, value), (field, found)
             elif value is not None:
                 misfits.append(field)
-        assert parsed.fields[row].as_py() == (misfits[0] if misfits else None)
+        assert [field for at, field in listed if at == row] == misfits
         fields = {name for name, value in document.items() if value is not None and is_column_name(name)}
         assert fields <= {*columns.by_field}
 
@@ -148,9 +149,13 @@ def test_columns_that_grow_with_the_documents_are_those_of_a_look_at_all(parts: 
     assert {*growth.columns.definitions} == {*nothing.extended(nothing.parse(texts, discovers=True).wanted).definitions}
     whole = growth.columns.parse(texts)
     for name, column in whole.columns.items():
-        held = [part.columns.get(name, pa.nulls(len(part.reasons))).to_pylist() for part in parsed]
+        found = zip(parsed, chunks, strict=True)
+        held = [part.columns.get(name, pa.nulls(len(chunk))).to_pylist() for part, chunk in found]
         assert [*chain(*held)] == column.to_pylist()
-    assert [*chain(*(part.reasons.to_pylist() for part in parsed))] == whole.reasons.to_pylist()
+    starts = np.cumsum([0, *map(len, chunks)])[:-1]
+    joined = Misfits.joined([part.misfits for part in parsed], starts.tolist())
+    assert joined.rows.tolist() == whole.misfits.rows.tolist()
+    assert joined.reasons == whole.misfits.reasons
 
 
 def is_as_read(held: Any, value: Any) -> bool:

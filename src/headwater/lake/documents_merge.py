@@ -397,12 +397,13 @@ def _with_typed(rows: pa.Table, typed: Mapping[str, pa.ChunkedArray]) -> pa.Tabl
 
 
 def _rejected(rows: pa.Table, parsed: Parsed, schema: pa.Schema) -> pa.Table:
-    """Those among the documents that do not fit the typed columns."""
-    if parsed.reasons.null_count == len(parsed.reasons):
+    """What does not fit the typed columns: the document, as often as it has such values."""
+    if not len(parsed.misfits):
         return schema.empty_table()
-    reasons = {"field": parsed.fields, "reason": parsed.reasons}
-    found = pa.table({name: reasons[name] if name in reasons else rows.column(name) for name in schema.names})
-    return found.filter(parsed.reasons.is_valid()).cast(schema)
+    reasons = {"field": parsed.misfits.fields, "reason": parsed.misfits.reasons}
+    found = rows.take(pa.array(parsed.misfits.rows))
+    columns = [reasons[name] if name in reasons else found.column(name) for name in schema.names]
+    return pa.table(columns, names=schema.names).cast(schema)
 
 
 # --- what is pending --------------------------------------------------------------------------------------------------

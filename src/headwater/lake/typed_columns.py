@@ -16,7 +16,7 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, reduce
@@ -25,7 +25,6 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from headwater.errors import InvalidColumns
 from headwater.lake.column_ddl import ColumnDef, is_column_name, parse_columns, to_ddl, type_name
@@ -41,7 +40,17 @@ from headwater.lake.column_values import (
     settled_type,
     values_by_name,
 )
-from headwater.lake.json_fields import ABSENT, Form, JsonFields, JsonKind, JsonValues, Marks, find_fields, list_fields
+from headwater.lake.json_fields import (
+    ABSENT,
+    Form,
+    JsonFields,
+    JsonKind,
+    JsonValues,
+    Marks,
+    Numbers,
+    find_fields,
+    list_fields,
+)
 from headwater.lake.layout import GROUP, XATTRS, documents_schema
 
 INFERRED_MAX = 256
@@ -71,14 +80,35 @@ class ColumnMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Misfits:
+    """What does not fit the columns, in the order of the documents: a value each, or a document as a whole."""
+
+    rows: Numbers
+    """The numbers of the documents."""
+    fields: pa.Array
+    """The fields that the values are of; null where it is not about one."""
+    reasons: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Misfits], starts: Iterable[int]) -> Misfits:
+        """Those of parts of the documents, each of which starts at a number."""
+        moved = [part.rows + start for part, start in zip(parts, starts, strict=True)]
+        return cls(
+            np.concatenate([np.zeros(0, dtype=np.int64), *moved]),
+            pa.concat_arrays([pa.array([], pa.string()), *(part.fields for part in parts)]),
+            pa.concat_arrays([pa.array([], pa.string()), *(part.reasons for part in parts)]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
     """Documents in columns."""
 
     columns: dict[str, pa.ChunkedArray]
-    fields: pa.ChunkedArray
-    """By document: the first field that does not fit; null where all do, or where it is not about one field."""
-    reasons: pa.ChunkedArray
-    """By document: why it does not fit; null where it does."""
+    misfits: Misfits
     wanted: FieldTypes
     """Fields that need a column which is not there yet, or a column of another type. Empty unless it was asked for."""
 
@@ -148,8 +178,7 @@ class TypedColumns:
                 column.name: pa.chunked_array([part.columns[column.name] for part in parts], column.type)
                 for column in self.definitions
             },
-            pa.chunked_array([part.misfits.fields() for part in parts], pa.string()),
-            pa.chunked_array([part.misfits.reasons() for part in parts], pa.string()),
+            Misfits.joined([part.misfits for part in parts], starts),
             reduce(joined_fields, (part.wanted for part in parts), {}),
         )
 
@@ -160,29 +189,32 @@ class TypedColumns:
         texts = documents.fill_null("")
         fields = find_fields(texts, [*self.by_field])
         fields.kinds[:, fields.forms != Form.OBJECT] = JsonKind.MISSING
-        misfits = _Misfits(len(documents))
+        misfits = _FoundMisfits()
         misfits.add((fields.forms == Form.MALFORMED) & is_json, "it is called JSON, but can't be read as such")
         if not self.is_inferred:
             # What has no fields misses nothing in columns that were inferred.
             misfits.add(fields.forms == Form.OTHER_JSON, "it is JSON, but no object")
             misfits.add(~is_json, "it is not JSON")
-        found = _Part({}, misfits, {} if unsettled is None else self._new_fields(texts, fields))
+        arrays: dict[str, pa.Array] = {}
+        wanted = {} if unsettled is None else self._new_fields(texts, fields)
         for number, (field, columns) in enumerate(self.by_field.items()):
             values = fields.values(number)
-            left = _read_field(values, columns, found.columns)
+            left = _read_field(values, columns, arrays)
             if unsettled is not None:
-                wanted = self._wanted_type(field, values, left, unsettled.get(field))
-                if wanted is not None:
-                    found.wanted[field] = wanted
+                type_ = self._wanted_type(field, values, left, unsettled.get(field))
+                if type_ is not None:
+                    wanted[field] = type_
             misfits.add_values(columns[0], left)
             if columns[0].is_required:
                 says = f"column {columns[0].name}: it must not be missing or null"
-                misfits.add(~values.is_there, says, field=field)
+                misfits.add(~values.is_there & (fields.forms == Form.OBJECT), says, field=field)
+        found = misfits.found(first_only=self.is_whole_row)
         if self.is_whole_row:
-            fits = pa.array(misfits.numbers < 0)
-            for name, values in found.columns.items():
-                found.columns[name] = pc.if_else(fits, values, pa.scalar(None, values.type))
-        return found
+            fits = np.ones(len(documents), dtype=np.bool_)
+            fits[found.rows] = False
+            for name, values in arrays.items():
+                arrays[name] = pc.if_else(pa.array(fits), values, pa.scalar(None, values.type))
+        return _Part(arrays, found, wanted)
 
     # --- columns that are not there yet -------------------------------------------------------------------------------
 
@@ -373,23 +405,23 @@ def _read_field(values: JsonValues, columns: Sequence[ColumnDef], arrays: dict[s
 @dataclass(frozen=True, slots=True)
 class _Part:
     columns: dict[str, pa.Array]
-    misfits: _Misfits
+    misfits: Misfits
     wanted: dict[str, pa.DataType]
 
 
-class _Misfits:
-    """Why documents do not fit. Of several reasons the first counts."""
+class _FoundMisfits:
+    """Collects what does not fit."""
 
-    def __init__(self, rows: int) -> None:
-        self.numbers: NDArray[np.int32] = np.full(rows, -1, dtype=np.int32)
-        """By document: the number of its reason, or -1."""
-        self._reasons: list[str] = []
+    def __init__(self) -> None:
+        self._rows: list[Numbers] = []
         self._fields: list[str | None] = []
+        self._reasons: list[str] = []
 
     def add(self, marks: Marks, reason: str, *, field: str | None = None) -> None:
-        self.numbers[marks & (self.numbers < 0)] = len(self._reasons)
-        self._reasons.append(reason)
-        self._fields.append(field)
+        if marks.any():
+            self._rows.append(np.flatnonzero(marks))
+            self._fields.append(field)
+            self._reasons.append(reason)
 
     def add_values(self, column: ColumnDef, left: JsonValues) -> None:
         """Values that no column of their field took. The first column stands for them, which stays the first whatever
@@ -398,11 +430,13 @@ class _Misfits:
             reason = f"column {column.name}: {type_name(column.type)} can't hold {_KIND_NAMES[kind]} like this"
             self.add(left.kinds == kind, reason, field=column.field)
 
-    def fields(self) -> pa.Array:
-        return self._texts(self._fields)
-
-    def reasons(self) -> pa.Array:
-        return self._texts(self._reasons)
-
-    def _texts(self, texts: Sequence[str | None]) -> pa.Array:
-        return pa.array(texts, pa.string()).take(pa.array(self.numbers, mask=self.numbers < 0))
+    def found(self, *, first_only: bool) -> Misfits:
+        """All, or the first of each document."""
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *self._rows])
+        numbers = np.repeat(np.arange(len(self._rows)), [len(marked) for marked in self._rows])
+        order = np.argsort(rows, kind="stable")
+        if first_only:
+            order = order[np.unique(rows[order], return_index=True)[1]]
+        chosen = pa.array(numbers[order])
+        fields, reasons = (pa.array(texts, pa.string()).take(chosen) for texts in (self._fields, self._reasons))
+        return Misfits(rows[order], fields, reasons)

@@ -7,7 +7,7 @@ are its hashes, so a task's memory is that of the group's rows, some sixty bytes
   and no seqno is alive twice.
 * `documents`: its rows are the documents of the bucket, at the offset that the table is at. Typed columns say what the
   document beside them says.
-* `rejects`: exactly those rows of `documents` that do not fit the typed columns, each with its reason.
+* `rejects`: exactly the values of `documents` that do not fit the typed columns, each with its reason.
 * `history`: its current rows are the documents of the bucket, at the offset that it is at. No two versions of a
   document hold at once, and its versions are those that `changes` has.
 
@@ -432,13 +432,11 @@ class _Judging:
     def _judge_rejects(self, collection: CollectionCheck, documents: TableScan, expected: Rejected) -> None:
         schema = rejects_schema(with_field=collection.columns is None or not collection.columns.is_whole_row)
         scan = self._scan(TableKind.REJECTS, collection.name, schema, collection.rejects, added={FIELD.name})
-        stored = Rejected.joined(
-            [Rejected.of(part.rows, stored_misfits(part.rows), part.locators) for part in scan.read()]
-        )
+        stored = Rejected.joined([stored_misfits(part.rows, part.locators) for part in scan.read()])
         judged = judge_rejects(expected, stored)
         there = TableRows(scan=scan, rows=stored.rows, locators=stored.locators)
         for kind, rows, says in (
-            (FindingKind.EXTRA, judged.extra, "is not a document that does not fit the typed columns"),
+            (FindingKind.EXTRA, judged.extra, "has no such value that does not fit the typed columns"),
             (FindingKind.DIFFERS, judged.differing, "is not as it is in the documents, or for another reason"),
             (FindingKind.TWICE, judged.twice, "is there twice"),
         ):

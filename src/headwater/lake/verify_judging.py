@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ NOT_THERE = -1
 SEQNO_BITS = 48
 """Seqnos have no more, so that a vbucket and a seqno are one number."""
 Numbers = NDArray[np.int64]
+_Texts: TypeAlias = pa.Array | pa.ChunkedArray
 NO_END = -1
 
 
@@ -379,27 +380,31 @@ class LandedVersions:
 # --- typed columns and rejects ----------------------------------------------------------------------------------------
 #
 # Documents are parsed once more, as the merge did that wrote them. What comes out must be what the columns hold, and
-# the documents that do not fit must be the rows of `rejects`, each with the same reason.
+# the values that do not fit must be the rows of `rejects`, each with the same reason.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rejected:
-    """Documents that do not fit, as `documents` has them or as `rejects` does."""
+    """Documents with a value that does not fit, as `documents` has them or as `rejects` does: a row for each value."""
 
     rows: HashedRows
     """Without extended attributes, which `rejects` does not have."""
+    places: Hashes
+    """Of the key and the field, where it is noted."""
     reasons: Hashes
-    """Of the field, where it is noted, and the reason."""
     locators: Locators
 
     @classmethod
-    def of(cls, rows: pa.Table, misfits: pa.Array | pa.ChunkedArray, locators: Locators) -> Rejected:
-        return cls(rows=hash_documents(rows, xattrs=False), reasons=hash_texts(misfits), locators=locators)
+    def of(cls, rows: pa.Table, fields: _Texts | None, reasons: _Texts, locators: Locators) -> Rejected:
+        hashed = hash_documents(rows, xattrs=False)
+        places = hashed.keys if fields is None else hashed.keys ^ hash_texts(fields)
+        return cls(rows=hashed, places=places, reasons=hash_texts(reasons), locators=locators)
 
     @classmethod
     def joined(cls, parts: list[Rejected]) -> Rejected:
         return cls(
             rows=HashedRows.joined([part.rows for part in parts]),
+            places=np.concatenate([np.zeros((0, 2), dtype=np.uint64), *(part.places for part in parts)]),
             reasons=np.concatenate([np.zeros((0, 2), dtype=np.uint64), *(part.reasons for part in parts)]),
             locators=np.concatenate([np.zeros(0, dtype=np.int64), *(part.locators for part in parts)]),
         )
@@ -420,28 +425,22 @@ class TypedCheck:
         wrong = np.zeros(rows.num_rows, dtype=np.bool_)
         for name, expected in parsed.columns.items():
             wrong |= _differing(rows.column(name), expected)
-        unfit = np.asarray(parsed.reasons.is_valid())
-        if unfit.any():
-            marks = pa.array(unfit)
-            fields = None if self._columns.is_whole_row else parsed.fields.filter(marks)
-            misfits = _misfits(fields, parsed.reasons.filter(marks))
-            self._rejected.append(Rejected.of(rows.filter(marks), misfits, locators[unfit]))
+        if len(misfits := parsed.misfits):
+            fields = None if self._columns.is_whole_row else misfits.fields
+            found = rows.take(pa.array(misfits.rows))
+            self._rejected.append(Rejected.of(found, fields, misfits.reasons, locators[misfits.rows]))
         return wrong
 
     @property
     def rejected(self) -> Rejected:
-        """Those that do not fit, of all that were taken."""
+        """What does not fit, of all that was taken."""
         return Rejected.joined(self._rejected)
 
 
-def stored_misfits(rejects: pa.Table) -> pa.ChunkedArray:
-    """Field and reason, as the rows of `rejects` have them."""
+def stored_misfits(rejects: pa.Table, locators: Locators) -> Rejected:
+    """As the rows of `rejects` have them."""
     fields = rejects.column(FIELD.name) if FIELD.name in rejects.schema.names else None
-    return _misfits(fields, rejects.column("reason"))
-
-
-def _misfits(fields: pa.ChunkedArray | None, reasons: pa.ChunkedArray) -> pa.ChunkedArray:
-    return reasons if fields is None else pc.binary_join_element_wise(pc.fill_null(fields, ""), reasons, "\n")
+    return Rejected.of(rejects, fields, rejects.column("reason"), locators)
 
 
 def _differing(stored: pa.ChunkedArray, expected: pa.ChunkedArray) -> Marks:
@@ -478,8 +477,8 @@ class JudgedRejects:
 
 def judge_rejects(expected: Rejected, stored: Rejected) -> JudgedRejects:
     """Compare the rejects of a table with what they have to be."""
-    index = HashIndex(expected.rows.keys, expected.rows.seqnos)
-    found = index.find(stored.rows.keys)
+    index = HashIndex(expected.places, expected.rows.seqnos)
+    found = index.find(stored.places)
     is_there = found >= 0
     is_first = np.zeros(len(found), dtype=np.bool_)
     is_first[np.unique(found, return_index=True)[1]] = True

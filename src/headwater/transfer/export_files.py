@@ -36,7 +36,7 @@ from headwater.errors import InvalidInput, StoreFull
 from headwater.lake.column_ddl import COLUMNS_MAX, ColumnDef, is_column_name
 from headwater.lake.json_fields import JsonKind, find_fields, integers
 from headwater.lake.layout import split_texts
-from headwater.lake.typed_columns import TypedColumns
+from headwater.lake.typed_columns import Misfits, TypedColumns
 from headwater.phrases import counted, escaped_bytes
 from headwater.protocol.kernels.decode import binary_column
 from headwater.transfer.change_lines import AS_JSON, judge_values
@@ -429,9 +429,11 @@ class TableFile:
         if self._columns is not None:
             parsed = self._columns.parse(texts)
             columns = dict(parsed.columns)
-            self._note_misfits(batch, parsed.reasons)
-            fits = pc.is_null(parsed.reasons)
-            batch = batch.filter(fits.combine_chunks())
+            self._note_misfits(batch, parsed.misfits)
+            marks = np.ones(batch.num_rows, dtype=np.bool_)
+            marks[parsed.misfits.rows] = False
+            fits = pa.array(marks)
+            batch = batch.filter(fits)
             columns = {name: column.filter(fits) for name, column in columns.items()}
         if self._with_key:
             columns[KEY_MEMBER] = batch.column("key").cast(pa.string())
@@ -448,7 +450,10 @@ class TableFile:
         self._left_out.note(reason, batch.column("key").filter(pc.invert(good)))
         return batch.filter(good)
 
-    def _note_misfits(self, batch: pa.RecordBatch, reasons: pa.ChunkedArray) -> None:
-        for reason in pc.unique(pc.drop_null(reasons)).to_pylist():
-            marks = pc.fill_null(pc.equal(reasons, reason), False).combine_chunks()
-            self._left_out.note(reason, batch.column("key").filter(marks))
+    def _note_misfits(self, batch: pa.RecordBatch, misfits: Misfits) -> None:
+        """Of several values of a document that do not fit, the first counts."""
+        rows, firsts = np.unique(misfits.rows, return_index=True)
+        reasons = misfits.reasons.take(pa.array(firsts))
+        for reason in pc.unique(reasons).to_pylist():
+            chosen = pa.array(rows).filter(pc.equal(reasons, reason))
+            self._left_out.note(reason, batch.column("key").take(chosen))

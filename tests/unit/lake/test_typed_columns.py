@@ -12,7 +12,7 @@ import pytest
 
 from headwater.errors import InvalidColumns
 from headwater.lake.column_ddl import ColumnDef, parse_columns, to_ddl
-from headwater.lake.typed_columns import INFERRED_MAX, TypedColumns
+from headwater.lake.typed_columns import INFERRED_MAX, Parsed, TypedColumns
 from support.cases import each
 
 
@@ -21,7 +21,14 @@ def parse(ddl: str, *documents: str | None) -> tuple[list[Any], list[str | None]
     parsed = columns.parse(pa.array(documents, pa.string()))
     assert [column.type for column in parsed.columns.values()] == columns.schema.types
     (values,) = parsed.columns.values()
-    return values.to_pylist(), parsed.reasons.to_pylist()
+    return values.to_pylist(), reasons(parsed, len(documents))
+
+
+def reasons(parsed: Parsed, count: int) -> list[str | None]:
+    """By document, where none has more than one."""
+    found = dict(zip(parsed.misfits.rows.tolist(), parsed.misfits.reasons.to_pylist(), strict=True))
+    assert len(found) == len(parsed.misfits)
+    return [found.get(row) for row in range(count)]
 
 
 @each(
@@ -90,11 +97,12 @@ def test_a_value_that_does_not_fit_nulls_its_own_column_only() -> None:
         ["y", "y", None],
         [1, None, None],
     ]
-    assert parsed.fields.to_pylist() == ["a", None, "b"]
-    assert parsed.reasons.to_pylist() == [
+    assert parsed.misfits.rows.tolist() == [0, 2, 2]
+    assert parsed.misfits.fields.to_pylist() == ["a", "b", "c"]
+    assert parsed.misfits.reasons.to_pylist() == [
         "column a: INT can't hold a string like this",
-        None,
         "column b: STRING can't hold a string like this",
+        "column c: INT can't hold an array like this",
     ]
 
 
@@ -133,7 +141,7 @@ def test_many_documents_in_chunks() -> None:
     chunks = pa.chunked_array([texts[:70_001], texts[70_001:]])
     parsed = TypedColumns.from_ddl("a BIGINT").parse(chunks)
     assert parsed.columns["a"].to_pylist() == [number if number % 1000 else None for number in range(150_000)]
-    assert parsed.reasons.null_count == 150_000 - 150
+    assert parsed.misfits.rows.tolist() == [*range(0, 150_000, 1000)]
 
 
 @pytest.mark.parametrize("name", ["key", "DOCUMENT", "cas", "vbucket_group", "xattrs"])
@@ -183,7 +191,7 @@ def test_the_type_of_a_field(values: list[str], type_: str) -> None:
     columns = inferred(*documents)
     assert columns.ddl == f"a {type_}"
     parsed = columns.parse(pa.array(documents))
-    assert parsed.reasons.null_count == len(values)
+    assert not len(parsed.misfits)
     assert parsed.columns["a"].null_count == values.count("null")
 
 
@@ -192,7 +200,7 @@ def test_fields_without_a_column() -> None:
     texts = [f'{{"n": 1, "N": 2, "key": 1, "bad name": 1, "none": null, "{long}": 1, "\\u00e4": 1}}', "7", "{", None]
     columns = inferred(*texts)
     assert columns.ddl == "n BIGINT, `ä` BIGINT"
-    assert columns.parse(pa.array(texts)).reasons.to_pylist() == [
+    assert reasons(columns.parse(pa.array(texts)), len(texts)) == [
         None,
         None,
         "it is called JSON, but can't be read as such",
@@ -226,7 +234,7 @@ def test_a_value_that_is_too_wide_gets_a_column_of_its_own(
     assert [column.is_valid().to_pylist() for column in parsed.columns.values()] == [[True, False], [False, True]][
         : 2 if added else 1
     ]
-    assert (parsed.fields.to_pylist() == [None, "a"]) == (added is None)
+    assert parsed.misfits.rows.tolist() == ([1] if added is None else [])
     assert added is None or parsed.columns[added.split()[0]][1].as_py() == values
 
 
@@ -235,7 +243,7 @@ def test_what_was_a_misfit_still_is_one_when_a_wider_column_was_added() -> None:
     columns = inferred('{"a": "soon"}', before=before)
     parsed = columns.parse(pa.array(['{"a": 5}']))
     assert parsed.columns["a_string"].to_pylist() == [None]
-    assert parsed.reasons.to_pylist() == ["column a: DATE can't hold a number like this"]
+    assert parsed.misfits.reasons.to_pylist() == ["column a: DATE can't hold a number like this"]
 
 
 def test_a_wider_column_takes_the_name_of_no_field() -> None:
