@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headwater.protocol.features import Feature
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.messages.dcp_changes import Mutation, SnapshotFlags, SnapshotMarker
 from headwater.protocol.messages.dcp_streams import StreamFlags
-from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, World, brief, changes, of_type
+from headwater.store import checked_engine
+from headwater.store.checksums import check_block
+from headwater.store.scan import newest_in_snapshot
+from support.dcp_world import COLLECTIONS, KEEP_NOTHING, PLAIN, VBUCKET, World, brief, changes, of_type
 
 BOTH = pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
 
@@ -202,3 +207,38 @@ def test_change_streams_that_resume_inside_the_history_have_all_of_it(world: Wor
     messages = consumer.received()
     assert brief(messages) == ["marker 3..5", "set a@4", "set a@5"]
     assert SnapshotFlags.HISTORY in of_type(messages, SnapshotMarker)[0].flags
+
+
+# --- what the index knows of a snapshot ---------------------------------------------------------------------------
+
+
+def test_blocks_of_superseded_versions_are_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = b'"%s"' % (b"x" * 200_000)
+    keys = ["a", "b", "c", "d"]
+    world.store(*keys, value=large)
+    world.set_manifest(world.bucket.manifest.with_collection("_default", "new"))
+    world.store(*keys, *keys, value=large)
+    world.remove("d")
+    world.settle()
+    read: set[int] = set()
+
+    def noted(row: Any, *arguments: Any) -> Any:
+        read.add(int.from_bytes(row[24:32].tobytes(), "big"))
+        return check_block(row, *arguments)
+
+    monkeypatch.setattr(checked_engine, "check_block", noted)
+    consumer = world.consumer(features=COLLECTIONS)
+    assert consumer.stream() == [
+        "marker 0..14", "event COLLECTION_CREATED@5", "set a@10", "set b@11", "set c@12", "remove d@14",
+    ]  # fmt: skip
+    assert read == {1, 2, 3, 4, 10, 11, 12, 14}, "large documents have blocks of their own, and events share one"
+
+
+def test_the_index_does_not_know_a_snapshot_behind_which_keys_have_changed(world: World) -> None:
+    """A version whose successor is not durable yet has to be sent."""
+    world.store("a", "b", "a")
+    known = newest_in_snapshot(world.bucket, VBUCKET, after_seqno=0, end_seqno=3)
+    assert known is not None
+    assert known.tolist() == [2, 3]
+    world.put("a")
+    assert newest_in_snapshot(world.bucket, VBUCKET, after_seqno=0, end_seqno=3) is None

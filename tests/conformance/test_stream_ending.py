@@ -267,15 +267,17 @@ def _break(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.bucket.engine, "view", fail)
 
 
-@pytest.mark.parametrize("features", [PLAIN, COLLECTIONS], ids=["plain", "collections"])
+@pytest.mark.parametrize(
+    ("features", "marker"), [(PLAIN, []), (COLLECTIONS, ["marker 0..2"])], ids=["plain", "collections"]
+)
 def test_a_backfill_that_fails_ends_the_stream(
-    world: World, monkeypatch: pytest.MonkeyPatch, features: tuple[Feature, ...]
+    world: World, monkeypatch: pytest.MonkeyPatch, features: tuple[Feature, ...], marker: list[str]
 ) -> None:
     world.store("a", "a")
     consumer = world.consumer(features=features)
     consumer.open()
     _break(world, monkeypatch)
-    assert consumer.brief() == ["end BACKFILL_FAILED"]
+    assert consumer.brief() == [*marker, "end BACKFILL_FAILED"]
 
 
 def test_a_backfill_that_fails_inside_a_snapshot_ends_the_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.node.producer.controls import Shape, Values
-from headwater.node.producer.outbound import OutboundStop, Output, shape_run
+from headwater.node.producer.outbound import Listing, OutboundStop, Output, shape_run
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
 from headwater.protocol.frames import decode_frames, stream_id
 from headwater.protocol.messages import decode_message
@@ -148,11 +148,13 @@ def ids(collections: frozenset[int] | None) -> np.ndarray[Any, Any] | None:
 )  # fmt: skip
 def test_a_run_is_shaped_as_by_hand(messages, shape, opaque, sid, wanted, end_seqno, commits_after, data):
     versions = [message for message in messages if not isinstance(message, Prepare | Abort)]
-    superseded = data.draw(st.sets(st.sampled_from(versions).map(seqno_of))) if versions else set()
+    listed = data.draw(st.sets(st.sampled_from(versions).map(seqno_of))) if versions else set()
+    listing = data.draw(st.sampled_from(Listing))
     output = Output()
     sent = shape_run(
         run_of(messages), 0, output, shape, opaque=opaque, stream_id=sid, wanted=ids(wanted), end_seqno=end_seqno,
-        until=FOR_ALL, superseded=np.array(sorted(superseded), dtype=np.uint64), commits_after_seqno=commits_after,
+        until=FOR_ALL, listed=np.array(sorted(listed), dtype=np.uint64), listing=listing,
+        commits_after_seqno=commits_after,
     )  # fmt: skip
     expected: list[tuple[int, Request]] = []
     passed = 0
@@ -163,7 +165,8 @@ def test_a_run_is_shaped_as_by_hand(messages, shape, opaque, sid, wanted, end_se
         passed = seqno
         change = shaped_by_hand(stored, shape, opaque=opaque, sid=sid, commits_after=commits_after)
         is_wanted = wanted is None or stored.collection_id in wanted
-        if change is not None and is_wanted and (seqno not in superseded or isinstance(change, Commit)):
+        is_sent = listing == Listing.NOTHING or (seqno in listed) == (listing == Listing.NEWEST)
+        if change is not None and is_wanted and (is_sent or isinstance(change, Commit)):
             expected.append((seqno, change))
     assert bytes(output.data) == b"".join(change.encode() for _, change in expected)
     assert sent.stop == OutboundStop.END

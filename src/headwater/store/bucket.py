@@ -470,6 +470,7 @@ class Bucket:
                 version=encoded.version, key=encoded.key, value=encoded.value,
             )  # fmt: skip
             self.pending.append(vbucket, frame.encode())
+            self.vbuckets.on_event(vbucket, frame.seqno, self.manifest.uid)
         self.vbuckets.manifest_uids[vbucket] = self.manifest.uid
 
     # --- committing -----------------------------------------------------------------------------------------------
@@ -521,13 +522,17 @@ class Bucket:
 
     # --- changes in order -----------------------------------------------------------------------------------------
 
-    def runs(self, vbucket: int, *, after_seqno: int = 0) -> Iterator[Bytes]:
-        """The durable changes of a vbucket after a seqno, oldest first, as runs that are valid until the next one."""
+    def runs(self, vbucket: int, *, after_seqno: int = 0, needed: Column | None = None) -> Iterator[Bytes]:
+        """The durable changes of a vbucket after a seqno, oldest first, as runs that are valid until the next one.
+
+        `needed` are seqnos, ascending: blocks that hold none of them, and no system event, may be left out.
+        """
         reached = after_seqno
         young = self.young.of(vbucket, after_seqno=after_seqno)
         if not young or first_seqno(young[0].run(vbucket)) > after_seqno + 1:
             with self.reading(vbucket) as view:
-                for last, run in view.changes(vbucket, after_seqno=after_seqno):
+                events_upto = int(self.vbuckets.event_seqnos[vbucket])
+                for last, run in view.changes(vbucket, after_seqno=after_seqno, needed=needed, needed_upto=events_upto):
                     yield run[split_after(run, reached) :]
                     reached = last
         for commit in young:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from headwater.errors import DataDamaged, VBucketDamaged
-from headwater.protocol.kernels.memory import Bytes, Int64s, read_only, u32, u64
+from headwater.protocol.kernels.memory import Bytes, Column, Int64s, read_only, u32, u64
 from headwater.store.checksums import (
     ABSENT,
     DAMAGED,
@@ -129,10 +131,22 @@ class CheckedView:
             return None if start == ABSENT else row[start:end]
         return None
 
-    def changes(self, vbucket: int, *, after_seqno: int) -> Iterator[tuple[int, Bytes]]:
+    def changes(
+        self, vbucket: int, *, after_seqno: int, needed: Column | None = None, needed_upto: int = 0
+    ) -> Iterator[tuple[int, Bytes]]:
         """The blocks of a vbucket that have changes behind a seqno: the last seqno of each, and its frames, which may
-        begin with some up to that seqno. What lies before those is not checked again: a stream comes here often."""
+        begin with some up to that seqno. What lies before those is not checked again: a stream comes here often.
+
+        With `needed`, seqnos in their order, blocks that hold none of them are passed over, except those that begin
+        before `needed_upto`.
+        """
+        passed = after_seqno
         for key, value in self._view.scan(Table.BLOCKS, *blocks_of(vbucket, from_seqno=after_seqno + 1)):
+            if needed is not None:
+                begin, passed = passed, block_last_seqno(key)
+                first, last = np.searchsorted(needed, (u64(begin), u64(passed)), side="right").tolist()
+                if first == last and begin >= needed_upto:
+                    continue
             row = read_only(as_run(value))
             start, end = check_block(row, u32(row_seed(Table.BLOCKS.value, key)), u64(after_seqno))
             if start < 0:

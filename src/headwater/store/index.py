@@ -124,6 +124,12 @@ class Index:
         self.count_live(vbuckets, counts)
         return int(counts.sum())
 
+    def newest_seqnos(self, vbucket: int) -> Column:
+        """The seqnos of the newest changes of all documents, deleted ones included, ascending."""
+        base, capacity, count = self.tables[vbucket].tolist()
+        seqnos: Column = np.sort(self.slots[base : base + capacity, SEQNO])
+        return seqnos[capacity - count :]
+
     def make_room(self, vbucket: int, documents: int) -> None:
         """Grow the table of a vbucket so that this many more documents fit."""
         _, capacity, count = self.tables[vbucket].tolist()

@@ -39,7 +39,7 @@ from headwater.store.data_format import (
 from headwater.store.engine import Change, DeleteRow, Engine, PutRow, Table
 from headwater.store.index import Index, count_documents
 from headwater.store.runs import as_run, group_starts_of, is_sound, last_seqnos, split_after
-from headwater.store.vbuckets import manifest_uid_after
+from headwater.store.vbuckets import events_in
 
 
 def create_bucket(
@@ -206,7 +206,8 @@ def _load_run(bucket: Bucket, vbucket: int, run: Bytes, *, commit: int) -> None:
     numbers = bucket.vbuckets
     bucket.index_changes(vbucket, run, documents=count_documents(run), commit=commit)
     bucket.prepares.enter_run(vbucket, run)
-    numbers.manifest_uids[vbucket] = manifest_uid_after(int(numbers.manifest_uids[vbucket]), run)
+    for seqno, event in events_in(run):
+        numbers.on_event(vbucket, seqno, event.manifest_uid)
     starts = np.array([0, len(run)], dtype=np.int64)
     one = slice(vbucket, vbucket + 1)
     last_seqnos(run, starts, numbers.high_seqnos[one], numbers.visible_seqnos[one], numbers.completed_seqnos[one])

@@ -200,7 +200,7 @@ def receive_event(bucket: Bucket, vbucket: int, message: SystemEvent, *, end_seq
         key=encoded.key, value=encoded.value,
     )  # fmt: skip
     _append(bucket, vbucket, stored.encode(), message.seqno)
-    bucket.vbuckets.manifest_uids[vbucket] = max(int(bucket.vbuckets.manifest_uids[vbucket]), event.manifest_uid)
+    bucket.vbuckets.on_event(vbucket, message.seqno, event.manifest_uid)
     return event.manifest_uid
 
 

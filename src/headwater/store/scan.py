@@ -56,6 +56,20 @@ class SnapshotScan:
     """Where the snapshot has to end: at the seqno asked for, or before a change that must not be in the same one."""
 
 
+def newest_in_snapshot(bucket: Bucket, vbucket: int, *, after_seqno: int, end_seqno: int) -> Column | None:
+    """The seqnos of the newest versions of all keys at the end of a snapshot, ascending, as the index knows them.
+
+    None where it does not, or where a scan looks at less: of a key that has changed since, the index does not know what
+    it had at that end, and it has no prepares.
+    """
+    if end_seqno - after_seqno < bucket.index.entries[vbucket]:
+        return None
+    if bucket.prepares.high_prepared[vbucket] or bucket.vbuckets.completed_seqnos[vbucket]:
+        return None
+    seqnos = bucket.index.newest_seqnos(vbucket)
+    return None if len(seqnos) and seqnos[-1] > end_seqno else seqnos
+
+
 def scan_snapshot(
     bucket: Bucket,
     vbucket: int,

@@ -65,6 +65,8 @@ class VBuckets:
     """Where the history window began when the compaction that is under way did; one line for all its steps."""
     manifest_uids: np.ndarray[tuple[int], np.dtype[np.uint64]]
     """The manifest that the system events of each have come to, durable or not."""
+    event_seqnos: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    """The seqno of the last system event, durable or not."""
     damage: dict[int, VBucketDamaged] = field(default_factory=dict)
     """The vbuckets that are stopped because what is stored of them is damaged, and what was found. Their state is dead
     to all that serves, streams or receives; their facts have the one that they are to have."""
@@ -84,6 +86,7 @@ class VBuckets:
             superseded=np.zeros(count, dtype=np.int64),
             window_starts=np.zeros(count, dtype=np.uint64),
             manifest_uids=np.zeros(count, dtype=np.uint64),
+            event_seqnos=np.zeros(count, dtype=np.uint64),
         )
 
     def __len__(self) -> int:
@@ -113,8 +116,14 @@ class VBuckets:
         for array in (
             self.high_seqnos, self.durable_seqnos, self.visible_seqnos, self.completed_seqnos, self.max_cas,
             self.deleted_revs, self.superseded, self.window_starts, self.manifest_uids,
+            self.event_seqnos,
         ):  # fmt: skip
             array[vbucket] = 0
+
+    def on_event(self, vbucket: int, seqno: int, manifest_uid: int) -> None:
+        """A system event has been stored, or read back."""
+        self.event_seqnos[vbucket] = max(int(self.event_seqnos[vbucket]), seqno)
+        self.manifest_uids[vbucket] = max(int(self.manifest_uids[vbucket]), manifest_uid)
 
     def durable_seqno(self, vbucket: int) -> Seqno:
         return Seqno(int(self.durable_seqnos[vbucket]))
@@ -148,28 +157,23 @@ def encode_stored_event(event: Event) -> EncodedEvent:
     return encode_event(event, as_flatbuffers=needs_flatbuffers)
 
 
-def events_in(run: Bytes) -> Iterator[Event]:
-    """The system events of a stored run."""
+def events_in(run: Bytes) -> Iterator[tuple[Seqno, Event]]:
+    """The system events of a stored run, each with its seqno."""
     at = _next_event(run, 0)
     while at < len(run):
         decoded = decode_frame(run[at:].data)
         assert decoded is not None, "stored frames are whole"
         message = decode_message(decoded[0], WITH_COLLECTIONS)
         assert isinstance(message, SystemEvent)
-        yield decode_event(message)
+        yield message.seqno, decode_event(message)
         at = _next_event(run, at + decoded[1])
-
-
-def manifest_uid_after(uid: int, run: Bytes) -> int:
-    """The manifest that a vbucket is at after a run, where it was at `uid` before."""
-    return max((event.manifest_uid for event in events_in(run)), default=uid)
 
 
 def manifest_of_runs(runs: Iterable[Bytes]) -> Manifest:
     """The manifest that the events of a vbucket's runs add up to."""
     manifest = Manifest()
     for run in runs:
-        for event in events_in(run):
+        for _, event in events_in(run):
             manifest = _after_event(manifest, event)
     return manifest
 

@@ -167,6 +167,17 @@ class OutboundStop(IntEnum):
     """The output had no room for the next frame. Now it has."""
 
 
+class Listing(IntEnum):
+    """What a list of seqnos says of the versions in a snapshot."""
+
+    NOTHING = 0
+    """There is no list: all are sent."""
+    SUPERSEDED = 1
+    """These are left out: a newer version of the same key comes later in the snapshot."""
+    NEWEST = 2
+    """Only these are sent."""
+
+
 class Sent(NamedTuple):
     """What the kernel has done."""
 
@@ -185,6 +196,7 @@ class Sent(NamedTuple):
 
 
 _END, _WINDOW, _EVENT, _ROOM = (int(stop) for stop in OutboundStop)
+_NO_LIST, _NEWEST = int(Listing.NOTHING), int(Listing.NEWEST)
 
 
 def shape_run(
@@ -198,21 +210,21 @@ def shape_run(
     until: int,
     stream_id: int = 0,
     wanted: Column | None = None,
-    superseded: Column = NO_SEQNOS,
+    listed: Column = NO_SEQNOS,
+    listing: Listing = Listing.NOTHING,
     commits_after_seqno: int = 0,
 ) -> Sent:
     """Write the changes of a run from `at` on, up to `end_seqno`, until that much of the output is used.
 
     It may be overdrawn by one frame. `wanted` are the ids of the collections to send, ascending, None for all.
-    `superseded` are the seqnos, ascending, that are left out because a newer version of the same key comes later in the
-    snapshot. Commits behind `commits_after_seqno` are sent as such to a consumer with sync writes, the others as the
-    whole change: their prepares may be gone, or they come from disk.
+    `listed` are seqnos, ascending, and `listing` says what of. Commits behind `commits_after_seqno` are sent as such to
+    a consumer with sync writes, the others as the whole change: their prepares may be gone, or they come from disk.
     """
     table = np.zeros(1 << HASH_BITS, dtype=np.int64) if shape.compress else _NO_TABLE
     ids = _ALL_COLLECTIONS if wanted is None else wanted
     done = _shape(
-        run, at, output.memory, output.used, until, end_seqno, superseded, opaque, stream_id, wanted is not None, ids,
-        shape.bits, table, commits_after_seqno,
+        run, at, output.memory, output.used, until, end_seqno, listed, int(listing), opaque, stream_id,
+        wanted is not None, ids, shape.bits, table, commits_after_seqno,
     )  # fmt: skip
     sent = Sent._make(done)
     output.used = sent.to
@@ -232,14 +244,14 @@ def _is_in(sorted_values: Column, value: int) -> bool:
 
 @kernel
 def _shape(
-    run: AnyBytes, at: int, target: Bytes, to: int, until: int, end_seqno: int, superseded: UInt64s, opaque: int,
-    sid: int, filtered: bool, wanted: UInt32s, bits: int, table: Int64s, commits_after_seqno: int,
+    run: AnyBytes, at: int, target: Bytes, to: int, until: int, end_seqno: int, listed: UInt64s, listing: int,
+    opaque: int, sid: int, filtered: bool, wanted: UInt32s, bits: int, table: Int64s, commits_after_seqno: int,
 ) -> tuple[int, int, int, int, int, int, int]:  # fmt: skip
     """Walk the run from `at` on and write to `target` from `to` on. Returns a `Sent`."""
     # `write_frame` and the others get these once a frame.
     run = borrowed(run)
     target = borrowed(target)
-    superseded = borrowed(superseded)
+    listed = borrowed(listed)
     wanted = borrowed(wanted)
     table = borrowed(table)
     sync_writes = bits & SYNC_WRITES != 0
@@ -253,6 +265,7 @@ def _shape(
     passed_seqno = u64(0)
     last_collection = u64(_NO_COLLECTION)
     is_wanted = False
+    next_listed = i64(-1)
     stop = _END
     while at < len(run):
         seqno = load_u64(run, at + HEADER_BYTES)
@@ -279,8 +292,14 @@ def _shape(
         # A commit ends a prepare that the consumer holds, whatever came of the document later. Where the prepare may
         # have been compacted away, the consumer has not got it, and gets the whole change.
         is_commit = sync_writes and load_u32(run, at + 12) != 0 and seqno > u64(commits_after_seqno)
-        if is_sent and not is_commit and len(superseded) and _is_in(superseded, seqno):
-            is_sent = False
+        if listing != _NO_LIST and is_sent and not is_commit:
+            if next_listed < 0:
+                next_listed = i64(np.searchsorted(listed, seqno))
+            # Seqnos come in their order.
+            while next_listed < len(listed) and listed[next_listed] < seqno:
+                next_listed += 1
+            is_listed = next_listed < len(listed) and listed[next_listed] == seqno
+            is_sent = is_listed == (listing == _NEWEST)
         if not is_sent:
             passed_seqno = seqno
             _prefetch_behind(run, at, end)

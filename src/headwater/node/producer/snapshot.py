@@ -1,8 +1,8 @@
 """A snapshot of a stream: where it ends, what is left out of it, and how it is announced.
 
 The producer's stream takes one after the other. A snapshot ends at what is durable when it begins. Inside it a key
-comes once, in its newest version at that end. Versions that a later one supersedes within the snapshot are found by a
-scan (`store.scan`) before the first is sent, unless the vbucket has no superseded versions at all.
+comes once, in its newest version at that end. Which versions a later one supersedes within the snapshot is known before
+the first is sent: by the index, or by a scan (`store.scan`), unless the vbucket has no superseded versions at all.
 
 Durable writes, as recorded from a 7.0.5 server:
 
@@ -19,12 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from headwater.node.producer.controls import Controls
+from headwater.node.producer.outbound import Listing
 from headwater.node.producer.stream_filter import StreamFilter
 from headwater.protocol.kernels.memory import Column
 from headwater.protocol.messages.dcp_changes import SnapshotFlags, SnapshotMarker
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.store.bucket import Bucket
-from headwater.store.scan import NO_SEQNOS, scan_snapshot, sync_seqnos
+from headwater.store.scan import NO_SEQNOS, newest_in_snapshot, scan_snapshot, sync_seqnos
 
 _FROM_DISK = SnapshotFlags.DISK | SnapshotFlags.CHECKPOINT
 _FIRST_FROM_MEMORY = SnapshotFlags.MEMORY | SnapshotFlags.CHECKPOINT
@@ -44,7 +45,9 @@ class Snapshot:
     """It holds every version, and not only the newest of each key."""
     window_start_seqno: int
     """Where the history window began when the snapshot did."""
-    superseded: Column = field(default_factory=lambda: NO_SEQNOS)
+    listed: Column = field(default_factory=lambda: NO_SEQNOS)
+    """Seqnos, ascending."""
+    listing: Listing = Listing.NOTHING
     is_void: bool = False
     """Nothing in it is for the stream, and no message says so."""
     is_oso: bool = False
@@ -86,8 +89,15 @@ def take_snapshot(
         return snapshot
     # A prepare counts as superseded, so that no vbucket that has any is taken as it is.
     keeps_all = has_history or numbers.superseded[vbucket] == 0
-    if not (stream_filter.knows_collections and keeps_all):
+    if stream_filter.knows_collections and keeps_all:
+        return snapshot
+    newest = None
+    if stream_filter.knows_collections:
+        newest = newest_in_snapshot(bucket, vbucket, after_seqno=after_seqno, end_seqno=end)
+    if newest is None:
         _look_through(snapshot, bucket, vbucket, stream_filter, with_prepares=with_prepares)
+    else:
+        snapshot.listed, snapshot.listing = newest, Listing.NEWEST
     return snapshot
 
 
@@ -106,7 +116,7 @@ def _look_through(
         splits=with_prepares and snapshot.in_memory,
     )
     if not snapshot.has_history:
-        snapshot.superseded = found.superseded
+        snapshot.listed, snapshot.listing = found.superseded, Listing.SUPERSEDED
         snapshot.end_seqno = found.end_seqno
     if not stream_filter.knows_collections:
         # It knows of no seqno-advanced either, so the snapshot has to end with a change that it gets.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from headwater.errors import StoreError
 from headwater.node.producer.controls import Controls, OsoMode, Shape
 from headwater.node.producer.live_frames import NO_KIND, LiveFrames, LivePiece, set_stream
-from headwater.node.producer.outbound import OutboundStop, Output, shape_run
+from headwater.node.producer.outbound import Listing, OutboundStop, Output, shape_run
 from headwater.node.producer.snapshot import Snapshot, history_start, snapshot_marker, take_snapshot
 from headwater.node.producer.stream_filter import StreamFilter, read_event
 from headwater.protocol.features import Magic
@@ -312,7 +312,8 @@ class Stream:
     # --- changes --------------------------------------------------------------------------------------------------
 
     def _send_changes(self, output: Output, snapshot: Snapshot, until: int) -> None:
-        for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno):
+        needed = snapshot.listed if snapshot.listing is Listing.NEWEST else None
+        for run in self._bucket.runs(self.vbucket, after_seqno=self.passed_seqno, needed=needed):
             if not self._send_run(output, snapshot, run, until):
                 return
             if self.passed_seqno >= snapshot.end_seqno:
@@ -335,7 +336,8 @@ class Stream:
                 wanted=self._filter.wanted(self._bucket.manifest),
                 end_seqno=snapshot.end_seqno,
                 until=until,
-                superseded=snapshot.superseded,
+                listed=snapshot.listed,
+                listing=snapshot.listing,
                 commits_after_seqno=history_start(self._bucket, self.vbucket) if snapshot.in_memory else _NO_COMMITS,
             )
             at = sent.at
