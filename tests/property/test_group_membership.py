@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.client.groups.group_document import GroupDocument
@@ -49,7 +49,17 @@ def test_after_a_failover_no_two_read_at_once_for_longer_than_a_lease(script: Sc
     World(script).run()
 
 
+RENEWED_WHILE_PAUSED = Script(
+    seed=1224496,
+    vbuckets=4,
+    members=1,
+    actions=(Action(5.0, "pause", 0, for_s=3.0), Action(5.21875, "pause", 0, for_s=3.0)),
+)
+"""The lease has run out when the process goes on, and then comes the answer to the write that has renewed it."""
+
+
 @given(script=scripts(*FAULTS, "freeze"))
+@example(RENEWED_WHILE_PAUSED)
 def test_a_process_that_was_frozen_while_it_read_can_not_turn_offsets_back(script: Script) -> None:
     World(script).run()
 

@@ -16,7 +16,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
@@ -380,6 +380,9 @@ class Process:
                     self.world.checker.began(self.name, vbucket, reading.generation)
                 else:
                     del self._reading[vbucket]
+            # What it has stopped to read it begins again if it comes back: a renewal may have been under way.
+            known = {vbucket: reading.generation for vbucket, reading in self._reading.items()}
+            self._assignment = replace(self._assignment, generations=known)
         self.world.rng.shuffle(pause.waiting)
         for call in pause.waiting:
             self.do(call)

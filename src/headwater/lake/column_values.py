@@ -1,7 +1,8 @@
 """Values of JSON as arrays of a type, and the types that values of JSON have.
 
 A STRING takes any value: a string as it is, all else as its JSON text, as Spark's `from_json` does. No other type takes
-what it would have to change: an INT takes 7 and neither 7.0 nor "7". A TIMESTAMP is a string as ISO 8601 writes it, in
+what it would have to change: an INT takes 7 and neither 7.0 nor "7". Of the numbers between those that a DOUBLE has, it
+takes the nearest, as all readers of JSON do. A TIMESTAMP is a string as ISO 8601 writes it, in
 UTC where it names no zone. An array, a map or a struct takes a value only if it takes all that is in it; members of an
 object that a struct does not have are passed over.
 
