@@ -14,7 +14,6 @@ from headwater.lake import layout
 from headwater.lake.commits import merge
 from headwater.lake.lake import Lake, run_here
 from headwater.lake.upkeep import trim_changes
-from headwater.spark import landing
 from support.driven_source import SimulatedLanding, without_spark
 from support.landings import NEVER_FRESH, SourceBucket
 
@@ -159,10 +158,9 @@ def test_values_that_are_not_those_of_the_bucket(pipeline: SimulatedLanding, opt
 
 
 def test_a_lake_for_more_documents_has_more_groups(pipeline: SimulatedLanding, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the server counts them, as Couchbase's does."""
     monkeypatch.setattr(layout, "GROUPS_MIN", 1)
     monkeypatch.setattr(layout, "GROUP_DOCUMENTS", 2)
-    monkeypatch.setattr(landing.Surveyor, "documents_by_collection", lambda surveyor: {0: 4, 8: 1})
+    put(pipeline, "a", count=5)
     assert replace(pipeline.landing, groups=None).prepare().facts.groups == 3
 
 

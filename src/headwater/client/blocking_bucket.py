@@ -57,6 +57,10 @@ class Surveyor:
         """How many documents the collections have, by id; nothing where the nodes do not count them."""
         return self._run(self._surveyor.documents_by_collection())
 
+    def documents(self) -> int:
+        """How many documents the bucket has; 0 where the nodes do not count them."""
+        return self._run(self._surveyor.documents())
+
     def refresh_map(self) -> None:
         """Read the cluster map again, over new connections."""
         self._run(self._surveyor.refresh_map())

@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
@@ -173,15 +173,26 @@ class AsyncSurveyor:
         Servers have these counts among their statistics, as `SCOPE:COLLECTION:items`.
         """
         found: Counter[int] = Counter()
-        for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)} - {-1}:
-            try:
-                counted_there = await (await self._connection(self.cluster_map.nodes[node])).statistics("collections")
-            except StatusError:
-                return {}
-            for name, text in counted_there.items():
+        for statistics in await self._statistics("collections"):
+            for name, text in statistics.items():
                 if (match := _ITEMS.fullmatch(name)) is not None and text.isdecimal():
                     found[int(match[1], 16)] += int(text)
         return dict(found)
+
+    async def documents(self) -> int:
+        """How many documents the bucket has; 0 where the nodes do not count them."""
+        found = [statistics.get("curr_items", "") for statistics in await self._statistics("")]
+        return sum(int(text) for text in found if text.isdecimal())
+
+    async def _statistics(self, group: str) -> list[Mapping[str, str]]:
+        """Of all nodes that have active vbuckets; none where one of them does not have these."""
+        found = []
+        for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)} - {-1}:
+            try:
+                found.append(await (await self._connection(self.cluster_map.nodes[node])).statistics(group))
+            except StatusError:
+                return []
+        return found
 
     async def look(self) -> BucketView:
         """The bucket's collections as they are now, with the map that is known."""

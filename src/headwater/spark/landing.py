@@ -162,7 +162,7 @@ def _documents(options: SourceOptions) -> int:
     """How many documents the bucket has, or 0 where the server does not count them, or can't be asked now: the landing
     waits for nodes that are away, and the number of groups is not worth it."""
     with contextlib.suppress(HeadwaterError), Surveyor(options.settings) as surveyor:
-        return sum(surveyor.documents_by_collection().values())
+        return surveyor.documents()
     return 0
 
 
