@@ -186,7 +186,7 @@ class AsyncSurveyor:
 
     async def _statistics(self, group: str) -> list[Mapping[str, str]]:
         """Of all nodes that have active vbuckets; none where one of them does not have these."""
-        found = []
+        found: list[Mapping[str, str]] = []
         for node in {self.cluster_map.active_node(vbucket) for vbucket in range(self.cluster_map.vbuckets)} - {-1}:
             try:
                 found.append(await (await self._connection(self.cluster_map.nodes[node])).statistics(group))
