@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
-from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE
+from headwater.lake.layout import NAME_TYPE, name_columns
 from headwater.lake.location import Location, Output
 from headwater.protocol.kernels.memory import Column
 
@@ -294,9 +294,9 @@ def _sealed(end: bytes) -> bytes:
 
 def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
     """The types that columns of names have in memory. In the file they are strings."""
-    for index, name in enumerate(schema.names):
-        if name in NAME_COLUMNS:
-            schema = schema.set(index, schema.field(index).with_type(NAME_TYPE))
+    for name in name_columns(schema.names):
+        index = schema.get_field_index(name)
+        schema = schema.set(index, schema.field(index).with_type(NAME_TYPE))
     return schema
 
 
@@ -393,7 +393,7 @@ class FileReader:
         # A nested column has several leaves, so those behind it have other numbers here than in the schema.
         paths = [metadata.schema.column(index).path for index in range(len(metadata.schema))]
         self._leaves = {path: index for index, path in enumerate(paths)}
-        names = [name for name in NAME_COLUMNS if name in self._leaves]
+        names = name_columns(self._leaves)
         self._path, self._checks = path, checks
         self._file = pq.ParquetFile(
             self._source, metadata=metadata, read_dictionary=names, page_checksum_verification=checks

@@ -11,7 +11,7 @@ the lake use this. What is written here is a file format: tables of earlier vers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -31,9 +31,9 @@ with."""
 FORMAT_PROPERTY = "headwater.format"
 GROUPS_MIN = 16
 GROUP_DOCUMENTS = 500_000
+"""Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
 EVERY_COLLECTION = "*"
 """Where settings are by table: what holds for all others."""
-"""Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
 _PROPERTY = "headwater."
 
 
@@ -194,6 +194,12 @@ def changes_schema(*, xattrs: bool) -> pa.Schema:
     """One row a change. `batch` counts the commits of batches, `landed_at` is the time of that batch, and `void` marks
     what a rollback took back."""
     return pa.schema([*_CHANGE, *([XATTRS] if xattrs else []), *_LANDING])
+
+
+def name_columns(columns: Collection[str]) -> list[str]:
+    """Those columns of a table that hold names. Only `changes` has them: what is called so in other tables is a typed
+    column, for a field of that name."""
+    return [] if "document" in columns else [name for name in NAME_COLUMNS if name in columns]
 
 
 def documents_schema(*, xattrs: bool, typed: pa.Schema | None = None) -> pa.Schema:
