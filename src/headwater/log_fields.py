@@ -24,6 +24,8 @@ class LogEvent(StrEnum):
     """A scope or a collection was created, dropped or changed."""
     COLUMNS_ADDED = "columns_added"
     """A table of documents has got columns for fields that have come up."""
+    COLUMNS_MISSING = "columns_missing"
+    """A table of documents is to be clustered by columns that have not come up, or whose values have no order."""
     COMPILING = "compiling"
     """The first start on a machine compiles the kernels, which takes a while."""
     CONNECTION_DROPPED = "connection_dropped"

@@ -41,6 +41,7 @@ from support.lake_model import (
     check_history,
     check_inferred,
     check_no_duplicates,
+    check_sorted,
     documents,
     expected_history,
     place_of,
@@ -67,6 +68,7 @@ VALUES = [
 """Fields come, change their type, and go."""
 FITTING = {VALUES[0]: 1, VALUES[3]: 3, VALUES[4]: -4, VALUES[6]: None, VALUES[7]: None, b"{}": None}
 """What a fixed column `n BIGINT` holds, of all values that fit it."""
+CLUSTER_BY = {"fixed": ("n",), "none": ("changed_at",), "inferred": ("at", "m", "n"), "switched": ("seqno",)}
 NAMES = {8: ("inventory", "hotel"), 9: ("inventory", "route"), 10: ("inventory", "hotel")}
 """The third has the name of the first: it was dropped and made again."""
 
@@ -106,6 +108,7 @@ class LakeMachine(RuleBasedStateMachine):
         row_group_rows=st.sampled_from([2, 128]),
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
         columns=st.sampled_from(["fixed", "none", "inferred", "switched"]),
+        is_clustered=st.booleans(),
     )
     def begin(
         self,
@@ -114,6 +117,7 @@ class LakeMachine(RuleBasedStateMachine):
         row_group_rows: int,
         buffer_bytes: int,
         columns: str,
+        is_clustered: bool,
     ) -> None:
         self.groups, self.buffer_bytes, self.columns = groups, buffer_bytes, columns
         for module, name, value in (
@@ -121,6 +125,7 @@ class LakeMachine(RuleBasedStateMachine):
             (change_files, "ROW_GROUP_ROWS", row_group_rows),
             (change_files, "_GROUP_ROWS_MIN", row_group_rows),
             (data_files, "ROW_GROUP_ROWS", row_group_rows),
+            (data_files, "KEYED_ROW_GROUP_ROWS", row_group_rows),
             (upkeep, "JOIN_FILES_MIN", 2),
             (upkeep, "JOIN_BYTES_A_TIME", 2000),
             (upkeep, "TRIM_ROWS_PER_DOCUMENT", 0),
@@ -128,7 +133,9 @@ class LakeMachine(RuleBasedStateMachine):
             self.patches.enter_context(patch.object(module, name, value))
         fixed = {"*": TypedColumns.from_ddl("n BIGINT")} if columns == "fixed" else {}
         rules = MergeRules(history=True, file_bytes=4000)
-        self.settings = LakeSettings(merging=rules, columns=fixed, infer=columns not in ("none", "switched"))
+        infer = columns not in ("none", "switched")
+        self.cluster_by = CLUSTER_BY[columns] if is_clustered else ()
+        self.settings = LakeSettings(merging=rules, columns=fixed, infer=infer, cluster_by={"*": self.cluster_by})
         self.bucket.names.update(NAMES)
 
     def teardown(self) -> None:
@@ -304,6 +311,8 @@ class LakeMachine(RuleBasedStateMachine):
             assert not lake.has_pending
             merged = [row for name in lake.tables for row in table_rows(self.directory / "documents" / name)]
             check_documents(merged, expected)
+            for name in lake.tables:
+                check_sorted(self.directory / "documents" / name, self.cluster_by)
             if self.columns == "fixed":
                 self.check_fixed(merged, expected, lake)
             for name, table in lake.tables.items():

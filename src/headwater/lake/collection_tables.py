@@ -40,6 +40,9 @@ from headwater.lake.typed_columns import ColumnChoice, ColumnMode, FieldTypes, T
 _COLUMNS_PROPERTY = "headwater.columns"
 """Fixed columns as SQL writes them, or `infer`: then they are those of the schema. A table without typed columns does
 not have it. (Versions that do not know `infer` take it for columns that can't be read, and end.)"""
+_CLUSTER_PROPERTY = "headwater.cluster_by"
+"""The columns that files are sorted by before the key, with commas between them. Whatever is written while it says so
+is; older files are as they were."""
 _MISFITS_PROPERTY = "headwater.misfits"
 _ONE_COLUMN = "column"
 """What does not fit nulls its own column. Where the property is missing an earlier version has made the table, and it
@@ -151,6 +154,8 @@ class CollectionTables:
     rejects: MergedTable | None = None
     _columns_at: tuple[int, TypedColumns | None] = (-1, None)
     """The columns as of a version of the log."""
+    unsorted_by: tuple[str, ...] = ()
+    """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
 
@@ -192,6 +197,16 @@ class CollectionTables:
         own = {*documents_schema(xattrs=self.facts.xattrs).names, GROUP.name}
         return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
 
+    @property
+    def cluster_by(self) -> tuple[str, ...]:
+        """The columns that documents are sorted by before their keys, from now on."""
+        names = "" if self.documents is None else self.documents.log.properties.get(_CLUSTER_PROPERTY)
+        return tuple(names.split(",")) if names else ()
+
+    def set_cluster_by(self, names: Sequence[str]) -> None:
+        assert self.documents is not None, "a new table is made with them"
+        self.documents.set_properties({_CLUSTER_PROPERTY: ",".join(names)})
+
     def refresh(self) -> None:
         for table in (self.documents, self.history, self.rejects):
             if table is not None:
@@ -222,7 +237,7 @@ class CollectionTables:
 
     # --- making them --------------------------------------------------------------------------------------------------
 
-    def create_documents(self, columns: ColumnChoice, *, merged: int) -> MergedTable:
+    def create_documents(self, columns: ColumnChoice, cluster_by: Sequence[str], *, merged: int) -> MergedTable:
         """Make the table of documents, which holds all there was up to a batch: nothing. Columns that are inferred are
         added by the merges that find them."""
         fixed = columns if isinstance(columns, TypedColumns) else None
@@ -230,6 +245,8 @@ class CollectionTables:
         properties = {_COLUMNS_PROPERTY: str(columns) if fixed is None else fixed.ddl, _MISFITS_PROPERTY: _ONE_COLUMN}
         if columns == ColumnMode.NONE:
             properties = {}
+        if cluster_by:
+            properties[_CLUSTER_PROPERTY] = ",".join(cluster_by)
         self.documents = self._create(TableKind.DOCUMENTS, schema, document_ranges(schema), properties, merged)
         return self.documents
 

@@ -79,6 +79,8 @@ _REPEATING = (
 
 Range = tuple[Any, Any]
 """Of numbers, texts, dates or times."""
+Bound = tuple[bool, Any]
+"""A value to be compared with others: whether it is null, which comes last, and what it is. Times are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,10 +494,19 @@ class FileReader:
             return float("-inf"), float("inf"), True
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
 
-    def least_key(self, row_group: int) -> str:
-        """No key of a row group is less than this; empty where its statistics do not say it."""
-        statistics = self._file.metadata.row_group(row_group).column(self._leaves["key"]).statistics
-        return "" if statistics is None or not statistics.has_min_max else str(statistics.min)
+    def least(self, row_group: int, column: str) -> Bound | None:
+        """No value that a row group has in a column is less; None where its statistics do not say it."""
+        # A member of a struct has a dot in its name, and so may a column have.
+        index = None if "." in column else self._leaves.get(column)
+        metadata = self._file.metadata.row_group(row_group)
+        statistics = None if index is None else metadata.column(index).statistics
+        if statistics is None:
+            return None
+        if not statistics.has_min_max:
+            is_null = statistics.has_null_count and statistics.null_count == metadata.num_rows
+            return (True, None) if is_null else None
+        raw = statistics.min_raw
+        return (False, statistics.min if isinstance(raw, bytes) else raw) if raw == raw else None
 
 
 def _read_footer(source: pa.NativeFile, path: str) -> bytes:

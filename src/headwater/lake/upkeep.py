@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -48,10 +49,10 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
-from headwater.lake.key_order import in_key_order, row_groups_by_key
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, LakeFacts, changes_schema
 from headwater.lake.location import Location
+from headwater.lake.row_order import in_order, placed_row_groups, sort_columns
 from headwater.lake.table_state import TableState
 
 JOIN_FILES_MIN = 8
@@ -70,8 +71,10 @@ class JoinTask:
     files: tuple[DataFile, ...]
     file_bytes: int
     facts: LakeFacts | None
-    """Given for `changes`, whose files are sorted by group; those of all other tables are sorted by key."""
+    """Given for `changes`, whose files are sorted by group; those of all other tables are sorted by key, those of
+    documents before it by what they are clustered by."""
     ranges: tuple[str, ...]
+    cluster_by: tuple[str, ...] = ()
 
     def run(self) -> list[DataFile]:
         if self.facts is not None:
@@ -86,8 +89,9 @@ class JoinTask:
         )
         with ExitStack() as opened:
             readers = [opened.enter_context(FileReader(self.location, file.path)) for file in self.files]
-            parts = [part for reader in readers for part in row_groups_by_key(reader, schema)]
-            for rows in in_key_order(schema, parts):
+            by = sort_columns(schema, self.cluster_by)
+            parts = [part for reader in readers for part in placed_row_groups(reader, schema, by)]
+            for rows in in_order(schema, parts, by=by):
                 writer.write(rows)
         return writer.close()
 
@@ -160,35 +164,28 @@ def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFil
 def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
     """Join small files of all tables. Returns how many files are gone."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
-    joined = _joined(lake.changes.location, sets, run, ranges=CHANGE_RANGES, facts=lake.facts, file_bytes=file_bytes)
+    task = partial(JoinTask, location=lake.changes.location, file_bytes=file_bytes)
+    joined = _joined([task(files=part, facts=lake.facts, ranges=CHANGE_RANGES) for part in sets], run)
     if sets:
         lake.step("join changes")
         removed = [file for part in sets for file in part]
         lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
     gone = sum(len(part) for part in sets) - len(joined)
-    for table, ranges in (it for tables in lake.tables.values() for it in tables.with_ranges()):
-        sets = files_to_join(table.log.files(), file_bytes=file_bytes)
-        joined = _joined(table.log.location, sets, run, ranges=ranges, facts=None, file_bytes=file_bytes)
-        if sets:
-            lake.step("join documents")
-            removed = [file for part in sets for file in part]
-            table.commit(add=joined, remove=removed)
-        gone += sum(len(part) for part in sets) - len(joined)
+    for tables in lake.tables.values():
+        for table, ranges in tables.with_ranges():
+            sets = files_to_join(table.log.files(), file_bytes=file_bytes)
+            cluster_by = tables.cluster_by if table is tables.documents else ()
+            task = partial(JoinTask, location=table.log.location, file_bytes=file_bytes, cluster_by=cluster_by)
+            joined = _joined([task(files=part, facts=None, ranges=ranges) for part in sets], run)
+            if sets:
+                lake.step("join documents")
+                removed = [file for part in sets for file in part]
+                table.commit(add=joined, remove=removed)
+            gone += sum(len(part) for part in sets) - len(joined)
     return gone
 
 
-def _joined(
-    location: Location,
-    sets: Sequence[tuple[DataFile, ...]],
-    run: Runner,
-    *,
-    ranges: tuple[str, ...],
-    facts: LakeFacts | None,
-    file_bytes: int,
-) -> list[DataFile]:
-    tasks = [
-        JoinTask(location=location, files=part, file_bytes=file_bytes, facts=facts, ranges=ranges) for part in sets
-    ]
+def _joined(tasks: Sequence[JoinTask], run: Runner) -> list[DataFile]:
     return [file for files in (run(tasks) if tasks else []) for file in files]
 
 
