@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headwater.client.offsets import Offsets
-from headwater.lake import change_files, change_rows, data_files, upkeep
+from headwater.lake import change_files, change_rows, data_files, layout, upkeep
 from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
-from headwater.lake.upkeep import join_files, trim_changes
+from headwater.lake.upkeep import grow_groups, join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
 from support.lake_model import (
     BUCKET_UUID,
@@ -129,6 +129,7 @@ class LakeMachine(RuleBasedStateMachine):
             (upkeep, "JOIN_FILES_MIN", 2),
             (upkeep, "JOIN_BYTES_A_TIME", 2000),
             (upkeep, "TRIM_ROWS_PER_DOCUMENT", 0),
+            (layout, "GROUP_DOCUMENTS", 1),
         ):
             self.patches.enter_context(patch.object(module, name, value))
         fixed = {"*": TypedColumns.from_ddl("n BIGINT")} if columns == "fixed" else {}
@@ -247,6 +248,14 @@ class LakeMachine(RuleBasedStateMachine):
             if merges:
                 merge(lake)
             trim_changes(lake, datetime.now(UTC))
+
+    @precondition(lambda self: self.batches)
+    @rule(crash=crash_steps)
+    def grow(self, crash: int | None) -> None:
+        """Readers see the same also where it has been cut off between two tables."""
+        with contextlib.suppress(Crash):
+            grow_groups(self.open(CrashAt(crash)), file_bytes=4000)
+        self.check(merges=False)
 
     def part_while_read(
         self, vbucket: int, part: float, keys: list[bytes], reading: dict[str, Any]

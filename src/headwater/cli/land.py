@@ -191,7 +191,8 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     type=click.IntRange(min=1),
     metavar="N",
     help=f"Into how many parts new tables are cut: the tasks of a merge, each of which holds the keys of its part in "
-    f"memory. By default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents that the bucket has.",
+    f"memory. By default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents that the bucket has, and more "
+    "as they become more.",
 )
 @click.option(
     "--iceberg-catalog",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
-from headwater.errors import LakeOutOfStep
+from headwater.errors import LakeInUse, LakeOutOfStep
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.column_ddl import to_ddl
@@ -32,6 +32,7 @@ from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_o
 from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
+from headwater.lake.upkeep import grow_groups
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -196,6 +197,9 @@ _IDLE_BATCHES_MAX = 512
 def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) -> int:
     """Merge what is pending. Returns the number of merges of groups. `written` is what `first_documents` has come to:
     these documents are not merged again."""
+    lake.refresh()
+    if lake.is_growing:
+        grow_groups(lake, run)
     tasks = plan_merges(lake)
     found = {(part.name, part.group) for part in written if part.kind == TableKind.DOCUMENTS}
     left = [task for task in tasks if not {(target.name, task.group) for target in task.documents} <= found]
@@ -230,6 +234,11 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
             table.switch_to_inferred()
         _keep_clustered(lake, table)
         _check_history(lake, table)
+    if lake.is_growing:
+        raise LakeInUse(
+            f"another landing has cut the tables in {lake.location.uri} into more groups",
+            hint="Let only one pipeline write to a directory, then start again: nothing is lost",
+        )
     return lake.planner().plan(lake.tables.values(), lake.pending)
 
 

@@ -37,6 +37,8 @@ from headwater.lake.layout import (
     EVERY_COLLECTION,
     GROUP,
     GROUPS_MIN,
+    GROUPS_TRANSACTION,
+    GROWN_FORMAT,
     LakeFacts,
     TableKind,
     changes_schema,
@@ -130,6 +132,7 @@ class Lake:
         if changes is None:
             return None
         facts = LakeFacts.from_properties(changes.properties, where=changes.location.uri)
+        facts = replace(facts, groups=changes.transaction(GROUPS_TRANSACTION) or facts.groups)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
             raise LakeOfOtherBucket(
                 f"the tables in {location.uri} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
@@ -255,6 +258,22 @@ class Lake:
                 f"another landing writes to the tables in {self.location.uri}",
                 hint="Let only one pipeline write to a directory: the other one goes on, and nothing is lost",
             )
+
+    @property
+    def documents(self) -> int:
+        """The rows of all tables of documents."""
+        return sum(table.documents.rows for table in self.tables.values() if table.documents is not None)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether some tables have been cut into more groups, and the lake has not been yet."""
+        return any(table.groups > self.facts.groups for it in self.tables.values() for table, _ in it.with_ranges())
+
+    def set_groups(self, groups: int) -> None:
+        """Say that all tables have so many groups."""
+        self.commit_changes(TableCommit(transactions={GROUPS_TRANSACTION: groups}, state=self.state))
+        self.facts, self.tables = replace(self.facts, groups=groups, format=GROWN_FORMAT), {}
+        self._load()
 
     def _know_collections(self) -> None:
         for id_, name in self.state.collections.items():

@@ -136,7 +136,7 @@ def land(
 
     Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
     keywords are options of the `dcp` source, in Python's spelling. `storage_options` are those of an object store, as
-    delta-rs calls them, `groups` into how many parts new tables are cut. `columns` are typed columns for all tables, or
+    delta-rs calls them, `groups` into how many parts tables are cut. `columns` are typed columns for all tables, or
     by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". `cluster_by`,
     given the same way, are columns that documents are sorted by before their keys, such as "city,since". `transform` is
     a function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are written: it may
