@@ -255,7 +255,9 @@ class LakeMachine(RuleBasedStateMachine):
         """Readers see the same also where it has been cut off between two tables."""
         with contextlib.suppress(Crash):
             grow_groups(self.open(CrashAt(crash)), file_bytes=4000)
-        self.check(merges=False)
+        # What has parted is looked at by the next batch; until then the model can't say what the tables should have.
+        if all(it.fork_seqno is None for it in self.bucket.vbuckets):
+            self.check(merges=False)
 
     def part_while_read(
         self, vbucket: int, part: float, keys: list[bytes], reading: dict[str, Any]
