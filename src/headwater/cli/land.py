@@ -240,7 +240,8 @@ def land(
     documents, and on demand `history/SCOPE.COLLECTION` and `rejects/SCOPE.COLLECTION`. What a failover takes back is
     undone in all of them. A run that was ended in any way is completed by the next.
 
-    With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win.
+    With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win, and
+    --no-FLAG, such as --no-history, turns off a flag that the file turns on.
 
     The exit code is 0 at the end of --once, 1 for a failure, 130 after Ctrl-C.
 
