@@ -44,6 +44,8 @@ class LogEvent(StrEnum):
     """A DCP connection was opened."""
     DENIED = "denied"
     """A user has asked for what it may not."""
+    GROUPS_GROWN = "groups_grown"
+    """The tables of a landing have become large, and were cut into more groups."""
     LANDING_STOPPED = "landing_stopped"
     """A landing was ended by a signal."""
     LOGIN_FAILED = "login_failed"

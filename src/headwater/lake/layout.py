@@ -37,6 +37,7 @@ GROUPS_TRANSACTION = "headwater.groups"
 GROUPS_MIN = 16
 GROUP_DOCUMENTS = 500_000
 """Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
+_GROWTH_MAX = 4
 EVERY_COLLECTION = "*"
 """Where settings are by table: what holds for all others."""
 _PROPERTY = "headwater."
@@ -80,9 +81,10 @@ class LakeFacts:
 
     def grown(self, documents: int) -> int:
         """The number of groups that the tables should have, now that they hold so many documents: it is doubled until
-        no group has more than twice of what it is made for."""
+        no group has more than twice of what it is made for. A task writes all groups that one becomes at once, and
+        holds a row group of each, so there are not many of them; the rest is for the next time."""
         groups = self.groups
-        while documents > 2 * GROUP_DOCUMENTS * groups and 2 * groups <= self.vbuckets:
+        while documents > 2 * GROUP_DOCUMENTS * groups and 2 * groups <= min(self.vbuckets, _GROWTH_MAX * self.groups):
             groups *= 2
         return groups
 

@@ -10,6 +10,7 @@ The driver of a landing calls it between batches. It must never change what a re
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,6 +56,9 @@ from headwater.lake.layout import CHANGE_RANGES, FORMAT_PROPERTY, GROUP, GROWN_F
 from headwater.lake.location import Location
 from headwater.lake.row_order import in_order, placed_row_groups, sort_columns
 from headwater.lake.table_state import TableState
+from headwater.log_fields import LogEvent, fields
+
+logger = logging.getLogger(__name__)
 
 JOIN_FILES_MIN = 8
 """Files of one size class that are joined; a class is four times as large as the one before."""
@@ -247,16 +251,16 @@ class RegroupTask:
 
 def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
     """Cut the tables into as many groups as their documents need, or as was begun."""
-    for of_name in lake.tables.values():
-        of_name.refresh()
-    tables = [(tables, table, ranges) for tables in lake.tables.values() for table, ranges in tables.with_ranges()]
+    for collection in lake.tables.values():
+        collection.refresh()
+    tables = [(it, table, ranges) for it in lake.tables.values() for table, ranges in it.with_ranges()]
     groups = max(table.groups for _, table, _ in tables) if lake.is_growing else lake.facts.grown(lake.documents)
     if groups == lake.facts.groups:
         return
     if lake.facts.format < GROWN_FORMAT:
         lake.step("set the format")
         lake.changes.set_properties({FORMAT_PROPERTY: str(GROWN_FORMAT)}, lake.state)
-    for of_name, table, ranges in tables:
+    for collection, table, ranges in tables:
         if table.groups == groups:
             continue
         parts: dict[object, list[DataFile]] = {}
@@ -268,16 +272,17 @@ def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BY
                 files=tuple(files),
                 facts=replace(lake.facts, groups=groups),
                 ranges=ranges,
-                cluster_by=of_name.cluster_by if table is of_name.documents else (),
+                cluster_by=collection.cluster_by if table is collection.documents else (),
                 file_bytes=file_bytes,
             )
             for files in parts.values()
         ]
         added = [file for files in (run(tasks) if tasks else []) for file in files]
-        lake.step(f"regroup {of_name.name}")
+        lake.step(f"regroup {collection.name}")
         table.regroup(groups, add=added, remove=table.log.files())
     lake.step("regroup the lake")
     lake.set_groups(groups)
+    logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
 
 
 # --- trimming `changes` -----------------------------------------------------------------------------------------------
