@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from bench.kv_driver import Updates, write_steadily
 from bench.measure import SCALE, in_new_process, in_turns, load_now, scaled
 from bench.processes import LOGIN, NodeProcess, data_folder, load, memory_bytes, node
 from bench.report import Section
+from headwater.lake.lake import LakeSettings
 from headwater.spark.landing import Landing
 from headwater.spark.landing_loop import LandedBatch, LandingStatus
 from headwater.spark.session import start_session
@@ -134,16 +135,24 @@ class LandingBench:
 
     # --- the tables -----------------------------------------------------------------------------------------------
 
-    def landing(self, bucket: str, name: str, storage_options: Mapping[str, str] | None = None) -> Landing:
+    def landing(self, bucket: str, name: str) -> Landing:
         """Into a directory, or into an object store by its URI."""
-        into = name if "://" in name else str(self.folder / name)
-        return Landing(source=self.source(bucket), into=into, storage_options=storage_options or {})
+        return Landing(source=self.source(bucket), into=name if "://" in name else str(self.folder / name))
 
-    def land(self, bucket: str, name: str, storage_options: Mapping[str, str] | None = None) -> Landed:
+    def land(
+        self,
+        bucket: str,
+        name: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        lake: LakeSettings | None = None,
+    ) -> Landed:
         """Land all there is, documents merged."""
+        landing = self.landing(bucket, name)
+        landing = replace(landing, storage_options=storage_options or {}, lake=lake or landing.lake)
         start_s = time.perf_counter()
         batches: list[LandedBatch] = []
-        query = self.landing(bucket, name, storage_options).start(self.spark, on_batch=batches.append)
+        query = landing.start(self.spark, on_batch=batches.append)
         query.awaitTermination()
         total_s = time.perf_counter() - start_s
         statuses = [*(batch.status for batch in batches), query.landing_status]

@@ -19,11 +19,13 @@ from bench.landing import CORES, DOCUMENTS, SMALL, VALUE_BYTES, WARM_UP_DOCUMENT
 from bench.measure import in_new_process, load_now
 from bench.processes import data_folder, node, s3_server
 from bench.report import Section
+from headwater.lake.lake import LakeSettings
 
 QUERIED_DOCUMENTS = 4 * DOCUMENTS
 UPDATES = max(1, DOCUMENTS // 100)
 ROUNDS = 3
-TABLES = DOCUMENTS_TABLE, CHANGES_TABLE = "documents/_default._default", "changes"
+TABLES = ("queried/documents/_default._default", "queried/changes", "clustered/documents/_default._default")
+_OF_CITY = "city = 'Oslo'"
 
 
 def run() -> Sequence[Section]:
@@ -75,7 +77,7 @@ def with_arrow(table: Path, condition: str) -> int:
     column, _, text = condition.partition(" ")
     sign, value = text.split(" ")[0], text.split("'")[1]
     field = ds.field(column)
-    wanted = pa.scalar(value) if column == "key" else pa.scalar(datetime.fromisoformat(value))
+    wanted = pa.scalar(datetime.fromisoformat(value)) if column == "changed_at" else pa.scalar(value)
     found = field == wanted if sign == "=" else field >= wanted
     return int(DeltaTable(table).to_pyarrow_dataset().to_table(filter=found).num_rows)
 
@@ -83,21 +85,28 @@ def with_arrow(table: Path, condition: str) -> int:
 def measure_queries(bench: LandingBench) -> Section:
     load_before = load_now()
     bench.load(SMALL, QUERIED_DOCUMENTS)
-    bench.land(SMALL, "queried")
+    plain = bench.land(SMALL, "queried")
+    clustered = bench.land(SMALL, "clustered", lake=LakeSettings(cluster_by={"*": ("city",)}))
     since = datetime.now(UTC)
     bench.update(SMALL, UPDATES, of_documents=QUERIED_DOCUMENTS)
-    bench.land(SMALL, "queried")
-    folder = bench.folder / "queried"
+    for name in ("queried", "clustered"):
+        bench.land(SMALL, name)
+    by_key, changes, by_city = TABLES
     sizes = {
-        table: sum(Path(file).stat().st_size for file in DeltaTable(folder / table).file_uris()) for table in TABLES
+        table: sum(Path(file).stat().st_size for file in DeltaTable(bench.folder / table).file_uris())
+        for table in TABLES
     }
+    of_city = _rows_of_city(bench.folder / by_city)
     rows = []
     for title, table, condition, expected in (
-        ("a document by its key", DOCUMENTS_TABLE, f"key = 'doc::{QUERIED_DOCUMENTS // 3}'", 1),
-        ("the changes since a time", CHANGES_TABLE, f"changed_at >= '{since:%Y-%m-%dT%H:%M:%S.%fZ}'", UPDATES),
+        ("a document by its key", by_key, f"key = 'doc::{QUERIED_DOCUMENTS // 3}'", 1),
+        ("a document by its key, clustered by city", by_city, f"key = 'doc::{QUERIED_DOCUMENTS // 3}'", 1),
+        (f"the documents of a city ({of_city / QUERIED_DOCUMENTS:.3f} of all)", by_key, _OF_CITY, of_city),
+        ("the same, clustered by city", by_city, _OF_CITY, of_city),
+        ("the changes since a time", changes, f"changed_at >= '{since:%Y-%m-%dT%H:%M:%S.%fZ}'", UPDATES),
     ):
         for name, query in (("deltalake", with_deltalake), ("DuckDB", with_duckdb), ("Arrow", with_arrow)):
-            reading = in_new_process(_reading, query, folder / table, condition)
+            reading = in_new_process(_reading, query, bench.folder / table, condition)
             if reading.rows != expected:
                 raise RuntimeError(f"{name} has found {reading.rows} rows where {condition}, not {expected}")
             share = reading.bytes / sizes[table]
@@ -107,12 +116,18 @@ def measure_queries(bench: LandingBench) -> Section:
         text=(
             f"A table of {millions(QUERIED_DOCUMENTS)} documents of {VALUE_BYTES} B, after {UPDATES} updates, with all "
             "columns, in a new process: the bytes that it has read from files, and their share of what the table has, "
-            f"which is what a full scan reads (goal ≤ 0.1): {sizes[DOCUMENTS_TABLE] / 1e6:.0f} MB in `documents`, "
-            f"{sizes[CHANGES_TABLE] / 1e6:.0f} MB in `changes`. Load of the machine before: {load_before}."
+            f"which is what a full scan reads (goal ≤ 0.1): {sizes[by_key] / 1e6:.0f} MB in `documents`, "
+            f"{sizes[by_city] / 1e6:.0f} MB where it is clustered, {sizes[changes] / 1e6:.0f} MB in `changes`. Landing "
+            f"took {plain.total_s:.1f} s, and {clustered.total_s:.1f} s where `documents` is clustered. Load of the "
+            f"machine before: {load_before}."
         ),
         columns=["query", "engine", "read", "of a full scan", "seconds"],
         rows=rows,
     )
+
+
+def _rows_of_city(table: Path) -> int:
+    return int(DeltaTable(table).to_pyarrow_dataset().count_rows(filter=ds.field("city") == "Oslo"))
 
 
 def _reading(query: Query, table: Path, condition: str) -> Reading:

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headwater.client.offsets import Offsets
-from headwater.lake import change_files, change_rows, data_files, upkeep
+from headwater.lake import change_files, change_rows, data_files, layout, upkeep
 from headwater.lake.commits import begin_batch, commit_batch, merge
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.typed_columns import ColumnMode, TypedColumns
-from headwater.lake.upkeep import join_files, trim_changes
+from headwater.lake.upkeep import grow_groups, join_files, trim_changes
 from headwater.protocol.numbers import VBucketId
 from support.lake_model import (
     BUCKET_UUID,
@@ -41,6 +41,7 @@ from support.lake_model import (
     check_history,
     check_inferred,
     check_no_duplicates,
+    check_sorted,
     documents,
     expected_history,
     place_of,
@@ -67,6 +68,7 @@ VALUES = [
 """Fields come, change their type, and go."""
 FITTING = {VALUES[0]: 1, VALUES[3]: 3, VALUES[4]: -4, VALUES[6]: None, VALUES[7]: None, b"{}": None}
 """What a fixed column `n BIGINT` holds, of all values that fit it."""
+CLUSTER_BY = {"fixed": ("n",), "none": ("changed_at",), "inferred": ("at", "m", "n"), "switched": ("seqno",)}
 NAMES = {8: ("inventory", "hotel"), 9: ("inventory", "route"), 10: ("inventory", "hotel")}
 """The third has the name of the first: it was dropped and made again."""
 
@@ -106,6 +108,7 @@ class LakeMachine(RuleBasedStateMachine):
         row_group_rows=st.sampled_from([2, 128]),
         buffer_bytes=st.sampled_from([200, 1000, 2**27]),
         columns=st.sampled_from(["fixed", "none", "inferred", "switched"]),
+        is_clustered=st.booleans(),
     )
     def begin(
         self,
@@ -114,6 +117,7 @@ class LakeMachine(RuleBasedStateMachine):
         row_group_rows: int,
         buffer_bytes: int,
         columns: str,
+        is_clustered: bool,
     ) -> None:
         self.groups, self.buffer_bytes, self.columns = groups, buffer_bytes, columns
         for module, name, value in (
@@ -121,14 +125,18 @@ class LakeMachine(RuleBasedStateMachine):
             (change_files, "ROW_GROUP_ROWS", row_group_rows),
             (change_files, "_GROUP_ROWS_MIN", row_group_rows),
             (data_files, "ROW_GROUP_ROWS", row_group_rows),
+            (data_files, "KEYED_ROW_GROUP_ROWS", row_group_rows),
             (upkeep, "JOIN_FILES_MIN", 2),
             (upkeep, "JOIN_BYTES_A_TIME", 2000),
             (upkeep, "TRIM_ROWS_PER_DOCUMENT", 0),
+            (layout, "GROUP_DOCUMENTS", 1),
         ):
             self.patches.enter_context(patch.object(module, name, value))
         fixed = {"*": TypedColumns.from_ddl("n BIGINT")} if columns == "fixed" else {}
         rules = MergeRules(history=True, file_bytes=4000)
-        self.settings = LakeSettings(merging=rules, columns=fixed, infer=columns not in ("none", "switched"))
+        infer = columns not in ("none", "switched")
+        self.cluster_by = CLUSTER_BY[columns] if is_clustered else ()
+        self.settings = LakeSettings(merging=rules, columns=fixed, infer=infer, cluster_by={"*": self.cluster_by})
         self.bucket.names.update(NAMES)
 
     def teardown(self) -> None:
@@ -241,6 +249,16 @@ class LakeMachine(RuleBasedStateMachine):
                 merge(lake)
             trim_changes(lake, datetime.now(UTC))
 
+    @precondition(lambda self: self.batches)
+    @rule(crash=crash_steps)
+    def grow(self, crash: int | None) -> None:
+        """Readers see the same also where it has been cut off between two tables."""
+        with contextlib.suppress(Crash):
+            grow_groups(self.open(CrashAt(crash)), file_bytes=4000)
+        # What has parted is looked at by the next batch; until then the model can't say what the tables should have.
+        if all(it.fork_seqno is None for it in self.bucket.vbuckets):
+            self.check(merges=False)
+
     def part_while_read(
         self, vbucket: int, part: float, keys: list[bytes], reading: dict[str, Any]
     ) -> list[dict[str, object]]:
@@ -304,6 +322,8 @@ class LakeMachine(RuleBasedStateMachine):
             assert not lake.has_pending
             merged = [row for name in lake.tables for row in table_rows(self.directory / "documents" / name)]
             check_documents(merged, expected)
+            for name in lake.tables:
+                check_sorted(self.directory / "documents" / name, self.cluster_by)
             if self.columns == "fixed":
                 self.check_fixed(merged, expected, lake)
             for name, table in lake.tables.items():

@@ -112,7 +112,7 @@ def test_the_tables_of_another_bucket(landed: SimulatedLanding, other_bucket: So
         (("--no-columns",), "has the typed columns inferred n BIGINT, not none"),
         (("--no-columns", "--infer"), "--no-columns and --infer say different things"),
         (("--xattrs",), "were made without extended attributes. Use xattrs as before"),
-        (("--groups", "5"), "were made with 2 groups. Leave the number of groups out"),
+        (("--groups", "5"), "have 2 groups. Leave the number of groups out"),
     ],
     ids=["other columns", "no type", "no columns", "both", "xattrs", "groups"],
 )

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from headwater.lake import layout
+from headwater.lake.documents_merge import MergeRules
+from headwater.lake.lake import Lake
 from support.driven_source import SimulatedLanding, without_spark
 from support.landings import SourceBucket
 
@@ -41,3 +44,20 @@ def test_old_files_are_deleted_when_it_is_due(
     land(b"third")
     assert not left.exists()
     landing.check_equal()
+
+
+@pytest.mark.parametrize(("asked", "groups"), [(2, 2), (None, 4)])
+def test_tables_that_have_grown_are_cut_into_more_groups_unless_their_number_is_given(
+    bucket: SourceBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, groups: int
+) -> None:
+    without_spark(monkeypatch)
+    for name, number in (("GROUP_DOCUMENTS", 4), ("GROUPS_MIN", 2)):
+        monkeypatch.setattr(layout, name, number)
+    landing = SimulatedLanding(bucket, tmp_path / "lake", rules=MergeRules(history=True), groups=asked)
+    for turn in range(2):
+        bucket.put([b"key-%d-%d" % (turn, number) for number in range(20)], b'{"n": 1}')
+        landing.land()
+        landing.check_equal()
+    lake = Lake.open(str(landing.folder))
+    assert lake is not None
+    assert (lake.facts.groups, lake.documents) == (groups, 40)

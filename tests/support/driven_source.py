@@ -139,6 +139,7 @@ class SimulatedLanding:
     options: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     """Typed columns by table."""
+    groups: int | None = GROUPS
     step: Step = _no_step
     """Called before everything that a crash could come before. What it raises ends the landing."""
     read_twice: Callable[[], bool] = _never
@@ -152,7 +153,7 @@ class SimulatedLanding:
             into=str(self.folder),
             lake=with_columns(LakeSettings(merging=self.rules), self.columns),
             fresh=self.fresh,
-            groups=GROUPS,
+            groups=self.groups,
         )
 
     def start(self, *, every_s: float | None = None) -> LandingQuery:

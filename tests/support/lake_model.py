@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.schema import PrimitiveType
 
@@ -317,6 +318,23 @@ def check_no_duplicates(changes: Iterable[Row]) -> None:
     assert [place for place, count in counts.items() if count > 1] == []
     seqnos = Counter((row["vbucket"], row["seqno"]) for row in alive)
     assert [place for place, count in seqnos.items() if count > 1] == []
+
+
+def check_sorted(table: Path, cluster_by: Sequence[str]) -> None:
+    """The rows of every file are in the order of the columns that they are clustered by, as far as the file has them
+    and their values have an order, and then of their keys. Nulls come last."""
+    for path in DeltaTable(table).file_uris():
+        rows = pq.read_table(path, partitioning=None)
+        names = [it for it in cluster_by if it in rows.schema.names and not _is_unordered(rows.schema.field(it).type)]
+        places = [
+            tuple((row[name] is None, row[name]) for name in [*names, "key"])
+            for row in rows.select([*names, "key"]).to_pylist()
+        ]
+        assert places == sorted(places), path
+
+
+def _is_unordered(type_: pa.DataType) -> bool:
+    return pa.types.is_nested(type_) or pa.types.is_boolean(type_)
 
 
 def check_inferred(lake: Path, table: str) -> None:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -42,7 +42,7 @@ from headwater.lake.documents_merge import MergeRules
 from headwater.lake.iceberg_changes import TABLE_DEFAULT, IcebergSettings
 from headwater.lake.lake import Lake, LakeSettings
 from headwater.lake.layout import EVERY_COLLECTION, GROUP_DOCUMENTS, GROUPS_MIN
-from headwater.lake.typed_columns import ColumnChoice, choose_columns
+from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
 from headwater.log_fields import LogEvent, fields
 from headwater.metric_kinds import MetricFamily, MetricKind, collect_metrics, one_number
 from headwater.phrases import counted
@@ -99,7 +99,7 @@ POLL_S = 0.2
 
 logger = logging.getLogger(__name__)
 
-_COLUMNS = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<ddl>.*)", re.DOTALL)
+_OF_TABLE = re.compile(r"(?P<table>[\w%-]+\.[\w%-]+)=(?P<text>.*)", re.DOTALL)
 
 
 def _parse_time(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -139,6 +139,13 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 )
 @click.option("--no-columns", is_flag=True, help="No typed columns, but for tables that --columns names.")
 @click.option("--infer", is_flag=True, hidden=True)
+@click.option(
+    "--cluster-by",
+    multiple=True,
+    metavar="[S.C=]COLUMN,…",
+    help="Sort `documents` by these columns and then by key, for one table or for all, so that a query on them reads "
+    "little. It counts for what is written from now on; `key` goes back to the order by key. Repeat for more tables.",
+)
 @click.option("--history", is_flag=True, help="All versions of each document, with valid_from and valid_to.")
 @table_option("xattrs")
 @transform_option
@@ -184,7 +191,8 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
     type=click.IntRange(min=1),
     metavar="N",
     help=f"Into how many parts new tables are cut: the tasks of a merge, each of which holds the keys of its part in "
-    f"memory. By default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents that the bucket has.",
+    f"memory. By default {GROUPS_MIN}, or one for every {GROUP_DOCUMENTS:,} documents that the bucket has, and more "
+    "as they become more.",
 )
 @click.option(
     "--iceberg-catalog",
@@ -232,7 +240,8 @@ def land(
     documents, and on demand `history/SCOPE.COLLECTION` and `rejects/SCOPE.COLLECTION`. What a failover takes back is
     undone in all of them. A run that was ended in any way is completed by the next.
 
-    With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win.
+    With NAME, the URL and the options are those of a pipeline in headwater.toml. Options on the command line win, and
+    --no-FLAG, such as --no-history, turns off a flag that the file turns on.
 
     The exit code is 0 at the end of --once, 1 for a failure, 130 after Ctrl-C.
 
@@ -296,18 +305,22 @@ def _source_options(url: str, settings: ClientSettings, options: dict[str, Any])
 
 
 def _lake_settings(options: dict[str, Any]) -> LakeSettings:
-    columns: dict[str, ColumnChoice] = {}
-    for text in options["columns"]:
-        match = _COLUMNS.fullmatch(text)
-        table, choice = (match["table"], match["ddl"]) if match else (EVERY_COLLECTION, text)
-        columns[table] = choose_columns(choice)
+    columns = {table: choose_columns(text) for table, text in _by_table(options["columns"])}
+    cluster_by = {table: choose_cluster_columns(text) for table, text in _by_table(options["cluster_by"])}
     if options["no_columns"] and (options["infer"] or EVERY_COLLECTION in columns):
         other = "--infer" if options["infer"] else "--columns for all tables"
         raise InvalidInput(f"--no-columns and {other} say different things", hint="Give one of them")
     if options["infer"]:
         click.echo("--infer can be left out: new tables get columns for the fields of their documents.", err=True)
     rules = MergeRules(history=options["history"])
-    return LakeSettings(merging=rules, columns=columns, infer=not options["no_columns"])
+    return LakeSettings(merging=rules, columns=columns, infer=not options["no_columns"], cluster_by=cluster_by)
+
+
+def _by_table(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """What is said of one table, as in `shop.orders=total DOUBLE`, or of all."""
+    for text in texts:
+        match = _OF_TABLE.fullmatch(text)
+        yield (match["table"], match["text"]) if match else (EVERY_COLLECTION, text)
 
 
 def _iceberg_settings(options: dict[str, Any]) -> IcebergSettings | None:

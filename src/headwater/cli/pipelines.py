@@ -12,7 +12,8 @@ storage-option = { aws_region = "eu-west-1" }
 
 A pipeline is read as if its keys had been written in front of the command line, without those that are written there as
 well. So there is no second list of options to keep: a key is what an option is called without its dashes, and is
-checked and converted as the option is. What has `://` in it is a URL, and anything else is the name of a pipeline.
+checked and converted as the option is. `--no-KEY` turns off a flag that the file turns on. What has `://` in it is a
+URL, and anything else is the name of a pipeline.
 
 Secrets come from the environment, by `${NAME}`, for a file like this is kept in a repository. One that is written out
 is refused, and no error repeats a value that may be one.
@@ -70,7 +71,11 @@ class CommandWithPipelines(CommandWithOldNames):
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         args = self._renamed(args)
-        given, _, _ = self.make_parser(ctx).parse_args(args=[*args])
+        own = pipeline_options(self).items()
+        flags = {f"--no-{key}": key for key, option in own if option.is_flag and not option.secondary_opts}
+        turned_off = {flags[word] for word in args if word in flags}
+        kept = [word for word in args if word not in flags]
+        given, _, _ = self.make_parser(ctx).parse_args(args=[*kept])
         name, config = given.get(_URL), given.get("config")
         if not isinstance(name, str) or "://" in name:
             if isinstance(config, str):
@@ -82,10 +87,11 @@ class CommandWithPipelines(CommandWithOldNames):
             options = {key: option for key, option in options.items() if key not in _OF_LANDING}
             known = pipeline_options(load_command("land"))
         pipeline.check_keys(known)
-        from_file = {key: one for key, one in options.items() if one.name not in given and key in pipeline.values}
+        asked = {key: one for key, one in options.items() if key in pipeline.values and key not in turned_off}
+        from_file = {key: one for key, one in asked.items() if one.name not in given}
         words = [word for key, option in from_file.items() for word in pipeline.words(key, option)]
         try:
-            rest = super().parse_args(ctx, [*words, *args])
+            rest = super().parse_args(ctx, [*words, *kept])
         except click.MissingParameter as error:
             pipeline.fail(f"it has no {_key(error.param)}", "Add it, or give it on the command line")
         except click.BadParameter as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
-from headwater.errors import ColumnsChanged
+from headwater.errors import ColumnsChanged, LakeDamaged
 from headwater.lake.column_ddl import ColumnDef, parse_columns, plain_type
 from headwater.lake.data_files import DataFile
 from headwater.lake.delta_log import DeltaLog, TableCommit
@@ -24,6 +24,7 @@ from headwater.lake.layout import (
     DOCUMENT_RANGES,
     FIELD,
     GROUP,
+    GROUPS_TRANSACTION,
     HISTORY_RANGES,
     IS_CURRENT,
     LakeFacts,
@@ -40,6 +41,9 @@ from headwater.lake.typed_columns import ColumnChoice, ColumnMode, FieldTypes, T
 _COLUMNS_PROPERTY = "headwater.columns"
 """Fixed columns as SQL writes them, or `infer`: then they are those of the schema. A table without typed columns does
 not have it. (Versions that do not know `infer` take it for columns that can't be read, and end.)"""
+_CLUSTER_PROPERTY = "headwater.cluster_by"
+"""The columns that files are sorted by before the key, with commas between them. Whatever is written while it says so
+is; older files are as they were."""
 _MISFITS_PROPERTY = "headwater.misfits"
 _ONE_COLUMN = "column"
 """What does not fit nulls its own column. Where the property is missing an earlier version has made the table, and it
@@ -69,8 +73,17 @@ class MergedTable:
     def reload(self) -> None:
         """Look again at what the log says."""
         self.log.refresh()
-        found = {group: self.log.transaction(_merged_transaction(group)) for group in range(self._facts.groups)}
-        self.merged: dict[int, int] = {group: NOT_MERGED if at is None else at for group, at in found.items()}
+        made_with = LakeFacts.from_properties(self.log.properties, where=self.log.location.uri).groups
+        self.groups = self.log.transaction(GROUPS_TRANSACTION) or made_with
+        """Of the table. While the number of groups is doubled, it is ahead of that of the lake, never behind it."""
+        if self.groups % self._facts.groups:
+            raise LakeDamaged(
+                f"the table at {self.log.location.uri} has {self.groups} groups, and the lake {self._facts.groups}",
+                hint="Remove its directory: the next run builds it again",
+            )
+        found = [self.log.transaction(_merged_transaction(group)) for group in range(self.groups)]
+        merged = [NOT_MERGED if at is None else at for at in found]
+        self.merged = {group: min(merged[part] for part in self._parts(group)) for group in range(self._facts.groups)}
         """By group: the last batch that is merged."""
         self.state = self.log.state()
         self._seen_version = self.log.version
@@ -88,14 +101,18 @@ class MergedTable:
         if self.log.version != self._seen_version:
             self.reload()
 
-    def files_of(self, group: int) -> tuple[DataFile, ...]:
-        return tuple(file for file in self.log.files() if dict(file.partition)[GROUP.name] == str(group))
+    def _parts(self, group: int) -> range:
+        """The groups of the table that a group of the lake is."""
+        parts = self.groups // self._facts.groups
+        return range(group * parts, (group + 1) * parts)
 
-    def rows_by_group(self) -> dict[int, int]:
-        rows = dict.fromkeys(range(self._facts.groups), 0)
-        for file in self.log.files():
-            rows[int(dict(file.partition)[GROUP.name])] += file.rows
-        return rows
+    def files_of(self, group: int) -> tuple[DataFile, ...]:
+        parts = {*map(str, self._parts(group))}
+        return tuple(file for file in self.log.files() if dict(file.partition)[GROUP.name] in parts)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.log.files())
 
     def commit(
         self,
@@ -106,7 +123,7 @@ class MergedTable:
     ) -> None:
         """Commit what a merge came to. `held` is what `changes` holds: all groups of the table hold that now, too, so
         that it is one cut of the bucket. Without it the same rows only lie in other files."""
-        merged = {} if held is None else dict.fromkeys(range(self._facts.groups), held.batch)
+        merged = {} if held is None else dict.fromkeys(range(self.groups), held.batch)
         state = self.state if held is None else TableState(offsets=held.offsets, batch=held.batch, as_of_s=held.as_of_s)
         transactions = {_merged_transaction(group): batch for group, batch in merged.items()}
         if held is not None and self.has_to_be_rebuilt:
@@ -121,9 +138,25 @@ class MergedTable:
                 is_rearrangement=held is None,
             )
         )
-        self.merged.update(merged)
+        if held is not None:
+            self.merged = dict.fromkeys(self.merged, held.batch)
         self.state = state
         self._seen_version = self.log.version
+
+    def regroup(self, groups: int, *, add: Sequence[DataFile], remove: Sequence[DataFile]) -> None:
+        """Commit that the same rows lie in more groups. These are merged as far as the one that they were."""
+        merged = {group: self.merged[group * self._facts.groups // groups] for group in range(groups)}
+        transactions = {_merged_transaction(group): at for group, at in merged.items() if at != NOT_MERGED}
+        self.log.commit(
+            TableCommit(
+                add=add,
+                remove=remove,
+                transactions={**transactions, GROUPS_TRANSACTION: groups},
+                state=self.state,
+                is_rearrangement=True,
+            )
+        )
+        self.reload()
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         self.log.add_columns(fields, self.state)
@@ -151,6 +184,8 @@ class CollectionTables:
     rejects: MergedTable | None = None
     _columns_at: tuple[int, TypedColumns | None] = (-1, None)
     """The columns as of a version of the log."""
+    unsorted_by: tuple[str, ...] = ()
+    """What it is to be clustered by and can't be yet, as far as that is logged."""
     ids: set[int] = field(default_factory=set)
     """Every collection that has or had this name."""
 
@@ -192,6 +227,16 @@ class CollectionTables:
         own = {*documents_schema(xattrs=self.facts.xattrs).names, GROUP.name}
         return TypedColumns(tuple(_to_column(it) for it in log.schema if it.name not in own), is_inferred=True)
 
+    @property
+    def cluster_by(self) -> tuple[str, ...]:
+        """The columns that documents are sorted by before their keys, from now on."""
+        names = "" if self.documents is None else self.documents.log.properties.get(_CLUSTER_PROPERTY)
+        return tuple(names.split(",")) if names else ()
+
+    def set_cluster_by(self, names: Sequence[str]) -> None:
+        assert self.documents is not None, "a new table is made with them"
+        self.documents.set_properties({_CLUSTER_PROPERTY: ",".join(names)})
+
     def refresh(self) -> None:
         for table in (self.documents, self.history, self.rejects):
             if table is not None:
@@ -222,7 +267,7 @@ class CollectionTables:
 
     # --- making them --------------------------------------------------------------------------------------------------
 
-    def create_documents(self, columns: ColumnChoice, *, merged: int) -> MergedTable:
+    def create_documents(self, columns: ColumnChoice, cluster_by: Sequence[str], *, merged: int) -> MergedTable:
         """Make the table of documents, which holds all there was up to a batch: nothing. Columns that are inferred are
         added by the merges that find them."""
         fixed = columns if isinstance(columns, TypedColumns) else None
@@ -230,6 +275,8 @@ class CollectionTables:
         properties = {_COLUMNS_PROPERTY: str(columns) if fixed is None else fixed.ddl, _MISFITS_PROPERTY: _ONE_COLUMN}
         if columns == ColumnMode.NONE:
             properties = {}
+        if cluster_by:
+            properties[_CLUSTER_PROPERTY] = ",".join(cluster_by)
         self.documents = self._create(TableKind.DOCUMENTS, schema, document_ranges(schema), properties, merged)
         return self.documents
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from headwater.client.offsets import Offsets
-from headwater.errors import LakeOutOfStep
+from headwater.errors import LakeInUse, LakeOutOfStep
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables, MergedTable
 from headwater.lake.column_ddl import to_ddl
@@ -29,8 +29,10 @@ from headwater.lake.documents_merge import FirstDocuments, Merged, MergeTask
 from headwater.lake.lake import BATCH_TRANSACTION, Lake, Runner, run_here
 from headwater.lake.layout import CHANGE_RANGES, EVERY_COLLECTION, TableKind, table_name
 from headwater.lake.rollbacks import Rollbacks, VoidedFiles, add_rollback, out_of_reach, void_rows
+from headwater.lake.row_order import sort_columns
 from headwater.lake.table_state import LandedTotals, TableState
 from headwater.lake.typed_columns import INFERRED_MAX, ColumnMode, FieldTypes, joined_fields
+from headwater.lake.upkeep import grow_groups
 from headwater.log_fields import LogEvent, fields
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ def first_documents(lake: Lake) -> FirstDocuments | None:
         facts=lake.facts,
         batch=lake.last_batch + 1,
         columns={EVERY_COLLECTION: default, **settings.columns},
+        cluster_by={EVERY_COLLECTION: (), **settings.cluster_by},
         file_bytes=settings.merging.file_bytes,
     )
 
@@ -194,6 +197,9 @@ _IDLE_BATCHES_MAX = 512
 def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) -> int:
     """Merge what is pending. Returns the number of merges of groups. `written` is what `first_documents` has come to:
     these documents are not merged again."""
+    lake.refresh()
+    if lake.is_growing:
+        grow_groups(lake, run)
     tasks = plan_merges(lake)
     found = {(part.name, part.group) for part in written if part.kind == TableKind.DOCUMENTS}
     left = [task for task in tasks if not {(target.name, task.group) for target in task.documents} <= found]
@@ -208,7 +214,10 @@ def merge(lake: Lake, run: Runner = run_here, written: Sequence[Merged] = ()) ->
 def _create_documents(lake: Lake, table: CollectionTables, *, merged: int) -> None:
     """Make a table that holds all there was up to a batch: nothing."""
     lake.step(f"create documents {table.name}")
-    table.create_documents(lake.asked_columns(table.name) or ColumnMode.INFER, merged=merged)
+    settings, name = lake.settings, table.name
+    table.create_documents(
+        settings.columns_of(name) or ColumnMode.INFER, settings.cluster_by_of(name) or (), merged=merged
+    )
 
 
 def plan_merges(lake: Lake) -> list[MergeTask]:
@@ -223,8 +232,35 @@ def plan_merges(lake: Lake) -> list[MergeTask]:
         elif lake.is_switched(table):
             lake.step(f"switch columns {table.name}")
             table.switch_to_inferred()
+        _keep_clustered(lake, table)
         _check_history(lake, table)
+    if lake.is_growing:
+        raise LakeInUse(
+            f"another landing has cut the tables in {lake.location.uri} into more groups",
+            hint="Let only one pipeline write to a directory, then start again: nothing is lost",
+        )
     return lake.planner().plan(lake.tables.values(), lake.pending)
+
+
+def _keep_clustered(lake: Lake, table: CollectionTables) -> None:
+    """Have what is written from now on sorted by the columns that are asked for."""
+    asked = lake.settings.cluster_by_of(table.name)
+    if asked is not None and asked != table.cluster_by:
+        lake.step(f"cluster {table.name}")
+        table.set_cluster_by(asked)
+    assert table.documents is not None, "it was made before"
+    there = sort_columns(table.documents.log.schema, table.cluster_by)
+    missing = tuple(name for name in table.cluster_by if name not in there)
+    # Columns that are inferred come with the first documents.
+    if missing != table.unsorted_by and table.documents.log.files():
+        table.unsorted_by = missing
+        if missing:
+            logger.warning(
+                "%s: documents are not clustered by %s, since no field of that name has come, or one without an order",
+                table.name,
+                ", ".join(missing),
+                extra=fields(event=LogEvent.COLUMNS_MISSING),
+            )
 
 
 def _check_history(lake: Lake, table: CollectionTables) -> None:

@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 
 from headwater._version import __version__
 from headwater.errors import LakeDamaged
-from headwater.lake.layout import NAME_COLUMNS, NAME_TYPE
+from headwater.lake.layout import NAME_TYPE, name_columns
 from headwater.lake.location import Location, Output
 from headwater.protocol.kernels.memory import Column
 
@@ -79,6 +79,8 @@ _REPEATING = (
 
 Range = tuple[Any, Any]
 """Of numbers, texts, dates or times."""
+Bound = tuple[bool, Any]
+"""A value to be compared with others: whether it is null, which comes last, and what it is. Times are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,9 +296,9 @@ def _sealed(end: bytes) -> bytes:
 
 def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
     """The types that columns of names have in memory. In the file they are strings."""
-    for index, name in enumerate(schema.names):
-        if name in NAME_COLUMNS:
-            schema = schema.set(index, schema.field(index).with_type(NAME_TYPE))
+    for name in name_columns(schema.names):
+        index = schema.get_field_index(name)
+        schema = schema.set(index, schema.field(index).with_type(NAME_TYPE))
     return schema
 
 
@@ -393,7 +395,7 @@ class FileReader:
         # A nested column has several leaves, so those behind it have other numbers here than in the schema.
         paths = [metadata.schema.column(index).path for index in range(len(metadata.schema))]
         self._leaves = {path: index for index, path in enumerate(paths)}
-        names = [name for name in NAME_COLUMNS if name in self._leaves]
+        names = name_columns(self._leaves)
         self._path, self._checks = path, checks
         self._file = pq.ParquetFile(
             self._source, metadata=metadata, read_dictionary=names, page_checksum_verification=checks
@@ -492,10 +494,19 @@ class FileReader:
             return float("-inf"), float("inf"), True
         return statistics.min, statistics.max, not statistics.has_null_count or statistics.null_count > 0
 
-    def least_key(self, row_group: int) -> str:
-        """No key of a row group is less than this; empty where its statistics do not say it."""
-        statistics = self._file.metadata.row_group(row_group).column(self._leaves["key"]).statistics
-        return "" if statistics is None or not statistics.has_min_max else str(statistics.min)
+    def least(self, row_group: int, column: str) -> Bound | None:
+        """No value that a row group has in a column is less; None where its statistics do not say it."""
+        # A member of a struct has a dot in its name, and so may a column have.
+        index = None if "." in column else self._leaves.get(column)
+        metadata = self._file.metadata.row_group(row_group)
+        statistics = None if index is None else metadata.column(index).statistics
+        if statistics is None:
+            return None
+        if not statistics.has_min_max:
+            is_null = statistics.has_null_count and statistics.null_count == metadata.num_rows
+            return (True, None) if is_null else None
+        raw = statistics.min_raw
+        return (False, statistics.min if isinstance(raw, bytes) else raw) if raw == raw else None
 
 
 def _read_footer(source: pa.NativeFile, path: str) -> bytes:

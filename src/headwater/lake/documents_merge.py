@@ -4,8 +4,8 @@ A file is written again only if some of its rows are replaced or gone; new docum
 appends, and a merge of updates costs what the files with updated rows hold. Of files that turn out to stay only the
 keys are read. A table that is read between merges goes the same way: `merged_rows` gives what it would hold after one.
 
-What is written is in the order of its keys (`key_order`), so that a lookup reads one file of what a merge has written,
-and one row group of it.
+What is written is in order (`row_order`), so that a lookup by key, or a query on what the table is clustered by, reads
+one file of what a merge has written, and few row groups of it.
 
 `commits` plans and commits on the driver; `MergeTask` runs in any process, and writes files that no commit names yet.
 """
@@ -36,7 +36,6 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.history import HistoryTarget, merge_history
-from headwater.lake.key_order import SORT_BYTES, KeyedRows, in_key_order, row_groups_by_key
 from headwater.lake.layout import (
     EVERY_COLLECTION,
     GROUP,
@@ -50,6 +49,7 @@ from headwater.lake.layout import (
     table_name,
 )
 from headwater.lake.location import Location
+from headwater.lake.row_order import SORT_BYTES, PlacedRows, in_order, placed_row_groups, sort_columns
 from headwater.lake.typed_columns import (
     ColumnChoice,
     ColumnGrowth,
@@ -77,6 +77,8 @@ class DocumentsTarget:
     after_batch: int
     """The group holds all changes up to this batch."""
     columns: TypedColumns | None = None
+    cluster_by: tuple[str, ...] = ()
+    """The columns that the documents are sorted by before their keys, as far as they are there."""
     is_rebuilt: bool = False
     """The columns have changed: documents that are there are parsed again."""
     rejects_location: Location
@@ -213,12 +215,13 @@ class MergeTask:
         unsorted = (conformed(rows, schema) for rows in chain(held, map(parse, documents)))
         writer = self._writer(target.location, schema)
         with ExitStack() as opened:
-            kept: list[KeyedRows] = []
+            by = sort_columns(schema, target.cluster_by)
+            kept: list[PlacedRows] = []
             for file, marks in () if target.is_rebuilt else touched:
                 reader = opened.enter_context(FileReader(target.location, file.path))
-                kept += row_groups_by_key(reader, schema, marks)
+                kept += placed_row_groups(reader, schema, by, marks)
             try:
-                for rows in in_key_order(schema, kept, unsorted):
+                for rows in in_order(schema, kept, unsorted, by=by):
                     writer.write(rows)
             finally:
                 added, added_rejects = writer.close(), rejects.close()
@@ -264,6 +267,8 @@ class FirstDocuments:
     batch: int
     columns: Mapping[str, ColumnChoice]
     """By table, or for `EVERY_COLLECTION`."""
+    cluster_by: Mapping[str, tuple[str, ...]]
+    """The same."""
     file_bytes: int = FILE_BYTES_DEFAULT
     held_bytes_max: int = KEEP_BYTES
 
@@ -291,6 +296,7 @@ class FirstDocuments:
                 files=(),
                 after_batch=NOT_MERGED,
                 columns=chosen_columns(self.columns.get(name, self.columns[EVERY_COLLECTION])),
+                cluster_by=self.cluster_by.get(name, self.cluster_by[EVERY_COLLECTION]),
                 rejects_location=self.location.join(TableKind.REJECTS, name),
             )
             for name in sorted(due)
@@ -577,6 +583,7 @@ class Planner:
             files=() if table.documents is None else table.documents.files_of(group),
             after_batch=table.merged_at(group),
             columns=table.columns,
+            cluster_by=table.cluster_by,
             is_rebuilt=table.documents is not None and table.documents.has_to_be_rebuilt,
             rejects_location=self.location.join(TableKind.REJECTS, table.name),
             rejects_files=() if table.rejects is None else table.rejects.files_of(group),

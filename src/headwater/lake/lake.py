@@ -37,6 +37,8 @@ from headwater.lake.layout import (
     EVERY_COLLECTION,
     GROUP,
     GROUPS_MIN,
+    GROUPS_TRANSACTION,
+    GROWN_FORMAT,
     LakeFacts,
     TableKind,
     changes_schema,
@@ -44,7 +46,7 @@ from headwater.lake.layout import (
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.rollbacks import Rollbacks, add_rollback
 from headwater.lake.table_state import LandedTotals, Selection, TableState
-from headwater.lake.typed_columns import ColumnChoice, ColumnMode
+from headwater.lake.typed_columns import ColumnChoice, ColumnMode, check_cluster_columns
 from headwater.protocol.numbers import SEQNO_MAX, Seqno, VBucketId
 
 BATCH_TRANSACTION = "headwater.batch"
@@ -69,6 +71,22 @@ class LakeSettings:
     infer: bool = True
     """Tables that `columns` does not name get columns for the fields of their documents when they are made; otherwise
     they must have none."""
+    cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By table, or for `*`: the columns that documents are sorted by before their keys. It counts for what is written
+    from now on, and a table that is not named keeps what it has."""
+
+    def __post_init__(self) -> None:
+        for table in {*self.columns, *self.cluster_by}:
+            check_cluster_columns(table, self.cluster_by_of(table) or (), self.columns_of(table) or ColumnMode.INFER)
+
+    def columns_of(self, name: str) -> ColumnChoice | None:
+        """What is asked for of the typed columns of a table; None where it may have any."""
+        asked = self.columns.get(name, self.columns.get(EVERY_COLLECTION))
+        return ColumnMode.NONE if asked is None and not self.infer else asked
+
+    def cluster_by_of(self, name: str) -> tuple[str, ...] | None:
+        """What a table is to be clustered by; None where it may stay as it is."""
+        return self.cluster_by.get(name, self.cluster_by.get(EVERY_COLLECTION))
 
 
 class Lake:
@@ -114,6 +132,7 @@ class Lake:
         if changes is None:
             return None
         facts = LakeFacts.from_properties(changes.properties, where=changes.location.uri)
+        facts = replace(facts, groups=changes.transaction(GROUPS_TRANSACTION) or facts.groups)
         if bucket_uuid is not None and facts.bucket_uuid != bucket_uuid:
             raise LakeOfOtherBucket(
                 f"the tables in {location.uri} hold the bucket with uuid {facts.bucket_uuid!r}, and this one has "
@@ -196,7 +215,8 @@ class Lake:
             if self.tables.keys() <= opened and not stale:
                 break
             for table in self.tables.values():
-                table.open(self.asked_columns(table.name))
+                table.open(self.settings.columns_of(table.name))
+                self._check_cluster_by(table)
             opened = set(self.tables)
             self.changes.refresh()
         if stale:
@@ -239,18 +259,34 @@ class Lake:
                 hint="Let only one pipeline write to a directory: the other one goes on, and nothing is lost",
             )
 
+    @property
+    def documents(self) -> int:
+        """The rows of all tables of documents."""
+        return sum(table.documents.rows for table in self.tables.values() if table.documents is not None)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether some tables have been cut into more groups, and the lake has not been yet."""
+        return any(table.groups > self.facts.groups for it in self.tables.values() for table, _ in it.with_ranges())
+
+    def set_groups(self, groups: int) -> None:
+        """Say that all tables have so many groups."""
+        self.commit_changes(TableCommit(transactions={GROUPS_TRANSACTION: groups}, state=self.state))
+        self.facts, self.tables = replace(self.facts, groups=groups, format=GROWN_FORMAT), {}
+        self._load()
+
     def _know_collections(self) -> None:
         for id_, name in self.state.collections.items():
             self.tables.setdefault(name, CollectionTables(name, self.location, self.facts)).ids.add(id_)
 
-    def asked_columns(self, name: str) -> ColumnChoice | None:
-        """What the settings say of the typed columns of a table; None where it may have any."""
-        asked = self.settings.columns.get(name, self.settings.columns.get(EVERY_COLLECTION))
-        return ColumnMode.NONE if asked is None and not self.settings.infer else asked
+    def _check_cluster_by(self, table: CollectionTables) -> None:
+        asked = self.settings.cluster_by_of(table.name)
+        if asked and table.documents is not None and not self.is_switched(table):
+            check_cluster_columns(table.name, asked, table.columns or ColumnMode.NONE)
 
     def is_switched(self, table: CollectionTables) -> bool:
         """Whether the columns of a table that is there are to be inferred from now on."""
-        asked = self.asked_columns(table.name)
+        asked = self.settings.columns_of(table.name)
         return table.documents is not None and asked == ColumnMode.INFER and not table.is_inferred
 
     # --- what the tables hold -----------------------------------------------------------------------------------------

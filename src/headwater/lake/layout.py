@@ -11,7 +11,7 @@ the lake use this. What is written here is a file format: tables of earlier vers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -28,12 +28,18 @@ FORMAT_VERSION = 2
 """Of the tables. In format 1 every commit has the whole state; since format 2 most have what is different from that of
 an earlier commit (`delta_log`), which earlier versions would pass over. A lake keeps the format that it was made
 with."""
+GROWN_FORMAT = 3
+"""Of lakes whose tables have been cut into more groups than they were made with: earlier versions would look for rows
+in the groups of before."""
 FORMAT_PROPERTY = "headwater.format"
+GROUPS_TRANSACTION = "headwater.groups"
+"""Of any table that has been cut into more groups: how many. It is in the commit that has done it."""
 GROUPS_MIN = 16
 GROUP_DOCUMENTS = 500_000
+"""Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
+_GROWTH_MAX = 4
 EVERY_COLLECTION = "*"
 """Where settings are by table: what holds for all others."""
-"""Of so many documents a merge holds the keys in memory, and writes some hundred megabytes if all have changed."""
 _PROPERTY = "headwater."
 
 
@@ -46,14 +52,15 @@ class TableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFacts:
-    """What is decided when a lake is made and never changes. It is kept in the properties of `changes`."""
+    """What is decided when a lake is made, and kept in the properties of `changes`. Only the number of groups may grow
+    later (`GROUPS_TRANSACTION`)."""
 
     bucket_uuid: str
     vbuckets: int
     """Of the bucket."""
     groups: int = GROUPS_MIN
     """Into how many parts the tables of documents are cut. A key is always in the same vbucket, and a vbucket always
-    in the same group, so every group is merged by itself."""
+    in the same group, so every group is merged by itself. Where that number is doubled, each is cut in two."""
     xattrs: bool = False
     """The tables have a column for extended attributes."""
     format: int = FORMAT_VERSION
@@ -72,6 +79,15 @@ class LakeFacts:
         first, end = (-(-edge * self.vbuckets // self.groups) for edge in (group, group + 1))
         return range(first, end)
 
+    def grown(self, documents: int) -> int:
+        """The number of groups that the tables should have, now that they hold so many documents: it is doubled until
+        no group has more than twice of what it is made for. A task writes all groups that one becomes at once, and
+        holds a row group of each, so there are not many of them; the rest is for the next time."""
+        groups = self.groups
+        while documents > 2 * GROUP_DOCUMENTS * groups and 2 * groups <= min(self.vbuckets, _GROWTH_MAX * self.groups):
+            groups *= 2
+        return groups
+
     def to_properties(self) -> dict[str, str]:
         properties = {
             FORMAT_PROPERTY: str(self.format),
@@ -86,9 +102,9 @@ class LakeFacts:
     def from_properties(cls, properties: Mapping[str, str | None], *, where: str) -> Self:
         try:
             version = int(properties[FORMAT_PROPERTY] or "")
-            if version > FORMAT_VERSION:
+            if version > GROWN_FORMAT:
                 raise LakeTooNew(
-                    f"{where} has format {version}, and this program knows formats up to {FORMAT_VERSION}",
+                    f"{where} has format {version}, and this program knows formats up to {GROWN_FORMAT}",
                     hint="Use the version of Headwater that made it, or a newer one",
                 )
             return cls(
@@ -194,6 +210,12 @@ def changes_schema(*, xattrs: bool) -> pa.Schema:
     """One row a change. `batch` counts the commits of batches, `landed_at` is the time of that batch, and `void` marks
     what a rollback took back."""
     return pa.schema([*_CHANGE, *([XATTRS] if xattrs else []), *_LANDING])
+
+
+def name_columns(columns: Collection[str]) -> list[str]:
+    """Those columns of a table that hold names. Only `changes` has them: what is called so in other tables is a typed
+    column, for a field of that name."""
+    return [] if "document" in columns else [name for name in NAME_COLUMNS if name in columns]
 
 
 def documents_schema(*, xattrs: bool, typed: pa.Schema | None = None) -> pa.Schema:

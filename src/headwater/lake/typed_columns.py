@@ -51,13 +51,14 @@ from headwater.lake.json_fields import (
     find_fields,
     list_fields,
 )
-from headwater.lake.layout import GROUP, XATTRS, documents_schema
+from headwater.lake.layout import DOCUMENT_RANGES, EVERY_COLLECTION, GROUP, XATTRS, documents_schema, has_bounds
 
 INFERRED_MAX = 256
 """A table gets no more inferred columns than this. Fields beyond stay in `document`."""
 LEAVES_MAX = 1000
 """Nor more columns in its Parquet files. A nested field that would bring them beyond becomes JSON text."""
 FieldTypes = Mapping[str, pa.DataType]
+_KEY = "key"
 _RESERVED = {*documents_schema(xattrs=False).names, XATTRS.name, GROUP.name}
 _KIND_NAMES = {
     **dict.fromkeys(ABSENT, "nothing"),
@@ -361,6 +362,37 @@ def choose_columns(text: str) -> ColumnChoice:
     """What a user says of the columns of a table: `infer`, `none`, or the columns as SQL writes them."""
     word = text.strip().lower()
     return ColumnMode(word) if word in {*ColumnMode} else TypedColumns.from_ddl(text)
+
+
+CLUSTER_COLUMNS_MAX = 4
+"""A table is clustered by no more columns: those behind the first few decide next to nothing."""
+
+
+def choose_cluster_columns(text: str) -> tuple[str, ...]:
+    """What a user says of the columns that a table is clustered by: their names, with commas between them. The key
+    comes behind them anyway, and alone where it comes first."""
+    names = [name.strip() for name in text.split(",")]
+    names = names[: names.index(_KEY)] if _KEY in names else names
+    if len(names) > CLUSTER_COLUMNS_MAX or len({*names}) < len(names) or not all(map(is_column_name, names)):
+        raise InvalidColumns(
+            f"documents can't be clustered by {text!r}",
+            hint=f"Name one to {CLUSTER_COLUMNS_MAX} columns, each once, with commas between them: city,since",
+        )
+    return tuple(names)
+
+
+def check_cluster_columns(table: str, names: Sequence[str], columns: ColumnChoice) -> None:
+    """Raise where a table can't be clustered by some columns. Those that are inferred may come later."""
+    is_inferred = columns.is_inferred if isinstance(columns, TypedColumns) else columns is ColumnMode.INFER
+    types = {it.name: it.type for it in columns.definitions} if isinstance(columns, TypedColumns) else {}
+    usable = [*DOCUMENT_RANGES, *(name for name, type_ in types.items() if has_bounds(type_))]
+    for name in names:
+        if name not in usable and (not is_inferred or name in _RESERVED):
+            why = "its values have no order" if name in types or name in _RESERVED else "there is no such column"
+            raise InvalidColumns(
+                f"{'tables' if table == EVERY_COLLECTION else table} can't be clustered by {name!r}: {why}",
+                hint=f"Name a number, text, date or time: {', '.join(usable)}",
+            )
 
 
 def chosen_columns(choice: ColumnChoice) -> TypedColumns | None:

@@ -1,4 +1,5 @@
-"""Upkeep of the tables: joining small files, trimming `changes`, and deleting what no table needs any more.
+"""Upkeep of the tables: joining small files, cutting tables into more groups, trimming `changes`, and deleting what no
+table needs any more.
 
 Every batch brings some small files, and a table of many small files is slow to read. Files of one partition are joined
 when there are several of about one size. So every row is written again once for each size that its files go through,
@@ -9,12 +10,14 @@ The driver of a landing calls it between batches. It must never change what a re
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -48,11 +51,14 @@ from headwater.lake.data_files import (
     read_files,
 )
 from headwater.lake.delta_log import LOG_RETENTION_DAYS, DeltaLog, TableCommit
-from headwater.lake.key_order import in_key_order, row_groups_by_key
 from headwater.lake.lake import TRIMMED_TRANSACTION, Lake, Runner, run_here
-from headwater.lake.layout import CHANGE_RANGES, LakeFacts, changes_schema
+from headwater.lake.layout import CHANGE_RANGES, FORMAT_PROPERTY, GROUP, GROWN_FORMAT, LakeFacts, changes_schema
 from headwater.lake.location import Location
+from headwater.lake.row_order import in_order, placed_row_groups, sort_columns
 from headwater.lake.table_state import TableState
+from headwater.log_fields import LogEvent, fields
+
+logger = logging.getLogger(__name__)
 
 JOIN_FILES_MIN = 8
 """Files of one size class that are joined; a class is four times as large as the one before."""
@@ -70,31 +76,46 @@ class JoinTask:
     files: tuple[DataFile, ...]
     file_bytes: int
     facts: LakeFacts | None
-    """Given for `changes`, whose files are sorted by group; those of all other tables are sorted by key."""
+    """Given for `changes`, whose files are sorted by group; those of all other tables are sorted by key, those of
+    documents before it by what they are clustered by."""
     ranges: tuple[str, ...]
+    cluster_by: tuple[str, ...] = ()
 
     def run(self) -> list[DataFile]:
         if self.facts is not None:
             return [_join_changes(self.location, self.files, self.facts)]
-        # Files that were written after a column was added have it, and others do not.
-        schemas = [_schema_of(self.location, file) for file in self.files]
-        schema = pa.schema([*{field.name: field for schema in schemas for field in schema}.values()])
-        partition = self.files[0].partition
-        ranges = [name for name in self.ranges if name in schema.names]
+        schema = _joined_schema(self.location, self.files)
         writer = RollingWriter(
-            self.location, schema, ranges=ranges, partition=partition, file_bytes=self.file_bytes, is_keyed=True
+            self.location,
+            schema,
+            ranges=[name for name in self.ranges if name in schema.names],
+            partition=self.files[0].partition,
+            file_bytes=self.file_bytes,
+            is_keyed=True,
         )
-        with ExitStack() as opened:
-            readers = [opened.enter_context(FileReader(self.location, file.path)) for file in self.files]
-            parts = [part for reader in readers for part in row_groups_by_key(reader, schema)]
-            for rows in in_key_order(schema, parts):
-                writer.write(rows)
+        for rows in _rows_in_order(self.location, self.files, schema, self.cluster_by):
+            writer.write(rows)
         return writer.close()
 
 
-def _schema_of(location: Location, file: DataFile) -> pa.Schema:
-    with FileReader(location, file.path) as reader:
-        return reader.schema
+def _joined_schema(location: Location, files: Iterable[DataFile]) -> pa.Schema:
+    """Files that were written after a column was added have it, and others do not."""
+    fields: dict[str, pa.Field] = {}
+    for file in files:
+        with FileReader(location, file.path) as reader:
+            fields |= {field.name: field for field in reader.schema}
+    return pa.schema([*fields.values()])
+
+
+def _rows_in_order(
+    location: Location, files: Iterable[DataFile], schema: pa.Schema, cluster_by: Iterable[str]
+) -> Iterator[pa.Table]:
+    by = sort_columns(schema, cluster_by)
+    with ExitStack() as opened:
+        readers = [opened.enter_context(FileReader(location, file.path)) for file in files]
+        yield from in_order(
+            schema, [part for reader in readers for part in placed_row_groups(reader, schema, by)], by=by
+        )
 
 
 def _join_changes(location: Location, files: Sequence[DataFile], facts: LakeFacts) -> DataFile:
@@ -160,36 +181,108 @@ def _parts(files: Sequence[DataFile], file_bytes: int) -> Iterator[tuple[DataFil
 def join_files(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> int:
     """Join small files of all tables. Returns how many files are gone."""
     sets = files_to_join(lake.changes.files(), file_bytes=file_bytes)
-    joined = _joined(lake.changes.location, sets, run, ranges=CHANGE_RANGES, facts=lake.facts, file_bytes=file_bytes)
+    task = partial(JoinTask, location=lake.changes.location, file_bytes=file_bytes)
+    joined = _joined([task(files=part, facts=lake.facts, ranges=CHANGE_RANGES) for part in sets], run)
     if sets:
         lake.step("join changes")
         removed = [file for part in sets for file in part]
         lake.commit_changes(TableCommit(add=joined, remove=removed, state=lake.state, is_rearrangement=True))
     gone = sum(len(part) for part in sets) - len(joined)
-    for table, ranges in (it for tables in lake.tables.values() for it in tables.with_ranges()):
-        sets = files_to_join(table.log.files(), file_bytes=file_bytes)
-        joined = _joined(table.log.location, sets, run, ranges=ranges, facts=None, file_bytes=file_bytes)
-        if sets:
-            lake.step("join documents")
-            removed = [file for part in sets for file in part]
-            table.commit(add=joined, remove=removed)
-        gone += sum(len(part) for part in sets) - len(joined)
+    for tables in lake.tables.values():
+        for table, ranges in tables.with_ranges():
+            sets = files_to_join(table.log.files(), file_bytes=file_bytes)
+            cluster_by = tables.cluster_by if table is tables.documents else ()
+            task = partial(JoinTask, location=table.log.location, file_bytes=file_bytes, cluster_by=cluster_by)
+            joined = _joined([task(files=part, facts=None, ranges=ranges) for part in sets], run)
+            if sets:
+                lake.step("join documents")
+                removed = [file for part in sets for file in part]
+                table.commit(add=joined, remove=removed)
+            gone += sum(len(part) for part in sets) - len(joined)
     return gone
 
 
-def _joined(
-    location: Location,
-    sets: Sequence[tuple[DataFile, ...]],
-    run: Runner,
-    *,
-    ranges: tuple[str, ...],
-    facts: LakeFacts | None,
-    file_bytes: int,
-) -> list[DataFile]:
-    tasks = [
-        JoinTask(location=location, files=part, file_bytes=file_bytes, facts=facts, ranges=ranges) for part in sets
-    ]
+def _joined(tasks: Sequence[JoinTask], run: Runner) -> list[DataFile]:
     return [file for files in (run(tasks) if tasks else []) for file in files]
+
+
+# --- more groups ------------------------------------------------------------------------------------------------------
+#
+# A merge holds the keys of a group in memory, and writes the files again that have changed. So tables that grow need
+# more groups. Their number is doubled, for then each of them becomes two: the vbuckets of group 3 are those of 6 and 7.
+#
+# Each table is cut in one commit, which says into how many groups, and `changes` says it last. So a table may have more
+# groups than the lake, and never fewer: a reader takes those together that its group has become
+# (`MergedTable.files_of`), and a landing that finds such tables first completes what was begun.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegroupTask:
+    """Write the rows of some files of a table, all of one partition, to the groups that they are in now."""
+
+    location: Location
+    files: tuple[DataFile, ...]
+    facts: LakeFacts
+    """With as many groups as there are now."""
+    ranges: tuple[str, ...]
+    cluster_by: tuple[str, ...]
+    file_bytes: int
+
+    def run(self) -> list[DataFile]:
+        schema = _joined_schema(self.location, self.files)
+        ranges = [name for name in self.ranges if name in schema.names]
+        writers: dict[int, RollingWriter] = {}
+        for rows in _rows_in_order(self.location, self.files, schema, self.cluster_by):
+            groups = self.facts.group_of(numbers(rows, "vbucket").astype(np.int64))
+            for group in np.unique(groups).tolist():
+                if group not in writers:
+                    partition = {**dict(self.files[0].partition), GROUP.name: str(group)}
+                    writers[group] = RollingWriter(
+                        self.location,
+                        schema,
+                        ranges=ranges,
+                        partition=[*partition.items()],
+                        file_bytes=self.file_bytes,
+                        is_keyed=True,
+                    )
+                writers[group].write(filtered(rows, groups == group))
+        return [file for writer in writers.values() for file in writer.close()]
+
+
+def grow_groups(lake: Lake, run: Runner = run_here, *, file_bytes: int = FILE_BYTES_DEFAULT) -> None:
+    """Cut the tables into as many groups as their documents need, or as was begun."""
+    for collection in lake.tables.values():
+        collection.refresh()
+    tables = [(it, table, ranges) for it in lake.tables.values() for table, ranges in it.with_ranges()]
+    groups = max(table.groups for _, table, _ in tables) if lake.is_growing else lake.facts.grown(lake.documents)
+    if groups == lake.facts.groups:
+        return
+    if lake.facts.format < GROWN_FORMAT:
+        lake.step("set the format")
+        lake.changes.set_properties({FORMAT_PROPERTY: str(GROWN_FORMAT)}, lake.state)
+    for collection, table, ranges in tables:
+        if table.groups == groups:
+            continue
+        parts: dict[object, list[DataFile]] = {}
+        for file in table.log.files():
+            parts.setdefault(file.partition, []).append(file)
+        tasks = [
+            RegroupTask(
+                location=table.log.location,
+                files=tuple(files),
+                facts=replace(lake.facts, groups=groups),
+                ranges=ranges,
+                cluster_by=collection.cluster_by if table is collection.documents else (),
+                file_bytes=file_bytes,
+            )
+            for files in parts.values()
+        ]
+        added = [file for files in (run(tasks) if tasks else []) for file in files]
+        lake.step(f"regroup {collection.name}")
+        table.regroup(groups, add=added, remove=table.log.files())
+    lake.step("regroup the lake")
+    lake.set_groups(groups)
+    logger.info("the tables have %d groups now", groups, extra=fields(event=LogEvent.GROUPS_GROWN))
 
 
 # --- trimming `changes` -----------------------------------------------------------------------------------------------
@@ -273,7 +366,7 @@ def trim_changes(lake: Lake, before: datetime, run: Runner = run_here) -> int:
     upto = min([_last_batch_before(lake, before), *_merged_batches(lake)])
     old = [file for file in lake.changes.files() if file.may_hold("batch", high=upto)]
     rows = sum(file.rows for file in old)
-    if upto < 0 or rows <= TRIM_ROWS_PER_DOCUMENT * _document_rows(lake):
+    if upto < 0 or rows <= TRIM_ROWS_PER_DOCUMENT * lake.documents:
         return 0
     tasks = [
         TrimTask(
@@ -311,11 +404,6 @@ def _merged_batches(lake: Lake) -> Iterator[int]:
         yield min(table.merged_at(group) for group in range(lake.facts.groups))
         if lake.settings.merging.history:
             yield NOT_MERGED if table.history is None else min(table.history.merged.values())
-
-
-def _document_rows(lake: Lake) -> int:
-    tables = [table.documents for table in lake.tables.values() if table.documents is not None]
-    return sum(sum(table.rows_by_group().values()) for table in tables)
 
 
 # --- deleting ---------------------------------------------------------------------------------------------------------

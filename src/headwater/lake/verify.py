@@ -430,10 +430,11 @@ class LakeChecks:
 
     def _files_of(self, table: MergedTable, group: int) -> tuple[DataFile, ...]:
         """Files that another program has put into a group that the lake does not have are read with the first."""
+        found = table.files_of(group)
         if group > 0:
-            return table.files_of(group)
-        groups = {str(number) for number in range(1, self._lake.facts.groups)}
-        return tuple(file for file in table.log.files() if dict(file.partition)[GROUP.name] not in groups)
+            return found
+        groups = {*map(str, range(table.groups))}
+        return (*found, *(file for file in table.log.files() if dict(file.partition)[GROUP.name] not in groups))
 
     def _standing(self, held: Offsets, group: int, is_rolled_back: IsRolledBack) -> Standing:
         vbuckets = [VBucketId(vbucket) for vbucket in self._lake.facts.vbuckets_of(group)]

@@ -122,6 +122,7 @@ def land(
     every: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     columns: str | Mapping[str, str] | None = None,
+    cluster_by: str | Mapping[str, str] | None = None,
     lake: LakeSettings | None = None,
     fresh: Freshness | None = None,
     upkeep: Upkeep | None = None,
@@ -135,28 +136,33 @@ def land(
 
     Lands what the bucket has now and ends; with `every`, such as "5 seconds", goes on until it is stopped. The further
     keywords are options of the `dcp` source, in Python's spelling. `storage_options` are those of an object store, as
-    delta-rs calls them, `groups` into how many parts new tables are cut. `columns` are typed columns for all tables, or
-    by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". `transform` is a
-    function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are written: it may
+    delta-rs calls them, `groups` into how many parts tables are cut. `columns` are typed columns for all tables, or
+    by `scope.collection`: as SQL writes them, or "infer", which is what a new table gets, or "none". `cluster_by`,
+    given the same way, are columns that documents are sorted by before their keys, such as "city,since". `transform` is
+    a function from Arrow batch to Arrow batch that all changes go through in the tasks, before they are written: it may
     change the columns `value`, `datatype` and `xattrs`, and nothing else. Returns the running query.
     """
     from headwater.lake.lake import LakeSettings
     from headwater.lake.layout import EVERY_COLLECTION
-    from headwater.lake.typed_columns import choose_columns
+    from headwater.lake.typed_columns import choose_cluster_columns, choose_columns
     from headwater.spark.freshness import Freshness
     from headwater.spark.landing import Landing
     from headwater.spark.landing_loop import Upkeep
     from headwater.spark.source_options import source_texts
 
-    settings = lake or LakeSettings()
-    if columns is not None:
-        texts = {EVERY_COLLECTION: columns} if isinstance(columns, str) else columns
-        settings = replace(settings, columns={name: choose_columns(text) for name, text in texts.items()})
+    given: dict[str, Any] = {}
+    for name, said, choose in (
+        ("columns", columns, choose_columns),
+        ("cluster_by", cluster_by, choose_cluster_columns),
+    ):
+        if said is not None:
+            texts = {EVERY_COLLECTION: said} if isinstance(said, str) else said
+            given[name] = {table: choose(text) for table, text in texts.items()}
     landing = Landing(
         source=source_texts(url, source),
         into=into,
         storage_options=storage_options or {},
-        lake=settings,
+        lake=replace(lake or LakeSettings(), **given),
         fresh=fresh or Freshness(),
         upkeep=upkeep or Upkeep(),
         groups=groups,

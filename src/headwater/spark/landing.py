@@ -61,8 +61,7 @@ class Landing:
     fresh: Freshness = field(default_factory=Freshness)
     upkeep: Upkeep = field(default_factory=Upkeep)
     groups: int | None = None
-    """Into how many parts new tables are cut; None for as many as the documents of the bucket need, or for what the
-    tables have."""
+    """Into how many parts new tables are cut, and stay; None for as many as the documents need, now and later."""
     iceberg: IcebergSettings | None = None
     """Have `changes` and `documents` as Iceberg tables, too."""
     transform: TransformFunction | None = None
@@ -146,7 +145,7 @@ def _check_same_options(lake: Lake, options: SourceOptions, groups: int | None) 
     where = lake.location.uri
     if groups is not None and lake.facts.groups != min(groups, lake.facts.vbuckets):
         raise InvalidInput(
-            f"the tables in {where} were made with {lake.facts.groups} groups", hint="Leave the number of groups out"
+            f"the tables in {where} have {lake.facts.groups} groups", hint="Leave the number of groups out"
         )
     if lake.facts.xattrs != options.read.xattrs:
         had = "with" if lake.facts.xattrs else "without"
@@ -227,6 +226,7 @@ class LandingQuery:
             upkeep=landing.upkeep,
             iceberg=landing.iceberg,
             transform=None if landing.transform is None else shippable(landing.transform),
+            grows=landing.groups is None,
             on_landed=self._on_landed,
         )
         self._progress: deque[dict[str, Any]] = deque(maxlen=_PROGRESS_KEPT)

@@ -33,7 +33,7 @@ from headwater.lake.iceberg_changes import IcebergChanges, IcebergSettings
 from headwater.lake.iceberg_documents import IcebergDocuments
 from headwater.lake.lake import Lake
 from headwater.lake.transform import Transform
-from headwater.lake.upkeep import clean_logs, join_files, trim_changes, vacuum
+from headwater.lake.upkeep import clean_logs, grow_groups, join_files, trim_changes, vacuum
 from headwater.log_fields import LogEvent, fields
 from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId
@@ -146,15 +146,18 @@ class LandingLoop:
         upkeep: Upkeep,
         iceberg: IcebergSettings | None,
         transform: Transform | None,
+        grows: bool,
         on_landed: Callable[[LandedBatch], None],
     ) -> None:
-        """With no `every_s` it ends when all that the bucket had at its first turn is landed."""
+        """With no `every_s` it ends when all that the bucket had at its first turn is landed. If it `grows`, tables
+        that have become large are cut into more groups."""
         self._lake = lake
         self._options = options
         self._runner = runner
         self._every_s = every_s
         self._upkeep = upkeep
         self._transform = transform
+        self._grows = grows
         self._on_landed = on_landed
         self._iceberg_settings = iceberg
         self._iceberg: tuple[IcebergChanges, IcebergDocuments] | None = None
@@ -443,6 +446,9 @@ class LandingLoop:
         return merges
 
     def _keep_tidy(self, lake: Lake, number: int) -> None:
+        if self._grows and lake.facts.grown(lake.documents) > lake.facts.groups:
+            self._doing = "tidying up"
+            grow_groups(lake, self._jobs)
         if number % JOIN_BATCHES == JOIN_BATCHES - 1:
             self._doing = "tidying up"
             join_files(lake, self._jobs)
@@ -499,13 +505,12 @@ class _TableNumbers:
 
     @classmethod
     def of(cls, lake: Lake) -> _TableNumbers:
-        tables = [table.documents for table in lake.tables.values() if table.documents is not None]
         times = [lake.documents_as_of_s(name) for name in lake.pending.names]
         return cls(
             batch=lake.last_batch,
             rows=None if lake.state.totals is None else lake.state.totals.rows,
             rollbacks=None if lake.state.totals is None else lake.state.totals.rollbacks,
-            documents=sum(sum(table.rows_by_group().values()) for table in tables),
+            documents=lake.documents,
             tables=len(lake.tables),
             has_pending=lake.has_pending,
             documents_as_of_s=None if None in times else min((at for at in times if at is not None), default=None),

@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater import errors
@@ -30,19 +32,24 @@ _ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for
 it rows of Python cost Java a sixth less."""
 
 
+_MASTERS = "Give one that answers, such as local[*], local[2] or spark://host:7077"
+
+
 def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: Path) -> SparkSession:
     """The session that is there, or a new one."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     _check_java()
+    if master != "yarn" and not master.startswith(("local", "spark", "k8s")):
+        raise InvalidInput(f"Spark knows no master {master!r}", hint=_MASTERS)
     # Spark looks for data sources, and runs its workers, with the Python that these two name.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     log_folder.mkdir(parents=True, exist_ok=True)
     logging = log_folder / "log4j2.properties"
     logging.write_text(_LOGGING)
-    return (
+    builder = (
         SparkSession.builder.master(master)
         .appName("headwater")
         .config("spark.driver.memory", memory)
@@ -57,8 +64,14 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "50000")
         # A source is handed the filters of a query, so that it need not read what they leave out.
         .config("spark.sql.python.filterPushdown.enabled", "true")
-        .getOrCreate()
     )
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise InvalidInput(
+            f"Spark does not start with {memory} of memory and the master {master!r}",
+            hint=f"{_MASTERS}. Spark says more above",
+        ) from error
 
 
 def _check_java() -> None:

@@ -165,6 +165,19 @@ def test_times_that_are_none(text: str) -> None:
         land_module._parse_time(click.Context(land), land.params[0], text)
 
 
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LakeSettings]:
+    """The settings of the lakes that landings were prepared with. None goes further."""
+    found: list[LakeSettings] = []
+
+    def prepare(landing: Any) -> None:
+        found.append(landing.lake)
+        raise LakeOutOfStep("it goes no further", hint="this is a test")
+
+    monkeypatch.setattr(land_module.Landing, "prepare", prepare)
+    return found
+
+
 @pytest.mark.parametrize(
     ("arguments", "columns", "infer", "says"),
     [
@@ -175,18 +188,21 @@ def test_times_that_are_none(text: str) -> None:
     ],
 )
 def test_columns(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], columns: dict[str, Any], infer: bool, says: str
+    prepared: list[LakeSettings], arguments: tuple[str, ...], columns: dict[str, Any], infer: bool, says: str
 ) -> None:
-    found: list[LakeSettings] = []
-
-    def prepare(landing: Any) -> None:
-        found.append(landing.lake)
-        raise LakeOutOfStep("it goes no further", hint="this is a test")
-
-    monkeypatch.setattr(land_module.Landing, "prepare", prepare)
     result = CliRunner().invoke(land, ["couchbase://localhost/b", "--into", "lake", *arguments])
-    assert (found[0].columns, found[0].infer) == (columns, infer)
+    assert (prepared[0].columns, prepared[0].infer) == (columns, infer)
     assert says in result.output
+
+
+def test_columns_that_documents_are_clustered_by(prepared: list[LakeSettings]) -> None:
+    given = ["couchbase://localhost/b", "--into", "lake", "--cluster-by", "city, since"]
+    CliRunner().invoke(land, [*given, "--cluster-by", "shop.orders=at"])
+    assert prepared[0].cluster_by == {"*": ("city", "since"), "shop.orders": ("at",)}
+    refused = CliRunner().invoke(land, [*given, "--columns", "city STRING"])
+    assert refused.exit_code == 1
+    assert "can't be clustered by 'since': there is no such column" in " ".join(refused.output.split())
+    assert len(prepared) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,8 +214,10 @@ def test_columns(
 )
 def test_columns_from_python(monkeypatch: pytest.MonkeyPatch, columns: Any, read: dict[str, Any]) -> None:
     monkeypatch.setattr(land_module.Landing, "start", lambda landing, spark, **_: landing)
-    landing: Any = headwater.spark.land(cast("Any", None), "couchbase://localhost/b", "lake", columns=columns)
-    assert landing.lake == LakeSettings(columns=read)
+    landing: Any = headwater.spark.land(
+        cast("Any", None), "couchbase://localhost/b", "lake", columns=columns, cluster_by={"a.b": "seqno"}
+    )
+    assert landing.lake == LakeSettings(columns=read, cluster_by={"a.b": ("seqno",)})
 
 
 def test_a_port_for_metrics_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

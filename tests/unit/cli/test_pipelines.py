@@ -136,6 +136,13 @@ def test_a_flag_that_is_off_and_another_file() -> None:
     assert parsed("shop", "--config", "other.toml")["history"] is False
 
 
+def test_a_flag_of_the_file_is_turned_off_on_the_command_line() -> None:
+    write(f"{BEGIN}history = true\nonce = true\nxattrs = true\n")
+    params = parsed("shop", "--no-history", "--no-xattrs", "--no-quiet")
+    assert (params["history"], params["xattrs"], params["once"], params["quiet"]) == (False, False, True, False)
+    assert "No such option" in refused(URL, "--into", "lake", "--no-history")
+
+
 def test_verify_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "of a variable")
     store = 'storage-option = { aws_secret_access_key = "${KEY}" }'

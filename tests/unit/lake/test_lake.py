@@ -29,6 +29,7 @@ from support.lake_model import (
     check_documents,
     check_inferred,
     check_no_duplicates,
+    check_sorted,
     merging,
     table_rows,
     verify_model,
@@ -364,16 +365,17 @@ def test_a_merge_can_not_be_committed_over_a_newer_batch(tmp_path: Path) -> None
     ("held_bytes_max", "merged_groups"), [(1 << 20, []), (1, [0, 1])], ids=["in memory", "too much of it"]
 )
 def test_the_first_documents_are_not_read_back(tmp_path: Path, held_bytes_max: int, merged_groups: list[int]) -> None:
-    small = SmallLake(tmp_path)
+    small = SmallLake(tmp_path, settings=LakeSettings(cluster_by={DEFAULT: ("y",)}))
     for vbucket in range(4):
         small.write(vbucket, f"a{vbucket}", f"b{vbucket}", value=b'{"n": 1, "x": true}')
-        small.write(vbucket, f"b{vbucket}", value=b'{"n": 2, "y": "s"}')
+        small.write(vbucket, f"b{vbucket}", value=b'{"n": 2, "y": "%d"}' % -vbucket)
         small.write(vbucket, f"c{vbucket}", collection=HOTEL, value=b"no JSON")
         small.bucket.change(vbucket, "deletion", 0, f"a{vbucket}".encode(), b"")
     assert land_first(small, held_bytes_max=held_bytes_max) == merged_groups
     tables = [DEFAULT, "inventory.hotel"]
     check_documents([row for it in tables for row in small.rows(f"documents/{it}")], small.bucket.sent_documents())
     check_inferred(tmp_path, DEFAULT)
+    check_sorted(tmp_path / "documents" / DEFAULT, ["y"])
     assert verify_model(small.lake, small.bucket).findings.first() == ()
     assert first_documents(small.lake) is None
     small.write(0, "later", value=b'{"n": 3}')

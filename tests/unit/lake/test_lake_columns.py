@@ -58,6 +58,17 @@ def test_a_new_table_has_columns_for_the_fields_of_its_documents(tmp_path: Path)
     check(small)
 
 
+def test_fields_may_be_called_as_the_columns_of_changes_are(tmp_path: Path) -> None:
+    small = SmallLake(tmp_path)
+    small.write(0, "a", value=b'{"op": 5, "scope": "x", "collection": true, "batch": 1, "void": "no"}')
+    small.write(0, "b", value=b'{"op": 6, "scope": "y", "value": {"x": 1}}')
+    small.land()
+    small.write(0, "a", value=b'{"op": 7, "scope": "z"}')
+    small.land()
+    assert held(small, "op", "scope", "collection") == {"a": (7, "z", None), "b": (6, "y", None)}
+    check(small)
+
+
 def test_fields_that_come_up_later_add_columns_in_one_commit_without_data(tmp_path: Path) -> None:
     small = SmallLake(tmp_path)
     small.write(0, "a", "b", value=b'{"n": 1}')

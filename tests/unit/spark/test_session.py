@@ -1,12 +1,19 @@
-"""Our own errors inside those of Spark."""
+"""Sessions that can't be started, and our own errors inside those of Spark."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from headwater import errors
-from headwater.errors import AuthenticationFailed, HeadwaterError, LakeOutOfStep, QueryFailed
-from headwater.spark.session import query_error
+from headwater.errors import AuthenticationFailed, HeadwaterError, InvalidInput, LakeOutOfStep, QueryFailed
+from headwater.spark import session
+from headwater.spark.session import query_error, start_session
 from support.cases import each
 
 SENTENCE = "something is wrong: 'this'. Do that"
@@ -17,6 +24,18 @@ headwater.errors.{name}: {sentence}
 	at org.apache.spark.sql.Something(Something.scala:1)
 Caused by: java.lang.RuntimeException: headwater.errors.InvalidInput: another one
 """
+
+
+@pytest.mark.parametrize(("master", "says"), [("", "Spark knows no master ''"), ("local[x]", "Spark does not start")])
+def test_a_master_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str, says: str) -> None:
+    def fail(builder: object) -> NoReturn:
+        raise PySparkRuntimeError("the Java process has ended")
+
+    monkeypatch.setattr(session, "_check_java", lambda: None)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fail)
+    with pytest.raises(InvalidInput, match=rf"{says}.*such as local\[\*\]"):
+        start_session(master=master, log_folder=tmp_path)
 
 
 @each("name", [name for name, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HeadwaterError)])

@@ -1,7 +1,10 @@
-"""Rows in the order of their keys, so that a file of documents holds a range of keys, and a row group a small one.
+"""The order of rows in the files of documents: by key, or first by the columns that a table is clustered by.
 
-A merge has sorted row groups of older files and new rows in any order. `in_key_order` reads them in the order of their
-least keys, and hands on what no later part can come before: of files that do not overlap it holds one row group at a
+So a file holds a range of what it is sorted by, and a row group a small one: a query on it reads few of them. Nulls
+come last. Which rows a table holds never depends on the order: one that is not perfect costs time, and no more.
+
+A merge has sorted row groups of older files and new rows in any order. `in_order` reads them in the order of their
+least places, and hands on what no later part can come before: of files that do not overlap it holds one row group at a
 time. What overlaps is held together, up to a bound. Beyond it the rows are handed on as a run that is sorted in itself;
 the next merge or join brings the runs together.
 
@@ -10,7 +13,8 @@ Called by the tasks of merges and joins, in any process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,33 +23,72 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.lake.data_files import FileReader, aligned, conformed, filtered
+from headwater.lake.data_files import Bound, FileReader, aligned, conformed, filtered
+from headwater.lake.layout import has_bounds
 from headwater.protocol.kernels.memory import Column
 
 SORT_BYTES = 256 * 1024 * 1024
 """What is held in memory to be sorted together."""
+BY_KEY = ("key",)
 _WORD = 8
 _MASKS = np.array([(1 << 64) - (1 << 8 * (_WORD - kept)) for kept in range(_WORD + 1)], dtype=np.uint64)
 """By the number of bytes that a key has left: what of a word is the key's."""
 
+Place = tuple[Bound, ...]
+"""Where a row belongs: its values in the columns that it is sorted by, or in the first of them."""
+
 
 @dataclass(frozen=True, slots=True)
-class KeyedRows:
+class PlacedRows:
     """Rows that are read when it is their turn."""
 
-    least: str
-    """No key among them is less; empty where that is not known."""
+    least: Place
+    """No row among them comes before it; empty where that is not known."""
     read: Callable[[], pa.Table]
 
 
-def row_groups_by_key(reader: FileReader, schema: pa.Schema, marks: Column | None = None) -> Iterator[KeyedRows]:
+def sort_columns(schema: pa.Schema, cluster_by: Iterable[str]) -> tuple[str, ...]:
+    """The columns that rows are sorted by: those of `cluster_by` that are there and have an order, then the key."""
+    there = (name for name in cluster_by if name in schema.names and has_bounds(schema.field(name).type))
+    return (*there, *BY_KEY)
+
+
+def placed_row_groups(
+    reader: FileReader, schema: pa.Schema, by: Sequence[str], marks: Column | None = None
+) -> Iterator[PlacedRows]:
     """The row groups of a file, or the rows of them that are marked. It has to stay open until they are read."""
-    start = 0
+    start, own = 0, reader.schema
     for row_group in reader.row_groups:
         end = start + reader.row_group_rows(row_group)
         kept = None if marks is None else marks[start:end]
-        yield KeyedRows(reader.least_key(row_group), partial(_read, reader, row_group, schema, kept))
+        least = _least_place(reader, row_group, own, schema, by)
+        yield PlacedRows(least, partial(_read, reader, row_group, schema, kept))
         start = end
+
+
+def _least_place(reader: FileReader, row_group: int, own: pa.Schema, schema: pa.Schema, by: Sequence[str]) -> Place:
+    """The least values of all columns together: no row comes before them, whichever row each of them is from."""
+    least: list[Bound] = []
+    for name in by:
+        if name not in own.names:
+            least.append((True, None))
+            continue
+        # Another engine may have written it in another type, with values that can't be compared.
+        bound = reader.least(row_group, name) if own.field(name).type == schema.field(name).type else None
+        if bound is None:
+            break
+        least.append(bound)
+    return tuple(least)
+
+
+def _place(rows: pa.Table, by: Sequence[str], row: int) -> Place:
+    return tuple(_bound(rows.column(name)[row]) for name in by)
+
+
+def _bound(value: pa.Scalar) -> Bound:
+    # Of times, Python has only some.
+    plain = value.value if pa.types.is_temporal(value.type) else value.as_py()
+    return (True, None) if plain is None or plain != plain else (False, plain)
 
 
 def _read(reader: FileReader, row_group: int, schema: pa.Schema, marks: Column | None) -> pa.Table:
@@ -53,14 +96,15 @@ def _read(reader: FileReader, row_group: int, schema: pa.Schema, marks: Column |
     return conformed(rows if marks is None else filtered(rows, marks), schema)
 
 
-def in_key_order(
+def in_order(
     schema: pa.Schema,
-    parts: Iterable[KeyedRows],
+    parts: Iterable[PlacedRows],
     unsorted: Iterable[pa.Table] = (),
     *,
+    by: Sequence[str] = BY_KEY,
     bytes_max: int = SORT_BYTES,
 ) -> Iterator[pa.Table]:
-    """The rows of all parts, and others that are in any order, sorted by the column `key`."""
+    """The rows of all parts, and others that are in any order, sorted by some columns."""
     waiting: list[pa.Table] = []
     waiting_bytes = waiting_rows = kept_rows = 0
     for rows, floor in _turns(schema, parts, unsorted):
@@ -70,37 +114,39 @@ def in_key_order(
             waiting_rows += rows.num_rows
         is_full = waiting_bytes >= bytes_max
         # What is kept is sorted again the next time, so there has to be twice as much by then.
-        is_worth_it = floor != "" and waiting_rows >= 2 * kept_rows
+        is_worth_it = floor != () and waiting_rows >= 2 * kept_rows
         if not waiting or not (floor is None or is_full or is_worth_it):
             continue
-        together = sort_by_key(pa.concat_tables(waiting).unify_dictionaries())
-        kept_rows = 0
+        together = sort_rows(pa.concat_tables(waiting).unify_dictionaries(), by)
+        ready = together.num_rows
         if floor is not None and not is_full:
-            kept_rows = together.num_rows - int(pc.sum(pc.less(together.column("key"), floor)).as_py())
-        ready = together.num_rows - kept_rows
+            ready = bisect_left(range(ready), floor, key=partial(_place, together, by))
         if ready:
             yield together.slice(0, ready)
+        kept_rows = together.num_rows - ready
         waiting = [together.slice(ready)] if kept_rows else []
         waiting_rows, waiting_bytes = kept_rows, sum(it.nbytes for it in waiting)
 
 
 def _turns(
-    schema: pa.Schema, parts: Iterable[KeyedRows], unsorted: Iterable[pa.Table]
-) -> Iterator[tuple[pa.Table, str | None]]:
-    """Rows, and a key that no row of a later turn comes before; None at the end."""
+    schema: pa.Schema, parts: Iterable[PlacedRows], unsorted: Iterable[pa.Table]
+) -> Iterator[tuple[pa.Table, Place | None]]:
+    """Rows, and a place that no row of a later turn comes before; None at the end."""
     for rows in unsorted:
-        yield rows, ""
+        yield rows, ()
     ordered = sorted(parts, key=lambda part: part.least)
-    for part, following in zip(ordered, [*ordered[1:], KeyedRows("", schema.empty_table)], strict=False):
+    for part, following in zip(ordered, [*ordered[1:], PlacedRows((), schema.empty_table)], strict=False):
         yield part.read(), following.least
     yield schema.empty_table(), None
 
 
-def sort_by_key(rows: pa.Table) -> pa.Table:
-    """The rows by the bytes of their keys."""
-    keys = rows.column("key").combine_chunks()
-    order = key_order(keys)
-    return rows if order is None else rows.combine_chunks().take(pa.array(order))
+def sort_rows(rows: pa.Table, by: Sequence[str] = BY_KEY) -> pa.Table:
+    """The rows in the order of some columns, texts by their bytes."""
+    if tuple(by) == BY_KEY:
+        order = key_order(rows.column("key").combine_chunks())
+        return rows if order is None else rows.combine_chunks().take(pa.array(order))
+    rows = rows.combine_chunks()
+    return rows.take(pc.sort_indices(rows.select(by), sort_keys=[(name, "ascending") for name in by]))
 
 
 def key_order(keys: pa.StringArray) -> NDArray[np.int64] | None:
