@@ -14,6 +14,7 @@ _PARTS = {
     "client": ("headwater.protocol", "headwater.client", "headwater.transfer"),
     "node": ("headwater.store", "headwater.node"),
     "landing": ("headwater.lake",),
+    "Spark": ("headwater.spark",),
 }
 """The packages whose kernels a part uses, beside those of the parts before it."""
 

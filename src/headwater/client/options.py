@@ -539,8 +539,8 @@ OF_SPARK = (
     Option(
         name="value",
         kind=Kind.TEXT,
-        help="What the column `value` is: `binary`, `string`, or `variant`, which is parsed in Python and takes"
-        " eight times as long as Spark's `parse_json` on a string; `headwater.spark.read` has Spark parse it.",
+        help="What the column `value` is: `binary`, `string`, or `variant`, which is JSON parsed as by Spark's"
+        " `parse_json`, in less time. Where an object has a name twice, the last value counts.",
         default="binary",
         python=False,
         spark=True,

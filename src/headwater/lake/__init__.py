@@ -48,7 +48,8 @@ The modules
 `lake` is the driver's view: all tables, opened together. `commits` brings a batch into `changes`, and what is pending
 into the tables of documents. `collection_tables` are the tables of one collection, `upkeep` joins, trims and deletes
 files. The work for executors is in `change_files` (a batch to files), `rollbacks` (marking what one took back),
-`documents_merge` with `change_rows`, `row_order` and `history` (merging) and `typed_columns` with `json_fields`.
+`documents_merge` with `change_rows`, `row_order` and `history` (merging) and `typed_columns` with `column_values`,
+`json_fields` and `json_text`.
 `layout` says which tables there are and which columns they have, `location` where they lie and how files are read and
 written there, in a directory or an object store. `delta_log` is the only module that commits, `table_state` what a
 commit says that the table holds, and `data_files` the only module that knows Parquet. `iceberg_changes` copies

@@ -19,6 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.lake.json_text import (
+    begins_with_name,
+    read_escape,
+    skip_space,
+    skip_string,
+    unescape,
+    utf8_byte,
+    utf8_length,
+)
 from headwater.protocol.kernels.memory import (
     Bools,
     ByteRows,
@@ -33,12 +42,9 @@ from headwater.protocol.kernels.memory import (
     inlined_part,
     kernel,
     kernel_part,
-    leading_zeros,
     load_u8,
-    load_u64,
     read_only,
     u8,
-    u64,
 )
 
 Marks = NDArray[np.bool_]
@@ -247,41 +253,7 @@ def _find_named(texts: JsonValues, names: Sequence[str]) -> JsonFields:
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = (ord(sign) for sign in '"\\,:')
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in "{}[]")
-_MINUS, _ZERO, _NINE, _T, _F, _N, _U = (ord(sign) for sign in "-09tfnu")
-_LOW_BITS, _QUOTES, _BACKSLASHES = (u64(sign * 0x0101010101010101) for sign in (0x7F, _QUOTE, _BACKSLASH))
-_ESCAPED_SIGNS = tuple(b'"\\/bfnrt')
-_ESCAPED_CODES = tuple(b'"\\/\b\f\n\r\t')
-
-
-@inlined_part
-def _skip_space(data: Bytes, at: int, end: int) -> int:
-    while at < end and (load_u8(data, at) == 32 or (9 <= load_u8(data, at) <= 13)):
-        at += 1
-    return at
-
-
-@inlined_part
-def _zero_bytes(word: int) -> int:
-    """The highest bit of each of eight bytes that is zero. No carry goes from one byte into the next."""
-    return ~(((word & _LOW_BITS) + _LOW_BITS) | word | _LOW_BITS)
-
-
-@inlined_part
-def _skip_string(data: Bytes, at: int, end: int) -> tuple[int, bool]:
-    """From behind the opening quote to behind the closing one, or beyond the end; and whether it has escapes."""
-    has_escapes = False
-    while True:
-        found = u64(0)
-        while found == u64(0) and at + 8 <= end:
-            word = load_u64(data, at)
-            found = _zero_bytes(word ^ _QUOTES) | _zero_bytes(word ^ _BACKSLASHES)
-            at += leading_zeros(found) >> 3
-        while found == u64(0) and at < end and load_u8(data, at) != _QUOTE and load_u8(data, at) != _BACKSLASH:
-            at += 1
-        if at >= end or load_u8(data, at) == _QUOTE:
-            return at + 1, has_escapes
-        has_escapes = True
-        at += 2
+_MINUS, _ZERO, _NINE, _T, _F, _N = (ord(sign) for sign in "-09tfn")
 
 
 @inlined_part
@@ -292,7 +264,7 @@ def _skip_nested(data: Bytes, at: int, end: int) -> int:
         sign = load_u8(data, at)
         at += 1
         if sign == _QUOTE:
-            at = _skip_string(data, at, end)[0]
+            at = skip_string(data, at, end)[0]
         elif sign == _OPEN_OBJECT or sign == _OPEN_ARRAY:
             depth += 1
         elif sign == _CLOSE_OBJECT or sign == _CLOSE_ARRAY:
@@ -320,7 +292,7 @@ def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
     """From the first byte of a value to behind its last; its kind; and whether it is one at all."""
     sign = load_u8(data, at)
     if sign == _QUOTE:
-        behind, has_escapes = _skip_string(data, at + 1, end)
+        behind, has_escapes = skip_string(data, at + 1, end)
         return behind, _ESCAPED if has_escapes else _STRING, behind <= end
     if sign == _OPEN_OBJECT or sign == _OPEN_ARRAY:
         behind = _skip_nested(data, at, end)
@@ -334,64 +306,6 @@ def _skip_value(data: Bytes, at: int, end: int) -> tuple[int, int, bool]:
 
 
 @kernel_part
-def _hex_digit(sign: int) -> int:
-    if _ZERO <= sign <= _NINE:
-        return i64(sign) - _ZERO
-    letter = i64(sign) | 32
-    return letter - 87 if 97 <= letter <= 102 else -1
-
-
-@kernel_part
-def _unit(data: Bytes, at: int, end: int) -> int:
-    """The number that four hexadecimal digits write, or -1."""
-    if at + 4 > end:
-        return -1
-    number = i64(0)
-    for i in range(4):
-        digit = _hex_digit(data[at + i])
-        if digit < 0:
-            return -1
-        number = number * 16 + digit
-    return number
-
-
-@kernel_part
-def _read_escape(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """From a backslash: the code point that it stands for, and what is behind it; -1 where it stands for none.
-
-    RFC 8259, section 7: a character beyond U+FFFF is two escapes, a pair of surrogates. Half of one is no character.
-    """
-    sign = data[at + 1] if at + 1 < end else u8(0)
-    if sign != _U:
-        for i in range(len(_ESCAPED_SIGNS)):
-            if sign == _ESCAPED_SIGNS[i]:
-                return i64(_ESCAPED_CODES[i]), at + 2
-        return i64(-1), end
-    high = _unit(data, at + 2, end)
-    if high < 0xD800 or high > 0xDFFF:
-        return high, at + 6
-    is_pair = high < 0xDC00 and at + 7 < end and data[at + 6] == _BACKSLASH and data[at + 7] == _U
-    low = _unit(data, at + 8, end) if is_pair else i64(-1)
-    if low < 0xDC00 or low > 0xDFFF:
-        return i64(-1), end
-    return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00), at + 12
-
-
-@kernel_part
-def _utf8_length(code: int) -> int:
-    return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
-
-
-@kernel_part
-def _utf8_byte(code: int, length: int, i: int) -> int:
-    if length == 1:
-        return code
-    if i == 0:
-        return ((0xF00 >> length) & 0xFF) | (code >> (6 * (length - 1)))
-    return 0x80 | ((code >> (6 * (length - 1 - i))) & 0x3F)
-
-
-@kernel_part
 def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_end: int) -> bool:
     """Whether a name with escapes says a name that has none."""
     while at < end:
@@ -401,29 +315,17 @@ def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_en
             at += 1
             name_at += 1
             continue
-        code, at = _read_escape(data, at, end)
+        code, at = read_escape(data, at, end)
         if code < 0:
             return False
-        length = _utf8_length(code)
+        length = utf8_length(code)
         if name_at + length > name_end:
             return False
         for i in range(length):
-            if names[name_at + i] != _utf8_byte(code, length, i):
+            if names[name_at + i] != utf8_byte(code, length, i):
                 return False
         name_at += length
     return name_at == name_end
-
-
-@inlined_part
-def _is_guessed(data: Bytes, start: int, end: int, names: Bytes, name_at: int, name_end: int) -> bool:
-    """Whether a text begins with a name and the quote behind it."""
-    length = name_end - name_at
-    if start + length >= end or load_u8(data, start + length) != _QUOTE:
-        return False
-    k = 0
-    while k < length and load_u8(data, start + k) == load_u8(names, name_at + k):
-        k += 1
-    return k == length
 
 
 @inlined_part
@@ -452,10 +354,10 @@ def _field_of_escaped(data: Bytes, start: int, end: int, names: Bytes, name_ends
 @inlined_part
 def _skip_colon(data: Bytes, at: int, end: int) -> int:
     """From behind a name to its value, or to the end where it has none."""
-    at = _skip_space(data, at, end)
+    at = skip_space(data, at, end)
     if at >= end or load_u8(data, at) != _COLON:
         return end
-    return _skip_space(data, at + 1, end)
+    return skip_space(data, at + 1, end)
 
 
 @kernel_part
@@ -465,9 +367,9 @@ def _find_in(
 ) -> int:  # fmt: skip
     """Note the fields of one document. Returns its form."""
     guess, count = 0, len(is_plain)
-    at = _skip_space(data, at + 1, end)
+    at = skip_space(data, at + 1, end)
     if at < end and load_u8(data, at) == _CLOSE_OBJECT:
-        return _FORM_OBJECT if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
+        return _FORM_OBJECT if skip_space(data, at + 1, end) == end else _FORM_MALFORMED
     while True:
         if at >= end or load_u8(data, at) != _QUOTE:
             return _FORM_MALFORMED
@@ -476,12 +378,12 @@ def _find_in(
         if (
             guess < count
             and is_plain[guess]
-            and _is_guessed(data, name_at, end, names, name_ends[guess], name_ends[guess + 1])
+            and begins_with_name(data, name_at, end, names, name_ends[guess], name_ends[guess + 1])
         ):
             field = guess
             at = name_at + name_ends[guess + 1] - name_ends[guess] + 1
         else:
-            at, has_escapes = _skip_string(data, name_at, end)
+            at, has_escapes = skip_string(data, name_at, end)
             if has_escapes:
                 field = _field_of_escaped(data, name_at, at - 1, names, name_ends)
             else:
@@ -500,12 +402,12 @@ def _find_in(
             guess = field + 1
         elif kind != _NULL:
             others[row] += 1
-        at = _skip_space(data, behind, end)
+        at = skip_space(data, behind, end)
         if at < end and load_u8(data, at) == _CLOSE_OBJECT:
-            return _FORM_OBJECT if _skip_space(data, at + 1, end) == end else _FORM_MALFORMED
+            return _FORM_OBJECT if skip_space(data, at + 1, end) == end else _FORM_MALFORMED
         if at >= end or load_u8(data, at) != _COMMA:
             return _FORM_MALFORMED
-        at = _skip_space(data, at + 1, end)
+        at = skip_space(data, at + 1, end)
 
 
 @kernel
@@ -517,12 +419,12 @@ def _find(
     others, kinds, starts, ends = borrowed(others), borrowed(kinds), borrowed(starts), borrowed(ends)
     for row in range(len(forms)):
         end = i64(row_ends[row])
-        at = _skip_space(data, i64(row_starts[row]), end)
+        at = skip_space(data, i64(row_starts[row]), end)
         if at >= end:
             forms[row] = _FORM_MALFORMED
         elif load_u8(data, at) != _OPEN_OBJECT:
             behind, _, is_value = _skip_value(data, at, end)
-            is_whole = is_value and _skip_space(data, behind, end) == end
+            is_whole = is_value and skip_space(data, behind, end) == end
             forms[row] = _FORM_OTHER if is_whole else _FORM_MALFORMED
         else:
             forms[row] = _find_in(
@@ -538,12 +440,12 @@ def _list_in(
     """Note the members of one value, if there is room. Returns how many there are, or -1 where it is malformed."""
     closing = _CLOSE_OBJECT if is_object else _CLOSE_ARRAY
     count = 0
-    at = _skip_space(data, at, end)
+    at = skip_space(data, at, end)
     if at >= end:
         return 0
     if data[at] != (_OPEN_OBJECT if is_object else _OPEN_ARRAY):
         return -1
-    at = _skip_space(data, at + 1, end)
+    at = skip_space(data, at + 1, end)
     if at < end and data[at] == closing:
         return 0
     while True:
@@ -552,7 +454,7 @@ def _list_in(
             if at >= end or load_u8(data, at) != _QUOTE:
                 return -1
             name_at = at + 1
-            at, has_escapes = _skip_string(data, name_at, end)
+            at, has_escapes = skip_string(data, name_at, end)
             name_end = at - 1
             at = _skip_colon(data, at, end)
         if at >= end:
@@ -571,12 +473,12 @@ def _list_in(
             starts[place] = start + 1 if is_string else start
             ends[place] = behind - 1 if is_string else behind
         count += 1
-        at = _skip_space(data, behind, end)
+        at = skip_space(data, behind, end)
         if at < end and data[at] == closing:
-            return count if _skip_space(data, at + 1, end) == end else -1
+            return count if skip_space(data, at + 1, end) == end else -1
         if at >= end or data[at] != _COMMA:
             return -1
-        at = _skip_space(data, at + 1, end)
+        at = skip_space(data, at + 1, end)
 
 
 @kernel
@@ -600,25 +502,6 @@ def _list(
         first += counts[row]
 
 
-@kernel_part
-def _unescape(data: Bytes, at: int, end: int, copied: Bytes, to: int) -> int:
-    """Write what a string with escapes says. Returns what is behind it, or -1. No escape is shorter than its UTF-8."""
-    while at < end:
-        if data[at] != _BACKSLASH:
-            copied[to] = data[at]
-            at += 1
-            to += 1
-            continue
-        code, at = _read_escape(data, at, end)
-        if code < 0:
-            return -1
-        length = _utf8_length(code)
-        for i in range(length):
-            copied[to + i] = u8(_utf8_byte(code, length, i))
-        to += length
-    return to
-
-
 @kernel
 def _copy_texts(
     data: ReadOnlyBytes, kinds: Bytes, starts: Int64s, ends: Int64s, good: Bools, offsets: Int64s, copied: Bytes
@@ -627,7 +510,7 @@ def _copy_texts(
     for row in range(len(starts)):
         if good[row]:
             if kinds[row] == _ESCAPED:
-                behind = _unescape(data, starts[row], ends[row], copied, to)
+                behind = unescape(data, starts[row], ends[row], copied, to)
                 good[row] = behind >= 0
                 to = behind if behind >= 0 else to
             elif ends[row] > starts[row]:

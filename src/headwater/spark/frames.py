@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -35,7 +35,7 @@ from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.spark.conditions import Conditions
 from headwater.spark.executors import ship_kernels, use_shipped_kernels
 from headwater.spark.planning import whole_offset
-from headwater.spark.source_options import DOCUMENT_COLUMNS, FrameKeywords, Mode, ValueForm, source_texts
+from headwater.spark.source_options import DOCUMENT_COLUMNS, FrameKeywords, Mode, source_texts
 
 _PLACES = "places.json"
 _SUMMARY_DDL = "vbucket INT, first_vbuuid BIGINT, begins_at BIGINT, vbuuid BIGINT, seqno BIGINT, rolled_back_to BIGINT"
@@ -65,15 +65,11 @@ def read(spark: SparkSession, url: str, schema: StructType | str | None, keyword
     columns = OPTIONS["columns"].parse(texts.pop("columns", ""))
     where = texts.get("where", "")
     is_left_to_spark = not _is_for_source(where, is_of_documents=texts.get("mode") == Mode.DOCUMENTS)
-    # What Spark applies or parses itself looks at columns that the caller may not want.
+    # A condition that Spark applies looks at columns that the caller may not want.
     looked_at: set[str] = set()
     if is_left_to_spark:
         del texts["where"]
         looked_at |= {*re.findall(r"\w+", where.lower())}
-    is_parsed_by_spark = texts.get("value") == ValueForm.VARIANT and (not columns or "value" in columns)
-    if is_parsed_by_spark:
-        texts["value"] = ValueForm.STRING
-        looked_at |= {"value", "value_bytes", "datatype"}
 
     def load(names: Iterable[str]) -> DataFrame:
         reader = spark.read.format("dcp") if schema is None else spark.read.format("dcp").schema(schema)
@@ -82,8 +78,6 @@ def read(spark: SparkSession, url: str, schema: StructType | str | None, keyword
     frame = load([] if looked_at else columns)
     if columns and looked_at:
         frame = load([*columns, *(name for name in frame.columns if name in looked_at and name not in columns)])
-    if is_parsed_by_spark:
-        frame = _with_variants(frame)
     if is_left_to_spark:
         frame = frame.where(where)
     return frame.select(*columns) if columns and looked_at else frame
@@ -95,13 +89,6 @@ def _is_for_source(where: str, *, is_of_documents: bool) -> bool:
     except ValueError:
         return False
     return not is_of_documents or conditions.allowed.keys() <= {*DOCUMENT_COLUMNS}
-
-
-def _with_variants(frame: DataFrame) -> DataFrame:
-    """The values as the source gives them with `value=variant`, parsed by Spark, in an eighth of the time."""
-    parsed = frame.withColumn("parsed", functions.expr("CASE WHEN datatype & 1 = 1 THEN try_parse_json(value) END"))
-    bytes_left = functions.expr("coalesce(value_bytes, CASE WHEN parsed IS NULL THEN CAST(value AS BINARY) END)")
-    return parsed.withColumn("value_bytes", bytes_left).withColumn("value", parsed["parsed"]).drop("parsed")
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import VariantType, VariantVal
 
 from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
@@ -43,6 +41,7 @@ from headwater.spark.executors import use_shipped_kernels
 from headwater.spark.planning import VBucketRange, whole_offset
 from headwater.spark.selection_watch import Filtering, PlannedBucket
 from headwater.spark.source_options import SourceOptions, ValueForm
+from headwater.spark.variants import parse_variants
 
 _ROLLBACK = OPS.index("rollback")
 
@@ -244,29 +243,7 @@ class SparkRows:
         if self._value_form is ValueForm.STRING:
             return split_texts(values)
         is_json = pc.not_equal(pc.bit_wise_and(batch.column("datatype"), int(Datatype.JSON)), 0)
-        return _variants(values, is_json)
-
-
-_VARIANT = to_arrow_type(VariantType())
-
-
-def _variants(values: pa.Array, is_json: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Parsed by Spark's own Python code, one value at a time: `parse_json` on text, in SQL, is faster."""
-    parsed: list[dict[str, bytes] | None] = []
-    others: list[bytes | None] = []
-    for value, is_document in zip(values.to_pylist(), is_json.to_pylist(), strict=True):
-        variant = _variant_or_none(value) if is_document and value is not None else None
-        parsed.append(None if variant is None else {"value": variant.value, "metadata": variant.metadata})
-        others.append(value if variant is None else None)
-    return pa.array(parsed, _VARIANT), pa.array(others, pa.binary())
-
-
-def _variant_or_none(value: bytes) -> VariantVal | None:
-    try:
-        parsed: VariantVal = VariantVal.parseJson(value.decode())
-    except Exception:  # whatever the parser of Spark does not like is kept as bytes
-        return None
-    return parsed
+        return parse_variants(values, is_json)
 
 
 def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -170,6 +170,19 @@ leading_zeros: Any = intrinsic(_leading_zeros)
 """How many bits of a word of 64 are zero before the first that is set; 64 where none is."""
 
 
+def _multiply_high(typing_context: Any, one: Any, other: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(arg, wide) for arg in args))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+multiply_high: Any = intrinsic(_multiply_high)
+"""The upper 64 bits of the product of two words of 64; the lower ones are what `*` leaves."""
+
+
 def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, length: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to = _address(context, builder, signature.args[0], args[0], args[1])
@@ -182,6 +195,19 @@ def _copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, s
 
 copy_bytes: Any = intrinsic(_copy_bytes)
 """memcpy between byte arrays: target and where, source and where, length. The ranges must not overlap."""
+
+
+def _move_bytes(typing_context: Any, array: Any, to: Any, at: Any, length: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, origin = (_address(context, builder, signature.args[0], args[0], offset) for offset in args[1:3])
+        cgutils.raw_memmove(builder, target, origin, args[3], 1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64, types.int64), codegen
+
+
+move_bytes: Any = intrinsic(_move_bytes)
+"""memmove inside a byte array: to where, from where, length. The ranges may overlap."""
 
 
 def _borrowed(typing_context: Any, array: Any) -> Any:

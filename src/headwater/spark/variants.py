@@ -1,0 +1,416 @@
+"""JSON texts to Spark's VARIANT, whole columns at once: what `VariantVal.parseJson` makes, byte for byte.
+
+A variant is two binaries (the Variant encoding of the Parquet format, VariantEncoding.md). The *metadata* is a
+dictionary of all names of members, in the order in which they come up first. The *value* has the number of a name in
+place of it: a scalar is a byte that says its type, and the bytes of the scalar; an object or array is a header, with
+where each of its members begins, and its members. The members of an object are listed in the order of their names.
+
+The header is as long as its widest number needs, so it can be written when all members are there: they are moved to
+make room for it, as Spark's own builders do. Numbers take the smallest integer, else a decimal of 9, 18 or 38 digits;
+those that are written with an exponent, or longer, are doubles.
+
+The kernel encodes what it can encode for certain: texts that are JSON by a strict reading. The few others go to Spark's
+own parser one by one, which decides. These are texts that are no JSON, lone surrogates, `NaN`, objects with a name
+twice, numbers with more digits than fit, doubles that lie just between two, and what exceeds a limit of the kernel.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import VariantType, VariantVal
+from pyspark.sql.variant_utils import VariantBuilder
+
+from headwater.lake.json_text import begins_with_name, skip_space, skip_string, unescape
+from headwater.protocol.kernels.json_check import DEPTH_MAX, is_json
+from headwater.protocol.kernels.memory import (
+    Bools,
+    Bytes,
+    Column,
+    Int32s,
+    Int64Rows,
+    Int64s,
+    ReadOnlyBytes,
+    ReadOnlyInt64s,
+    UInt64,
+    UInt64s,
+    borrowed,
+    copy_bytes,
+    i64,
+    inlined_part,
+    kernel,
+    kernel_part,
+    load_u8,
+    move_bytes,
+    read_only,
+    u8,
+    u64,
+)
+from headwater.protocol.kernels.siphash import sip_bytes, sip_end, sip_start
+from headwater.spark.variant_scalars import U8_MAX, put_number, width_of, write_number_or_word, write_string
+
+NAMES_MAX = 1 << 15
+"""Different names that are known at a time. A text with more goes to Spark's parser."""
+_SLOTS = 2 * NAMES_MAX
+_SECRET: Any = (np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64)))
+_SIZE_MAX = VariantBuilder.DEFAULT_SIZE_LIMIT - 16
+"""Of a value or a metadata. The builder wants room for the longest number, 18 bytes, before it appends a short one."""
+_ARROW_TYPE = to_arrow_type(VariantType())
+
+
+def parse_variants(texts: pa.Array, is_document: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The texts of a binary column that are marked and JSON, as variants; and the bytes of all others."""
+    wanted = pc.and_(is_document, texts.is_valid()).to_numpy(zero_copy_only=False)
+    values, dictionaries, is_parsed = _encode_all(texts, wanted)
+    left = np.flatnonzero(wanted & ~is_parsed).tolist()
+    by_spark = [(row, *parsed) for row in left if (parsed := _parse_by_spark(texts[row].as_py())) is not None]
+    if by_spark:
+        rows, their_values, their_dictionaries = zip(*by_spark, strict=True)
+        is_theirs = np.zeros(len(texts), dtype=np.bool_)
+        is_theirs[[*rows]] = True
+        is_parsed |= is_theirs
+        values = pc.replace_with_mask(values, pa.array(is_theirs), pa.array(their_values, pa.binary()))
+        dictionaries = pc.replace_with_mask(
+            dictionaries, pa.array(is_theirs), pa.array(their_dictionaries, pa.binary())
+        )
+    variants = pa.StructArray.from_arrays([values, dictionaries], fields=[*_ARROW_TYPE], mask=pa.array(~is_parsed))
+    if is_parsed.all():
+        return variants, pa.nulls(len(texts), pa.binary())
+    return variants, pc.if_else(pa.array(is_parsed), pa.scalar(None, texts.type), texts)
+
+
+def _parse_by_spark(text: bytes) -> tuple[bytes, bytes] | None:
+    try:
+        parsed = VariantVal.parseJson(text.decode())
+    except Exception:  # whatever the parser of Spark does not like is kept as bytes
+        return None
+    return parsed.value, parsed.metadata
+
+
+def _encode_all(texts: pa.Array, wanted: Column) -> tuple[pa.Array, pa.Array, Column]:
+    """The values, the metadata, and which of the wanted texts have both."""
+    rows = len(texts)
+    texts = texts.cast(pa.large_binary())
+    _, offset_buffer, data_buffer = texts.buffers()
+    data = read_only(np.frombuffer(b"" if data_buffer is None else data_buffer, dtype=np.uint8))
+    offsets = read_only(np.frombuffer(offset_buffer, dtype=np.int64)[texts.offset : texts.offset + rows + 1])
+    lengths = np.diff(offsets)
+    total, longest = int(lengths.sum()), int(lengths.max(initial=0))
+    is_done = np.zeros(rows, dtype=np.bool_)
+    # A text of n bytes makes a value of less than 4 n, as arrays in arrays do, and metadata of n + 7 at most.
+    values, dictionaries = np.empty(4 * total, dtype=np.uint8), np.empty(total + 7 * rows, dtype=np.uint8)
+    value_offsets, dictionary_offsets = np.zeros(rows + 1, dtype=np.int64), np.zeros(rows + 1, dtype=np.int64)
+    _encode(
+        data, offsets, wanted, is_done, np.empty((_NAME_FACTS, NAMES_MAX + 1), dtype=np.int64),
+        np.empty(NAMES_MAX, dtype=np.uint64), np.empty(total, dtype=np.uint8), np.empty(_SLOTS, dtype=np.int32),
+        _SECRET[0], _SECRET[1], np.empty((2, longest // 2 + 1), dtype=np.int64), values, value_offsets, dictionaries,
+        dictionary_offsets,
+    )  # fmt: skip
+    return _binaries(values, value_offsets), _binaries(dictionaries, dictionary_offsets), is_done
+
+
+def _binaries(data: Column, offsets: Column) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data[: offsets[-1]])]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).cast(pa.binary())
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+#
+# Documents are alike, so names are known for all texts of a column: where a name lies in `name_bytes`, which name came
+# behind it the last time, and what number it has in the dictionary of which row. Members that are written and wait for
+# their header are on one stack, those of an inner object above those of the outer.
+
+_QUOTE, _COMMA, _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = (ord(sign) for sign in '",{}[]')
+_NAME_START, _NAME_END, _NEXT_NAME, _ROW, _NUMBER, _IN_ORDER, _NAME_FACTS = range(7)
+"""Of a name, but for `_IN_ORDER`: the names of the dictionary by their numbers."""
+_KNOWN, _KNOWN_BYTES, _IN_ROW, _IS_AS_BEFORE, _COUNTS = range(5)
+"""What is counted: the known names, and those of the dictionary of this row."""
+_FIRST, _START, _IS_OBJECT = range(3)
+"""Of an open object or array: its first member on the stack, where its value begins, and which it is."""
+_NAME, _OFFSET = range(2)
+"""Of a member."""
+_NO_NAME = NAMES_MAX
+"""What comes before the first name of a text."""
+
+
+@kernel
+def _encode(
+    data: ReadOnlyBytes, offsets: ReadOnlyInt64s, wanted: Bools, is_done: Bools, names: Int64Rows, heads: UInt64s,
+    name_bytes: Bytes, slots: Int32s, secret0: UInt64, secret1: UInt64, members: Int64Rows, values: Bytes,
+    value_offsets: Int64s, dictionaries: Bytes, dictionary_offsets: Int64s,
+) -> None:  # fmt: skip
+    data, names, heads, name_bytes, slots = (
+        borrowed(data), borrowed(names), borrowed(heads), borrowed(name_bytes), borrowed(slots)
+    )  # fmt: skip
+    members, values, dictionaries = borrowed(members), borrowed(values), borrowed(dictionaries)
+    counts = np.zeros(_COUNTS, dtype=np.int64)
+    levels = np.empty((3, DEPTH_MAX), dtype=np.int64)
+    # How many names the last dictionary has, and where it lies.
+    last_names, last_start, last_end = i64(-1), i64(0), i64(0)
+    _forget_names(names, slots, counts)
+    for row in range(len(wanted)):
+        to, dictionary_to = value_offsets[row], dictionary_offsets[row]
+        if wanted[row] and is_json(data, offsets[row], offsets[row + 1]):
+            if counts[_KNOWN] > NAMES_MAX // 2:
+                _forget_names(names, slots, counts)
+                last_names = i64(-1)
+            counts[_IN_ROW], counts[_IS_AS_BEFORE] = 0, last_names >= 0
+            behind = _write_document(
+                data, offsets[row], offsets[row + 1], row, names, heads, name_bytes, slots, secret0, secret1, members,
+                borrowed(levels), borrowed(counts), values, to,
+            )  # fmt: skip
+            last_names = counts[_IN_ROW] if counts[_IS_AS_BEFORE] and counts[_IN_ROW] == last_names else i64(-1)
+            if i64(0) <= behind <= to + _SIZE_MAX:
+                if last_names >= 0:
+                    copy_bytes(dictionaries, dictionary_to, dictionaries, last_start, last_end - last_start)
+                    dictionary_behind = dictionary_to + last_end - last_start
+                else:
+                    dictionary_behind = _write_dictionary(names, name_bytes, counts, dictionaries, dictionary_to)
+                if dictionary_behind >= 0:
+                    last_names, last_start, last_end = counts[_IN_ROW], dictionary_to, dictionary_behind
+                    to, dictionary_to = behind, dictionary_behind
+                    is_done[row] = True
+        value_offsets[row + 1], dictionary_offsets[row + 1] = to, dictionary_to
+
+
+@inlined_part
+def _write_document(
+    data: Bytes, at: int, end: int, row: int, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
+    secret0: int, secret1: int, members: Column, levels: Column, counts: Column, values: Bytes, to: int,
+) -> int:  # fmt: skip
+    """Write the value of a text that is JSON. Returns what is behind it, or -1 where that is left to Spark's parser."""
+    depth, members_end, name = i64(0), i64(0), i64(_NO_NAME)
+    at = skip_space(data, at, end)
+    while True:
+        sign = load_u8(data, at)
+        if sign == _OPEN_OBJECT or sign == _OPEN_ARRAY:
+            levels[_FIRST, depth], levels[_START, depth] = members_end, to
+            levels[_IS_OBJECT, depth] = sign == _OPEN_OBJECT
+            depth += 1
+            at += 1
+        elif sign == _QUOTE:
+            at, to = write_string(data, at + 1, end, values, to)
+        else:
+            at, to = write_number_or_word(data, at, end, values, to)
+        if to < 0:
+            return -1
+        at = skip_space(data, at, end)
+        while depth > 0 and (load_u8(data, at) == _CLOSE_OBJECT or load_u8(data, at) == _CLOSE_ARRAY):
+            depth -= 1
+            first, start = levels[_FIRST, depth], levels[_START, depth]
+            if levels[_IS_OBJECT, depth]:
+                _sort_members(members, first, members_end, names, heads, name_bytes)
+                to = _close_object(members, first, members_end, names, values, start, to)
+            else:
+                to = _close_array(members, first, members_end, values, start, to)
+            if to < 0:
+                return -1
+            members_end = first
+            at = skip_space(data, at + 1, end)
+        if depth == 0:
+            return to
+        if load_u8(data, at) == _COMMA:
+            at = skip_space(data, at + 1, end)
+        if levels[_IS_OBJECT, depth - 1]:
+            name, at = _read_name(data, at + 1, end, name, names, heads, name_bytes, slots, secret0, secret1, counts)
+            if name < 0:
+                return -1
+            _number_name(name, row, names, counts)
+            members[_NAME, members_end] = name
+            at = skip_space(data, skip_space(data, at, end) + 1, end)
+        members[_OFFSET, members_end] = to - levels[_START, depth - 1]
+        members_end += 1
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@kernel_part
+def _forget_names(names: Column, slots: Column, counts: Column) -> None:
+    slots[:] = -1
+    names[_NEXT_NAME, _NO_NAME] = -1
+    counts[_KNOWN] = counts[_KNOWN_BYTES] = 0
+
+
+@inlined_part
+def _read_name(
+    data: Bytes, at: int, end: int, last: int, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
+    secret0: int, secret1: int, counts: Column,
+) -> tuple[int, int]:  # fmt: skip
+    """From behind the opening quote of a name to behind its closing one: which it is, or -1 for none or one too many.
+
+    Most come after the same name as before: then there is nothing to look up.
+    """
+    guess = names[_NEXT_NAME, last]
+    if guess >= 0 and begins_with_name(data, at, end, name_bytes, names[_NAME_START, guess], names[_NAME_END, guess]):
+        return guess, at + names[_NAME_END, guess] - names[_NAME_START, guess] + 1
+    behind, has_escapes = skip_string(data, at, end)
+    name = _find_name(
+        data, at, behind - 1, has_escapes, names, heads, name_bytes, slots, secret0, secret1, counts
+    )  # fmt: skip
+    # A name with a quote in it can't be compared with a text, where it has a backslash before the quote.
+    if not has_escapes and name >= 0:
+        names[_NEXT_NAME, last] = name
+    return name, behind
+
+
+@kernel_part
+def _find_name(
+    data: Bytes, at: int, end: int, has_escapes: bool, names: Column, heads: Column, name_bytes: Bytes, slots: Column,
+    secret0: int, secret1: int, counts: Column,
+) -> int:  # fmt: skip
+    """Which name it is; a new one is taken in."""
+    start = counts[_KNOWN_BYTES]
+    name_end = start + end - at
+    if has_escapes:
+        name_end = unescape(data, at, end, name_bytes, start)
+        if name_end < 0:
+            return -1
+    else:
+        copy_bytes(name_bytes, start, data, at, end - at)
+    length = name_end - start
+    slot = i64(sip_end(sip_bytes(sip_start(secret0, secret1), name_bytes, start, length))[0] & u64(_SLOTS - 1))
+    while slots[slot] >= 0:
+        name = i64(slots[slot])
+        known = names[_NAME_START, name]
+        if names[_NAME_END, name] - known == length:
+            k = i64(0)
+            while k < length and load_u8(name_bytes, known + k) == load_u8(name_bytes, start + k):
+                k += 1
+            if k == length:
+                return name
+        slot = (slot + 1) & (_SLOTS - 1)
+    name = counts[_KNOWN]
+    if name == NAMES_MAX:
+        return -1
+    slots[slot] = name
+    names[_NAME_START, name], names[_NAME_END, name] = start, name_end
+    names[_NEXT_NAME, name], names[_ROW, name], names[_IN_ORDER, name] = -1, -1, -1
+    head = u64(0)
+    for k in range(min(length, 8)):
+        head |= u64(name_bytes[start + k]) << u64(56 - 8 * k)
+    heads[name] = head
+    counts[_KNOWN], counts[_KNOWN_BYTES] = name + 1, name_end
+    return name
+
+
+@inlined_part
+def _number_name(name: int, row: int, names: Column, counts: Column) -> None:
+    """See to it that a name is in the dictionary of a row."""
+    if names[_ROW, name] != row:
+        number = counts[_IN_ROW]
+        names[_ROW, name], names[_NUMBER, name] = row, number
+        if names[_IN_ORDER, number] != name:
+            names[_IN_ORDER, number] = name
+            counts[_IS_AS_BEFORE] = 0
+        counts[_IN_ROW] = number + 1
+
+
+@kernel_part
+def _write_dictionary(names: Column, name_bytes: Bytes, counts: Column, dictionaries: Bytes, to: int) -> int:
+    """Write the metadata of a row. Returns what is behind it, or -1 where it is too large."""
+    count = counts[_IN_ROW]
+    size = i64(0)
+    for number in range(count):
+        name = names[_IN_ORDER, number]
+        size += names[_NAME_END, name] - names[_NAME_START, name]
+    width = width_of(max(size, count))
+    if 1 + (count + 2) * width + size > _SIZE_MAX:
+        return -1
+    dictionaries[to] = u8(1 | (width - 1) << 6)
+    put_number(dictionaries, to + 1, count, width)
+    to += 1 + width
+    first = text_to = to + (count + 1) * width
+    for number in range(count):
+        name = names[_IN_ORDER, number]
+        start, end = names[_NAME_START, name], names[_NAME_END, name]
+        put_number(dictionaries, to + number * width, text_to - first, width)
+        copy_bytes(dictionaries, text_to, name_bytes, start, end - start)
+        text_to += end - start
+    put_number(dictionaries, to + count * width, size, width)
+    return text_to
+
+
+@inlined_part
+def _is_before(one: int, other: int, names: Column, heads: Column, name_bytes: Bytes) -> bool:
+    """Whether a name sorts before another, by its bytes. `heads` has the first eight as a number."""
+    if heads[one] != heads[other]:
+        return heads[one] < heads[other]
+    start, other_start = names[_NAME_START, one], names[_NAME_START, other]
+    length, other_length = names[_NAME_END, one] - start, names[_NAME_END, other] - other_start
+    for k in range(8, min(length, other_length)):
+        if name_bytes[start + k] != name_bytes[other_start + k]:
+            return name_bytes[start + k] < name_bytes[other_start + k]
+    return length < other_length
+
+
+@inlined_part
+def _sort_members(members: Column, first: int, end: int, names: Column, heads: Column, name_bytes: Bytes) -> None:
+    """By their names: a Shell sort, which for few is an insertion sort."""
+    gap = end - first if end - first > 16 else i64(2)
+    while gap > 1:
+        gap = max(gap * 5 // 11, 1)
+        for i in range(first + gap, end):
+            name, offset = members[_NAME, i], members[_OFFSET, i]
+            k = i64(i)
+            while k - gap >= first and _is_before(name, members[_NAME, k - gap], names, heads, name_bytes):
+                members[_NAME, k], members[_OFFSET, k] = members[_NAME, k - gap], members[_OFFSET, k - gap]
+                k -= gap
+            members[_NAME, k], members[_OFFSET, k] = name, offset
+
+
+# --- objects and arrays -----------------------------------------------------------------------------------------------
+
+_BASIC_OBJECT, _BASIC_ARRAY = 2, 3
+
+
+@inlined_part
+def _close_array(members: Column, first: int, end: int, values: Bytes, start: int, to: int) -> int:
+    """Write the header of an array before its elements. Returns what is behind them, or -1 if they are too large."""
+    count, size = end - first, to - start
+    if size > _SIZE_MAX:
+        return -1
+    width, count_width = width_of(size), 4 if count > U8_MAX else 1
+    header = 1 + count_width + (count + 1) * width
+    move_bytes(values, start + header, start, size)
+    values[start] = u8((count_width >> 2) << 4 | (width - 1) << 2 | _BASIC_ARRAY)
+    put_number(values, start + 1, count, count_width)
+    _write_offsets(members, first, end, values, start + 1 + count_width, size, width)
+    return to + header
+
+
+@inlined_part
+def _close_object(members: Column, first: int, end: int, names: Column, values: Bytes, start: int, to: int) -> int:
+    """The same for an object, whose members are sorted; -1 also if it has a name twice, of which the last counts."""
+    count, size = end - first, to - start
+    number_max = i64(0)
+    for i in range(first, end):
+        number_max = max(number_max, names[_NUMBER, members[_NAME, i]])
+        if i > first and members[_NAME, i] == members[_NAME, i - 1]:
+            return -1
+    if size > _SIZE_MAX:
+        return -1
+    width, number_width, count_width = width_of(size), width_of(number_max), 4 if count > U8_MAX else 1
+    header = 1 + count_width + count * number_width + (count + 1) * width
+    move_bytes(values, start + header, start, size)
+    values[start] = u8((count_width >> 2) << 6 | (number_width - 1) << 4 | (width - 1) << 2 | _BASIC_OBJECT)
+    put_number(values, start + 1, count, count_width)
+    at = start + 1 + count_width
+    for i in range(first, end):
+        put_number(values, at, names[_NUMBER, members[_NAME, i]], number_width)
+        at += number_width
+    _write_offsets(members, first, end, values, at, size, width)
+    return to + header
+
+
+@inlined_part
+def _write_offsets(members: Column, first: int, end: int, values: Bytes, at: int, size: int, width: int) -> None:
+    for i in range(first, end):
+        put_number(values, at, members[_OFFSET, i], width)
+        at += width
+    put_number(values, at, size, width)
