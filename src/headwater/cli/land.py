@@ -142,7 +142,7 @@ def _parse_time(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--cluster-by",
     multiple=True,
-    metavar="[S.C=]COLUMN,…",
+    metavar="[S.C=]NAMES",
     help="Sort `documents` by these columns and then by key, for one table or for all, so that a query on them reads "
     "little. It counts for what is written from now on; `key` goes back to the order by key. Repeat for more tables.",
 )
