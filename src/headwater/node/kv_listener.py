@@ -198,6 +198,8 @@ class KvListener:
                 bucket.range_scans.tick(self.service.now_s())
             for connection in list(self.connections):
                 connection.check_times(loop.time())
+            # Also where nothing more comes: what came last may have been too much, and have come between two looks.
+            self.keep_buffers_bounded(loop.time())
             await self._give_memory_back(loop)
 
     async def _give_memory_back(self, loop: asyncio.AbstractEventLoop) -> None:
