@@ -329,9 +329,11 @@ def _is_name(data: Bytes, at: int, end: int, names: Bytes, name_at: int, name_en
 
 
 @inlined_part
-def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column) -> int:
-    """The number of a field by its name, or -1."""
-    for field in range(len(name_ends) - 1):
+def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column, guess: int) -> int:
+    """The number of a field by its name, or -1. Where one was left out, the next is near the guess."""
+    count = len(name_ends) - 1
+    field = guess if guess < count else 0
+    for _ in range(count):
         name = name_ends[field]
         length = name_ends[field + 1] - name
         if length == end - start:
@@ -340,6 +342,7 @@ def _field_of(data: Bytes, start: int, end: int, names: Bytes, name_ends: Column
                 k += 1
             if k == length:
                 return field
+        field = field + 1 if field + 1 < count else 0
     return -1
 
 
@@ -387,7 +390,7 @@ def _find_in(
             if has_escapes:
                 field = _field_of_escaped(data, name_at, at - 1, names, name_ends)
             else:
-                field = _field_of(data, name_at, at - 1, names, name_ends)
+                field = _field_of(data, name_at, at - 1, names, name_ends, guess)
         start = _skip_colon(data, at, end)
         if start >= end:
             return _FORM_MALFORMED
@@ -427,9 +430,7 @@ def _find(
             is_whole = is_value and skip_space(data, behind, end) == end
             forms[row] = _FORM_OTHER if is_whole else _FORM_MALFORMED
         else:
-            forms[row] = _find_in(
-                data, at, end, names, name_ends, is_plain, row, others, kinds, starts, ends
-            )  # fmt: skip
+            forms[row] = _find_in(data, at, end, names, name_ends, is_plain, row, others, kinds, starts, ends)
 
 
 @kernel_part
