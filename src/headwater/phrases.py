@@ -10,7 +10,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -60,6 +59,9 @@ def _where_from(extra: str) -> tuple[list[str], str]:
 
 def _origin() -> dict[str, Any] | None:
     """Where an installer has taken the package from, as PEP 610 has it. None for an index."""
+    # It takes longer to import than the rest of what every command begins with.
+    from importlib.metadata import Distribution, PackageNotFoundError
+
     try:
         text = Distribution.from_name(PACKAGE).read_text("direct_url.json")
     except PackageNotFoundError:

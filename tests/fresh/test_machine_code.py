@@ -13,18 +13,20 @@ from pathlib import Path
 import headwater
 
 CALL = """
+import sys
 import numpy as np
 from headwater.transfer.set_frames import set_opaques
 
 set_opaques(np.zeros(24, dtype=np.uint8), np.zeros(1, dtype=np.int64), 7)
-print(sum(set_opaques.stats.cache_hits.values()), sum(set_opaques.stats.cache_misses.values()))
+print("compiled" if "numba" in sys.modules else "loaded")
 """
 
 
-def hits_and_misses(source: Path, kept: Path) -> list[int]:
+def how_called(source: Path, kept: Path) -> str:
+    """Whether a kernel was compiled for its call, or its code was kept: numba is for compiling alone."""
     environment = os.environ | {"PYTHONPATH": str(source), "NUMBA_CACHE_DIR": str(kept)}
     called = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
-    return [int(word) for word in called.stdout.split()]
+    return called.stdout.strip()
 
 
 def copied_to(folder: Path) -> Path:
@@ -34,16 +36,16 @@ def copied_to(folder: Path) -> Path:
 
 def test_code_that_was_compiled_in_one_place_serves_in_another(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    assert hits_and_misses(copied_to(tmp_path / "here"), kept) == [0, 1]
-    assert hits_and_misses(copied_to(tmp_path / "there"), kept) == [1, 0]
+    assert how_called(copied_to(tmp_path / "here"), kept) == "compiled"
+    assert how_called(copied_to(tmp_path / "there"), kept) == "loaded"
 
 
 def test_no_code_serves_after_a_kernel_has_changed(tmp_path: Path) -> None:
     kept, source = tmp_path / "kept", copied_to(tmp_path / "here")
-    assert hits_and_misses(source, kept) == [0, 1]
+    assert how_called(source, kept) == "compiled"
     with (source / "headwater/store/search.py").open("a") as file:
         file.write("# another one might call this one\n")
-    assert hits_and_misses(source, kept) == [0, 1]
+    assert how_called(source, kept) == "compiled"
 
 
 DAY_S = 24 * 60 * 60
@@ -113,5 +115,5 @@ def test_the_first_compilation_is_told_once_and_loading_is_not(tmp_path: Path) -
         code = [sys.executable, "-c", tell + CALL]
         return subprocess.run(code, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    assert told() == ["compiling", "0 1"]
-    assert told() == ["1 0"]
+    assert told() == ["compiling", "compiled"]
+    assert told() == ["loaded"]

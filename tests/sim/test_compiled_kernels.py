@@ -6,7 +6,7 @@ from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 from headwater.protocol.kernels.machine_code import compile_kernels
 from headwater.sim.plan import RunPlan
 from headwater.sim.run import run_seed
-from support.machine import compiled_signatures
+from support.machine import loaded_kernels
 
 SEED = 10354
 """A seed whose nodes crash, compact and roll back."""
@@ -15,6 +15,6 @@ SEED = 10354
 def test_simulated_nodes_compile_nothing() -> None:
     # Its consumers are clients.
     compile_kernels(*KERNEL_PACKAGES, "headwater.protocol", "headwater.client")
-    before = compiled_signatures()
+    before = loaded_kernels()
     assert run_seed(SEED, plan=RunPlan.mixture(SEED)).complaints == ()
-    assert compiled_signatures() == before
+    assert loaded_kernels() == before

@@ -179,12 +179,8 @@ def calls_of(work: Callable[[], object]) -> int:
     return count
 
 
-# Which kernels are compiled for which types.
+# Which kernels are ready to be called.
 
 
-def compiled_signatures() -> dict[str, set[str]]:
-    """By the names of all kernels that were imported."""
-    return {
-        f"{kernel.py_func.__module__}.{kernel.__name__}": {str(signature) for signature in kernel.overloads}
-        for kernel in KERNELS
-    }
+def loaded_kernels() -> set[str]:
+    return {kernel.name for kernel in KERNELS if kernel.is_loaded}

@@ -7,6 +7,7 @@ modules takes seconds. Nothing here may import a command.
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,9 +56,39 @@ class LazyCommand(click.RichCommand):
         return load_command(self.name).make_context(info_name, args, parent=parent, **extra)
 
 
+_WITH_ARROW = frozenset({"export", "load", "tail", "verify"})
+"""The commands that use Arrow, and no Spark, which may need pandas."""
+
+
+class _NoPandas:
+    """A finder of modules for which pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=name)
+
+
+def _leave_out_pandas() -> None:
+    """Let pyarrow find no pandas in this process.
+
+    With the first array that it makes it imports pandas, where that is installed, to know its types when it meets them;
+    that takes a quarter of a second, and no command has any for it. What it has not found, it does not look for again.
+    """
+    if "pyarrow" in sys.modules:
+        return  # Then the process is not the command's alone.
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        import_module("pyarrow").array([])
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
 def load_command(name: str) -> click.Command:
     """The command itself, or one that says what has to be installed for it."""
     try:
+        if name in _WITH_ARROW:
+            _leave_out_pandas()
         module = import_module(f"headwater.cli.{name}")
     except ModuleNotFoundError as error:
         return _not_installed(name, missing_library(error))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from rich.console import Console
@@ -30,7 +30,6 @@ from headwater.transfer.generated_documents import VALUE_BYTES, VALUE_BYTES_MIN,
 from headwater.transfer.inputs import (
     KEY_TEMPLATE,
     FileFormat,
-    FileSource,
     LoadedFile,
     files_in,
     open_source,
@@ -38,6 +37,9 @@ from headwater.transfer.inputs import (
 )
 from headwater.transfer.key_template import KeyTemplate
 from headwater.transfer.loader import CONNECTIONS, CONNECTIONS_MAX, KvLoader
+
+if TYPE_CHECKING:
+    from headwater.transfer.inputs import FileSource
 
 # --- the report at the end ----------------------------------------------------------------------------------------
 

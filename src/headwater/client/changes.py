@@ -317,13 +317,14 @@ def _decoded(column: pa.DictionaryArray) -> list[Any]:
     """The texts of a dictionary column. Arrow itself would make an object for each of them first."""
     names = [*column.dictionary.to_pylist(), None]
     null = len(names) - 1
-    return [names[code] for code in column.indices.fill_null(null).to_pylist()]
+    codes = column.indices.fill_null(null) if column.indices.null_count else column.indices
+    return [names[code] for code in codes.to_pylist()]
 
 
 def _keys(column: pa.Array) -> list[str]:
     try:
-        keys: list[str] = column.cast(pa.string()).to_pylist()
-    except pa.ArrowInvalid:  # some are not UTF-8
+        keys: list[str] = column.view(pa.string()).to_pylist()
+    except UnicodeDecodeError:
         keys = [key.decode(errors="surrogateescape") for key in column.to_pylist()]
     return keys
 

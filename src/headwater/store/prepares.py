@@ -160,7 +160,8 @@ class Prepares:
             for prepare in self.of(vbucket):
                 if prepare.seqno in decided:
                     self.remove(prepare)
-        seqnos = seqnos_at(run, starts)
+        seqnos = np.empty(len(starts), dtype=np.uint64)
+        _fill_seqnos(run, starts, seqnos)
         for start in starts[~np.isin(seqnos, completed)].tolist():
             self.add(_read_back(vbucket, run, start))
         # Those that began and ended within the run count as well.
@@ -267,12 +268,10 @@ def _sync_frames(run: AnyBytes, starts: Int64s, completed: UInt64s) -> tuple[int
 
 
 @kernel
-def seqnos_at(run: AnyBytes, starts: Int64s) -> Column:
+def _fill_seqnos(run: AnyBytes, starts: Int64s, seqnos: UInt64s) -> None:
     """The seqnos of the frames that start there."""
-    seqnos = np.empty(len(starts), dtype=np.uint64)
     for item in range(len(starts)):
         seqnos[item] = load_u64(run, starts[item] + 24)
-    return seqnos
 
 
 @kernel

@@ -425,7 +425,8 @@ def _sort(keys: Bytes, starts: Int64s, order: Int64s, scratch: Int64s) -> None:
         is_in_scratch = not is_in_scratch
         width *= 2
     if is_in_scratch:
-        order[:] = scratch
+        for item in range(count):
+            order[item] = scratch[item]
 
 
 @kernel

@@ -141,12 +141,15 @@ def group_by_vbucket(
         group_starts[i64(vbuckets[item]) + 1] += end - starts[item]
     for vbucket in range(len(group_starts) - 1):
         group_starts[vbucket + 1] += group_starts[vbucket]
-    cursors = group_starts.copy()
     for item in range(count):
         end = starts[item + 1] if item + 1 < count else used
         vbucket = i64(vbuckets[item])
-        copy_bytes(grouped, cursors[vbucket], frames, starts[item], end - starts[item])
-        cursors[vbucket] += end - starts[item]
+        copy_bytes(grouped, group_starts[vbucket], frames, starts[item], end - starts[item])
+        group_starts[vbucket] += end - starts[item]
+    # Each start has moved to where the next group starts.
+    for vbucket in range(len(group_starts) - 1, 0, -1):
+        group_starts[vbucket] = group_starts[vbucket - 1]
+    group_starts[0] = 0
 
 
 @kernel

@@ -152,14 +152,14 @@ class _LineColumns:
         rows = batch.num_rows
         self._numbers = np.empty((len(plan.numbers), rows), dtype=np.uint64)
         for number, name in enumerate(plan.numbers):
-            self._numbers[number] = batch.column(name).fill_null(0).to_numpy(zero_copy_only=False)
-        self._times = batch.column("changed_at").cast(pa.int64()).fill_null(NO_TIME).to_numpy(zero_copy_only=False)
+            self._numbers[number] = _filled(batch.column(name), 0)
+        self._times = _filled(batch.column("changed_at").view(pa.int64()), NO_TIME)
         self._names, self._name_ends, self._name_rows = _names([batch.column(name) for name in plan.names])
         self._keys, self._key_offsets = binary_column(batch.column("key"))
         self._values, self._value_offsets = binary_column(batch.column("value"))
         self._key_forms = _key_forms(batch.column("key"))
         self._value_forms = np.empty(rows, dtype=np.uint8)
-        has_value = batch.column("value").is_valid().to_numpy(zero_copy_only=False)
+        has_value = _are_there(batch.column("value"))
         value_bytes = judge_values(
             self._values, self._value_offsets, has_value, batch.column("datatype").to_numpy(), self._value_forms
         )
@@ -177,9 +177,23 @@ class _LineColumns:
         )  # fmt: skip
 
 
+# The functions of `pyarrow.compute`, which arrays have as methods, take longer to import than the first lines to write:
+# they are asked where something is null, and not where nothing is.
+
+
+def _filled(column: pa.Array, instead: int) -> Column:
+    return (column.fill_null(instead) if column.null_count else column).to_numpy(zero_copy_only=False)
+
+
+def _are_there(column: pa.Array) -> Column:
+    if column.null_count:
+        return column.is_valid().to_numpy(zero_copy_only=False)
+    return np.ones(len(column), dtype=np.bool_)
+
+
 def _key_forms(keys: pa.Array) -> Bytes:
     try:
-        keys.cast(pa.string())
+        keys.view(pa.string()).validate(full=True)
     except pa.ArrowInvalid:  # some are not UTF-8
         forms = [AS_TEXT if key is None or _is_utf8(key) else AS_BASE64 for key in keys.to_pylist()]
         return np.array(forms, dtype=np.uint8)
@@ -199,7 +213,7 @@ def _names(columns: list[pa.DictionaryArray]) -> tuple[Bytes, Column, Column]:
     names = [b"null"]
     rows = np.empty((len(columns), len(columns[0])), dtype=np.int64)
     for number, column in enumerate(columns):
-        codes = column.indices.fill_null(-len(names)).to_numpy(zero_copy_only=False)
+        codes = _filled(column.indices, -len(names))
         np.add(codes, len(names), out=rows[number], casting="unsafe")
         names += [json.dumps(name, ensure_ascii=False).encode() for name in column.dictionary.to_pylist()]
     return (*_joined(names), rows)

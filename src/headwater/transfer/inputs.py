@@ -14,11 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from headwater.errors import InvalidInput
-from headwater.transfer.json_lines import NUMBERED, ByteReader, ExportedDocuments, JsonLines, begins_an_export
 from headwater.transfer.key_template import KeyTemplate
-from headwater.transfer.tables import CsvRows, ParquetRows, TableDocuments
+
+if TYPE_CHECKING:
+    from headwater.transfer.json_lines import ByteReader, ExportedDocuments, JsonLines
+    from headwater.transfer.tables import CsvRows, ParquetRows, TableDocuments
+
+    FileSource = JsonLines | TableDocuments | ExportedDocuments
 
 KEY_TEMPLATE = "doc::{#}"
 """Of files that are no exports, by default."""
@@ -44,8 +49,6 @@ BY_ENDING = {
     ".parquet": FileFormat.PARQUET,
 }
 
-FileSource = JsonLines | TableDocuments | ExportedDocuments
-
 
 def open_source(
     file: io.BufferedReader,
@@ -61,6 +64,9 @@ def open_source(
     With no template for the keys, a file that `headwater export` has written is known by its first bytes, and its
     documents become what they were; `expiry` counts in place of theirs.
     """
+    # Arrow's functions, CSV and Parquet take long to import, and documents that are generated need none of them.
+    from headwater.transfer.json_lines import NUMBERED, ExportedDocuments, JsonLines, begins_an_export
+
     format_ = format_ or _format_of(file)
     if format_ is not FileFormat.CSV and (delimiter is not None or texts):
         raise InvalidInput(f"--delimiter and --text are for CSV, and this is {format_}", hint="Leave them out")
@@ -72,6 +78,8 @@ def open_source(
         if begins_an_export(replayed.start):
             return ExportedDocuments(JsonLines(replayed, NUMBERED), unit="line", expiry=expiry)
         return JsonLines(replayed, otherwise)
+    from headwater.transfer.tables import TableDocuments
+
     rows = _rows(file, format_, delimiter=delimiter, texts=texts, maybe_exported=template is None)
     if rows.is_exported:
         return ExportedDocuments(TableDocuments(rows, NUMBERED), unit="row", expiry=expiry)
@@ -86,6 +94,8 @@ def _rows(
     texts: Sequence[str],
     maybe_exported: bool,
 ) -> CsvRows | ParquetRows:
+    from headwater.transfer.tables import CsvRows, ParquetRows
+
     if format_ is FileFormat.CSV:
         if delimiter is None:
             delimiter = _TAB if _ending(file) == ".tsv" else ","

@@ -232,16 +232,20 @@ def _split(
     for lane in range(len(lane_ends) - 1):
         lane_ends[lane + 1] += lane_ends[lane]
         byte_ends[lane + 1] += byte_ends[lane]
-    next_item = lane_ends.copy()
-    next_byte = byte_ends.copy()
     for item in range(count):
         lane = lane_of_vbucket[source_vbuckets[item]]
         length = source_starts[item + 1] - source_starts[item]
-        copy_bytes(data, next_byte[lane], source, source_starts[item], length)
-        starts[next_item[lane]] = next_byte[lane]
-        vbuckets[next_item[lane]] = source_vbuckets[item]
-        next_item[lane] += 1
-        next_byte[lane] += length
+        copy_bytes(data, byte_ends[lane], source, source_starts[item], length)
+        starts[lane_ends[lane]] = byte_ends[lane]
+        vbuckets[lane_ends[lane]] = source_vbuckets[item]
+        lane_ends[lane] += 1
+        byte_ends[lane] += length
+    # Each entry has moved to where the next lane starts.
+    for lane in range(len(lane_ends) - 1, 0, -1):
+        lane_ends[lane] = lane_ends[lane - 1]
+        byte_ends[lane] = byte_ends[lane - 1]
+    lane_ends[0] = 0
+    byte_ends[0] = 0
 
 
 @kernel

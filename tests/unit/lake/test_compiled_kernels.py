@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from numba.core.dispatcher import Dispatcher
-
-from headwater.lake import change_rows, json_fields, verify_hashes
 from headwater.lake.documents_merge import MergeRules
 from headwater.lake.lake import LakeSettings
 from headwater.protocol.kernels.machine_code import compile_kernels
 from support.lake_model import SmallLake, verify_model, with_columns
-
-
-def signatures() -> dict[str, int]:
-    kernels = {
-        f"{module.__name__}.{name}": it
-        for module in (verify_hashes, json_fields, change_rows)
-        for name, it in vars(module).items()
-        if isinstance(it, Dispatcher) and it.__module__ == module.__name__
-    }
-    return {name: len(kernel.signatures) for name, kernel in kernels.items()}
+from support.machine import loaded_kernels
 
 
 def test_all_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None:
-    compile_kernels("headwater.lake")
-    warm = signatures()
+    compile_kernels("headwater.lake", "headwater.protocol")
+    warm = loaded_kernels()
     settings = with_columns(
         LakeSettings(merging=MergeRules(history=True)), {"*": "n INT, s STRING, d DOUBLE, o STRUCT<a: INT>"}
     )
@@ -40,4 +28,4 @@ def test_all_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None
     small.bucket.fail_over(0, 1)
     small.land()
     assert not verify_model(small.reopen(), small.bucket).findings.counts
-    assert signatures() == warm
+    assert loaded_kernels() == warm

@@ -21,7 +21,7 @@ from headwater.transfer.export_files import are_json
 from headwater.transfer.generated_documents import GeneratedDocuments
 from headwater.transfer.json_lines import JsonLines
 from headwater.transfer.key_template import KeyTemplate
-from support.machine import compiled_signatures
+from support.machine import loaded_kernels
 
 WITH_XATTRS = encode_xattrs(ValueParts(xattrs={"name": b"1"}, body=b"{}"))
 PACKED = {"value": compress(WITH_XATTRS), "datatype": Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR}
@@ -48,19 +48,19 @@ def a_run(*bodies: dict[str, object]) -> ChangeRun:
 @pytest.mark.parametrize("collections", [True, False])
 def test_reading(bodies: tuple[dict[str, object], ...], collections: bool) -> None:
     compile_kernels("headwater.protocol", "headwater.client", "headwater.transfer")
-    before = compiled_signatures()
+    before = loaded_kernels()
     everything = CollectionFilter(collections=frozenset({DEFAULT_COLLECTION}))
     for only in (everything, None):
         batch = build_batch([a_run(*bodies)], CollectionNames(), collections=collections, xattrs=True, only=only)
         are_json(batch)
         for no_value in (False, True):
             ChangeLines(no_value=no_value).encode(batch)
-    assert compiled_signatures() == before
+    assert loaded_kernels() == before
 
 
 def test_loading() -> None:
     compile_kernels("headwater.protocol", "headwater.client", "headwater.transfer")
-    before = compiled_signatures()
+    before = loaded_kernels()
     lines = JsonLines(BytesIO(b'{"id":1}\n{"id":"\\u00e9"}\n'), KeyTemplate.parse("k::{id}::{#}"))
     for documents in (lines, GeneratedDocuments(3, KeyTemplate.parse("k::{#}"))):
         for batch in documents.batches():
@@ -70,4 +70,4 @@ def test_loading() -> None:
     for answers in (b"", bytearray()):
         received = np.frombuffer(answers, dtype=np.uint8)
         set_frames.scan_answers(received, opaque=0, failures=np.empty((1, 2), dtype=np.int64))
-    assert compiled_signatures() == before
+    assert loaded_kernels() == before

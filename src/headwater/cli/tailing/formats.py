@@ -20,7 +20,6 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
@@ -258,6 +257,9 @@ class KeyPattern:
 
     def rows(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """The numbers of the rows that fit, rising."""
+        # It makes its functions when it is imported, which takes longer than to print the first changes.
+        import pyarrow.compute as pc
+
         fits = pc.match_substring_regex(batch.column("key"), pattern=self._expression)
         is_rollback = pc.equal(batch.column("op").cast(pa.string()), "rollback")
         wanted = pc.or_(pc.fill_null(fits, False), is_rollback)

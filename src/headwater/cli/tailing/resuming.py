@@ -137,7 +137,7 @@ def offsets_behind(rows: int, batch: pa.RecordBatch, *, before: Offsets, after: 
     vbuckets = batch.column("vbucket").to_numpy()
     taken = {int(vbucket): row for row, vbucket in enumerate(vbuckets[:rows])}
     offsets = dict(after.offsets)
-    for vbucket in map(VBucketId, np.unique(vbuckets[rows:]).tolist()):
+    for vbucket in map(VBucketId, np.flatnonzero(np.bincount(vbuckets[rows:])).tolist()):
         if vbucket in taken:
             offsets[vbucket] = _offset_of(batch, taken[vbucket])
         elif vbucket in before.offsets:

@@ -19,12 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import carray, types
-from numba.extending import intrinsic
 
 from headwater.errors import LocalProtocolError, TruncatedFrame, UnexpectedMessage
 from headwater.protocol.features import NOTHING_NEGOTIATED, WITH_COLLECTIONS
@@ -58,6 +55,7 @@ from headwater.protocol.kernels.memory import (
     UInt16s,
     UInt32s,
     UInt64s,
+    bytes_at,
     copy_bytes,
     i64,
     kernel,
@@ -366,21 +364,6 @@ def _extract(
         at = frame_end
 
 
-def _bytes_pointer(typing_context: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), codegen
-
-
-_pointer: Any = intrinsic(_bytes_pointer)
-
-
-@kernel_part
-def _bytes_at(address: int, length: int) -> Bytes:
-    return carray(_pointer(address), (length,), np.uint8)
-
-
 @kernel
 def _measure_runs(addresses: Int64s, lengths: Int64s, collections: bool, body_bytes_max: int, counts: Int64Rows) -> int:
     """Check every frame, and count the rows of each run and the bytes of their keys and values.
@@ -388,7 +371,7 @@ def _measure_runs(addresses: Int64s, lengths: Int64s, collections: bool, body_by
     Returns the first run that is not changes from its first byte to its last, or -1.
     """
     for run in range(len(addresses)):
-        data = _bytes_at(addresses[run], lengths[run])
+        data = bytes_at(addresses[run], lengths[run])
         rows, others, key_bytes, value_bytes, _, consumed, faulty = _measure(data, collections, body_bytes_max)
         if faulty or others > 0 or consumed != lengths[run]:
             return run
@@ -406,14 +389,14 @@ def _extract_runs(
     keys: Bytes, value_offsets: Int32s, values: Bytes,
 ) -> None:  # fmt: skip
     """Copy what was measured and found sound, each run behind the one before."""
-    no_others = np.empty((0, 2), dtype=np.int64)
+    no_others = counts[:0]
     row = i64(0)
     key_at = i64(0)
     value_at = i64(0)
     key_offsets[0] = 0
     value_offsets[0] = 0
     for run in range(len(addresses)):
-        data = _bytes_at(addresses[run], lengths[run])
+        data = bytes_at(addresses[run], lengths[run])
         _extract(
             data, lengths[run], collections, no_others,
             vbuckets[row:], opaques[row:], stream_ids[row:], opcodes[row:], datatypes[row:], seqnos[row:],

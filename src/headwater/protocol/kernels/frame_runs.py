@@ -81,7 +81,7 @@ def cut_runs(
     if faulty:
         decode_frame(buffer.data, consumed, body_bytes_max=body_bytes_max)
         raise AssertionError(f"the kernel refuses the frame at byte {consumed}, the typed codec takes it")
-    table = _fill_runs(buffer, consumed, count)
+    table = _runs_table(buffer, consumed, count)
     if not keeps_order and count > 1 and rows < count * SORTED_BELOW_ROWS:
         buffer, table = _sort_by_stream(buffer, table, consumed)
     return FrameRuns(buffer, [FrameRun(*row) for row in table.tolist()], consumed)
@@ -95,7 +95,13 @@ def _sort_by_stream(buffer: Bytes, table: Column, consumed: int) -> tuple[Bytes,
     gathered = np.empty(consumed, dtype=np.uint8)
     _gather(buffer, table, order, gathered)
     count, _, _, _ = _count_runs(gathered, consumed)
-    return gathered, _fill_runs(gathered, consumed, count)
+    return gathered, _runs_table(gathered, consumed, count)
+
+
+def _runs_table(buffer: Bytes, consumed: int, count: int) -> Column:
+    table = np.zeros((count, _WIDTH), dtype=np.uint64)
+    _fill_runs(buffer, consumed, table)
+    return table
 
 
 @kernel_part
@@ -137,9 +143,8 @@ def _count_runs(data: AnyBytes, body_bytes_max: int) -> tuple[int, int, int, boo
 
 
 @kernel
-def _fill_runs(data: AnyBytes, end: int, count: int) -> Column:
-    """What `_count_runs` has found sound, as rows of `FrameRun`."""
-    table = np.zeros((count, _WIDTH), dtype=np.uint64)
+def _fill_runs(data: AnyBytes, end: int, table: UInt64Rows) -> None:
+    """What `_count_runs` has found sound, as rows of `FrameRun`, into a table of zeros."""
     at = i64(0)
     run = i64(-1)
     run_opaque = i64(-1)
@@ -164,7 +169,6 @@ def _fill_runs(data: AnyBytes, end: int, count: int) -> Column:
             table[run, _ROWS] += u64(1)
             table[run, _LAST_SEQNO] = seqno
         at = frame_end
-    return table
 
 
 @kernel

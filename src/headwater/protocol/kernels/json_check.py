@@ -6,9 +6,7 @@ counts as not JSON, so that no reader downstream has to follow it.
 
 from __future__ import annotations
 
-import numpy as np
-
-from headwater.protocol.kernels.memory import Bytes, borrowed, inlined_part, kernel_part, load_u8
+from headwater.protocol.kernels.memory import Bytes, borrowed, inlined_part, kernel_part, load_u8, local_bytes
 
 DEPTH_MAX = 512
 
@@ -28,7 +26,7 @@ _UPPER_A, _UPPER_E, _UPPER_F = b"AEF"
 @kernel_part
 def is_json(data: Bytes, start: int, end: int) -> bool:
     data = borrowed(data)
-    stack = np.empty(DEPTH_MAX, dtype=np.uint8)
+    stack = local_bytes(DEPTH_MAX)
     depth = 0
     expect = _VALUE
     at = start

@@ -1,35 +1,39 @@
-"""Compiling kernels ahead of their first call, where the machine code is kept, and when it is stale.
+"""Kernels as Python calls them: loading their machine code, compiling it ahead, where it is kept, and when it is stale.
 
 `compile_kernels` is what a node calls before it is ready, and what `headwater kernels` and a Spark driver call; it runs
 no kernel.
 
-numba keeps the machine code of a kernel under the source of that kernel alone. But a kernel holds the code of every
-kernel it calls: change one, and its callers in other files would go on with the old one. So all kernels are kept
-together under one digest of all their sources, and any change makes a new folder. The folder is the user's, not the
-package's, which may be read-only; it is private, because what is loaded from it is run. The location of the package
-plays no part, so that code compiled in one place serves in another: another virtual environment, or an executor of
-Spark.
+numba compiles a kernel, and no one needs numba after that: importing it takes longer than all the rest that a command
+does until its first output. So what is kept of a kernel is an object file with a function that CPython can call
+(`compiling` says how it takes its arguments). LLVM links it into the process when the kernel is called first.
+
+A kernel holds the code of every kernel it calls: change one, and its callers in other files would go on with the old
+one. So all kernels are kept together under one digest of all their sources, and any change makes a new folder. The
+folder is the user's, not the package's, which may be read-only; it is private, because what is loaded from it is run.
+The location of the package plays no part, so that code compiled in one place serves in another: another virtual
+environment, or an executor of Spark. The name of a file says which processor it is for.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import re
 import stat
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from shutil import rmtree
-from typing import Annotated, Any, get_origin, get_type_hints
+from threading import RLock
+from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 
-import numba
-from numba import types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
 
 from headwater.phrases import is_compiling
 
@@ -38,61 +42,246 @@ _FOLDERS_KEPT = 4
 _IN_USE_S = 24 * 60 * 60.0
 """A folder that was used so lately may be in use, and stays, however many there are."""
 _PRIVATE = 0o700
-_MARK = re.compile(rb"^@(kernel|kernel_part|inlined_part)$|= intrinsic\(", re.MULTILINE)
-"""What a file has whose code becomes part of kernels."""
 
-KERNELS: list[Any] = []
+KERNEL_MODULES = (
+    "headwater.client.batches",
+    "headwater.lake.change_rows",
+    "headwater.lake.json_fields",
+    "headwater.lake.verify_hashes",
+    "headwater.node.producer.live_frames",
+    "headwater.node.producer.outbound",
+    "headwater.protocol.kernels.decode",
+    "headwater.protocol.kernels.frame_header",
+    "headwater.protocol.kernels.frame_runs",
+    "headwater.protocol.kernels.json_check",
+    "headwater.protocol.kernels.json_path",
+    "headwater.protocol.kernels.siphash",
+    "headwater.protocol.kernels.snappy",
+    "headwater.protocol.kernels.xattr_split",
+    "headwater.store.checksums",
+    "headwater.store.compaction",
+    "headwater.store.frame_places",
+    "headwater.store.index",
+    "headwater.store.prepares",
+    "headwater.store.range_scan",
+    "headwater.store.read_run",
+    "headwater.store.receiving",
+    "headwater.store.runs",
+    "headwater.store.scan",
+    "headwater.store.search",
+    "headwater.store.set_run",
+    "headwater.store.vbuckets",
+    "headwater.transfer.change_lines",
+    "headwater.transfer.generated_documents",
+    "headwater.transfer.json_lines",
+    "headwater.transfer.key_template",
+    "headwater.transfer.set_frames",
+)
+"""Every module of Headwater that has a kernel or a part. (To find them is to read all sources, which takes a command
+longer than to load its kernels. A test compares.)"""
+_COMPILER_MODULES = (
+    "headwater.protocol.kernels.compiling",
+    "headwater.protocol.kernels.intrinsics",
+    "headwater.protocol.kernels.machine_code",
+    "headwater.protocol.kernels.memory",
+    "headwater.store.checksum_step",
+)
+"""What else decides how a kernel is compiled and called."""
+
+KERNELS: list[Kernel] = []
 """Every kernel of the modules that were imported, in the order of their definitions."""
-_PLAIN = {int: (types.int64,), bool: (types.boolean,)}
 
 
-def register_kernel(dispatcher: Any) -> None:
-    KERNELS.append(dispatcher)
+# --- what a kernel is made of -----------------------------------------------------------------------------------------
+
+
+class ArrayType(NamedTuple):
+    """A parameter that is a contiguous array: what it holds, as numpy names it, and whether it must be writable."""
+
+    item: str
+    dimensions: int = 1
+    is_written: bool = True
+
+
+class KernelPart:
+    """A function that only kernels call."""
+
+    def __init__(self, function: Callable[..., Any], *, is_inlined: bool = False) -> None:
+        self.function = function
+        self.is_inlined = is_inlined
+
+    def __call__(self, *args: Any) -> Any:
+        """By numba, for any types: a test may call a part."""
+        from headwater.protocol.kernels.compiling import part_for_python
+
+        return part_for_python(self)(*args)
+
+
+class Intrinsic(NamedTuple):
+    """A function of numba's that a kernel calls, by the module that defines it: one that imports numba."""
+
+    module: str
+    name: str
+
+
+_PLAIN: dict[Any, str] = {int: "int64", bool: "bool"}
+
+
+class Kernel(partial[Any]):
+    """A function that Python calls, and that is machine code.
+
+    It is a `partial` because one can be pointed at another function: at the machine code, once that is loaded. A method
+    `__call__` would cost each call as much as all of the machine code's way to its arguments.
+    """
+
+    function: Callable[..., Any]
+
+    def __new__(cls, function: Callable[..., Any]) -> Kernel:
+        made = super().__new__(cls, function)
+        made.function = function
+        made._point_at(made._load_and_call)
+        KERNELS.append(made)
+        return made
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.func != self._load_and_call
+
+    def parameters(self) -> dict[str, ArrayType | str]:
+        """By name the types under which it is called, read from its annotations (the aliases are in `memory`)."""
+        hints = get_type_hints(self.function, include_extras=True)
+        hints.pop("return", None)
+        for name, hint in hints.items():
+            if hint not in _PLAIN and get_origin(hint) is not Annotated:
+                raise TypeError(f"{self.name} is a kernel, and {name!r} has no exact type: {hint}")
+        return {name: _PLAIN.get(hint) or hint.__metadata__[0] for name, hint in hints.items()}
+
+    def load(self) -> None:
+        """Link the kept machine code into the process, and compile it before that where there is none."""
+        with _LOADING:
+            if not self.is_loaded:
+                self._point_at(_linked(self))
+
+    def _load_and_call(self, *args: Any) -> Any:
+        self.load()
+        return self.func(*args)
+
+    def _point_at(self, function: Callable[..., Any]) -> None:
+        # It is how a partial is unpickled, too.
+        self.__setstate__((function, (), {}, self.__dict__))  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
 
 
 def compile_kernels(*packages: str) -> None:
-    """Compile the kernels of these packages or modules for all declared types, or load them if they were compiled.
+    """Compile the kernels of these packages or modules, or load them if they were compiled.
 
     Imports the modules that define them, and raises `ModuleNotFoundError` if a library of theirs is not installed.
     """
-    names = {name for name in kernel_modules() if any(f"{name}.".startswith(f"{package}.") for package in packages)}
+    names = {name for name in KERNEL_MODULES if any(f"{name}.".startswith(f"{package}.") for package in packages)}
     for name in sorted(names):
         import_module(name)
-    for dispatcher in KERNELS:
-        if dispatcher.py_func.__module__ in names:
-            for signature in declared_signatures(dispatcher):
-                dispatcher.compile(signature)
+    for kernel in KERNELS:
+        if kernel.function.__module__ in names:
+            kernel.load()
 
 
-def declared_signatures(dispatcher: Any) -> list[tuple[Any, ...]]:
-    """The types under which a kernel is called, read from its annotations (the aliases are in `memory`)."""
-    hints = get_type_hints(dispatcher.py_func, include_extras=True)
-    hints.pop("return", None)
-    for name, hint in hints.items():
-        if hint not in _PLAIN and get_origin(hint) is not Annotated:
-            module = dispatcher.py_func.__module__
-            raise TypeError(f"{module}.{dispatcher.__name__} is a kernel, and {name!r} has no exact type: {hint}")
-    return list(product(*(_PLAIN.get(hint) or hint.__metadata__ for hint in hints.values())))
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def kernel_modules() -> list[str]:
-    """The names of all modules of Headwater that define kernels, imported or not."""
-    return [".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts) for path in _kernel_sources()]
+_LOADING = RLock()
+"""Threads may call a kernel for the first time at once."""
+_LOADED: list[Any] = []
+"""What must stay as long as the machine code may be called."""
+
+FASTCALL = 0x80
+"""METH_FASTCALL: the arguments come as an array of objects."""
+SELF = (np.ndarray, TypeError, RuntimeError, None)
+"""What the machine code needs of Python, as the object that it gets for `self`: it knows no address by itself."""
+
+
+class _MethodDef(ctypes.Structure):
+    """PyMethodDef, by which CPython makes a callable of a function in C."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
 
 
 @cache
-def _kernel_sources() -> dict[Path, bytes]:
-    """Every file of the package that has a kernel or an intrinsic, and what stands in it."""
-    sources = {path: path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py"))}
-    return {path: source for path, source in sources.items() if _MARK.search(source)}
+def _linker() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
+    return llvm.create_lljit_compiler(machine)
+
+
+def _linked(kernel: Kernel) -> Callable[..., Any]:
+    """The kernel as a builtin function of this process."""
+    name = symbol_of(kernel)
+    builder = llvm.JITLibraryBuilder().add_object_img(_kept_code(kernel)).add_current_process().export_symbol(name)
+    library = builder.link(_linker(), name)
+    definition = _MethodDef(kernel.function.__name__.encode(), library[name], FASTCALL, None)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    _LOADED.append((library, definition))
+    made: Callable[..., Any] = make(ctypes.addressof(definition), SELF, None)
+    return made
+
+
+def symbol_of(kernel: Kernel) -> str:
+    """The name of its entry. Two kernels of a module may have one name: not both, one of them as a local function."""
+    return kernel.name.replace(".", "_")
+
+
+def _kept_code(kernel: Kernel) -> bytes:
+    """The object file of a kernel; it is compiled now if there is none for this processor."""
+    file = code_folder() / f"{kernel.name}-{_processor()}.o"
+    with suppress(FileNotFoundError):
+        return file.read_bytes()
+    is_compiling()
+    # numba is for compiling alone, see above.
+    from headwater.protocol.kernels.compiling import compiled_object
+
+    code: bytes = compiled_object(kernel)
+    if kernel.function.__module__ not in KERNEL_MODULES:
+        return code  # A test's own: the digest says nothing of its source.
+    # A folder that was removed meanwhile comes back as private as it was.
+    file.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+    # Another process may read it at any time, or write the same.
+    handle, written = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(handle, "wb") as opened:
+        opened.write(code)
+    Path(written).replace(file)
+    return code
+
+
+@cache
+def _processor() -> str:
+    """A digest of the processor that kernels are compiled for: its name, and what it can do."""
+    named = [os.environ.get(f"NUMBA_CPU_{what}", "") for what in ("NAME", "FEATURES")]
+    own = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    return sha256(" ".join([*named, *own]).encode()).hexdigest()[:8]
+
+
+# --- where it is kept -------------------------------------------------------------------------------------------------
 
 
 @cache
 def sources_digest() -> str:
-    """A digest of every file of the package that has a kernel or an intrinsic, of numba's version and of Python's."""
-    digest = sha256(f"{numba.__version__} {sys.version}".encode())
-    for path, source in _kernel_sources().items():
-        digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + source + b"\0")
+    """A digest of every file that makes machine code, of LLVM's version and of Python's."""
+    digest = sha256(f"{llvmlite.__version__} {sys.version}".encode())
+    for name in (*_COMPILER_MODULES, *KERNEL_MODULES):
+        path = _PACKAGE.parent / f"{name.replace('.', '/')}.py"
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -141,46 +330,3 @@ def _forget_old(parent: Path) -> None:
     for folder in sorted(used_s, key=lambda folder: used_s[folder])[:-_FOLDERS_KEPT]:
         if used_s[folder] < now_s - _IN_USE_S:
             rmtree(folder, ignore_errors=True)
-
-
-class _Locator(_CacheLocator):  # type: ignore[misc]
-    """Gives numba the folder, and the digest as the stamp of the source."""
-
-    def __init__(self, function: Any, source_file: str) -> None:
-        where = sha256(os.path.relpath(source_file, _PACKAGE).encode()).hexdigest()[:8]
-        self._disambiguator = f"{where}-{function.__code__.co_firstlineno}"
-
-    @classmethod
-    def from_function(cls, py_func: Any, py_file: str) -> _Locator:
-        return cls(py_func, py_file)
-
-    def get_cache_path(self) -> str:
-        return str(code_folder())
-
-    def ensure_cache_path(self) -> None:
-        """Before code is kept. A folder that was removed meanwhile comes back as private as it was."""
-        code_folder().mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-        super().ensure_cache_path()
-
-    def get_source_stamp(self) -> str:
-        return sources_digest()
-
-    def get_disambiguator(self) -> str:
-        return self._disambiguator
-
-
-class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = [_Locator]  # noqa: RUF012  (numba's own attribute)
-
-
-class KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of a function, in that folder."""
-
-    _impl_class = _CacheImpl
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The kept code, or None: numba compiles then."""
-        kept = super().load_overload(sig, target_context)
-        if kept is None:
-            is_compiling()
-        return kept

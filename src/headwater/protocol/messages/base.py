@@ -112,7 +112,7 @@ NO_FIELDS = Layout()
 # --- what the messages of both wire formats share ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class WireMessage:
     """A header, which subclasses say, and a body: extras, key and value, and the way to and from a frame."""
 
@@ -122,6 +122,19 @@ class WireMessage:
     key_bytes_max: ClassVar[int | None] = None
     _may_have: ClassVar[frozenset[str]] = frozenset()
     _must_have: ClassVar[frozenset[str]] = frozenset()
+
+    def __repr__(self) -> str:
+        shown = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     @classmethod
     def learn_shape(cls) -> None:
@@ -224,7 +237,10 @@ M = TypeVar("M", bound="Message")
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def message(cls: type[M]) -> type[M]:
     """Make a class a message and enter it under its opcode."""
-    made: type[M] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    # `WireMessage` has what dataclass would write for each class again, and a class without a docstring would get its
+    # signature for one: both take most of the time to import all messages.
+    cls.__doc__ = cls.__doc__ or cls.__name__
+    made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
     made.learn_shape()
     if issubclass(made, Request):
         registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
@@ -235,7 +251,7 @@ def message(cls: type[M]) -> type[M]:
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Message(WireMessage):
     """A request or a response."""
 
@@ -270,7 +286,7 @@ class Message(WireMessage):
         return cls(**cls.decode_body(frame, negotiated, header))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Request(Message):
     """A message that asks, or that reports a change. DCP's own data messages are requests that get no response."""
 
@@ -294,7 +310,7 @@ class Request(Message):
         return cls._decoded(frame, negotiated, vbucket=VBucketId(frame.specific))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Response(Message):
     """The answer to a request, in the form it has when the request succeeded."""
 
@@ -313,7 +329,7 @@ class Response(Message):
         return cls._decoded(frame, negotiated, opcode=Opcode(frame.opcode), status=Status(frame.specific))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class OpaqueResponse(Response):
     """A response whose extras, key and value are kept as bytes."""
 

@@ -1,0 +1,217 @@
+"""Compiling a kernel to an object file that needs no numba: numba's code, and an entry that CPython can call.
+
+The entry is a METH_FASTCALL function. It takes the arguments from their Python objects, calls what numba made of the
+kernel while other threads may run, and makes an object of the result. numba's own entries do the same, but call
+functions of numba's, and find out on every call for which types the kernel was compiled; here there is one kind of each
+parameter, which its annotation declares. So an entry compares an array with that, and reads it where numpy keeps it:
+the layout of PyArrayObject and PyArray_Descr is part of numpy's ABI (the struct in numpy's ndarraytypes.h, the same in
+1.x and 2.x), and the size of an object's head is `object.__basicsize__`.
+
+A kernel returns nothing, a number, or a tuple of numbers. It makes no array: what it fills, its caller gives it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.core.typing.templates import Signature
+from numba.np.arrayobj import populate_array
+
+from headwater.protocol.kernels.machine_code import ArrayType, Intrinsic, Kernel, KernelPart, symbol_of
+
+# --- from functions to numba's ----------------------------------------------------------------------------------------
+
+
+@cache
+def _numba_function(function: Any, *, is_inlined: bool = False) -> Any:
+    # Without its runtime (nrt) numba counts no references to arrays, which the caller holds, and can't make any.
+    options = {"nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return njit(**options, forceinline=is_inlined)(_for_numba(function))
+
+
+@cache
+def part_for_python(part: KernelPart) -> Any:
+    return njit(_for_numba(part.function))
+
+
+def _for_numba(function: Any) -> FunctionType:
+    """The function, with what it calls in numba's form."""
+    names = (name for name in function.__code__.co_names if name in function.__globals__)
+    known = {name: _numba_value(function.__globals__[name]) for name in names}
+    return FunctionType(function.__code__, known | {"__name__": function.__module__}, function.__name__)
+
+
+def _numba_value(value: Any) -> Any:
+    if isinstance(value, Intrinsic):
+        return _numba_value(getattr(import_module(value.module), value.name))
+    if isinstance(value, KernelPart):
+        return _numba_function(value.function, is_inlined=value.is_inlined)
+    return _numba_function(value.function) if isinstance(value, Kernel) else value
+
+
+def _numba_type(parameter: ArrayType | str) -> Any:
+    if isinstance(parameter, ArrayType):
+        return types.Array(_numba_type(parameter.item), parameter.dimensions, "C")
+    return types.boolean if parameter == "bool" else getattr(types, parameter)
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def compiled_object(kernel: Kernel) -> bytes:
+    """The object file of a kernel, which defines its entry under the kernel's symbol."""
+    parameters = kernel.parameters()
+    dispatcher = _numba_function(kernel.function)
+    argument_types = tuple(_numba_type(parameter) for parameter in parameters.values())
+    dispatcher.compile(argument_types)
+    compiled = dispatcher.overloads[argument_types]
+    context = cpu_target.target_context
+    module = context.create_module(kernel.name)
+    _Entry(context, module, kernel, compiled).build(parameters)
+    library = context.codegen().create_library(kernel.name)
+    library.enable_object_caching()
+    library.add_ir_module(module)
+    library.add_linking_library(compiled.library)
+    library.finalize()
+    code: bytes = library._get_compiled_object()
+    return code
+
+
+# --- the entry --------------------------------------------------------------------------------------------------------
+
+_BYTE, _HALF, _WORD = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_POINTER = _BYTE.as_pointer()
+
+_HEAD_BYTES = object.__basicsize__
+_TYPE_AT = _HEAD_BYTES - 8
+"""The last field of an object's head is its type."""
+_DATA_AT, _DIMENSIONS_AT, _SHAPE_AT, _STRIDES_AT = (_HEAD_BYTES + at for at in (0, 8, 16, 24))
+_DTYPE_AT, _FLAGS_AT = _HEAD_BYTES + 40, _HEAD_BYTES + 48
+"""Of PyArrayObject."""
+_BYTE_ORDER_AT, _NUMBER_AT = _HEAD_BYTES + 10, _HEAD_BYTES + 12
+"""Of PyArray_Descr."""
+_CONTIGUOUS, _ALIGNED, _WRITABLE = 0x1, 0x100, 0x400
+
+_NDARRAY, _TYPE_ERROR, _RUNTIME_ERROR, _NONE = (tuple.__basicsize__ + 8 * place for place in range(4))
+"""Where the items of `machine_code.SELF` lie."""
+
+
+class _Entry:
+    """Builds `PyObject *entry(PyObject *self, PyObject *const *args, Py_ssize_t count)`."""
+
+    def __init__(self, context: Any, module: Any, kernel: Kernel, compiled: Any) -> None:
+        self._context = context
+        self._compiled = compiled
+        self._kernel = kernel
+        kind = ir.FunctionType(_POINTER, [_POINTER, _POINTER, _WORD])
+        function = ir.Function(module, kind, name=symbol_of(kernel))
+        self._self, self._args, self._count = function.args
+        self._builder = ir.IRBuilder(function.append_basic_block())
+
+    def build(self, parameters: dict[str, ArrayType | str]) -> None:
+        builder, context = self._builder, self._context
+        self._refuse_unless(self._is(self._count, len(parameters)), f"takes {len(parameters)} arguments")
+        values = [
+            self._argument(name, parameter, self._load(self._args, 8 * place, _POINTER))
+            for place, (name, parameter) in enumerate(parameters.items())
+        ]
+        fault = self._call("PyErr_Occurred", _POINTER)
+        with cgutils.if_unlikely(builder, cgutils.is_not_null(builder, fault)):
+            builder.ret(_POINTER(None))
+        thread = self._call("PyEval_SaveThread", _POINTER)
+        signature: Signature = self._compiled.signature
+        status, result = context.call_internal_no_propagate(builder, self._compiled.fndesc, signature, values)
+        self._call("PyEval_RestoreThread", ir.VoidType(), thread)
+        self._refuse_unless(builder.not_(status.is_error), "failed", _RUNTIME_ERROR)
+        builder.ret(self._object(signature.return_type, result))
+
+    def _argument(self, name: str, parameter: ArrayType | str, given: Any) -> Any:
+        builder = self._builder
+        if isinstance(parameter, ArrayType):
+            return self._array(name, parameter, given)
+        if parameter == "bool":
+            return self._builder.trunc(self._call("PyObject_IsTrue", _HALF, given), ir.IntType(1))
+        if parameter == "int64":
+            return self._call("PyLong_AsLongLong", _WORD, given)
+        number = self._call("PyLong_AsUnsignedLongLongMask", _WORD, given)
+        return builder.trunc(number, self._context.get_value_type(_numba_type(parameter)))
+
+    def _array(self, name: str, parameter: ArrayType, given: Any) -> Any:
+        """numba's form of an array, after a look whether it is one of the declared type."""
+        builder = self._builder
+        wanted = f"takes a contiguous array of {parameter.item} as {name}, with {parameter.dimensions} dimensions"
+        is_array = builder.icmp_unsigned("==", self._load(given, _TYPE_AT, _POINTER), self._of_self(_NDARRAY))
+        self._refuse_unless(is_array, wanted)
+        dtype = self._load(given, _DTYPE_AT, _POINTER)
+        self._refuse_unless(self._is(self._load(dtype, _NUMBER_AT, _HALF), np.dtype(parameter.item).num), wanted)
+        is_swapped = self._is(self._load(dtype, _BYTE_ORDER_AT, _BYTE), ord(np.dtype(">u2").byteorder))
+        self._refuse_unless(builder.not_(is_swapped), f"{wanted}, in the machine's byte order")
+        self._refuse_unless(self._is(self._load(given, _DIMENSIONS_AT, _HALF), parameter.dimensions), wanted)
+        flags, needed = self._load(given, _FLAGS_AT, _HALF), _CONTIGUOUS | _ALIGNED
+        self._refuse_unless(self._is(builder.and_(flags, _HALF(needed)), needed), wanted)
+        if parameter.is_written:
+            self._refuse_unless(self._is(builder.and_(flags, _HALF(_WRITABLE)), _WRITABLE), f"{wanted}, to write to")
+        array_type = _numba_type(parameter)
+        made = self._context.make_array(array_type)(self._context, builder)
+        shape, strides = (self._load(given, at, _POINTER) for at in (_SHAPE_AT, _STRIDES_AT))
+        populate_array(
+            made,
+            data=self._load(given, _DATA_AT, self._context.get_data_type(array_type.dtype).as_pointer()),
+            shape=[self._load(shape, 8 * axis, _WORD) for axis in range(parameter.dimensions)],
+            strides=[self._load(strides, 8 * axis, _WORD) for axis in range(parameter.dimensions)],
+            itemsize=_WORD(np.dtype(parameter.item).itemsize),
+            # The caller holds the array: no reference is counted.
+            meminfo=None,
+        )
+        return made._getvalue()
+
+    def _object(self, result_type: Any, result: Any) -> Any:
+        """A new reference to the result as a Python object."""
+        builder = self._builder
+        if result_type == types.none:
+            nothing = self._of_self(_NONE)
+            self._call("Py_IncRef", ir.VoidType(), nothing)
+            return nothing
+        if isinstance(result_type, types.Boolean):
+            return self._call("PyBool_FromLong", _POINTER, builder.zext(result, _WORD))
+        if isinstance(result_type, types.Integer):
+            if result_type.signed:
+                return self._call("PyLong_FromLongLong", _POINTER, builder.sext(result, _WORD))
+            return self._call("PyLong_FromUnsignedLongLong", _POINTER, builder.zext(result, _WORD))
+        if not isinstance(result_type, types.BaseTuple):
+            raise TypeError(f"{self._kernel.name} is a kernel, and returns no number: {result_type}")
+        made = self._call("PyTuple_New", _POINTER, _WORD(len(result_type)))
+        for place, item_type in enumerate(result_type):
+            item = self._object(item_type, builder.extract_value(result, place))
+            self._call("PyTuple_SetItem", _HALF, made, _WORD(place), item)
+        return made
+
+    # What it is written with.
+
+    def _load(self, pointer: Any, at: int, kind: Any) -> Any:
+        builder = self._builder
+        return builder.load(builder.bitcast(builder.gep(pointer, [_WORD(at)]), kind.as_pointer()))
+
+    def _of_self(self, at: int) -> Any:
+        return self._load(self._self, at, _POINTER)
+
+    def _is(self, value: Any, number: int) -> Any:
+        return self._builder.icmp_unsigned("==", value, value.type(number))
+
+    def _call(self, name: str, result: Any, *args: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in args])
+        return self._builder.call(cgutils.get_or_insert_function(self._builder.module, kind, name), args)
+
+    def _refuse_unless(self, condition: Any, what: str, error_at: int = _TYPE_ERROR) -> None:
+        builder = self._builder
+        with cgutils.if_unlikely(builder, builder.not_(condition)):
+            message = self._context.insert_const_string(builder.module, f"the kernel {self._kernel.name} {what}")
+            self._call("PyErr_SetString", ir.VoidType(), self._of_self(error_at), message)
+            builder.ret(_POINTER(None))
