@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import client, decoding, engines, key_value, landing, replication, streaming, tables
+from bench import client, decoding, engines, key_value, landing, replication, startup, streaming, tables
 from bench.measure import SCALE
 from bench.report import Section, write_page
 
@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[], Section | Sequence[Section]]] = {
     "fan-out": streaming.run_fan_out,
     "drain": client.run_drain,
     "replication": replication.run,
+    "startup": startup.run,
     "landing": landing.run,
     "tables": tables.run,
 }

@@ -138,7 +138,7 @@ def results_of(rows: Iterable[tuple[int, bytes]]) -> list[Any]:
 #
 # They are compiled on the driver and carried by Spark. Compiling takes seconds and would happen in the first task of
 # every new executor. Where driver and executors share a home, or ran Headwater before, there is nothing to carry.
-# Machine code of another kind of processor is not used: numba looks at that, and compiles.
+# Machine code of another kind of processor is not used, by the name of its file: it is compiled there.
 
 
 def _archive_name() -> str:

@@ -26,6 +26,7 @@ from headwater.protocol.kernels.frame_header import (
     prefix_bytes,
 )
 from headwater.protocol.kernels.memory import (
+    AnyBytes,
     Bytes,
     UInt64,
     copy_bytes,
@@ -279,7 +280,7 @@ def _is_stored_form(run: Bytes, at: int, end: int, vbucket: int) -> bool:
 
 @kernel
 def _take(
-    run: Bytes, vbucket: int, after_seqno: UInt64, end_seqno: UInt64, frames: Bytes, used: int
+    run: AnyBytes, vbucket: int, after_seqno: UInt64, end_seqno: UInt64, frames: Bytes, used: int
 ) -> tuple[int, int, int, int, int]:
     """Copy frames to `used` and on. Returns why it stopped and where, the end of the copy, its last seqno and count."""
     at = i64(0)

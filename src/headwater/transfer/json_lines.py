@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +21,7 @@ from headwater.protocol.kernels.json_check import is_json
 from headwater.protocol.kernels.memory import Bytes, Column, Int64s, ReadOnlyBytes, i64, kernel, kernel_part
 from headwater.protocol.numbers import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headwater.transfer.key_template import KeyTemplate
-from headwater.transfer.set_frames import JSON_FLAGS, Documents, SetFrames
+from headwater.transfer.set_frames import JSON_FLAGS, Documents, KeptDocuments
 from headwater.transfer.table_json import text_bytes
 
 CHUNK_BYTES = 512 * 1024
@@ -194,20 +193,6 @@ def begins_an_export(text: bytes) -> bool:
 
 
 # --- documents that bring more than a value ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptDocuments(Documents):
-    """Documents with the flags and the expiry that each of them had."""
-
-    flags: Column
-    expiries: Column
-
-    def stamp(self, frames: SetFrames) -> None:
-        """Write both into the SETs that were made of the documents."""
-        for at, numbers in ((24, self.flags), (28, self.expiries)):
-            at_bytes = frames.starts[:-1, np.newaxis] + np.arange(at, at + 4)
-            frames.data[at_bytes] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
 
 
 class DocumentSource(Protocol):

@@ -40,10 +40,10 @@ from headwater.protocol.kernels.memory import Column
 from headwater.protocol.messages import key_text, refused
 from headwater.protocol.numbers import CollectionId, VBucketId, decode_collection_id
 from headwater.protocol.status import Status
-from headwater.transfer.json_lines import KeptDocuments
 from headwater.transfer.set_frames import (
     Answers,
     Documents,
+    KeptDocuments,
     SetFrames,
     encode_sets,
     scan_answers,

@@ -98,6 +98,20 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptDocuments(Documents):
+    """Documents with the flags and the expiry that each of them had."""
+
+    flags: Column
+    expiries: Column
+
+    def stamp(self, frames: SetFrames) -> None:
+        """Write both into the SETs that were made of the documents."""
+        for at, numbers in ((24, self.flags), (28, self.expiries)):
+            at_bytes = frames.starts[:-1, np.newaxis] + np.arange(at, at + 4)
+            frames.data[at_bytes] = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetFrames:
     """SET requests one behind the other. The opaques are set when it is known where the frames go."""
 

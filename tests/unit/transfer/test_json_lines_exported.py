@@ -16,8 +16,8 @@ from headwater.protocol.features import NOTHING_NEGOTIATED
 from headwater.protocol.frames import decode_frames
 from headwater.protocol.messages import decode_message
 from headwater.protocol.messages.documents import Set
-from headwater.transfer.json_lines import NUMBERED, ExportedDocuments, JsonLines, KeptDocuments, begins_an_export
-from headwater.transfer.set_frames import JSON_FLAGS, encode_sets
+from headwater.transfer.json_lines import NUMBERED, ExportedDocuments, JsonLines, begins_an_export
+from headwater.transfer.set_frames import JSON_FLAGS, KeptDocuments, encode_sets
 from support.cases import each
 
 

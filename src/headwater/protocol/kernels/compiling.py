@@ -12,8 +12,11 @@ A kernel returns nothing, a number, or a tuple of numbers. It makes no array: wh
 
 from __future__ import annotations
 
+import ast
+import inspect
 from functools import cache
 from importlib import import_module
+from textwrap import dedent
 from types import FunctionType
 from typing import Any
 
@@ -84,6 +87,18 @@ def compiled_object(kernel: Kernel) -> bytes:
     return code
 
 
+_WRITING = ("copy_bytes", "store_u16", "store_u32", "store_u64")
+
+
+def _written_names(function: Any) -> frozenset[str]:
+    """What the body of a kernel assigns items of, or hands to an intrinsic as its target."""
+    nodes = list(ast.walk(ast.parse(dedent(inspect.getsource(function)))))
+    assigned = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    targets = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id in _WRITING]
+    return frozenset(node.id for node in (*assigned, *targets) if isinstance(node, ast.Name))
+
+
 # --- the entry --------------------------------------------------------------------------------------------------------
 
 _BYTE, _HALF, _WORD = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -110,6 +125,7 @@ class _Entry:
         self._context = context
         self._compiled = compiled
         self._kernel = kernel
+        self._written = _written_names(kernel.function)
         kind = ir.FunctionType(_POINTER, [_POINTER, _POINTER, _WORD])
         function = ir.Function(module, kind, name=symbol_of(kernel))
         self._self, self._args, self._count = function.args
@@ -156,7 +172,7 @@ class _Entry:
         self._refuse_unless(self._is(self._load(given, _DIMENSIONS_AT, _HALF), parameter.dimensions), wanted)
         flags, needed = self._load(given, _FLAGS_AT, _HALF), _CONTIGUOUS | _ALIGNED
         self._refuse_unless(self._is(builder.and_(flags, _HALF(needed)), needed), wanted)
-        if parameter.is_written:
+        if name in self._written:
             self._refuse_unless(self._is(builder.and_(flags, _HALF(_WRITABLE)), _WRITABLE), f"{wanted}, to write to")
         array_type = _numba_type(parameter)
         made = self._context.make_array(array_type)(self._context, builder)

@@ -96,11 +96,10 @@ KERNELS: list[Kernel] = []
 
 
 class ArrayType(NamedTuple):
-    """A parameter that is a contiguous array: what it holds, as numpy names it, and whether it must be writable."""
+    """A parameter that is a contiguous array: what it holds, as numpy names it."""
 
     item: str
     dimensions: int = 1
-    is_written: bool = True
 
 
 class KernelPart:

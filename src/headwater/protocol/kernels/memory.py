@@ -24,28 +24,24 @@ T = TypeVar("T", bound=np.generic)
 #
 # To the type checker each is an array or an integer; the metadata is what the kernel is compiled for, and what its
 # caller's arrays are compared with. An array that can't be written to, such as one over received bytes or over a column
-# of Arrow, is taken by the `ReadOnly...` and `Any...` forms alone, and so is one that can.
-
-
-def _read_only(item: str) -> ArrayType:
-    return ArrayType(item, is_written=False)
-
+# of Arrow, is refused where the kernel itself writes to its parameter. The `ReadOnly...` and `Any...` forms are for the
+# reader: the kernel does not.
 
 Bytes: TypeAlias = Annotated[NDArray[np.uint8], ArrayType("uint8")]
-ReadOnlyBytes: TypeAlias = Annotated[NDArray[np.uint8], _read_only("uint8")]
+ReadOnlyBytes: TypeAlias = Annotated[NDArray[np.uint8], ArrayType("uint8")]
 AnyBytes: TypeAlias = ReadOnlyBytes
 Bools: TypeAlias = Annotated[NDArray[np.bool_], ArrayType("bool")]
 Int8s: TypeAlias = Annotated[NDArray[np.int8], ArrayType("int8")]
 Int32s: TypeAlias = Annotated[NDArray[np.int32], ArrayType("int32")]
-ReadOnlyInt32s: TypeAlias = Annotated[NDArray[np.int32], _read_only("int32")]
+ReadOnlyInt32s: TypeAlias = Annotated[NDArray[np.int32], ArrayType("int32")]
 Int64s: TypeAlias = Annotated[NDArray[np.int64], ArrayType("int64")]
-ReadOnlyInt64s: TypeAlias = Annotated[NDArray[np.int64], _read_only("int64")]
+ReadOnlyInt64s: TypeAlias = Annotated[NDArray[np.int64], ArrayType("int64")]
 UInt16s: TypeAlias = Annotated[NDArray[np.uint16], ArrayType("uint16")]
-ReadOnlyUInt16s: TypeAlias = Annotated[NDArray[np.uint16], _read_only("uint16")]
+ReadOnlyUInt16s: TypeAlias = Annotated[NDArray[np.uint16], ArrayType("uint16")]
 UInt32s: TypeAlias = Annotated[NDArray[np.uint32], ArrayType("uint32")]
-ReadOnlyUInt32s: TypeAlias = Annotated[NDArray[np.uint32], _read_only("uint32")]
+ReadOnlyUInt32s: TypeAlias = Annotated[NDArray[np.uint32], ArrayType("uint32")]
 UInt64s: TypeAlias = Annotated[NDArray[np.uint64], ArrayType("uint64")]
-ReadOnlyUInt64s: TypeAlias = Annotated[NDArray[np.uint64], _read_only("uint64")]
+ReadOnlyUInt64s: TypeAlias = Annotated[NDArray[np.uint64], ArrayType("uint64")]
 ByteRows: TypeAlias = Annotated[NDArray[np.uint8], ArrayType("uint8", 2)]
 Int64Rows: TypeAlias = Annotated[NDArray[np.int64], ArrayType("int64", 2)]
 UInt64Rows: TypeAlias = Annotated[NDArray[np.uint64], ArrayType("uint64", 2)]
