@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = {"headwater.client.asyncio_client", "headwater.client.batches", "numba", "pandas", "deltalake"}
+HEAVY = {"headwater.client.asyncio_client", "headwater.client.batches", "llvmlite", "pandas", "deltalake"}
 
 
 def loaded_after(program: str) -> set[str]:
