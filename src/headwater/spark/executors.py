@@ -49,16 +49,21 @@ class SparkRunner:
         """End the job that is running, if there is one. For any thread."""
         # A session that has ended by itself has nothing to cancel.
         with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
-            self._spark.interruptTag(self._tag)
+            if is_remote(self._spark):
+                self._spark.interruptTag(self._tag)
+            else:
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
     def __call__(self, tasks: Sequence[Task]) -> list[Any]:
         if not tasks:
             return []
-        count = len(tasks)
+        count, job = len(tasks), _RunOne(tuple(pickle.dumps(task) for task in tasks))
         with self._marked(type(tasks[0])):
+            if not is_remote(self._spark):
+                # The first query of a session plans and compiles for seconds, which a job without SQL does not.
+                return self._spark.sparkContext.parallelize(range(count), count).map(job.run).collect()
             # A range has exactly one row in each of its partitions, and needs no shuffle.
-            frame = self._spark.range(0, count, 1, count)
-            rows = frame.mapInArrow(_RunOne(tuple(pickle.dumps(task) for task in tasks)), RESULT_DDL).collect()
+            rows = self._spark.range(0, count, 1, count).mapInArrow(job, RESULT_DDL).collect()
         return results_of((row.number, row.result) for row in rows)
 
     @contextlib.contextmanager
@@ -66,15 +71,19 @@ class SparkRunner:
         """Jobs of this thread can be found and cancelled meanwhile. The caller's own marks come back."""
         context = None if is_remote(self._spark) else self._spark.sparkContext
         before = None if context is None else context.getLocalProperty(_DESCRIPTION)
-        self._spark.addTag(self._tag)
-        if context is not None:
+        if context is None:
+            self._spark.addTag(self._tag)
+        else:
+            context.addJobTag(self._tag)
             context.setLocalProperty(_DESCRIPTION, f"{self._name}: {(kind.__doc__ or '').partition(chr(10))[0]}")
         try:
             yield
         finally:
             with contextlib.suppress(Py4JError, ConnectionError):
-                self._spark.removeTag(self._tag)
-                if context is not None:
+                if context is None:
+                    self._spark.removeTag(self._tag)
+                else:
+                    context.removeJobTag(self._tag)
                     context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]
 
 
@@ -103,11 +112,15 @@ class _RunOne:
     pickled: tuple[bytes, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        use_shipped_kernels()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield result_batch(pickle.loads(self.pickled[number]).run(), number)
+                yield result_batch(self.run(number), number)
+
+    def run(self, number: int) -> Any:
+        use_shipped_kernels()
+        result = pickle.loads(self.pickled[number]).run()
         keep_loaded("lake")
+        return result
 
 
 @cache
