@@ -109,7 +109,7 @@ def _encode_all(texts: pa.Array, wanted: Column) -> tuple[pa.Array, pa.Array, Co
         data, offsets, wanted, is_done, np.empty((_NAME_FACTS, NAMES_MAX + 1), dtype=np.int64),
         np.empty(NAMES_MAX, dtype=np.uint64), np.empty(total, dtype=np.uint8), np.empty(_SLOTS, dtype=np.int32),
         _SECRET[0], _SECRET[1], np.empty((2, longest // 2 + 1), dtype=np.int64), values, value_offsets, dictionaries,
-        dictionary_offsets,
+        dictionary_offsets, np.zeros(_COUNTS, dtype=np.int64), np.empty((3, DEPTH_MAX), dtype=np.int64),
     )  # fmt: skip
     return _binaries(values, value_offsets), _binaries(dictionaries, dictionary_offsets), is_done
 
@@ -142,14 +142,12 @@ _NO_NAME = NAMES_MAX
 def _encode(
     data: ReadOnlyBytes, offsets: ReadOnlyInt64s, wanted: Bools, is_done: Bools, names: Int64Rows, heads: UInt64s,
     name_bytes: Bytes, slots: Int32s, secret0: UInt64, secret1: UInt64, members: Int64Rows, values: Bytes,
-    value_offsets: Int64s, dictionaries: Bytes, dictionary_offsets: Int64s,
+    value_offsets: Int64s, dictionaries: Bytes, dictionary_offsets: Int64s, counts: Int64s, levels: Int64Rows,
 ) -> None:  # fmt: skip
     data, names, heads, name_bytes, slots = (
         borrowed(data), borrowed(names), borrowed(heads), borrowed(name_bytes), borrowed(slots)
     )  # fmt: skip
     members, values, dictionaries = borrowed(members), borrowed(values), borrowed(dictionaries)
-    counts = np.zeros(_COUNTS, dtype=np.int64)
-    levels = np.empty((3, DEPTH_MAX), dtype=np.int64)
     # How many names the last dictionary has, and where it lies.
     last_names, last_start, last_end = i64(-1), i64(0), i64(0)
     _forget_names(names, slots, counts)

@@ -87,7 +87,7 @@ def compiled_object(kernel: Kernel) -> bytes:
     return code
 
 
-_WRITING = ("copy_bytes", "store_u16", "store_u32", "store_u64")
+_WRITING = ("copy_bytes", "move_bytes", "store_u16", "store_u32", "store_u64")
 
 
 def _written_names(function: Any) -> frozenset[str]:
