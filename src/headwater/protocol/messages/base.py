@@ -239,7 +239,7 @@ def message(cls: type[M]) -> type[M]:
     """Make a class a message and enter it under its opcode."""
     # `WireMessage` has what dataclass would write for each class again, and a class without a docstring would get its
     # signature for one: both take most of the time to import all messages.
-    cls.__doc__ = cls.__doc__ or cls.__name__
+    cls.__doc__ = cls.__doc__ or f"{cls.__name__}(…)"
     made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
     made.learn_shape()
     if issubclass(made, Request):
