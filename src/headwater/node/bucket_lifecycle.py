@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 KERNEL_PACKAGES = (
     "headwater.protocol.kernels.frame_runs",
+    "headwater.protocol.kernels.json_check",
     "headwater.protocol.kernels.siphash",
     "headwater.store",
     "headwater.node",

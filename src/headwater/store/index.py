@@ -233,8 +233,8 @@ def _entry(slot: Column) -> Entry:
 # --- kernels ------------------------------------------------------------------------------------------------------
 
 
-@kernel_part
-def probe(slots: Column, base: int, capacity: int, high: int, low: int) -> int:
+@kernel
+def probe(slots: UInt64Rows, base: int, capacity: int, high: UInt64, low: UInt64) -> int:
     """The slot of a hash, or, where it has none, ~slot of the free one it would take. The table is never full."""
     # The upper half of the hash, scaled to the table: any number of slots will do.
     at = i64(((high >> u64(32)) * u64(capacity)) >> u64(32))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headwater.protocol.frames import DurabilityLevel
+from headwater.protocol.kernels.compiling import part_for_python
 from headwater.protocol.messages.dcp_changes import (
     Abort,
     Deletion,
@@ -20,11 +21,11 @@ from headwater.protocol.messages.dcp_changes import (
 )
 from headwater.protocol.messages.documents import Set
 from headwater.protocol.numbers import DEFAULT_COLLECTION, CollectionId, Seqno, VBucketId
+from headwater.store import runs
 from headwater.store.runs import (
     EMPTY_RUN,
     as_run,
     find_seqno,
-    frame_end,
     group_by_vbucket,
     group_starts_of,
     is_sound,
@@ -34,6 +35,8 @@ from headwater.store.runs import (
     split_before,
 )
 from support.cases import each
+
+frame_end = part_for_python(runs.frame_end)
 
 
 def change(seqno: int, vbucket: int = 0, *, kind: str = "mutation", value_bytes: int = 10) -> bytes:

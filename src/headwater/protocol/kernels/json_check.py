@@ -6,7 +6,7 @@ counts as not JSON, so that no reader downstream has to follow it.
 
 from __future__ import annotations
 
-from headwater.protocol.kernels.memory import Bytes, borrowed, inlined_part, kernel_part, load_u8, local_bytes
+from headwater.protocol.kernels.memory import Bytes, borrowed, inlined_part, kernel, kernel_part, load_u8, local_bytes
 
 DEPTH_MAX = 512
 
@@ -23,7 +23,7 @@ _A, _B, _E, _F, _L, _N, _R, _S, _T, _U = b"abeflnrstu"
 _UPPER_A, _UPPER_E, _UPPER_F = b"AEF"
 
 
-@kernel_part
+@kernel
 def is_json(data: Bytes, start: int, end: int) -> bool:
     data = borrowed(data)
     stack = local_bytes(DEPTH_MAX)

@@ -106,17 +106,14 @@ class ArrayType(NamedTuple):
 
 
 class KernelPart:
-    """A function that only kernels call."""
+    """A function that only kernels call. Python can't: it would wait for a compilation, on every start.
+
+    A test calls what `compiling.part_for_python` makes of it.
+    """
 
     def __init__(self, function: Callable[..., Any], *, is_inlined: bool = False) -> None:
         self.function = function
         self.is_inlined = is_inlined
-
-    def __call__(self, *args: Any) -> Any:
-        """By numba, for any types: a test may call a part."""
-        from headwater.protocol.kernels.compiling import part_for_python
-
-        return part_for_python(self)(*args)
 
 
 class Intrinsic(NamedTuple):

@@ -10,9 +10,13 @@ import pytest
 from headwater.protocol.features import Magic, Opcode
 from headwater.protocol.frames import HEADER_BYTES, Frame, decode_frame, stream_id
 from headwater.protocol.kernels import frame_header
-from headwater.protocol.kernels.frame_header import is_document_change, is_magic, stated_lengths
+from headwater.protocol.kernels.compiling import part_for_python
 from headwater.protocol.messages.base import Request
 from headwater.protocol.messages.dcp_changes import Abort, Deletion, Expiration, Mutation, Prepare, SystemEvent
+
+is_magic, is_document_change, stated_lengths = map(
+    part_for_python, (frame_header.is_magic, frame_header.is_document_change, frame_header.stated_lengths)
+)
 
 CHANGE: dict[str, Any] = {"key": b"k", "seqno": 1, "rev_seqno": 1}
 
