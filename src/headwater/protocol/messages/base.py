@@ -237,10 +237,15 @@ M = TypeVar("M", bound="Message")
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def message(cls: type[M]) -> type[M]:
     """Make a class a message and enter it under its opcode."""
-    # `WireMessage` has what dataclass would write for each class again, and a class without a docstring would get its
-    # signature for one: both take most of the time to import all messages.
+    # `WireMessage` has what dataclass would write for each class again, a class without a docstring would get its
+    # signature for one, and one with no fields of its own needs nothing new: these take most of the time to import all
+    # messages.
     cls.__doc__ = cls.__doc__ or f"{cls.__name__}(…)"
-    made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
+    if "__annotations__" in cls.__dict__:
+        made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
+    else:
+        own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
+        made = type(cls)(cls.__name__, cls.__bases__, {"__slots__": (), **own})
     made.learn_shape()
     if issubclass(made, Request):
         registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
