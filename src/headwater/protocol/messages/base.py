@@ -18,7 +18,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 from headwater.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from headwater.protocol.features import NOTHING_NEGOTIATED, Magic, Negotiated, Opcode
@@ -245,7 +245,7 @@ def message(cls: type[M]) -> type[M]:
         made: type[M] = dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)(cls)
     else:
         own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
-        made = type(cls)(cls.__name__, cls.__bases__, {"__slots__": (), **own})
+        made = cast("type[M]", type(cls.__name__, cls.__bases__, {"__slots__": (), **own}))
     made.learn_shape()
     if issubclass(made, Request):
         registry = SERVER_REQUESTS if made.magic is Magic.SERVER_REQUEST else REQUESTS
