@@ -7,7 +7,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -58,11 +58,11 @@ def connect_dcp(port: int, login: Login, name: str, *, buffer_bytes: int | None 
     return connection
 
 
-def stream_requests(vbuckets: int, flags: StreamFlags = _NO_FLAGS, value: bytes = b"") -> bytes:
-    """Requests for everything of each vbucket. The opaque of a stream is its vbucket."""
+def stream_requests(vbuckets: int | Iterable[int], flags: StreamFlags = _NO_FLAGS, value: bytes = b"") -> bytes:
+    """Requests for everything of so many vbuckets, or of these. The opaque of a stream is its vbucket."""
     return b"".join(
         StreamRequest(vbucket=VBucketId(vbucket), opaque=vbucket, flags=flags, value=value).encode()
-        for vbucket in range(vbuckets)
+        for vbucket in (range(vbuckets) if isinstance(vbuckets, int) else vbuckets)
     )
 
 

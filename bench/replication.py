@@ -78,12 +78,12 @@ def _copy_once(source_port: int, folder: str) -> tuple[float, float]:
 async def _copy(source_port: int, target: NodeProcess) -> tuple[float, float]:
     vbuckets = [VBucketId(number) for number in range(VBUCKETS)]
     replicas: list[Request] = [SetVBucket(vbucket=vbucket, state=VBucketState.REPLICA) for vbucket in vbuckets]
-    connection = await AsyncKvConnection.open(_address(target.port), _login())
+    connection = await AsyncKvConnection.open(address(target.port), login())
     await connection.request_all(replicas)
     connection.close()
     start_s, cpu_s = time.perf_counter(), target.cpu_s()
     proxy = await Proxy.open(
-        _address(source_port), _address(target.port), source_login=_login(), target_login=_login(), name="bench"
+        address(source_port), address(target.port), source_login=login(), target_login=login(), name="bench"
     )
     await asyncio.gather(*(proxy.add_stream(vbucket, StreamFlags.LATEST) for vbucket in vbuckets))
     await asyncio.gather(*(proxy.wait_for_end(vbucket) for vbucket in vbuckets))
@@ -91,7 +91,7 @@ async def _copy(source_port: int, target: NodeProcess) -> tuple[float, float]:
     proxy.close()
     if copied != DOCUMENTS:
         raise RuntimeError(f"{copied} changes were copied, and there are {DOCUMENTS} documents")
-    connection = await AsyncKvConnection.open(_address(target.port), _login())
+    connection = await AsyncKvConnection.open(address(target.port), login())
     while await _durable_changes(connection) < DOCUMENTS:
         await asyncio.sleep(0.01)
     connection.close()
@@ -146,13 +146,13 @@ def _latencies(seconds: list[float]) -> list[str]:
 
 
 async def _init(first: NodeProcess, second: NodeProcess) -> None:
-    coordinator = Coordinator([_address(first.port), _address(second.port)], _login())
+    coordinator = Coordinator([address(first.port), address(second.port)], login())
     await coordinator.init(replicas=1)
     coordinator.close()
 
 
 async def _rebalance(first: NodeProcess, second: NodeProcess) -> int:
-    coordinator = Coordinator([_address(first.port), _address(second.port)], _login())
+    coordinator = Coordinator([address(first.port), address(second.port)], login())
     done = await coordinator.rebalance()
     coordinator.close()
     return done.handed_over
@@ -178,8 +178,8 @@ def _fail_over(first: NodeProcess, second: NodeProcess) -> tuple[float, float]:
 
 
 async def _failover_of(first: NodeProcess, second: NodeProcess) -> None:
-    coordinator = Coordinator([_address(first.port)], _login())
-    await coordinator.failover([str(_address(second.port))])
+    coordinator = Coordinator([address(first.port)], login())
+    await coordinator.failover([str(address(second.port))])
     coordinator.close()
 
 
@@ -267,9 +267,9 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-def _address(port: int) -> Address:
+def address(port: int) -> Address:
     return Address("127.0.0.1", port)
 
 
-def _login() -> Login:
+def login() -> Login:
     return Login(credentials=Credentials(LOGIN.user, LOGIN.password), bucket=LOGIN.bucket, features=PEER_FEATURES)
