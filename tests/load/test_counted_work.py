@@ -1,0 +1,207 @@
+"""How much work changes are, counted and not timed: Python's calls, the system's calls, and memory held at once.
+
+A machine is fast one day and slow the next, and counts are the same. What a change costs is what a thousand more of
+them add: nothing may be done for each one in Python on the way from the socket to the disk, to a stream, to a replica,
+to an Arrow batch and to a table. The bounds are about twice what was counted when they were written.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import headwater
+from headwater.lake.lake import Task, run_here
+from headwater.protocol.messages.dcp_streams import StreamFlags
+from headwater.protocol.messages.documents import SetQuiet
+from headwater.protocol.numbers import DEFAULT_COLLECTION, VBucketId
+from headwater.spark import task_read
+from headwater.spark.landing import Landing
+from support.dcp_world import COLLECTIONS, World
+from support.node_process import PASSWORD, USER, NodeProcess, StartNode
+from support.replication_world import Link, make_replica
+
+VBUCKETS = 8
+FEW, MANY = 20_000, 40_000
+PIECE_BYTES = 1 << 18
+"""What a socket hands over, or takes, at once."""
+
+
+class Count:
+    calls = 0
+
+
+@contextmanager
+def counted() -> Iterator[Count]:
+    """How often functions are called meanwhile, Python's own and those of libraries, in every thread that starts."""
+    count = Count()
+
+    def see(frame: FrameType, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            count.calls += 1
+
+    before = sys.getprofile()
+    threading.setprofile(see)
+    sys.setprofile(see)
+    try:
+        yield count
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+
+
+def per_million(few: int, many: int) -> float:
+    return (many - few) / (MANY - FEW) * 1e6
+
+
+def beyond(bounds: dict[str, int], few: dict[str, int], many: dict[str, int]) -> dict[str, float]:
+    """The works that call more functions for a million changes than they may."""
+    calls = {work: per_million(few[work], many[work]) for work in bounds}
+    return {work: count for work, count in calls.items() if count > bounds[work]}
+
+
+# --- a node -------------------------------------------------------------------------------------------------------
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+
+
+def set_frames(documents: int) -> bytes:
+    return b"".join(
+        SetQuiet(
+            vbucket=VBucketId(number % VBUCKETS),
+            collection_id=DEFAULT_COLLECTION,
+            key=b"user::%d" % number,
+            value=b'{"n":%d,"name":"someone","city":"somewhere"}' % number,
+        ).encode()
+        for number in range(documents)
+    )
+
+
+def node_work(folder: Path, documents: int) -> tuple[dict[str, int], int]:
+    """The calls of each work of a node, and the bytes that a backfill holds at once."""
+    source, target = World(folder / "source"), World(folder / "target")
+    make_replica(target)
+    link = Link(source, target)
+    for vbucket in range(VBUCKETS):
+        link.add(vbucket)
+    client = source.node.client(features=COLLECTIONS)
+    sets = set_frames(documents)
+    counts: dict[str, int] = {}
+    with counted() as count:
+        for piece in pieces(sets):
+            client.send(piece)
+            source.commit()
+    counts["sets"] = count.calls
+    assert sum(source.high_seqno(vbucket) for vbucket in range(VBUCKETS)) == documents
+    source.settle()
+
+    sent: list[bytes] = []
+    with counted() as count:
+        while produced := link.producer.session.dcp.produce(PIECE_BYTES):
+            sent.append(produced)
+    counts["live streams"] = count.calls
+    with counted() as count:
+        for piece in sent:
+            link.receiver.send(piece)
+            target.commit()
+            link.receiver.data()
+    counts["replication"] = count.calls
+    assert sum(target.high_seqno(vbucket) for vbucket in range(VBUCKETS)) == documents
+
+    consumer = source.consumer(features=COLLECTIONS)
+    for vbucket in range(VBUCKETS):
+        consumer.open(vbucket=VBucketId(vbucket), flags=StreamFlags.LATEST)
+    received = 0
+    tracemalloc.start()
+    with counted() as count:
+        while produced := consumer.session.dcp.produce(PIECE_BYTES):
+            received += len(produced)
+    counts["backfill"] = count.calls
+    held_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert received > len(sets)
+    source.close()
+    target.close()
+    return counts, held_bytes
+
+
+NODE_CALLS_MAX = {"sets": 240_000, "live streams": 110_000, "replication": 170_000, "backfill": 120_000}
+"""For a million changes."""
+BACKFILL_BYTES_MAX = 4 * 1024 * 1024
+"""Held at once, however much there is to stream."""
+
+
+def test_a_node_does_nothing_for_each_change_in_python(tmp_path: Path) -> None:
+    few, _ = node_work(tmp_path / "few", FEW)
+    many, held_bytes = node_work(tmp_path / "many", MANY)
+    assert beyond(NODE_CALLS_MAX, few, many) == {}
+    assert held_bytes <= BACKFILL_BYTES_MAX
+
+
+# --- a client, and a landing --------------------------------------------------------------------------------------
+
+
+class InThisProcess:
+    """Runs the tasks of a landing here, where they are counted, and not in Spark's workers."""
+
+    def __call__(self, tasks: Sequence[Task]) -> list[Any]:
+        return run_here(tasks)
+
+    def cancel(self) -> None: ...
+
+
+def client_work(node: NodeProcess, bucket: str, documents: int, folder: Path) -> tuple[dict[str, int], int]:
+    """The calls of each work of a client, and how often the node asks the system to read and to write for one."""
+    counts: dict[str, int] = {}
+    url = f"couchbase://{node.address}/{bucket}"
+    before = system_calls(node.pid)
+    with counted() as count, headwater.blocking.connect(url, user=USER, password=PASSWORD) as client:
+        assert sum(batch.num_rows for batch in client.batches(end="now")) == documents
+    node_system_calls = system_calls(node.pid) - before
+    counts["batches"] = count.calls
+    with counted() as count, headwater.blocking.connect(url, user=USER, password=PASSWORD) as client:
+        assert sum(1 for _ in client.changes(end="now")) == documents
+    counts["changes"] = count.calls
+    landing = Landing(source={"url": url, "user": USER, "password": PASSWORD}, into=str(folder / bucket))
+    with counted() as count:
+        landing.run(InThisProcess(), landing.prepare()).awaitTermination()
+    counts["landing"] = count.calls
+    return counts, node_system_calls
+
+
+def system_calls(pid: int) -> int:
+    """To read and to write, files and sockets."""
+    found = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(found["syscr"]) + int(found["syscw"])
+
+
+CLIENT_CALLS_MAX = {"batches": 150_000, "changes": 7_000_000, "landing": 250_000}
+"""For a million changes. Typed changes are objects, and each has to be made."""
+SYSTEM_CALLS_MAX = 5_000
+
+
+def test_a_client_does_nothing_for_each_change_in_python(
+    start_node: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # These are of a Spark worker.
+    monkeypatch.setattr(task_read, "use_shipped_kernels", lambda: False)
+    node = start_node("--vbuckets", str(VBUCKETS), "--bucket", "warm", "--bucket", "few", "--bucket", "many")
+    for bucket, documents in (("warm", 100), ("few", FEW), ("many", MANY)):
+        load = [sys.executable, "-m", "headwater", "load", f"couchbase://{node.address}/{bucket}"]
+        subprocess.run([*load, "--generate", str(documents), "--user", USER, "--password", PASSWORD], check=True)
+    client_work(node, "warm", 100, tmp_path)  # Kernels are loaded, and modules imported.
+    few, few_calls = client_work(node, "few", FEW, tmp_path)
+    many, many_calls = client_work(node, "many", MANY, tmp_path)
+    assert beyond(CLIENT_CALLS_MAX, few, many) == {}
+    assert per_million(few_calls, many_calls) <= SYSTEM_CALLS_MAX
