@@ -33,7 +33,7 @@ from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuu
 from headwater.protocol.system_events import Event
 from headwater.protocol.values import Datatype
 from headwater.store.checked_engine import CheckedEngine, CheckedView
-from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits
+from headwater.store.commits import COMMIT_LOW, GroupCommit, PendingCommit, YoungCommits, joined_runs
 from headwater.store.data_format import (
     CLEAN_STOP,
     MANIFEST,
@@ -535,8 +535,7 @@ class Bucket:
                 for last, run in view.changes(vbucket, after_seqno=after_seqno, needed=needed, needed_upto=events_upto):
                     yield run[split_after(run, reached) :]
                     reached = last
-        for commit in young:
-            run = commit.run(vbucket)
+        for run in joined_runs(young, vbucket):
             start = split_after(run, reached)
             if start < len(run):
                 yield run[start:]

@@ -7,20 +7,22 @@ which is one row of the journal, one fsync, and the unit that streams and reads 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from headwater.protocol.kernels.memory import Bytes, Column, address_of
 from headwater.store.engine import Change
-from headwater.store.runs import as_run, find_seqno, first_seqno, group_by_vbucket
+from headwater.store.runs import as_run, find_seqno, first_seqno, group_by_vbucket, join_runs
 
 _FIRST_BYTES = 1024 * 1024
 _FIRST_ITEMS = 4096
 _KEPT_BYTES = 16 * 1024 * 1024
 """Memory that is kept from one commit for the next: more than the commits of a bulk load need."""
 _FIRST_PLACES = 4096
+JOINED_BYTES = 64 * 1024
+"""Below what a reader takes at once, and below what memory is returned to the system for."""
 COMMIT_LOW = 0xFFFFFFFF
 """The index keeps so much of a commit's number."""
 PLACE_NUMBER, PLACE_DATA, PLACE_STARTS = range(3)
@@ -38,6 +40,11 @@ class GroupCommit:
     """Facts that become durable with the changes: vbucket states, the manifest."""
     advanced_seqnos: Mapping[int, int] = field(default_factory=dict)
     """Where vbuckets are with this commit that have got there without a change."""
+    place: tuple[int, int] = field(init=False)
+    """For kernels: the addresses of the data and of the group starts."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", (address_of(self.data), address_of(self.group_starts)))
 
     def run(self, vbucket: int) -> Bytes:
         """The changes of one vbucket."""
@@ -87,7 +94,7 @@ class YoungCommits(dict[int, GroupCommit]):
             for known in self.values():
                 self._enter_place(known)
             return
-        row[:] = commit.number & COMMIT_LOW, address_of(commit.data), address_of(commit.group_starts)
+        row[:] = commit.number & COMMIT_LOW, *commit.place
 
     def of(self, vbucket: int, *, after_seqno: int = 0) -> list[GroupCommit]:
         """The commits that may have changes of a vbucket after a seqno, oldest first.
@@ -103,6 +110,26 @@ class YoungCommits(dict[int, GroupCommit]):
             if first_seqno(commit.run(vbucket)) <= after_seqno + 1:
                 break
         return found[::-1]
+
+
+def joined_runs(commits: Sequence[GroupCommit], vbucket: int) -> Iterator[Bytes]:
+    """What these commits hold of a vbucket, oldest first, with the small parts of many commits as one run.
+
+    A run takes its reader about as long as a hundred changes do, whatever is in it, and where there are many vbuckets
+    a commit has two or three changes of each.
+    """
+    at, places = 0, None
+    while at < len(commits):
+        run = commits[at].run(vbucket)
+        if at + 1 == len(commits) or len(run) >= JOINED_BYTES // 2:
+            yield run
+            at += 1
+            continue
+        if places is None:
+            places = np.array([commit.place for commit in commits], dtype=np.int64)
+        joined = np.empty(JOINED_BYTES, dtype=np.uint8)
+        size, at = join_runs(places, at, vbucket, joined)
+        yield joined[:size]
 
 
 class PendingCommit:

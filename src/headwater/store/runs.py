@@ -171,6 +171,23 @@ def gather_runs(places: Int64Rows, first_vbucket: int, gathered: Bytes, starts: 
     starts[len(starts) - 1] = to
 
 
+@kernel
+def join_runs(places: Int64Rows, first: int, vbucket: int, joined: Bytes) -> tuple[int, int]:
+    """What commits from `first` on hold of a vbucket, one behind the other, as many as there is room for.
+
+    Returns how many bytes that is, and the commit that is next.
+    """
+    to = i64(0)
+    for commit in range(first, len(places)):
+        group_starts = int64s_at(places[commit, 1], vbucket + 2)
+        size = group_starts[vbucket + 1] - group_starts[vbucket]
+        if to + size > len(joined):
+            return to, commit
+        copy_bytes(joined, to, bytes_at(places[commit, 0] + group_starts[vbucket], size), i64(0), size)
+        to += size
+    return to, i64(len(places))
+
+
 @kernel_part
 def _stored_extras_bytes(opcode: int) -> int:
     """What the frames of an opcode have as extras where they are stored; -1 for those that never are."""

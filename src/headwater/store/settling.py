@@ -18,7 +18,7 @@ import numpy as np
 
 from headwater.errors import StoreError, VBucketDamaged
 from headwater.protocol.failover_log import FailoverLog
-from headwater.protocol.kernels.memory import Bytes, address_of
+from headwater.protocol.kernels.memory import Bytes
 from headwater.protocol.messages.dcp_streams import VBucketState
 from headwater.protocol.numbers import Seqno
 from headwater.store.bucket import Bucket
@@ -74,9 +74,7 @@ class Settling:
 
     def _parts(self) -> Iterator[list[tuple[int, Bytes]]]:
         """What the commits hold of each vbucket that they touch, for some vbuckets at a time."""
-        places = np.array(
-            [(address_of(commit.data), address_of(commit.group_starts)) for commit in self._commits], dtype=np.int64
-        ).reshape(-1, 2)
+        places = np.array([commit.place for commit in self._commits], dtype=np.int64).reshape(-1, 2)
         ends = np.zeros(len(self._bucket.vbuckets) + 1, dtype=np.int64)
         for commit in self._commits:
             ends += commit.group_starts
