@@ -107,7 +107,7 @@ def summary_of(name: str) -> str:
     return found["summary"].partition("\n")[0].removesuffix('"""')
 
 
-_EXTRAS = {"land": "spark", "verify": "spark"}
+_EXTRAS = {"land": "spark", "ui": "spark", "verify": "spark"}
 """What has to be installed for a command; the node's libraries by default."""
 
 
