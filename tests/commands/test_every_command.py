@@ -46,6 +46,7 @@ BAD_INPUT: dict[str, list[tuple[list[str], int, str]]] = {
     "headwater collections list": [([URL], 1, NOWHERE), (["http://127.0.0.1"], 1, "the URL names no bucket")],
     "headwater check": [(["no-such-folder"], 2, "does not exist"), (["."], 2, "no folder named buckets")],
     "headwater decode": [(["no-such-file"], 2, "No such file"), (["-", "--input-format", "pcap"], 1, "Error: ")],
+    "headwater doctor": [(["localhost"], 1, "is no URL"), (["--port", "0"], 2, "--port")],
     "headwater drill rollback": [([URL, "--vbucket", "1", "--to", "1"], 1, NOWHERE), ([URL], 2, "Missing option")],
     "headwater drill hold-replicas": [([URL], 1, NOWHERE), ([], 2, "Missing argument 'URL'")],
     "headwater drill release-replicas": [([URL], 1, NOWHERE)],

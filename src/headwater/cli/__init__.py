@@ -21,6 +21,7 @@ COMMANDS = (
     "cluster",
     "collections",
     "decode",
+    "doctor",
     "drill",
     "export",
     "kernels",

@@ -10,7 +10,7 @@ import rich_click as click
 from headwater.phrases import missing_library, report_first_compile
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels
 
-_PARTS = {
+PARTS = {
     "client": ("headwater.protocol", "headwater.client", "headwater.transfer"),
     "node": ("headwater.store", "headwater.node"),
     "landing": ("headwater.lake",),
@@ -38,7 +38,7 @@ def kernels(as_json: bool) -> None:
     report_first_compile(None)
     began_s = time.monotonic()
     parts = []
-    for part, packages in _PARTS.items():
+    for part, packages in PARTS.items():
         try:
             compile_kernels(*packages)
         except ModuleNotFoundError as error:

@@ -182,12 +182,20 @@ def compile_kernels(*packages: str) -> None:
 
     Imports the modules that define them, and raises `ModuleNotFoundError` if a library of theirs is not installed.
     """
+    for kernel in _kernels_of(packages):
+        kernel.load()
+
+
+def are_compiled(*packages: str) -> bool:
+    """Whether machine code of each of their kernels is kept. None of it is loaded."""
+    return all(_file_of(kernel).exists() for kernel in _kernels_of(packages))
+
+
+def _kernels_of(packages: tuple[str, ...]) -> list[Kernel]:
     names = {name for name in KERNEL_MODULES if any(f"{name}.".startswith(f"{package}.") for package in packages)}
     for name in sorted(names):
         import_module(name)
-    for kernel in KERNELS:
-        if kernel.function.__module__ in names:
-            kernel.load()
+    return [kernel for kernel in KERNELS if kernel.function.__module__ in names]
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -243,7 +251,7 @@ def symbol_of(kernel: Kernel) -> str:
 
 def _kept_code(kernel: Kernel) -> bytes:
     """The object file of a kernel; it is compiled now if there is none for this processor."""
-    file = code_folder() / f"{kernel.name}-{_processor()}.o"
+    file = _file_of(kernel)
     with suppress(FileNotFoundError):
         return file.read_bytes()
     is_compiling()
@@ -261,6 +269,10 @@ def _kept_code(kernel: Kernel) -> bytes:
         opened.write(code)
     Path(written).replace(file)
     return code
+
+
+def _file_of(kernel: Kernel) -> Path:
+    return code_folder() / f"{kernel.name}-{_processor()}.o"
 
 
 @cache
