@@ -18,9 +18,9 @@ from support.doc_blocks import PAGES, ROOT
 SOURCE = ROOT / "src" / "headwater"
 _FENCED = re.compile(r"^```.*?^```[ \t]*$", re.M | re.S)
 _SPAN = re.compile(r"`([^`\n]+)`")
-_FOLDERS = ("bench", "docs", "examples", "handbook", "scripts", "src", "tests", "web")
-_ELSEWHERE = {"--completion", "--help", "--version", "--jars", "--master", "--conf"}
-"""Of all commands at once, of pytest and of Spark."""
+_FOLDERS = ("bench", "deploy", "docs", "examples", "handbook", "scripts", "src", "tests", "web")
+_ELSEWHERE = {"--completion", "--help", "--version", "--jars", "--master", "--conf", "--index-url", "--build-arg"}
+"""Of all commands at once, of pytest, Spark, pip and Docker."""
 
 
 def spans(page: Path) -> set[str]:
