@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports web format docs bench soak clean
+.PHONY: help setup demo test check lint types imports web format docs site bench soak clean
 
 BIN := .venv/bin
 # Many tests wait for processes and clocks, so that two of them keep a core busy.
@@ -47,6 +47,9 @@ format: setup ## Format the code and fix what can be fixed
 docs: setup ## Write the parts of the documentation that are made from the code
 	@scripts/make-reference
 
+site: setup ## Build the documentation as a site with search, into site/
+	@scripts/make-site
+
 # The sizes on the page about operating follow from the figures.
 bench: setup ## Measure, and write docs/internals/performance.md
 	$(BIN)/python -m bench
@@ -57,5 +60,5 @@ soak: setup ## Run the tests that take minutes
 	$(BIN)/python -m pytest -n $(WORKERS) tests/property --hypothesis-profile soak
 
 clean: ## Remove .venv, caches and builds
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
