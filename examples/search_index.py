@@ -77,10 +77,10 @@ class SearchIndex:
                     yield row["vbucket"]
 
     def _add(self, row: dict[str, object]) -> None:
-        text, key = (_text(row[name]) for name in ("value", "key"))
+        text = _text(row["value"])
         added = self._database.execute(
             "INSERT INTO documents VALUES (?, ?, ?, ?, ?)",
-            (text, key, f"{row['scope']}.{row['collection']}", row["collection_id"], row["vbucket"]),
+            (text, row["key"], f"{row['scope']}.{row['collection']}", row["collection_id"], row["vbucket"]),
         )
         self._database.execute(
             "INSERT INTO places VALUES (:vbucket, :collection_id, :key, :document)",

@@ -85,7 +85,7 @@ _HOMES = {
 """By module, what is loaded from it when it is first used: the command line and the node can do without the client's
 libraries."""
 
-_MODULES = ("blocking", "errors")
+_MODULES = ("blocking", "errors", "protocol", "spark", "testing")
 
 __all__ = [
     "CHANGE_SCHEMA",
@@ -143,3 +143,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(home), name)
     raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

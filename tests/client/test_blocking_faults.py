@@ -12,7 +12,7 @@ import pytest
 import headwater
 from headwater.errors import ConnectionFailed, RemoteProtocolError
 from support.fault_proxy import FaultSchedule, ProxiedBucket, ProxiedNode
-from support.followed_client import QUICK, READ_S_MAX, row_of
+from support.followed_client import QUICK, READ_S_MAX, row_of, rows_of
 from support.node_process import PASSWORD, USER
 from support.oracle import ConsumerState, StreamRules, differences, offsets_of_json, streamed_documents
 from support.random_writes import RandomWrites
@@ -53,7 +53,7 @@ class BlockingConsumer(threading.Thread):
         with closing(self._connect()) as client:
             reading = (client.changes if self._by_change else client.batches)(start=start, **QUICK)
             for steps, step in enumerate(reading, 1):
-                rows = [row_of(step)] if self._by_change else step.to_pylist()
+                rows = [row_of(step)] if self._by_change else rows_of(step)
                 self._saved = reading.offsets.to_json()
                 self._rules.check(rows, offsets_of_json(self._saved))
                 self.state.apply(rows)

@@ -105,8 +105,8 @@ def test_the_user_of_a_bucket_reads_it() -> None:
             rows = [row for batch in batches for row in batch.to_pylist()]
             assert {vbucket: offset.seqno for vbucket, offset in batches.offsets.offsets.items()} == {0: 3, 1: 0}
     assert [(row["op"], row["key"], row["seqno"]) for row in rows] == [
-        ("mutation", b"doc-0", 1),
-        ("deletion", b"doc-1", 3),
+        ("mutation", "doc-0", 1),
+        ("deletion", "doc-1", 3),
     ]
     assert "SELECT_BUCKET" not in server.seen
     assert "GET_ERROR_MAP" not in server.seen

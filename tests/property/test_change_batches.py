@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.batches import build_batch, change_schema
+from headwater.client.batches import build_batch, raw_schema
 from headwater.client.changes import DocumentChange, Rollback, changes_of
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, RollbackPiece
@@ -243,7 +243,7 @@ def test_a_batch_has_the_rows_that_the_typed_codec_sees(read, xattrs):
     collections, found = read
     batch = build_batch(found, CollectionNames(MANIFEST), collections=collections, xattrs=xattrs)
     batch.validate(full=True)
-    assert batch.schema == change_schema(xattrs=xattrs)
+    assert batch.schema == raw_schema(xattrs=xattrs)
     expected = list(expected_rows(found, collections=collections))
     if not xattrs:
         expected = [{**row, "xattrs": None} for row in expected]

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 import headwater.spark
-from headwater.client.batches import CHANGE_SCHEMA
+from headwater.client.batches import RAW_SCHEMA
 from headwater.errors import HeadwaterError, InvalidInput
 from headwater.spark import document_rows, task_read
 from headwater.spark.document_rows import live_documents
@@ -109,9 +109,9 @@ def test_live_documents_are_those_of_a_model() -> None:
                 model = {place: at for place, at in model.items() if place[0] != id_}
             else:
                 model.pop((id_, key), None)
-        full = [{field.name: None if field.nullable else 0 for field in CHANGE_SCHEMA} | row for row in rows]
+        full = [{field.name: None if field.nullable else 0 for field in RAW_SCHEMA} | row for row in rows]
         cut = chance.randrange(len(full) + 1)
-        batches = [pa.RecordBatch.from_pylist(part, CHANGE_SCHEMA) for part in (full[:cut], full[cut:]) if part]
+        batches = [pa.RecordBatch.from_pylist(part, RAW_SCHEMA) for part in (full[:cut], full[cut:]) if part]
         found = live_documents(pa.Table.from_batches(batches)).to_pylist()
         assert {(row["collection_id"], row["key"]): row["seqno"] for row in found} == model
         assert len(found) == len(model)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from click.testing import CliRunner, Result
 
 from headwater.cli import main
-from headwater.client.batches import change_schema
+from headwater.client.batches import raw_schema
 from headwater.client.cluster_map import vbucket_of
 from headwater.client.kv_connection import KvConnection
 from headwater.protocol.messages.documents import Delete, Set
@@ -179,7 +179,7 @@ def rollback(*, vbucket: int = 7, seqno: int = 40, from_seqno: int = 99) -> dict
 
 
 def batch_of(*rows: dict[str, Any], xattrs: bool = False) -> pa.RecordBatch:
-    schema = change_schema(xattrs=xattrs)
+    schema = raw_schema(xattrs=xattrs)
     columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -13,10 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 import headwater
 from headwater.client.changes import Change, Deletion, Expiration, Mutation, Rollback
 from headwater.client.kv_connection import Timeouts
 from headwater.errors import ConnectionFailed, RemoteProtocolError
+from headwater.lake.layout import raw_keys
 from headwater.protocol.numbers import VBucketId, Vbuuid
 from support.node_process import PASSWORD, USER
 from support.oracle import ConsumerState, Row, StreamRules, offsets_of_json
@@ -30,6 +33,12 @@ QUICK: dict[str, Any] = {
     "poll_interval_s": 0.5,
 }
 """Options of a client that does not wait for long before it tries again."""
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch, with the bytes of keys, by which the oracle compares."""
+    keys = raw_keys(batch.column("key"), batch.column("key_bytes")).to_pylist()
+    return [{**row, "key": key} for row, key in zip(batch.to_pylist(), keys, strict=True)]
 
 
 def row_of(change: Change) -> Row:
@@ -92,7 +101,7 @@ class FollowedClient:
         async with self._reading() as reading:
             steps = 0
             async for step in reading:
-                rows = [row_of(step)] if self._by_change else step.to_pylist()
+                rows = [row_of(step)] if self._by_change else rows_of(step)
                 self._take(rows, reading.offsets.to_json())
                 if is_done(self.state):
                     return True

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.schema import PrimitiveType
 
-from headwater.client.batches import CHANGE_SCHEMA
+from headwater.client.batches import RAW_SCHEMA
 from headwater.client.offsets import Offsets
 from headwater.lake.change_files import ChangeReport
 from headwater.lake.commits import Batch, CommittedBatch, begin_batch, commit_batch, merge
@@ -251,15 +251,15 @@ def changed_at(change: Change) -> datetime | None:
 
 def batches(rows: Sequence[dict[str, object]], size: int) -> Iterator[pa.RecordBatch]:
     """Rows as a reader's batches."""
-    plain = pa.schema([pa.field(f.name, _plain(f.type), f.nullable) for f in CHANGE_SCHEMA])
+    plain = pa.schema([pa.field(f.name, _plain(f.type), f.nullable) for f in RAW_SCHEMA])
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         columns = [pa.array([row.get(field.name) for row in part], field.type) for field in plain]
         columns = [
             column.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else column
-            for column, field in zip(columns, CHANGE_SCHEMA, strict=True)
+            for column, field in zip(columns, RAW_SCHEMA, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA)
+        yield pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

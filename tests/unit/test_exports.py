@@ -58,6 +58,12 @@ def test_what_a_module_exports(name: str) -> None:
     assert [one for one in module.__all__ if not hasattr(module, one)] == []
 
 
+@pytest.mark.parametrize("name", LAZY)
+def test_completion_offers_what_is_public(name: str) -> None:
+    modules = {other.removeprefix("headwater.") for other in PUBLIC} if name == "headwater" else set()
+    assert {*dir(importlib.import_module(name))} == {*PUBLIC[name].split(), *modules} - {"headwater"}
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_nothing_else_can_be_asked_for(name: str) -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

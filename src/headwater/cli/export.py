@@ -22,6 +22,7 @@ from headwater.cli.options import EXIT_FAILED, LoginOptions, connection_options,
 from headwater.cli.output import EXIT_INTERRUPTED, documents_in
 from headwater.client.blocking_client import Client
 from headwater.client.connection_string import ConnectionString
+from headwater.client.read_options import ReadOptions
 from headwater.client.settings import ClientSettings
 from headwater.errors import InvalidInput
 from headwater.phrases import counted, printable
@@ -104,8 +105,9 @@ def export(
     try:
         with OutputFiles(into, overwrite=overwrite) as files, _progress(exported, shown=not quiet and not as_json):
             spool = DocumentSpool(files.work)
+            wanted = ReadOptions.make(end="now", collections=collections, scopes=scopes, name="headwater-export")
             with Client(settings) as client:
-                for batch in client.batches(end="now", collections=collections, scopes=scopes, name="headwater-export"):
+                for batch in client.read(wanted):
                     spool.add(batch)
                     exported.read = spool.rows
             _write(spool, files, format_, exported, with_key=not no_key)

@@ -1,4 +1,5 @@
-"""The client under asyncio: `async with headwater.connect("couchbase://host/bucket", …) as client`.
+"""The client under asyncio: `async with headwater.connect("couchbase://host/bucket", …) as client`, or without a block
+`client = await headwater.connect(…)` and in the end `await client.close()`.
 
 It looks at the bucket, and makes from options and offsets what a read needs: a sans-IO `Reader`, the connections that
 it asks for, and the edge that runs both. `blocking_client` runs the same client in a thread. It must not block the
@@ -10,21 +11,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from headwater.client.asyncio_edge import AsyncioEdge
 from headwater.client.bootstrap import BucketView, hosts_of
-from headwater.client.checkpoints.file import CheckpointStore
+from headwater.client.checkpoints.file import CheckpointStore, FileCheckpoint
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.connection_string import Address, Seeds
+from headwater.client.display import ClientView, show_batches_in_notebooks
 from headwater.client.environment import ClientEnvironment
 from headwater.client.groups.group_document import group_bucket
 from headwater.client.groups.membership import Assignment, GroupBucket, Membership
 from headwater.client.links import SCOUT, DcpLink, DcpOpening, PooledLink
 from headwater.client.offsets import Offsets
+from headwater.client.options import CONNECT_KEYWORDS, TO_READ, takes_options
 from headwater.client.read_options import ReadKeywords, ReadOptions, Start
 from headwater.client.reader import Reader, ReaderEnvironment
 from headwater.client.reading import Batches, Changes, ReadStart
@@ -52,8 +56,16 @@ DCP_FEATURES = (
 )
 
 
+Checkpoint = CheckpointStore | str | os.PathLike[str]
+"""A path is a `FileCheckpoint`."""
+
+
+@takes_options(CONNECT_KEYWORDS)
 def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
-    """A client of the bucket that the connection string names. Use it in `async with`."""
+    """A client of the bucket that the connection string names. Use it in `async with`, or `await` and `close` it.
+
+    It connects when it is entered or awaited, at the latest with its first read.
+    """
     return Client(ClientSettings.make(url, **settings))
 
 
@@ -61,11 +73,15 @@ class Client:
     """Reads one bucket."""
 
     def __init__(self, settings: ClientSettings, environment: ClientEnvironment | None = None) -> None:
+        show_batches_in_notebooks()
         self.settings = settings
         self._environment = environment or ClientEnvironment()
         self._bucket: BucketView | None = None
         self._readings: list[Batches] = []
         self._is_closed = False
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Self:
         self._bucket = await self._look()
@@ -95,8 +111,25 @@ class Client:
 
     def _connected(self) -> BucketView:
         if self._bucket is None:
-            raise LocalProtocolError("the client is not connected", hint="Use it in `async with`")
+            raise LocalProtocolError(
+                "the client is not connected", hint="Await it, as in `client = await headwater.connect(…)`, or read"
+            )
         return self._bucket
+
+    def view(self) -> ClientView:
+        """What a representation shows: never the password."""
+        return ClientView(
+            settings=self.settings,
+            bucket=self._bucket,
+            is_closed=self._is_closed,
+            reads=tuple(reading.summary() for reading in self._readings if not reading.is_closed),
+        )
+
+    def __repr__(self) -> str:
+        return self.view().text()
+
+    def _repr_html_(self) -> str:
+        return self.view().html()
 
     async def _look(self) -> BucketView:
         return await self._environment.look_at(self.settings)
@@ -121,27 +154,29 @@ class Client:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
+    @takes_options(TO_READ)
     def batches(
         self,
         *,
-        checkpoint: CheckpointStore | None = None,
+        checkpoint: Checkpoint | None = None,
         group: Membership | None = None,
         **options: Unpack[ReadKeywords],
     ) -> Batches:
         """Changes as Arrow record batches. The options are those of `headwater.ReadKeywords`.
 
-        With a checkpoint the read goes on from what is saved there, and `start` is for the first time only. A member of
-        a group needs a checkpoint that all members share.
+        With a checkpoint the read goes on from what is saved there, and `start` is for the first time only; a path is
+        a `FileCheckpoint`. A member of a group needs a checkpoint that all members share.
 
         Nothing is asked of the servers before the first batch is: `start="now"` is that moment. `start()` on what is
         returned brings it forward.
         """
-        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group)
+        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group, text_keys=True)
 
+    @takes_options(TO_READ)
     def changes(
         self,
         *,
-        checkpoint: CheckpointStore | None = None,
+        checkpoint: Checkpoint | None = None,
         group: Membership | None = None,
         **options: Unpack[ReadKeywords],
     ) -> Changes:
@@ -149,24 +184,36 @@ class Client:
         return Changes(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
 
     def read(
-        self, options: ReadOptions, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None
+        self,
+        options: ReadOptions,
+        *,
+        checkpoint: Checkpoint | None = None,
+        group: Membership | None = None,
+        text_keys: bool = False,
     ) -> Batches:
-        """As `batches`, with options that were made before."""
-        vbuckets = self._connected().cluster_map.vbuckets
+        """As `batches`, with options that were made before, and the bytes of keys."""
         if self._is_closed:
-            raise LocalProtocolError("the client is closed", hint="Read inside of `async with`, or make a new client")
+            raise LocalProtocolError("the client is closed", hint="Make a new one, and read before it is closed")
+        store = _store(checkpoint)
         if group is None:
-            reading = Batches(lambda: self._begin_from_checkpoint(options, checkpoint), checkpoint)
+            reading = Batches(
+                lambda options: self._begin_from_checkpoint(options, store), options, store, text_keys=text_keys
+            )
         else:
-            checkpoint = _checked_for_group(options, checkpoint)
             reading = GroupBatches(
                 lambda offsets: self._begin(replace(options, vbuckets=frozenset(offsets)), offsets),
-                checkpoint,
+                options,
+                _checked_for_group(options, store),
                 membership=group,
-                bucket=group_bucket(self.settings, vbuckets=vbuckets),
+                find_bucket=self._group_bucket,
+                text_keys=text_keys,
             )
         self._readings = [*(other for other in self._readings if not other.is_closed), reading]
         return reading
+
+    async def _group_bucket(self, options: ReadOptions) -> GroupBucket:
+        bucket = self._bucket or await self._look_patiently(options)
+        return group_bucket(self.settings, vbuckets=bucket.cluster_map.vbuckets)
 
     async def _begin_from_checkpoint(self, options: ReadOptions, checkpoint: CheckpointStore | None) -> ReadStart:
         saved = None if checkpoint is None else await checkpoint.load()
@@ -174,6 +221,7 @@ class Client:
 
     async def _begin(self, options: ReadOptions, start: Start | Offsets | dict[VBucketId, StreamOffset]) -> ReadStart:
         bucket = await self._look_patiently(options)
+        self._bucket = self._bucket or bucket
         names = CollectionNames(bucket.manifest)
         selected = names.select(scopes=options.scopes, collections=options.collections)
         value, only = _filter(selected)
@@ -281,6 +329,16 @@ def _without(
     return {vbucket: offset for vbucket, offset in given.items() if vbucket not in read}
 
 
+def _store(checkpoint: Checkpoint | None) -> CheckpointStore | None:
+    if isinstance(checkpoint, str | os.PathLike):
+        return FileCheckpoint(checkpoint)
+    if checkpoint is not None and not all(hasattr(checkpoint, name) for name in ("load", "save", "close")):
+        raise InvalidInput(
+            f"{checkpoint!r} is no checkpoint", hint="Give the path of a file, or a FileCheckpoint, SqliteCheckpoint, …"
+        )
+    return checkpoint
+
+
 def _checked_for_group(options: ReadOptions, checkpoint: CheckpointStore | None) -> CheckpointStore:
     if checkpoint is None:
         raise InvalidInput(
@@ -344,19 +402,33 @@ class GroupBatches(Batches):
     """
 
     def __init__(
-        self, begin_at: BeginAt, checkpoint: CheckpointStore, *, membership: Membership, bucket: GroupBucket
+        self,
+        begin_at: BeginAt,
+        options: ReadOptions,
+        checkpoint: CheckpointStore,
+        *,
+        membership: Membership,
+        find_bucket: Callable[[ReadOptions], Awaitable[GroupBucket]],
+        text_keys: bool = False,
     ) -> None:
-        super().__init__(self._begin_with_assignment, checkpoint)
+        super().__init__(self._begin_with_assignment, options, checkpoint, text_keys=text_keys)
         self._begin_at = begin_at
         self._store = checkpoint
         self._membership = membership
-        self._bucket = bucket
+        self._find_bucket = find_bucket
         self._assignment = Assignment(number=0)
+        self._has_asked = False
+        """Whether the membership was started, perhaps in vain."""
         self._has_joined = False
 
-    async def _begin_with_assignment(self) -> ReadStart:
+    def end_now(self) -> None:
+        raise LocalProtocolError("a member of a group reads for ever", hint="Take its batches one by one")
+
+    async def _begin_with_assignment(self, options: ReadOptions) -> ReadStart:
         if not self._has_joined:
-            await self._membership.start(self._bucket)
+            bucket = await self._find_bucket(options)
+            self._has_asked = True
+            await self._membership.start(bucket)
             self._has_joined = True
         self._assignment = self._membership.current()
         return await self._begin_at(await self._saved_offsets(self._assignment.vbuckets))
@@ -421,4 +493,5 @@ class GroupBatches(Batches):
         try:
             await super().aclose()
         finally:
-            await self._membership.stop()
+            if self._has_asked:
+                await self._membership.stop()

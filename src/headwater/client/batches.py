@@ -12,6 +12,8 @@ A row is one of these, by its `op`:
 * a rollback: everything of the vbucket above `seqno`, on other branches than `vbuuid`, is void. Its value is JSON with
   `from_seqno`, `old_vbuuid` and `new_vbuuid`.
 
+Keys are bytes here, for that is what lake and Spark compare and hash. What users take has text: `with_text_keys`.
+
 Names are null where no manifest and no event had them: the collection was dropped before the reader came.
 """
 
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headwater.client.changes import split_keys
 from headwater.client.collection_names import NO_CODE, CollectionFilter, CollectionNames, NameTable
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.errors import UnexpectedMessage
@@ -75,7 +78,7 @@ OPS = (
 
 _NAME_TYPE = pa.dictionary(pa.int32(), pa.string())
 
-CHANGE_SCHEMA = pa.schema(
+RAW_SCHEMA = pa.schema(
     [
         pa.field("vbucket", pa.uint16(), nullable=False),
         pa.field("vbuuid", pa.uint64(), nullable=False),
@@ -103,7 +106,10 @@ and nothing of it is left. `expiry` is in seconds since 1970: of a mutation when
 took place, where the server sends that. `changed_at` is from the CAS, and null where that is 0.
 """
 
-_SCHEMA_WITH_XATTRS = CHANGE_SCHEMA.append(pa.field("xattrs", XATTRS_TYPE))
+_KEY = RAW_SCHEMA.get_field_index("key")
+CHANGE_SCHEMA = RAW_SCHEMA.set(_KEY, pa.field("key", pa.string())).insert(_KEY + 1, pa.field("key_bytes", pa.binary()))
+"""The same with keys as text, as in the tables and in Spark. A key that is no UTF-8, which no server refuses, has its
+bytes in `key_bytes`, and `key` shows them with escapes such as `\\xff`. `key_bytes` is null for all others."""
 
 _OP_NAMES = pa.array(OPS, pa.string())
 _EVENT_OPS: dict[type[Event], str] = {
@@ -115,13 +121,22 @@ _EVENT_OPS: dict[type[Event], str] = {
 }
 
 
+def raw_schema(*, xattrs: bool) -> pa.Schema:
+    """The schema of what `build_batch` makes."""
+    return _with_xattrs(RAW_SCHEMA) if xattrs else RAW_SCHEMA
+
+
 def change_schema(*, xattrs: bool) -> pa.Schema:
     """The schema of the batches. With `xattrs` they have a column more: name → JSON text.
 
     All attributes are there, also those of the system, whose names begin with `_`. The column is null for a change
     that has none.
     """
-    return _SCHEMA_WITH_XATTRS if xattrs else CHANGE_SCHEMA
+    return _with_xattrs(CHANGE_SCHEMA) if xattrs else CHANGE_SCHEMA
+
+
+def _with_xattrs(schema: pa.Schema) -> pa.Schema:
+    return schema.append(pa.field("xattrs", XATTRS_TYPE))
 
 
 def build_batch(
@@ -163,7 +178,7 @@ def _change_rows(
         decoded, run_rows = _filter(decoded, run_rows, names.ids_in(only))
     filled = FilledColumns(decoded, runs, run_rows, names.table)
     values, xattr_column = _read_values(decoded)
-    schema = change_schema(xattrs=xattrs)
+    schema = raw_schema(xattrs=xattrs)
     columns = {
         **{name: decoded.column(name) for name in ("vbucket", "seqno", "collection_id", "key", "flags", "cas")},
         **{name: filled.plain(name, schema.field(name).type) for name in _FILLED_PLAIN},
@@ -293,6 +308,17 @@ def _to_batch(rows: Sequence[dict[str, Any]], names: CollectionNames, schema: pa
         else:
             columns.append(pa.array(column, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# --- keys as text -------------------------------------------------------------------------------------------------
+
+
+def with_text_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of `raw_schema` as one of `change_schema`. Where all keys are UTF-8 no byte is copied."""
+    keys, key_bytes = split_keys(batch.column("key"))
+    columns = batch.columns
+    columns[_KEY : _KEY + 1] = [keys, key_bytes]
+    return pa.RecordBatch.from_arrays(columns, schema=change_schema(xattrs="xattrs" in batch.schema.names))
 
 
 # --- filled columns -----------------------------------------------------------------------------------------------

@@ -1,32 +1,45 @@
 """The blocking twin of `asyncio_client`: the same names, and an event loop in a thread behind them.
 
 The loop's thread receives; batches are built in the caller's. Nothing is decided here: every call is run in the loop.
+A client may be used in `with`, or be closed by `close`; one that is forgotten closes itself when it is collected.
 """
 
 from __future__ import annotations
 
-from typing import Self, Unpack
+import threading
+import weakref
+from dataclasses import replace
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
 from headwater.client import asyncio_client, reading
+from headwater.client.asyncio_client import Checkpoint
 from headwater.client.changes import Change
-from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.cluster_map import ClusterMap
+from headwater.client.display import ClientView
 from headwater.client.groups.membership import Membership
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.offsets import Offsets
+from headwater.client.options import CONNECT_KEYWORDS, TO_READ, takes_options
 from headwater.client.read_options import ReadKeywords, ReadOptions
 from headwater.client.settings import ClientSettings, ConnectKeywords
 from headwater.client.threads import LoopThread
+from headwater.errors import LocalProtocolError
 
 
 class Batches:
-    """Arrow record batches, one after the other. The schema is `headwater.client.batches.change_schema`."""
+    """Arrow record batches, one after the other. Their schema is `schema`.
 
-    def __init__(self, batches: reading.Batches, thread: LoopThread) -> None:
+    Whatever takes an Arrow stream takes all that is left of them: `pyarrow.table(batches)`,
+    `polars.DataFrame(batches)`, `duckdb.from_arrow(batches)`. For these a read that was given no end ends now.
+    """
+
+    def __init__(self, batches: reading.Batches, thread: LoopThread, client: Client) -> None:
         self._batches = batches
         self._thread = thread
+        self._client = client
+        """A client that has no other reference must last as long as its reads."""
 
     @property
     def offsets(self) -> Offsets:
@@ -48,6 +61,27 @@ class Batches:
         With `start="now"` these offsets are "now": all that is written after this has returned is read.
         """
         self._thread.run(self._batches.start())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of all batches."""
+        return self._batches.schema
+
+    def __repr__(self) -> str:
+        return f"<Batches of {self._batches.summary()}>"
+
+    def summary(self) -> str:
+        return self._batches.summary()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> Any:
+        if self._batches.is_closed:
+            raise LocalProtocolError(
+                "the read has ended, and what it read was returned once",
+                hint="Call batches() again, or keep a table: pyarrow.table(client.batches())",
+            )
+        self._batches.end_now()
+        # Libraries ask for a stream to look at its schema, and for another to get rows: nothing is read before that.
+        return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
 
     def __iter__(self) -> Self:
         return self
@@ -87,6 +121,9 @@ class Changes:
         """Return when every vbucket has its offset. See `Batches.start`."""
         self._batches.start()
 
+    def __repr__(self) -> str:
+        return f"<Changes of {self._batches.summary()}>"
+
     def __iter__(self) -> Self:
         return self
 
@@ -100,8 +137,12 @@ class Changes:
         self._batches.close()
 
 
+@takes_options(CONNECT_KEYWORDS)
 def connect(url: str, **settings: Unpack[ConnectKeywords]) -> Client:
-    """A client of the bucket that the connection string names. Use it in `with`."""
+    """A client of the bucket that the connection string names. Use it in `with`, or `close` it in the end.
+
+    It connects when it is entered, and at the latest when it is first asked for something.
+    """
     return Client(ClientSettings.make(url, **settings))
 
 
@@ -117,51 +158,94 @@ class Client:
         self.settings = settings
         self._client = asyncio_client.Client(settings)
         self._thread: LoopThread | None = None
+        self._is_closed = False
+        self._turn = threading.RLock()
+        """Two threads may be the first to need a connection."""
 
     def __enter__(self) -> Self:
-        self._thread = LoopThread("headwater")
-        try:
-            self._thread.run(self._client.__aenter__())
-        except BaseException:
-            self.close()
-            raise
-        return self
+        self._is_closed = False
+        return self.open()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def open(self) -> Self:
+        """Connect now, and not with the first read. A client that is connected stays so."""
+        self._opened()
+        return self
+
+    def _opened(self) -> LoopThread:
+        with self._turn:
+            if self._is_closed:
+                raise LocalProtocolError("the client is closed", hint="Make a new one, and read before it is closed")
+            if self._thread is None:
+                self._thread = LoopThread("headwater")
+                self._forgotten = weakref.finalize(self, self._thread.abandon, self._client.close)
+                # At the end of a program nothing is waited for: all that was due has been saved.
+                self._forgotten.atexit = False
+                try:
+                    self._thread.run(self._client.__aenter__())
+                except BaseException:
+                    # The next call may find the server in reach.
+                    self._end_thread()
+                    raise
+            return self._thread
+
     def close(self) -> None:
         """End all reads. What their callers have finished with is saved."""
+        with self._turn:
+            self._is_closed = True
+            self._end_thread()
+
+    def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
+            self._forgotten.detach()
             try:
                 thread.run(self._client.close())
             finally:
                 thread.close()
 
+    def __repr__(self) -> str:
+        return self._view().text()
+
+    def _repr_html_(self) -> str:
+        return self._view().html()
+
+    def _view(self) -> ClientView:
+        return replace(self._client.view(), is_closed=self._is_closed)
+
     @property
     def cluster_map(self) -> ClusterMap:
         """As it was when the client connected."""
+        self._opened()
         return self._client.cluster_map
 
     @property
     def bucket_uuid(self) -> str:
-        return self._client.bucket_uuid
+        return self.cluster_map.uuid
 
+    @takes_options(TO_READ)
     def batches(
         self,
         *,
-        checkpoint: CheckpointStore | None = None,
+        checkpoint: Checkpoint | None = None,
         group: Membership | None = None,
         **options: Unpack[ReadKeywords],
     ) -> Batches:
-        """Changes as Arrow record batches. See the asyncio client for the arguments."""
-        return self.read(ReadOptions.make("batches", **options), checkpoint=checkpoint, group=group)
+        """Changes as Arrow record batches.
 
+        With a checkpoint, which may be a path, the read goes on from what is saved there. A member of a group needs a
+        checkpoint that all members share. `start="now"` is when the first batch is asked for, or `start()` is called.
+        """
+        wanted = ReadOptions.make("batches", **options)
+        return self.read(wanted, checkpoint=checkpoint, group=group, text_keys=True)
+
+    @takes_options(TO_READ)
     def changes(
         self,
         *,
-        checkpoint: CheckpointStore | None = None,
+        checkpoint: Checkpoint | None = None,
         group: Membership | None = None,
         **options: Unpack[ReadKeywords],
     ) -> Changes:
@@ -169,9 +253,14 @@ class Client:
         return Changes(self.read(ReadOptions.make("changes", **options), checkpoint=checkpoint, group=group))
 
     def read(
-        self, options: ReadOptions, *, checkpoint: CheckpointStore | None = None, group: Membership | None = None
+        self,
+        options: ReadOptions,
+        *,
+        checkpoint: Checkpoint | None = None,
+        group: Membership | None = None,
+        text_keys: bool = False,
     ) -> Batches:
-        """As `batches`, with options that were made before."""
-        batches = self._client.read(options, checkpoint=checkpoint, group=group)
-        assert self._thread is not None, "an unconnected client has refused already"
-        return Batches(batches, self._thread)
+        """As `batches`, with options that were made before, and the bytes of keys."""
+        thread = self._opened()
+        batches = self._client.read(options, checkpoint=checkpoint, group=group, text_keys=text_keys)
+        return Batches(batches, thread, self)

@@ -6,7 +6,8 @@ were yielded before never happened.
 
 Keys are `str`: Couchbase keys are UTF-8, and that is how programs write them. Servers do not insist on it, though, so
 a byte that is not UTF-8 becomes a lone surrogate, as it does in Python's file names; `key_bytes` gives the key as it
-was sent. Values are `bytes`: not every document is JSON, and not every program that reads a document looks into it.
+was sent. Arrow's text can't hold surrogates: batches show such a byte as `\\xff` (`split_keys`). Values are `bytes`:
+not every document is JSON, and not every program that reads a document looks into it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # --- documents ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DocumentChange:
     """A change of a document: a mutation, a deletion or an expiration."""
 
@@ -63,6 +64,11 @@ class DocumentChange:
     xattrs: Mapping[str, bytes] | None = field(default=None, hash=False)
     """Name → JSON text, attributes of the system (their names begin with `_`) among them. None where the document has
     none, or where they were not asked for."""
+
+    def __repr__(self) -> str:
+        value = "" if self.value is None else f", value={_shortened(self.value)}"
+        where = f"collection={self.scope}.{self.collection}, vbucket={self.vbucket}, seqno={self.seqno}"
+        return f"<{type(self).__name__} of {self.key!r}: {where}, changed_at={self.changed_at}{value}>"
 
     @property
     def changed_at(self) -> datetime | None:
@@ -142,7 +148,7 @@ class DocumentChange:
         return {"xattrs": as_json, "xattrs_base64": others} if others else {"xattrs": as_json}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Mutation(DocumentChange):
     """A document was written."""
 
@@ -151,14 +157,14 @@ class Mutation(DocumentChange):
     """Empty where no values were asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Deletion(DocumentChange):
     """A document was deleted. What value it has is what its tombstone keeps, which is mostly nothing."""
 
     op = "deletion"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Expiration(DocumentChange):
     """A document was removed because its time had run out."""
 
@@ -173,6 +179,10 @@ class _Members:
 
     __slots__ = ()
     op: ClassVar[str]
+
+    @property
+    def changed_at(self) -> None:
+        """None: a server sends no time with these."""
 
     def to_dict(self) -> dict[str, Any]:
         """The change as members of a JSON object."""
@@ -329,6 +339,21 @@ def _keys(column: pa.Array) -> list[str]:
     return keys
 
 
+def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Keys of a batch as text, and the bytes of those that are none, which are shown with escapes."""
+    try:
+        return keys.cast(pa.string()), pa.nulls(len(keys), pa.binary())
+    except pa.ArrowInvalid:
+        pass
+    texts: list[str | None] = []
+    others: list[bytes | None] = []
+    for key in keys.to_pylist():
+        text = None if key is None else key.decode(errors="backslashreplace")
+        texts.append(text)
+        others.append(key if text is not None and text.encode() != key else None)
+    return pa.array(texts, pa.string()), pa.array(others, pa.binary())
+
+
 def _xattrs(column: pa.MapArray) -> list[dict[str, bytes] | None]:
     """The pairs of all rows as two lists, cut up where the rows end; Arrow itself would make objects for each pair."""
     offsets = column.offsets.to_pylist()
@@ -371,6 +396,14 @@ def _is_json(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+REPR_BYTES_MAX = 80
+
+
+def _shortened(value: bytes) -> str:
+    """A document may have 20 MiB, and stand in a list of them."""
+    return repr(value) if len(value) <= REPR_BYTES_MAX else f"{value[:REPR_BYTES_MAX]!r}… ({len(value):,} bytes)"
 
 
 def _base64(data: bytes) -> str:

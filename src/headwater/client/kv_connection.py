@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 
 from headwater.client.connection_string import Address
 from headwater.client.handshake import ClientHandshake, HandshakeOutcome
+from headwater.client.options import names_keywords
 from headwater.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -53,6 +54,7 @@ FEATURES = (
 """What a connection asks for by default. Unordered execution is not among them: answers come in order."""
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """How long to wait for others."""

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headwater.errors import CheckpointOfOtherBucket, InvalidOffsets, LocalProtocolError, OffsetsTooNew
+from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -40,7 +41,7 @@ _MEMBERS = frozenset({"version", "bucket_uuid", "offsets"})
 _HINT = "Give the whole text as `to_json` has made it, or bring it back from a backup"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Offsets:
     """Where a consumer is in a bucket, to go on from. It is never changed; `updated` makes a new one.
 
@@ -57,6 +58,11 @@ class Offsets:
         copied = dict(self.offsets)
         _check_ranges(copied)
         object.__setattr__(self, "offsets", MappingProxyType(copied))
+
+    def __repr__(self) -> str:
+        seqnos = [offset.seqno for offset in self.offsets.values()]
+        upto = f", up to seqno {max(seqnos)}" if seqnos else ""
+        return f"<Offsets of {counted(len(seqnos), 'vbucket')}{upto}, bucket {self.bucket_uuid}>"
 
     # --- looking --------------------------------------------------------------------------------------------------
 

@@ -8,20 +8,24 @@ it opens no file and imports no library.
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum, auto
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headwater.errors import InvalidInput
 from headwater.phrases import did_you_mean
 from headwater.protocol.numbers import CONNECTION_BUFFER_BYTES_MAX
 
 MIB = 1024 * 1024
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind(Enum):
@@ -621,6 +625,17 @@ OPTIONS: dict[str, Option] = {option.name: option for option in (URL, *TO_CONNEC
 
 SPARK_OPTIONS = tuple(option for option in OPTIONS.values() if option.spark)
 
+CONNECT_KEYWORDS = tuple(option for option in TO_CONNECT if option.python)
+FRAME_KEYWORDS = tuple(
+    option for option in OPTIONS.values() if option.name == "tls" or (option.spark and option is not URL)
+)
+"""Of `headwater.spark.read`."""
+LANDING_KEYWORDS = tuple(
+    option
+    for option in FRAME_KEYWORDS
+    if option.name not in ("mode", "end", "value", "no_value", "columns", "where")  # a table has all that there is
+)
+
 
 def default_of(name: str) -> Any:
     return OPTIONS[name].default
@@ -641,6 +656,49 @@ def check_keywords(
             nearest = get_close_matches(name, {*known, *beside}, n=1)
             advice = did_you_mean(nearest[0]) if nearest else f"It takes {', '.join(sorted({*known, *beside}))}."
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}. {advice}")
+
+
+def names_keywords(made: F) -> F:
+    """A function or a class whose error for an unknown keyword names the nearest one, as `check_keywords` does."""
+    call: Any = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
+    parameters = inspect.signature(call).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+
+    @wraps(call)
+    def checked(*given: Any, **keywords: Any) -> Any:
+        check_keywords(made.__name__, keywords, known)
+        return call(*given, **keywords)
+
+    if not isinstance(made, type):
+        return checked  # type: ignore[return-value]
+    made.__init__ = checked  # type: ignore[misc]
+    return made
+
+
+def takes_options(options: Sequence[Option]) -> Callable[[F], F]:
+    """Of a function with `**options: Unpack[…]`: show them one by one, as completion in a notebook needs it.
+
+    Type checkers see them by `Unpack`. At run time the signature and the documentation get them from the table.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *map(_parameter, options)]
+        )
+        listed = "\n".join(f"        {option.name}: {option.help}" for option in options)
+        function.__doc__ = f"{function.__doc__}\n        Keywords:\n\n{listed}\n"
+        return function
+
+    return decorate
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    is_none_possible = option.default is not None or "None" in option.type_name
+    # As in stubs, three dots say that there is a default, and that it is no constant.
+    default = option.default if is_none_possible else ...
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.type_name)
 
 
 def warn_of_old(old: str, new: str, *, kind: type[Warning] = DeprecationWarning, stacklevel: int = 3) -> None:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
 
 from headwater.client.asyncio_edge import AsyncioEdge
-from headwater.client.batches import build_batch
+from headwater.client.batches import build_batch, change_schema, raw_schema, with_text_keys
 from headwater.client.changes import Change, Rollback, changes_of
 from headwater.client.checkpoints.file import CheckpointStore
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.metrics import ReaderMetrics
 from headwater.client.offsets import Offsets
 from headwater.client.pieces import Piece
+from headwater.client.read_options import End, ReadOptions
 from headwater.errors import LocalProtocolError
+from headwater.phrases import counted
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
 from headwater.protocol.snapshots import StreamOffset
 
@@ -55,15 +57,20 @@ class ReadStart:
         return build_batch(pieces, self.names, collections=self.collections, xattrs=self.xattrs, only=self.only)
 
 
-Begin = Callable[[], Awaitable[ReadStart]]
+Begin = Callable[[ReadOptions], Awaitable[ReadStart]]
 
 
 class Batches:
-    """Arrow record batches, one after the other. The schema is `headwater.client.batches.change_schema`."""
+    """Arrow record batches, one after the other. Their schema is `schema`."""
 
-    def __init__(self, begin: Begin, checkpoint: CheckpointStore | None = None) -> None:
+    def __init__(
+        self, begin: Begin, options: ReadOptions, checkpoint: CheckpointStore | None = None, *, text_keys: bool = False
+    ) -> None:
         self._begin = begin
+        self._options = options
         self._checkpoint = checkpoint
+        self._text_keys = text_keys
+        """Whether keys are text, as users get them. Our own callers compare keys, and take their bytes."""
         self._started: ReadStart | None = None
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -93,6 +100,36 @@ class Batches:
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def schema(self) -> pa.Schema:
+        """That of all batches."""
+        return (change_schema if self._text_keys else raw_schema)(xattrs=self._options.xattrs)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.summary()}>"
+
+    def summary(self) -> str:
+        """What is read, and how far it is: `shop.orders, 3 changes read, 0 seqnos behind`."""
+        what = ", ".join(map(str, (*self._options.scopes, *self._options.collections))) or "all collections"
+        if self._started is None:
+            return f"{what}, {'closed' if self._is_closed else 'not started'}"
+        metrics = self.metrics
+        behind = metrics.lag().total_seqnos
+        state = "ended" if self._is_closed else "lag unknown" if behind is None else f"{behind:,} seqnos behind"
+        return f"{what}, {counted(metrics.changes.total(), 'change')} read, {state}"
+
+    def end_now(self) -> None:
+        """Give a read without an end one: what a library reads into a table has to come to an end.
+
+        One that has started without an end goes on for ever, and is refused.
+        """
+        if self._options.end is None and self._started is not None:
+            raise LocalProtocolError(
+                "the read has started, and has no end", hint='Make one with end="now", or take its batches one by one'
+            )
+        if self._options.end is None:
+            self._options = replace(self._options, end=End.NOW)
 
     def _running(self) -> ReadStart:
         if self._started is None:
@@ -150,7 +187,7 @@ class Batches:
         batch = started.build(pieces)
         started.edge.reader.metrics.on_batch(batch)
         self._taken = None
-        return batch
+        return with_text_keys(batch) if self._text_keys else batch
 
     async def _start_once(self) -> ReadStart | None:
         """Begin to read, once. None if the read was closed meanwhile.
@@ -168,7 +205,7 @@ class Batches:
 
     async def _start(self) -> None:
         try:
-            await self._enter(await self._begin())
+            await self._enter(await self._begin(self._options))
         except BaseException:
             # Another reader may have better luck, and must not find the checkpoint locked.
             await self._close_checkpoint()
@@ -275,6 +312,9 @@ class Changes:
     async def start(self) -> None:
         """Return when every vbucket has its offset. See `Batches.start`."""
         await self._batches.start()
+
+    def __repr__(self) -> str:
+        return f"<Changes of {self._batches.summary()}>"
 
     def __aiter__(self) -> Self:
         return self

@@ -16,13 +16,14 @@ from headwater._version import __version__
 from headwater.client.cluster_map import ClusterMap, Network
 from headwater.client.connection_string import Address, BootstrapBy, ConnectionString
 from headwater.client.kv_connection import FEATURES, Login, Timeouts
-from headwater.client.options import check_keywords
+from headwater.client.options import check_keywords, names_keywords
 from headwater.errors import InvalidConnectionString, InvalidInput, NotSupported
 from headwater.protocol.features import Feature
 from headwater.protocol.sasl import USER_CHARS_MAX, Credentials, Mechanism
 from headwater.protocol.status import Status
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """Whom to trust, and who we are."""

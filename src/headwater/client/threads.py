@@ -39,14 +39,14 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = _new_loop()
         # A program that forgets to close the client must still be able to end.
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=_run_and_close, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop and wait for what it returns or raises. Interrupted, it is cancelled, and waited for."""
         if self.is_closed:
             work.close()
-            raise LocalProtocolError("the client is closed", hint="Read inside of `with`, or make a new client")
+            raise LocalProtocolError("the client is closed", hint="Make a new one, and read before it is closed")
         call = _Call(self._loop, work)
         try:
             # In here, too: the interrupt may come as soon as the loop knows of the call.
@@ -68,7 +68,26 @@ class LoopThread:
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+    def abandon(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """End the thread after one more call, and wait for neither: the caller may be this very thread.
+
+        Garbage is collected in any thread, and an object that is collected can't report an error to a caller.
+        """
+
+        async def end() -> None:
+            with suppress(Exception):
+                await last()
+            await _cancel_others()
+            self._loop.stop()
+
+        with suppress(RuntimeError):  # it is closed already
+            asyncio.run_coroutine_threadsafe(end(), self._loop)
+
+
+def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 class _Call(Generic[T]):

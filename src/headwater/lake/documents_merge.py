@@ -22,6 +22,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
+from headwater.client.options import names_keywords
 from headwater.lake.change_files import COLLECTION_GONE_OPS, ROLLBACK_OP, ChangeReport
 from headwater.lake.change_rows import KEEP_BYTES, ChangeRows, Fold, Marks, WantedChanges, read_changes, rolled_back
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
@@ -508,6 +509,7 @@ def _counts(rows: pa.Table, facts: LakeFacts) -> Iterator[tuple[int, int, str, i
 # after it.
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRules:
     """What is merged into."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.client.options import names_keywords
 from headwater.errors import InvalidInput, LakeError, LakeInUse, LakeOfOtherBucket
 from headwater.lake.data_files import read_files
 from headwater.lake.lake import Lake
@@ -38,6 +39,7 @@ BATCH = "headwater.batch"
 BUCKET = "headwater.bucket_uuid"
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergSettings:
     """Where the table is. It is pickled with the pipeline."""

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from headwater.client.offsets import Offsets
+from headwater.client.options import names_keywords
 from headwater.errors import ColumnsChanged, InvalidInput, LakeDamaged, LakeOfOtherBucket, LakeTaken
 from headwater.lake.collection_tables import NOT_MERGED, CollectionTables
 from headwater.lake.delta_log import DeltaLog, TableCommit
@@ -60,6 +61,7 @@ BOUNDARIES_MAX = 16
 _SELECTION = "selection.json"
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSettings:
     """What may be different every time that a lake is opened."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.protocol.values import Datatype
 
@@ -268,7 +269,7 @@ def to_change_columns(batch: pa.RecordBatch, schema: pa.Schema) -> dict[str, pa.
 
 
 def _key_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """The source gives keys as text, with the bytes of those that are none beside it; the client gives bytes."""
+    """Spark's source gives keys as text, with the bytes of those that are none beside it; the reader gives bytes."""
     keys = _as_type(batch.column("key"), pa.binary())
     return keys if "key_bytes" not in batch.schema.names else raw_keys(batch.column("key"), batch.column("key_bytes"))
 
@@ -285,21 +286,6 @@ def _as_dictionary(column: pa.Array) -> pa.Array:
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     return column if column.type == NAME_TYPE else column.cast(NAME_TYPE)
-
-
-def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Keys as text, and the bytes of those that are none."""
-    try:
-        return keys.cast(pa.string()), pa.nulls(len(keys), pa.binary())
-    except pa.ArrowInvalid:
-        pass
-    texts: list[str | None] = []
-    others: list[bytes | None] = []
-    for key in keys.to_pylist():
-        text = None if key is None else key.decode(errors="backslashreplace")
-        texts.append(text)
-        others.append(key if text is not None and text.encode() != key else None)
-    return pa.array(texts, pa.string()), pa.array(others, pa.binary())
 
 
 def raw_keys(key: Any, key_bytes: Any) -> Any:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headwater.client.blocking_bucket import Surveyor, look_at_bucket
 from headwater.client.blocking_client import Client
+from headwater.client.changes import split_keys
 from headwater.client.collection_names import CollectionNames
 from headwater.client.offsets import Offsets
 from headwater.client.options import MIB
@@ -32,7 +33,7 @@ from headwater.errors import InvalidInput, UnknownCollection, UnknownScope
 from headwater.lake.collection_tables import CollectionTables, MergedTable
 from headwater.lake.data_files import DataFile
 from headwater.lake.lake import Lake, Runner, landed_selection, run_here
-from headwater.lake.layout import GROUP, TableKind, split_keys
+from headwater.lake.layout import GROUP, TableKind
 from headwater.lake.location import Location
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import Transform

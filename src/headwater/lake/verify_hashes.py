@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.client.batches import OPS
-from headwater.lake.layout import raw_keys, split_keys
+from headwater.client.changes import split_keys
+from headwater.lake.layout import raw_keys
 from headwater.protocol.kernels.memory import (
     Bools,
     Bytes,

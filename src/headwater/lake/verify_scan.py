@@ -22,10 +22,11 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from numpy.typing import NDArray
 
+from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged
 from headwater.lake.data_files import DataFile, FileReader
 from headwater.lake.delta_log import DeltaLog
-from headwater.lake.layout import TableKind, split_keys
+from headwater.lake.layout import TableKind
 from headwater.lake.location import Location
 from headwater.lake.verify_hashes import HashedRows
 

@@ -19,7 +19,7 @@ from typing import Any
 from headwater.client.asyncio_client import Client
 from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import Snapshots
+from headwater.client.read_options import ReadOptions, Snapshots
 from headwater.client.reading import Batches
 from headwater.errors import HeadwaterError
 from headwater.protocol.numbers import VBucketId
@@ -175,7 +175,7 @@ class Consumer(AnyConsumer):
             if saved.offsets is not None:
                 start["start"] = self._begin_from(saved.offsets)
             held = _InMemory(saved.state.copy(), saved.rules.copy())
-            reading = client.batches(name=self.name, **self._options, **start)
+            reading = client.read(ReadOptions.make(name=self.name, **self._options, **start))
             saving = asyncio.create_task(self._save_when_quiet(reading, held))
             async for batch in reading:
                 self._take(process, batch.to_pylist(), held)

@@ -16,6 +16,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
+from headwater.client.options import CONNECT_KEYWORDS, FRAME_KEYWORDS, LANDING_KEYWORDS, takes_options
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -85,6 +87,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def register(spark: SparkSession) -> None:
     """Make `format("dcp")` known to a session, and give its executors the compiled kernels.
 
@@ -100,6 +106,7 @@ def register(spark: SparkSession) -> None:
     hide_password(spark)
 
 
+@takes_options(FRAME_KEYWORDS)
 def read(
     spark: SparkSession, url: str, *, schema: StructType | str | None = None, **source: Unpack[FrameKeywords]
 ) -> DataFrame:
@@ -114,6 +121,7 @@ def read(
     return frames.read(spark, url, schema, source)
 
 
+@takes_options(LANDING_KEYWORDS)
 def land(
     spark: SparkSession,
     url: str,
@@ -159,7 +167,7 @@ def land(
             texts = {EVERY_COLLECTION: said} if isinstance(said, str) else said
             given[name] = {table: choose(text) for table, text in texts.items()}
     landing = Landing(
-        source=source_texts(url, source),
+        source=source_texts(url, source, beside=_LAND_KEYWORDS),
         into=into,
         storage_options=storage_options or {},
         lake=replace(lake or LakeSettings(), **given),
@@ -172,9 +180,14 @@ def land(
     return landing.start(spark, every=every, on_batch=on_batch)
 
 
+_LAND_KEYWORDS = (
+    *("every", "storage_options", "columns", "cluster_by", "lake", "fresh", "upkeep", "groups", "iceberg"),
+    *("transform", "on_batch"),
+)
 _VERIFY_KEYWORDS = ("scopes", "collections", "storage_options", "transform")
 
 
+@takes_options(CONNECT_KEYWORDS)
 def verify(
     spark: SparkSession,
     url: str,

@@ -23,10 +23,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from headwater.client.batches import OPS
 from headwater.client.blocking_client import Client
+from headwater.client.changes import split_keys
 from headwater.client.read_options import End
 from headwater.errors import InvalidInput
 from headwater.lake.change_files import COLLECTION_GONE_OPS
-from headwater.lake.layout import split_keys, split_values
+from headwater.lake.layout import split_values
 from headwater.lake.typed_columns import TypedColumns
 from headwater.spark.conditions import Conditions
 from headwater.spark.planning import VBucketRange

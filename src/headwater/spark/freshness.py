@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headwater.client.offsets import Offsets
+from headwater.client.options import names_keywords
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
 from headwater.spark.planning import Survey, high_offsets
@@ -25,6 +26,7 @@ MERGE_SHARE = 0.5
 _SURVEYS_MAX = 256
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """How fresh `documents` is kept."""

@@ -23,6 +23,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from headwater.client.offsets import Offsets
+from headwater.client.options import names_keywords
 from headwater.client.read_options import Start
 from headwater.client.retries import Backoff
 from headwater.errors import HeadwaterError, LakeDamaged, LakeInUse, LakeTaken, LakeUnreachable, QueryFailed
@@ -57,6 +58,7 @@ _WAKE_S = 0.25
 logger = logging.getLogger(__name__)
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upkeep:
     """How long old things are kept."""

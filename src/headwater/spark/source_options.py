@@ -282,8 +282,12 @@ def source_texts(
     *,
     function: str = "land",
     known: Collection[str] = frozenset(SourceKeywords.__annotations__),
+    beside: Collection[str] = (),
 ) -> dict[str, str]:
-    """The options of the source for the keywords of a function. Spark's own spelling of a keyword works, and warns."""
+    """The options of the source for the keywords of a function. Spark's own spelling of a keyword works, and warns.
+
+    `beside` are further keywords of the function, which an unknown one may be close to.
+    """
     by_spelling: dict[str, Option] = {
         spelling: option for option in SPARK_OPTIONS for spelling in (option.in_spark, *option.spark_old)
     }
@@ -293,7 +297,7 @@ def source_texts(
             warn_of_old(name, spelled.name, stacklevel=4)
             name = spelled.name
         else:
-            check_keywords(function, [name], known)
+            check_keywords(function, [name], known, beside=beside)
         if isinstance(value, TlsSettings):
             texts |= tls_texts(value)
         elif isinstance(value, Offsets):

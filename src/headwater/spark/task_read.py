@@ -25,13 +25,14 @@ import pyarrow.compute as pc
 from headwater.client import asyncio_client, blocking_client
 from headwater.client.batches import OPS
 from headwater.client.bootstrap import BucketView
+from headwater.client.changes import split_keys
 from headwater.client.environment import ClientEnvironment
 from headwater.client.offsets import Offsets
 from headwater.client.settings import ClientSettings
 from headwater.errors import ReadRolledBack, UnknownCollection, UnknownScope
 from headwater.lake.change_files import ChangeReport, ChangeWriter
 from headwater.lake.documents_merge import FirstDocuments, Merged
-from headwater.lake.layout import split_keys, split_texts
+from headwater.lake.layout import split_texts
 from headwater.lake.transform import Transform
 from headwater.protocol.numbers import VBucketId
 from headwater.protocol.snapshots import StreamOffset

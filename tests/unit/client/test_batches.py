@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.client.batches import CHANGE_SCHEMA, OPS, build_batch, change_schema
+from headwater.client.batches import OPS, RAW_SCHEMA, build_batch, change_schema, raw_schema, with_text_keys
 from headwater.client.collection_names import CollectionFilter, CollectionNames
 from headwater.client.pieces import ChangeRun, EventPiece, Piece, RollbackPiece
 from headwater.errors import MalformedSnappy, MalformedXattrs, TruncatedFrame, UnexpectedMessage
@@ -196,7 +196,7 @@ def test_rows_are_in_the_order_of_the_pieces() -> None:
 def test_no_rows(pieces: tuple[Piece, ...], xattrs: bool) -> None:
     batch = build(*pieces, xattrs=xattrs)
     assert batch.num_rows == 0
-    assert batch.schema == change_schema(xattrs=xattrs)
+    assert batch.schema == raw_schema(xattrs=xattrs)
 
 
 def test_without_collections_everything_is_in_the_default_one() -> None:
@@ -211,11 +211,25 @@ def test_without_collections_everything_is_in_the_default_one() -> None:
 
 
 def test_the_schema_says_which_columns_have_no_nulls() -> None:
-    assert {field.name for field in CHANGE_SCHEMA if field.nullable} == {
+    assert {field.name for field in RAW_SCHEMA if field.nullable} == {
         "scope", "collection", "collection_id", "key", "value", "changed_at",
     }  # fmt: skip
-    assert change_schema(xattrs=True).field("xattrs").type == pa.map_(pa.string(), pa.binary())
-    assert change_schema(xattrs=False) is CHANGE_SCHEMA
+    assert raw_schema(xattrs=True).field("xattrs").type == pa.map_(pa.string(), pa.binary())
+    assert raw_schema(xattrs=False) is RAW_SCHEMA
+
+
+def test_users_get_keys_as_text_and_the_bytes_of_those_that_are_none() -> None:
+    """As the tables and Spark have them."""
+    plain, odd = build(run(APPLE)), build(run(APPLE, replace(APPLE, key=b"a\\xff\xff", seqno=Seqno(2))))
+    for batch, keys, key_bytes in (
+        (plain, ["apple"], [None]),
+        (odd, ["apple", "a\\xff\\xff"], [None, b"a\\xff\xff"]),
+    ):
+        shown = with_text_keys(batch)
+        assert shown.schema == change_schema(xattrs=False)
+        assert (shown.column("key").to_pylist(), shown.column("key_bytes").to_pylist()) == (keys, key_bytes)
+    same_bytes = [part.column("key").buffers()[2].address for part in (plain, with_text_keys(plain))]
+    assert same_bytes[0] == same_bytes[1], "nothing is copied"
 
 
 # --- names --------------------------------------------------------------------------------------------------------

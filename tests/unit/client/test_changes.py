@@ -177,7 +177,13 @@ def test_changes_can_not_be_changed_and_can_be_kept() -> None:
     assert not hasattr(change, "__dict__")
     assert pickle.loads(pickle.dumps(change)) == change
     assert len({change, APPLE, replace(APPLE, xattrs={"a": b"1"})}) == 2
-    assert repr(change).startswith("Mutation(vbucket=7, vbuuid=171, seqno=3, ")
+    assert repr(change).startswith("<Mutation of 'äpple': collection=garden.fruit, vbucket=7, seqno=3, changed_at=")
+
+
+def test_a_long_value_is_not_shown_whole() -> None:
+    shown = repr(replace(APPLE, value=b"x" * 1_000_000))
+    assert len(shown) < 300
+    assert shown.endswith("… (1,000,000 bytes)>")
 
 
 def test_the_time_of_a_change_is_in_its_cas() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,6 +14,7 @@ import pytest
 import headwater.spark
 from headwater.cli.lazy_command import load_command
 from headwater.client.options import (
+    LANDING_KEYWORDS,
     OPTIONS,
     SPARK_OPTIONS,
     TO_CONNECT,
@@ -64,6 +66,7 @@ def test_a_landing_takes_the_options_of_the_source() -> None:
     of_source = {option.name for option in SPARK_OPTIONS} - {"url"}
     assert SourceKeywords.__annotations__.keys() - {"tls"} == of_source - apart
     assert FrameKeywords.__annotations__.keys() - {"tls"} == of_source
+    assert SourceKeywords.__annotations__.keys() == {option.name for option in LANDING_KEYWORDS}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,6 +129,49 @@ def test_a_keyword_that_is_not_known() -> None:
         TypeError, match=r"^connect\(\) got an unexpected keyword argument 'usr'\. Did you mean user\?$"
     ):
         check_keywords("connect", ["usr"], {"user", "password"})
+
+
+@each(
+    ("function", "keywords"),
+    [
+        (headwater.connect, ConnectKeywords),
+        (headwater.blocking.connect, ConnectKeywords),
+        (headwater.Client.batches, ReadKeywords),
+        (headwater.blocking.Client.changes, ReadKeywords),
+        (headwater.spark.land, SourceKeywords),
+        (headwater.spark.read, FrameKeywords),
+        (headwater.spark.verify, ConnectKeywords),
+    ],
+)
+def test_a_notebook_can_complete_keywords(function: Callable[..., Any], keywords: type) -> None:
+    parameters = inspect.signature(function).parameters
+    assert parameters.keys() >= keywords.__annotations__.keys()
+    assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
+    assert all(f"{name}: {OPTIONS[name].help}" in (function.__doc__ or "") for name in keywords.__annotations__)
+
+
+def test_a_signature_says_what_is_taken_where_nothing_is_given() -> None:
+    parameters = inspect.signature(headwater.Client.changes).parameters
+    assert str(parameters["buffer_bytes"]) == "buffer_bytes: 'int' = 16777216"
+    assert str(parameters["give_up_after_s"]) == "give_up_after_s: 'float | None' = 300.0"
+    assert parameters["boundaries"].default is ..., "there is one, and it is no constant"
+
+
+@each(
+    ("call", "sentence"),
+    [
+        (lambda: headwater.Timeouts(conect_s=1), "Timeouts() got .*'conect_s'. Did you mean connect_s?"),
+        (lambda: headwater.TlsSettings(cafile="x"), "TlsSettings() got .*'cafile'. Did you mean ca_file?"),
+        (lambda: headwater.FileCheckpoint(pth="x"), "FileCheckpoint() got .*'pth'. Did you mean path?"),
+        (lambda: headwater.LeaseGroup("x", lease=1), "LeaseGroup() got .*'lease'. Did you mean lease_s?"),
+        (lambda: headwater.spark.LakeSettings(xatrs=1), "LakeSettings() got .*'xatrs'"),
+        (lambda: headwater.spark.land(None, URL, "lake", evry="1 s"), "land() got .*'evry'. Did you mean every?"),
+    ],
+)
+def test_whatever_users_make_names_the_keyword_that_was_meant(call: Callable[[], Any], sentence: str) -> None:
+    pattern = re.escape(sentence).replace(r"\.\*", ".*")
+    with pytest.raises(TypeError, match=f"^{pattern}"):
+        call()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headwater.client.changes import split_keys
 from headwater.errors import LakeDamaged, LakeTooNew
 from headwater.lake.layout import (
     LakeFacts,
@@ -13,7 +14,6 @@ from headwater.lake.layout import (
     changes_schema,
     groups_for,
     raw_keys,
-    split_keys,
     table_name,
     to_change_columns,
 )

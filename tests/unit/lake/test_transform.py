@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.client.batches import CHANGE_SCHEMA
+from headwater.client.batches import RAW_SCHEMA
 from headwater.errors import InvalidInput
 from headwater.lake.transform import Transform
 from support.cases import each
@@ -19,7 +19,7 @@ ROWS = [
     {"op": "deletion", "key": b"b", "value": None},
 ]
 BATCH = pa.RecordBatch.from_pylist(
-    [{field.name: None if field.nullable else 0 for field in CHANGE_SCHEMA} | row for row in ROWS], CHANGE_SCHEMA
+    [{field.name: None if field.nullable else 0 for field in RAW_SCHEMA} | row for row in ROWS], RAW_SCHEMA
 )
 
 

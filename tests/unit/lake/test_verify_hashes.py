@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.lake.layout import changes_schema, documents_schema, split_keys
+from headwater.client.changes import split_keys
+from headwater.lake.layout import changes_schema, documents_schema
 from headwater.lake.verify_hashes import UNKNOWN_OP, HashedRows, HashIndex, hash_changes, hash_documents, hash_texts
 from support.cases import each
 from support.lake_model import Change, ModelBucket, batches, changed_at

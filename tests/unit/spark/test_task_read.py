@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import VariantVal
 
-from headwater.client.batches import change_schema
+from headwater.client.batches import raw_schema
 from headwater.lake.layout import split_texts
 from headwater.protocol.values import Datatype
 from headwater.spark.source import spark_schema
@@ -31,7 +31,7 @@ def converter(**given: str) -> SparkRows:
 
 
 def batch(*rows: dict[str, Any], xattrs: bool = False) -> pa.RecordBatch:
-    schema = change_schema(xattrs=xattrs)
+    schema = raw_schema(xattrs=xattrs)
     full = [{field.name: None if field.nullable else 0 for field in schema} | {"op": "mutation"} | row for row in rows]
     return pa.RecordBatch.from_pylist(full, schema=schema)
 

@@ -26,7 +26,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 
-from headwater.client.batches import OPS, change_schema
+from headwater.client.batches import OPS, change_schema, with_text_keys
 from headwater.client.changes import Change, CollectionEvent, DocumentChange, Rollback, changes_of
 from headwater.phrases import escaped, escaped_bytes
 from headwater.transfer.change_lines import ChangeLines
@@ -79,7 +79,7 @@ class ArrowStream:
         self._writer = pa.ipc.new_stream(self._made, schema)
 
     def encode(self, batch: pa.RecordBatch) -> bytes:
-        self._writer.write_batch(batch)
+        self._writer.write_batch(with_text_keys(batch))
         return self._take()
 
     def end(self) -> bytes:

@@ -33,7 +33,7 @@ from headwater.cli.tailing.resuming import check_writable, offsets_behind, write
 from headwater.client.blocking_client import Batches, Client
 from headwater.client.checkpoints.file import FileCheckpoint
 from headwater.client.offsets import Offsets
-from headwater.client.read_options import End, ReadKeywords, Start
+from headwater.client.read_options import End, ReadKeywords, ReadOptions, Start
 from headwater.errors import HeadwaterError
 from headwater.phrases import counted
 
@@ -259,7 +259,7 @@ class Tailer:
             self._given = start if isinstance(start, Offsets) else Offsets(self._client.bucket_uuid)
             options = self._options.copy()
             options["start"] = self._given
-            self._reading = self._client.batches(**options)
+            self._reading = self._client.read(ReadOptions.make(**options))
             line = stack.enter_context(self._lag_line())
             while self._limit is None or self.written < self._limit:
                 with self.interruptions.allowed():

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headwater.client.offsets import TEXT_CHARS_MAX, Offsets
+from headwater.client.options import names_keywords
 from headwater.durable_files import replace_file
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidOffsets, OffsetsTooNew
 
@@ -76,6 +77,7 @@ _MODE = 0o666
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@names_keywords
 class FileCheckpoint:
     """Keeps offsets in a file, as the text of `Offsets.to_json`. The folder must be there.
 
@@ -92,6 +94,9 @@ class FileCheckpoint:
         self._turn = threading.Lock()
         self._release: weakref.finalize[[int], FileCheckpoint] | None = None
         """Releases the lock, at the latest when this object is collected."""
+
+    def __repr__(self) -> str:
+        return f"FileCheckpoint({str(self.path)!r})"
 
     async def load(self) -> Offsets | None:
         """What was saved last, or None where there is no file. A file that can't be read is `CheckpointFailed`."""

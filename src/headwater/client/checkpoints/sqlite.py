@@ -22,6 +22,7 @@ import threading
 
 from headwater.client.checkpoints.file import read_offsets
 from headwater.client.offsets import Offsets
+from headwater.client.options import names_keywords
 from headwater.errors import CheckpointFailed, CheckpointInUse, InvalidInput
 
 BUSY_S_MAX = 30.0
@@ -54,6 +55,7 @@ _HINTS = {
 }
 
 
+@names_keywords
 class SqliteCheckpoint:
     """Keeps offsets in an SQLite database, which may hold other tables and other checkpoints, by their names.
 
@@ -84,6 +86,9 @@ class SqliteCheckpoint:
         self._connection: sqlite3.Connection | None = None
         self._turn = threading.Lock()
         """For the connection of our own."""
+
+    def __repr__(self) -> str:
+        return f"SqliteCheckpoint({self.path!r}, name={self.name!r})"
 
     async def load(self) -> Offsets | None:
         """What was saved last by this name, or None. What can't be read is `CheckpointFailed`."""

@@ -30,10 +30,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from headwater.client.bucket_kv import KvPort
+from headwater.client.bucket_kv import BucketKv, KvPort
 from headwater.client.checkpoints.file import damaged, read_offsets
 from headwater.client.cluster_map import ClusterMap, vbucket_of
 from headwater.client.offsets import Offsets
+from headwater.client.options import names_keywords
+from headwater.client.settings import ClientSettings
 from headwater.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -151,6 +153,7 @@ class _Location:
     keys: tuple[bytes, ...]
 
 
+@names_keywords
 class XattrCheckpoint:
     """Keeps offsets in documents of the bucket that is read.
 
@@ -166,18 +169,22 @@ class XattrCheckpoint:
     with `mitigate_rollbacks=True`, or keep the offsets elsewhere.
     """
 
-    def __init__(self, kv: KvPort, *, group: str, collection: str | None = None) -> None:
+    def __init__(self, kv: KvPort | ClientSettings, *, group: str, collection: str | None = None) -> None:
+        """`kv` are the settings of a client, `client.settings`, or something else that carries requests."""
         if not group.isprintable() or {" ", ":"} & {*group} or not 0 < len(group.encode()) <= GROUP_BYTES_MAX:
             raise InvalidInput(
                 f"{group[:GROUP_BYTES_MAX]!r} is no name for a group",
                 hint=f"Use 1 to {GROUP_BYTES_MAX} bytes without spaces and colons",
             )
         self.group = group
-        self._kv = kv
+        self._kv = BucketKv(kv) if isinstance(kv, ClientSettings) else kv
         self._collection = collection
         self._writer = secrets.token_hex(8)
         self._location: _Location | None = None
         self._stored: dict[VBucketId, _Stored] = {}
+
+    def __repr__(self) -> str:
+        return f"<XattrCheckpoint of the group {self.group!r}>"
 
     async def load(self, vbuckets: Iterable[VBucketId] | None = None) -> Offsets | None:
         """What was saved last, of some vbuckets or of all; None where nothing was.

@@ -15,6 +15,7 @@ from contextlib import suppress
 from headwater.client.groups.group_document import KEY_PREFIX, NAME_CHARS_MAX, GroupDocument
 from headwater.client.groups.lease_member import INTERVAL_S, LEASE_S, MARGIN_S, LeaseMember, LeaseTerms, MemberState
 from headwater.client.groups.membership import Assignment, DocumentPort, GroupBucket
+from headwater.client.options import names_keywords
 from headwater.client.retries import Backoff, is_final
 from headwater.errors import HeadwaterError, InvalidInput, LocalProtocolError, MemberReplaced
 from headwater.protocol.numbers import KEY_BYTES_MAX, VBucketId
@@ -35,6 +36,7 @@ def lease_clock_s() -> float:
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
+@names_keywords
 class LeaseGroup:
     """A member of the group `name`: `LeaseGroup("invoices", "worker-1")`. It is good for one read.
 

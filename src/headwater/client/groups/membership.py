@@ -28,6 +28,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headwater.client.options import names_keywords
 from headwater.errors import InvalidInput, LocalProtocolError
 from headwater.protocol.numbers import Cas, VBucketId
 
@@ -183,6 +184,7 @@ def vbuckets_of_member(number: int, *, of: int, vbuckets: int) -> frozenset[VBuc
     return frozenset(VBucketId(vbucket) for vbucket in range(number - 1, vbuckets, of))
 
 
+@names_keywords
 class StaticMember:
     """Member `number` of `of`: `StaticMember(2, of=5)`."""
 
