@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater import spark as headwater_spark
+from headwater.errors import InvalidInput
 from headwater.spark.source import LagListener, progress_lag
 from support.landings import SourceBucket
-from support.node_process import PASSWORD
+from support.node_process import PASSWORD, USER
 
 TOLD_S_MAX = 60.0
 COLUMNS = {
@@ -192,3 +194,34 @@ def test_wrong_options_are_told(spark: SparkSession, bucket: SourceBucket) -> No
     with pytest.raises(PySparkException, match="Check the user name and the password") as caught:
         load(spark, bucket, password="not this one").count()
     assert "not this one" not in str(caught.value)
+
+
+def test_an_error_is_a_sentence_and_no_traceback(spark: SparkSession, bucket: SourceBucket, tmp_path: Path) -> None:
+    """Where the source is made, where it is planned, and in a stream."""
+
+    def stream() -> None:
+        changes = spark.readStream.format("dcp").options(**{**bucket.options, "password": "wrong"}).load()
+        changes.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start().processAllAvailable()
+
+    for fail, sentence in (
+        (lambda: load(spark, bucket, colections="a.b"), "no option 'colections'. Did you mean collections?"),
+        (lambda: load(spark, bucket, password="wrong").count(), "AuthenticationFailed"),
+        (stream, "AuthenticationFailed"),
+    ):
+        with pytest.raises(PySparkException) as raised:
+            fail()
+        assert "headwater.errors." in str(raised.value)
+        assert sentence in str(raised.value)
+        assert "Traceback" not in str(raised.value)
+    with pytest.raises(InvalidInput, match=r"^the dcp source has no column 'kye'.*Did you mean key\?$"):
+        headwater_spark.read(spark, bucket.url, columns="kye", user=USER, password=PASSWORD)
+
+
+def test_workers_with_another_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has none of our libraries, and that the user has chosen."""
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
+    with pytest.raises(InvalidInput, match=r"has no Headwater: No module named .*Set PYSPARK_PYTHON"):
+        headwater_spark.register(spark)

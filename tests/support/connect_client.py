@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater import spark as headwater_spark
-from headwater.spark.session import query_error
+from headwater.spark.query_errors import query_error
 
 
 def tell(**step: object) -> None:

@@ -108,7 +108,8 @@ def _runner(master: str | None) -> Iterator[Runner]:
     from pyspark.errors import PySparkException
 
     from headwater.spark.executors import spark_runner
-    from headwater.spark.session import query_error, start_session
+    from headwater.spark.query_errors import query_error
+    from headwater.spark.session import start_session
 
     with TemporaryDirectory(prefix="headwater-spark-") as folder:
         spark = start_session(master=master, log_folder=Path(folder))

@@ -77,6 +77,8 @@ class Option:
     spark_note: str = ""
     spark_old: tuple[str, ...] = ()
     """Earlier spellings, which still work and warn."""
+    spark_also: tuple[str, ...] = ()
+    """What Spark's source of Kafka and Couchbase's own connector call it. They work, too."""
     commands: tuple[str, ...] = ()
     """The commands that have it; `*` for all that connect."""
     cli_name: str | None = None
@@ -191,6 +193,7 @@ TO_CONNECT = (
         python_type="str | None",
         default_words="that of the URL; in Spark and on the command line also `HEADWATER_USER`",
         spark=True,
+        spark_also=("username",),
         commands=("*",),
     ),
     Option(
@@ -313,6 +316,7 @@ TO_READ = (
         default="beginning",
         python_type="Start | Offsets",
         spark=True,
+        spark_also=("streamFrom",),
         spark_name="startingOffsets",
         spark_note="Offsets are JSON; Spark's `earliest` and `latest` work, too.",
         commands=("tail",),
@@ -346,6 +350,7 @@ TO_READ = (
         default=(),
         default_words="all",
         spark=True,
+        spark_also=("scope",),
         spark_note="Names with commas between them.",
         commands=("tail", "export", "land", "verify"),
         cli_name="--scope",
@@ -359,6 +364,7 @@ TO_READ = (
         default_words="all",
         python_type="tuple[str | int, ...]",
         spark=True,
+        spark_also=("collection",),
         spark_note="Names with commas between them.",
         commands=("tail", "export", "land", "verify"),
         cli_name="--collection",
@@ -425,6 +431,7 @@ TO_READ = (
         least=1024,
         most=CONNECTION_BUFFER_BYTES_MAX,
         spark=True,
+        spark_also=("streamFlowControlBufferSize",),
         commands=("tail",),
         cli_old={"--buffer-size": ("--buffer-bytes",)},
     ),
@@ -576,6 +583,7 @@ OF_SPARK = (
         least=1,
         python=False,
         spark=True,
+        spark_also=("maxOffsetsPerTrigger",),
         commands=("land",),
         cli_old={"--max-rows": ("--max-rows-per-trigger",)},
     ),
@@ -596,6 +604,7 @@ OF_SPARK = (
         most=10_000,
         python=False,
         spark=True,
+        spark_also=("numPartitions",),
         commands=("land",),
         cli_old={"--partitions": ("--min-partitions",)},
     ),
@@ -618,6 +627,7 @@ URL = Option(
     help="`couchbase://host[,host…]/bucket`, or `couchbases://` for TLS.",
     default_words="needed",
     spark=True,
+    spark_also=("connectionString",),
 )
 
 OPTIONS: dict[str, Option] = {option.name: option for option in (URL, *TO_CONNECT, *TO_READ, *OF_SPARK)}

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from headwater.spark.freshness import Freshness
     from headwater.spark.landing import Landing, LandingQuery
     from headwater.spark.landing_loop import LandedBatch, LandingStatus, Upkeep
-    from headwater.spark.session import query_error, start_session
+    from headwater.spark.query_errors import query_error
+    from headwater.spark.session import start_session
     from headwater.spark.source import LagListener
     from headwater.spark.source_options import FrameKeywords, SourceKeywords
 
@@ -47,7 +48,8 @@ _HOMES = {
     "headwater.spark.freshness": ("Freshness",),
     "headwater.spark.landing": ("Landing", "LandingQuery"),
     "headwater.spark.landing_loop": ("LandedBatch", "LandingStatus", "Upkeep"),
-    "headwater.spark.session": ("start_session", "query_error"),
+    "headwater.spark.query_errors": ("query_error",),
+    "headwater.spark.session": ("start_session",),
     "headwater.spark.source": ("LagListener",),
     "headwater.spark.source_options": ("FrameKeywords", "SourceKeywords"),
 }
@@ -92,17 +94,17 @@ def __dir__() -> list[str]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("dcp")` known to a session, and give its executors the compiled kernels.
+    """Make `format("dcp")` known to a session, let its workers run this Python, and give them the compiled kernels.
 
-    Where the package is installed Spark finds the source by itself; an executor that is new then compiles in its first
-    task, and a server of Spark Connect shows the option `password` in its pages.
+    Where the package is installed, and `PYSPARK_PYTHON` names its Python, Spark finds the source by itself; an executor
+    that is new then compiles in its first task, and a server of Spark Connect shows the option `password` in its pages.
     """
-    from headwater.spark.executors import ship_kernels
+    from headwater.spark.executors import prepare_workers
     from headwater.spark.session import hide_password
     from headwater.spark.source import DcpDataSource
 
+    prepare_workers(spark)  # first: a source that is registered stays with the Python of that moment
     spark.dataSource.register(DcpDataSource)
-    ship_kernels(spark)
     hide_password(spark)
 
 

@@ -30,7 +30,8 @@ from pyspark.sql import SparkSession
 from headwater.lake.lake import Task
 from headwater.lake.transform import Transform, TransformFunction
 from headwater.protocol.kernels.machine_code import code_folder, compile_kernels, sources_digest
-from headwater.spark.session import is_remote
+from headwater.spark.query_errors import in_one_sentence
+from headwater.spark.session import is_remote, use_this_python
 
 _DESCRIPTION = "spark.job.description"
 RESULT_SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("result", pa.binary())])
@@ -100,8 +101,8 @@ def shippable(function: TransformFunction) -> Transform:
 
 
 def spark_runner(spark: SparkSession, name: str) -> SparkRunner:
-    """A runner on the executors of a session, which get the compiled kernels before its first job."""
-    ship_kernels(spark)
+    """A runner on the executors of a session, whose workers are made ready before its first job."""
+    prepare_workers(spark)
     return SparkRunner(spark, name)
 
 
@@ -118,7 +119,8 @@ class _RunOne:
 
     def run(self, number: int) -> Any:
         use_shipped_kernels()
-        result = pickle.loads(self.pickled[number]).run()
+        with in_one_sentence():
+            result = pickle.loads(self.pickled[number]).run()
         keep_loaded("lake")
         return result
 
@@ -145,6 +147,12 @@ def result_batch(result: Any, number: int = 0) -> pa.RecordBatch:
 def results_of(rows: Iterable[tuple[int, bytes]]) -> list[Any]:
     """The results in the order of their tasks, from rows with `RESULT_DDL`."""
     return [pickle.loads(result) for _, result in sorted(rows, key=lambda row: row[0])]
+
+
+def prepare_workers(spark: SparkSession) -> None:
+    """Let the workers of a session run this Python, with the compiled kernels."""
+    use_this_python(spark)
+    ship_kernels(spark)
 
 
 # --- compiled kernels for executors that have none --------------------------------------------------------------------

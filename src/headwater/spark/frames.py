@@ -11,6 +11,7 @@ first.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -32,9 +34,11 @@ from headwater.lake.layout import documents_schema
 from headwater.lake.location import Location
 from headwater.lake.rollbacks import add_rollback
 from headwater.protocol.numbers import Seqno, VBucketId, Vbuuid
+from headwater.spark import register
 from headwater.spark.conditions import Conditions
-from headwater.spark.executors import ship_kernels, use_shipped_kernels
+from headwater.spark.executors import prepare_workers, use_shipped_kernels
 from headwater.spark.planning import whole_offset
+from headwater.spark.query_errors import in_one_sentence, is_ours, query_error
 from headwater.spark.source_options import DOCUMENT_COLUMNS, FrameKeywords, Mode, source_texts
 
 _PLACES = "places.json"
@@ -61,7 +65,9 @@ _U64 = 2**64 - 1
 
 def read(spark: SparkSession, url: str, schema: StructType | str | None, keywords: Mapping[str, Any]) -> DataFrame:
     """The changes of a bucket. See `headwater.spark.read`."""
-    texts = source_texts(url, keywords, function="read", known=FrameKeywords.__annotations__)
+    texts = source_texts(url, keywords, function="read", known=FrameKeywords.__annotations__, beside=("schema",))
+    if "PYSPARK_PYTHON" not in os.environ:
+        register(spark)  # Spark would look for the source with the first python3 on the path
     columns = OPTIONS["columns"].parse(texts.pop("columns", ""))
     where = texts.get("where", "")
     is_left_to_spark = not _is_for_source(where, is_of_documents=texts.get("mode") == Mode.DOCUMENTS)
@@ -73,7 +79,10 @@ def read(spark: SparkSession, url: str, schema: StructType | str | None, keyword
 
     def load(names: Iterable[str]) -> DataFrame:
         reader = spark.read.format("dcp") if schema is None else spark.read.format("dcp").schema(schema)
-        return reader.options(**texts, columns=",".join(names)).load()
+        try:
+            return reader.options(**texts, columns=",".join(names)).load()
+        except PySparkException as error:
+            raise (query_error(error) if is_ours(error) else error) from None
 
     frame = load([] if looked_at else columns)
     if columns and looked_at:
@@ -111,7 +120,7 @@ def documents(
     columns = lake.tables[collection].columns
     schema = documents_schema(xattrs=lake.facts.xattrs, typed=None if columns is None else columns.schema)
     tasks = tuple(pickle.dumps(task) for task in lake.read_tasks(collection))
-    ship_kernels(spark)
+    prepare_workers(spark)
     frame = spark.range(0, len(tasks), 1, len(tasks))
     return frame.mapInArrow(_ReadDocuments(tasks), from_arrow_schema(schema))
 
@@ -124,8 +133,9 @@ class _ReadDocuments:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 use_shipped_kernels()
-                for rows in merged_rows(pickle.loads(self.tasks[number])):
-                    yield from rows.to_batches()
+                with in_one_sentence():
+                    for rows in merged_rows(pickle.loads(self.tasks[number])):
+                        yield from rows.to_batches()
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------

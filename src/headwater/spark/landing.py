@@ -32,7 +32,7 @@ from headwater.lake.layout import TableKind, groups_for
 from headwater.lake.location import OWN_FOLDER, Location
 from headwater.lake.table_state import Selection
 from headwater.lake.transform import TransformFunction
-from headwater.spark.executors import SparkRunner, ship_kernels, shippable
+from headwater.spark.executors import SparkRunner, prepare_workers, shippable
 from headwater.spark.freshness import Freshness
 from headwater.spark.landing_loop import JobRunner, LandedBatch, LandingLoop, LandingStatus, Upkeep
 from headwater.spark.selection_watch import SeenCollection
@@ -122,7 +122,7 @@ class Landing:
         """
         every_s = parse_interval_s(every) if isinstance(every, str) else every
         lake = lake or self.prepare()
-        ship_kernels(spark)
+        prepare_workers(spark)
         hide_password(spark)
         return self.run(SparkRunner(spark, f"headwater land {self.into}"), lake, every_s=every_s, on_batch=on_batch)
 

@@ -41,7 +41,7 @@ from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.spark.bucket_watch import BucketWatch
 from headwater.spark.freshness import Freshness, LandingLag, MergeClock
 from headwater.spark.planning import VBucketRange, given_offsets, high_offsets, limit_ranges, plan_ranges, rows_of_bytes
-from headwater.spark.session import query_error
+from headwater.spark.query_errors import query_error
 from headwater.spark.source_options import SourceOptions
 from headwater.spark.task_read import LandedShare, LandShare
 

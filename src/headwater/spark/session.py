@@ -1,20 +1,20 @@
 """A Spark session for a caller that has none: on this machine, quiet, and with this Python. And what all sessions need:
-hiding passwords, and finding our own error in one of Spark's."""
+workers with this Python, and passwords that are hidden."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater import errors
-from headwater.errors import HeadwaterError, InvalidInput, QueryFailed
+from headwater.errors import InvalidInput
+from headwater.spark.query_errors import query_error
 
 _LOGGING = """
 rootLogger.level = error
@@ -74,6 +74,51 @@ def start_session(*, master: str = "local[*]", memory: str = "2g", log_folder: P
         ) from error
 
 
+def use_this_python(spark: SparkSession) -> None:
+    """Let workers run the Python of this program; `InvalidInput` where theirs has no Headwater, and can't be chosen.
+
+    Spark runs them with `PYSPARK_PYTHON`, or else with the first python3 on the path. In an environment that is not
+    activated, as that of a notebook's kernel, this is another Python.
+    """
+    if is_remote(spark):
+        return  # the server chooses
+    context = spark.sparkContext
+    if context.pythonExec in (sys.executable, *_HAVE_HEADWATER):
+        return
+    if "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
+        # Spark looks at the first for every function that it is given, and at the second for the next session.
+        context.pythonExec = os.environ["PYSPARK_PYTHON"] = sys.executable
+        return
+    hint = f"Set PYSPARK_PYTHON to a Python that has it, such as {sys.executable}, before the session is started"
+    try:
+        [(path, missing)] = context.parallelize([0], 1).map(_looks_for_headwater()).collect()
+    except (PySparkException, Py4JError) as error:
+        reason = query_error(error).reason
+        raise InvalidInput(f"Spark's workers do not run with {context.pythonExec}: {reason}", hint=hint) from None
+    if missing is not None:
+        raise InvalidInput(f"Spark's workers run {path}, which has no Headwater: {missing}", hint=hint)
+    _HAVE_HEADWATER.add(context.pythonExec)
+
+
+_HAVE_HEADWATER: set[str] = set()
+"""What workers were found to run with."""
+
+
+def _looks_for_headwater() -> Callable[[int], tuple[str, str | None]]:
+    def look(_: int) -> tuple[str, str | None]:
+        # A function inside of another is pickled whole, so that a worker without our modules can run it.
+        import sys
+        from importlib import import_module
+
+        try:
+            import_module("headwater.spark.task_read")
+        except ImportError as error:
+            return sys.executable, str(error)
+        return sys.executable, None
+
+    return look
+
+
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java") if home is None else shutil.which(str(Path(home, "bin", "java")))
@@ -104,28 +149,3 @@ def hide_password(spark: SparkSession) -> None:
     pattern = spark.conf.get(_REDACTION, None) or ""
     if _PASSWORD not in pattern:
         spark.conf.set(_REDACTION, f"{pattern}|{_PASSWORD}" if pattern else _PASSWORD)
-
-
-# --- what an error of a query means -----------------------------------------------------------------------------------
-#
-# Spark wraps ours in several layers of its own, as text.
-
-
-_OURS = re.compile(r"headwater\.errors\.(?P<name>\w+): (?P<message>[^\n]+)")
-
-
-def query_error(error: BaseException) -> HeadwaterError:
-    """Our own error inside one of Spark's, or one with its first line."""
-    if isinstance(error, HeadwaterError):
-        return error
-    match = _OURS.search(str(error))
-    if match is None:
-        first = str(error).strip().partition("\n")[0]
-        return QueryFailed(f"the query failed: {first[:500]}", hint="Spark's log has the rest of it")
-    kind = getattr(errors, match["name"], None)
-    if not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
-        kind = HeadwaterError
-    found = kind.__new__(kind)
-    # The sentence has the hint at its end already.
-    HeadwaterError.__init__(found, match["message"])
-    return found

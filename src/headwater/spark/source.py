@@ -85,6 +85,7 @@ from headwater.spark.planning import (
     plan_read,
     rows_of_bytes,
 )
+from headwater.spark.query_errors import in_one_sentence
 from headwater.spark.reached_offsets import ReachedOffsets, ReportTo
 from headwater.spark.selection_watch import PlannedBucket
 from headwater.spark.source_options import DOCUMENT_COLUMNS, Mode, SourceOptions, ValueForm
@@ -157,6 +158,7 @@ class DcpDataSource(DataSource):
     def name(cls) -> str:
         return "dcp"
 
+    @in_one_sentence()
     def schema(self) -> StructType:
         if self._checked.mode is Mode.DOCUMENTS:
             from headwater.spark.document_rows import inferred_schema
@@ -171,8 +173,10 @@ class DcpDataSource(DataSource):
         caller = inspect.currentframe().f_back  # type: ignore[union-attr]
         is_given_filters = caller is not None and caller.f_globals.get("__name__") == _FILTERING_WORKER
         kind = DcpFilteringReader if is_given_filters else DcpBatchReader
-        return kind(self._options_for(schema), schema)
+        with in_one_sentence():
+            return kind(self._options_for(schema), schema)
 
+    @in_one_sentence()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         if self._checked.mode is Mode.DOCUMENTS:
             raise InvalidInput(
@@ -248,30 +252,32 @@ class _DcpReader:
         from headwater.spark.task_read import ShareReading, SparkRows
 
         assert isinstance(partition, DcpPartition)
-        if self._options.mode is Mode.DOCUMENTS:
-            from headwater.spark.document_rows import DocumentRows
+        with in_one_sentence():
+            if self._options.mode is Mode.DOCUMENTS:
+                from headwater.spark.document_rows import DocumentRows
 
-            yield from DocumentRows(self._options, self._spark_schema).read(partition.ranges, partition.bucket)
-            keep_loaded("documents")
-            return
-        rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
-        reading = ShareReading(
-            options=self._options,
-            bucket=partition.bucket,
-            ranges=partition.ranges,
-            fails_on_rollback=fails_on_rollback,
-        )
-        if partition.report_to is None:
-            yield from map(rows.convert, reading)
-        else:
-            with partition.report_to.attempt(lambda: (reading.reached, reading.rows)):
+                yield from DocumentRows(self._options, self._spark_schema).read(partition.ranges, partition.bucket)
+                keep_loaded("documents")
+                return
+            rows = SparkRows(self._options, to_arrow_schema(self._spark_schema, timezone="UTC"))
+            reading = ShareReading(
+                options=self._options,
+                bucket=partition.bucket,
+                ranges=partition.ranges,
+                fails_on_rollback=fails_on_rollback,
+            )
+            if partition.report_to is None:
                 yield from map(rows.convert, reading)
+            else:
+                with partition.report_to.attempt(lambda: (reading.reached, reading.rows)):
+                    yield from map(rows.convert, reading)
         keep_loaded("read")
 
 
 class DcpBatchReader(_DcpReader, DataSourceReader):
     """Everything from `startingOffsets` to `endingOffsets`, or to now: each vbucket to the end of a snapshot."""
 
+    @in_one_sentence()
     def partitions(self) -> Sequence[InputPartition]:
         survey = self._watch.survey()
         is_from_now = self._options.start is Start.NOW
@@ -335,6 +341,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
 
     # --- planning, in one process for the whole query -----------------------------------------------------------------
 
+    @in_one_sentence()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """No vbucket is named by a stream that starts now: its first batch is empty, and ends at "now".
 
@@ -344,6 +351,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
             return _to_spark(Offsets(self._watch.bucket_uuid))
         return _to_spark(self._beginning())
 
+    @in_one_sentence()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         began = _from_spark(start)
         began.check_bucket(self._watch.bucket_uuid)
@@ -366,6 +374,7 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
         )
         return _to_spark(end)
 
+    @in_one_sentence()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return _to_spark(high_offsets(self._watch.bucket_uuid, self._survey or self._watch.survey()))
 
@@ -376,9 +385,11 @@ class DcpStreamReader(_DcpReader, DataSourceStreamReader, SupportsTriggerAvailab
             return ReadMaxBytes(self._options.bytes_per_trigger_max)
         return ReadAllAvailable()
 
+    @in_one_sentence()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = {vbucket: status.high_seqno for vbucket, status in self._watch.survey().items()}
 
+    @in_one_sentence()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         began, ends = _from_spark(start), _from_spark(end)
         is_repeated = not self._plans.is_planned_here(ends)

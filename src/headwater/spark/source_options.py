@@ -31,6 +31,20 @@ OPTION_NAMES = tuple(option.in_spark for option in SPARK_OPTIONS)
 """In the order in which messages and the page name them."""
 
 _OLD_NAMES = {old.lower(): option for option in SPARK_OPTIONS for old in option.spark_old}
+_NAMES = {name.lower(): option for option in SPARK_OPTIONS for name in (option.in_spark, *option.spark_also)}
+_OF_OTHERS = {
+    "bucket": "Name it in the url: couchbase://host/bucket",
+    "connectionidentifier": "Give the url, the user and the password of the other cluster",
+    "failondataloss": "Leave it out: what a failover takes back comes as rows whose op is rollback",
+    "idfieldname": "Leave it out: the key is the column key",
+    "includeheaders": "Use xattrs for extended attributes",
+    "kafka.bootstrap.servers": "Use url: couchbase://host/bucket",
+    "streamcontent": "Use noValue=true for keys and metadata alone",
+    "streammetadata": "Leave it out, and choose with columns",
+    "streampersistencepollinginterval": "Use mitigateRollbacks=true",
+    "subscribe": "Use collections, or leave it out for all of them",
+}
+"""What Spark's source of Kafka and Couchbase's connector have and this one has not, and what to do instead."""
 
 
 class ValueForm(StrEnum):
@@ -100,19 +114,20 @@ class _Taker:
     """Takes options by their names in Python, and names them as Spark has them where a value is wrong."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        names = {name.lower(): name for name in OPTION_NAMES}
         self._given: dict[str, str] = {}
+        spelled: dict[str, str] = {}
         for name, text in given.items():
-            if name.lower() in names:
-                self._given[name.lower()] = text
+            if (known := _NAMES.get(name.lower())) is not None:
+                before = spelled.setdefault(known.name, name)
+                if before != name:
+                    raise InvalidInput(f"{before} and {name} are one option of the dcp source", hint="Give one of them")
+                self._given[known.in_spark.lower()] = text
             elif (renamed := _OLD_NAMES.get(name.lower())) is not None:
                 # FutureWarning is shown by default: those who run a query are seldom those who wrote it.
                 warn_of_old(f"the option {name}", renamed.in_spark, kind=FutureWarning, stacklevel=4)
                 self._given.setdefault(renamed.in_spark.lower(), text)
             else:
-                nearest = get_close_matches(name.lower(), names, n=1)
-                hint = did_you_mean(names[nearest[0]]) if nearest else f"Use some of {', '.join(OPTION_NAMES)}"
-                raise InvalidInput(f"the dcp source has no option {name!r}", hint=hint)
+                raise InvalidInput(f"the dcp source has no option {name!r}", hint=_hint(name.lower()))
 
     def has(self, name: str) -> bool:
         return OPTIONS[name].in_spark.lower() in self._given
@@ -129,6 +144,13 @@ class _Taker:
             raise InvalidInput(
                 f"{text!r} is no value for the option {option.in_spark}", hint="See the options' page"
             ) from None
+
+
+def _hint(name: str) -> str:
+    if name in _OF_OTHERS:
+        return _OF_OTHERS[name]
+    nearest = get_close_matches(name, _NAMES, n=1)
+    return did_you_mean(_NAMES[nearest[0]].in_spark) if nearest else f"Use some of {', '.join(OPTION_NAMES)}"
 
 
 def _settings(take: _Taker, environment: Mapping[str, str]) -> ClientSettings:
@@ -173,6 +195,10 @@ def _password(take: _Taker, environment: Mapping[str, str]) -> str | None:
 def _read_options(take: _Taker) -> ReadOptions:
     names = [option.name for option in TO_READ if option.spark and option.name not in ("start", "end")]
     given = {name: take(name) for name in names}
+    if len(given["scopes"]) == 1 and given["collections"] and not any("." in name for name in given["collections"]):
+        # As Couchbase's connector has it: the collections of a scope, by their own names.
+        given["collections"] = tuple(f"{given['scopes'][0]}.{name}" for name in given["collections"])
+        given["scopes"] = ()
     columns = frozenset(take("columns"))
     if take("mode") is Mode.DOCUMENTS:
         given["no_value"] = bool(columns) and columns < {*DOCUMENT_COLUMNS} and "document" not in columns
@@ -196,11 +222,19 @@ def _check_documents(take: _Taker) -> None:
         raise InvalidInput("a condition on op is for changes, and mode is documents", hint="Leave it out")
 
 
+_STARTS = {
+    "earliest": Start.BEGINNING,
+    "latest": Start.NOW,
+    "frombeginning": Start.BEGINNING,
+    "fromnow": Start.NOW,
+}
+"""As Spark's own sources have it, and Couchbase's connector."""
+
+
 def _parse_start(text: str) -> Start | Offsets:
     if text.lstrip().startswith("{"):
         return Offsets.from_json(text)
-    # Spark's own sources say earliest and latest.
-    return Start({"earliest": Start.BEGINNING, "latest": Start.NOW}.get(text.lower(), text.lower()))
+    return Start(_STARTS.get(text.lower(), text.lower()))
 
 
 def _parse_end(text: str) -> Offsets | None:

@@ -78,7 +78,9 @@ def test_a_command_has_the_options_that_the_table_says(command: str) -> None:
 
 
 def test_spellings_are_not_used_twice() -> None:
-    spelled = [name.lower() for option in SPARK_OPTIONS for name in (option.in_spark, *option.spark_old)]
+    spelled = [
+        name.lower() for option in SPARK_OPTIONS for name in (option.in_spark, *option.spark_old, *option.spark_also)
+    ]
     assert len(set(spelled)) == len(spelled)
 
 

@@ -315,3 +315,46 @@ def test_a_keyword_in_the_spelling_of_spark_works_and_warns(old: str, new: str) 
 def test_a_misspelt_keyword_of_a_landing() -> None:
     with pytest.raises(TypeError, match=r"land\(\) got an .*'colections'\. Did you mean collections\?"):
         source_texts(URL, {"colections": "a.b"})
+
+
+# --- as other sources of Spark call them --------------------------------------------------------------------------
+
+
+def test_names_of_kafka_and_couchbase_work() -> None:
+    options = SourceOptions.make(
+        {
+            "connectionString": URL,
+            "userName": "me",
+            "password": SECRET,
+            "scope": "inventory",
+            "collection": "hotel, airport",
+            "streamFrom": "fromNow",
+            "streamFlowControlBufferSize": "10M",
+            "maxOffsetsPerTrigger": "1000",
+            "numPartitions": "4",
+        },
+        {},
+    )
+    assert options.settings.credentials is not None
+    assert (options.settings.bucket, options.settings.credentials.user) == ("travel", "me")
+    assert (options.read.scopes, options.read.collections) == ((), ("inventory.hotel", "inventory.airport"))
+    assert (options.start, options.read.buffer_bytes) == (Start.NOW, 10 * 1024**2)
+    assert (options.rows_per_trigger_max, options.partitions_min) == (1000, 4)
+
+
+@each(
+    ("given", "sentence"),
+    [
+        ({"usernme": "me"}, "the dcp source has no option 'usernme'. Did you mean user?"),
+        (
+            {"subscribe": "x"},
+            "the dcp source has no option 'subscribe'. Use collections, or leave it out for all of them",
+        ),
+        ({"bucket": "x"}, "the dcp source has no option 'bucket'. Name it in the url: couchbase://host/bucket"),
+        ({"scope": "a", "scopes": "b"}, "scope and scopes are one option of the dcp source. Give one of them"),
+    ],
+)
+def test_names_that_are_almost_right_or_of_others(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        made(**given)
+    assert str(raised.value) == sentence
