@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.client.bootstrap import BucketView
 from headwater.client.settings import ClientSettings
@@ -88,14 +89,18 @@ def show_batches_in_notebooks() -> None:
 
 
 def batch_html(batch: pa.RecordBatch) -> str | None:
-    """The first rows of a batch; None for a batch that has no changes in it, which is shown as text."""
+    """The first rows of a batch; None for a batch of something else than changes, which is shown as text.
+
+    Every vbucket sends the events of collections and scopes, a thousand times the same: they are counted.
+    """
     if not {*_SHOWN} <= {*batch.schema.names}:
         return None
-    first = batch.select(_SHOWN).slice(0, ROWS_SHOWN_MAX)
-    rows = [[_cell(name, row[name]) for name in _SHOWN] for row in first.to_pylist()]
-    more = batch.num_rows - len(rows)
-    end = f" The first {len(rows)} are shown." if more > 0 else ""
-    return f"{_table(_SHOWN, rows)}<p>{counted(batch.num_rows, 'change')}.{end}</p>"
+    is_event = pc.match_substring_regex(batch.column("op").cast(pa.string()), "^(collection|scope)_")
+    changes = batch.select(_SHOWN).filter(pc.invert(is_event))
+    rows = [[_cell(name, row[name]) for name in _SHOWN] for row in changes.slice(0, ROWS_SHOWN_MAX).to_pylist()]
+    shown = f", the first {len(rows)} of them shown" if changes.num_rows > len(rows) else ""
+    events = counted(batch.num_rows - changes.num_rows, "event")
+    return f"{_table(_SHOWN, rows)}<p>{counted(changes.num_rows, 'change')}{shown}; {events} of collections.</p>"
 
 
 def _cell(name: str, value: Any) -> str:

@@ -19,7 +19,7 @@ from headwater.client.settings import ClientSettings
 from headwater.protocol.manifest import Manifest
 from headwater.protocol.numbers import Seqno, VBucketId
 from headwater.protocol.snapshots import StreamOffset
-from support.commands import batch_of, document
+from support.commands import batch_of, document, event
 
 SETTINGS = ClientSettings.make("couchbase://db.example:11210/travel", user="me<b>", password="secret")
 BUCKET = BucketView(
@@ -57,12 +57,12 @@ def test_html_is_escaped_and_has_no_password() -> None:
 
 def test_a_batch_shows_its_first_rows() -> None:
     rows = [document(key=b"<b>%d" % number, value=b"x" * 1000) for number in range(30)]
-    html = batch_html(batch_of(*rows))
+    html = batch_html(batch_of(*[event("collection_created")] * 64, *rows))
     assert html is not None
     assert html.count("<tr>") == 11
     assert "&lt;b&gt;9" in html
     assert "… (1,000 bytes)" in html
-    assert "30 changes. The first 10 are shown." in html
+    assert "30 changes, the first 10 of them shown; 64 events of collections." in html
     assert batch_html(pa.record_batch({"other": [1]})) is None, "a batch of something else"
 
 
