@@ -85,7 +85,7 @@ def use_this_python(spark: SparkSession) -> None:
     context = spark.sparkContext
     if context.pythonExec in (sys.executable, *_HAVE_HEADWATER):
         return
-    if "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
+    if "PYSPARK_PYTHON" not in os.environ and (context.master or "").startswith("local"):
         # Spark looks at the first for every function that it is given, and at the second for the next session.
         context.pythonExec = os.environ["PYSPARK_PYTHON"] = sys.executable
         return
