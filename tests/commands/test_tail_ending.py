@@ -135,7 +135,7 @@ def test_an_arrow_stream_that_is_interrupted_is_whole(many: TailedBucket) -> Non
         stdout, stderr = process.communicate(timeout=END_S_MAX)
     assert process.returncode == 130
     table = pa.ipc.open_stream(start + stdout).read_all()
-    keys = [key.decode() for key in table["key"].to_pylist()]
+    keys = table["key"].to_pylist()
     words = shlex.split(stderr.decode().splitlines()[1])
     words[words.index("--format") + 1] = "jsonl"
     assert sorted(keys + resumed(shlex.join(words))) == documents(COUNT)

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import LocalProtocolError
 from headwater.protocol.numbers import Cas, CollectionId, Seqno, VBucketId, Vbuuid
@@ -345,13 +346,20 @@ def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
         return keys.cast(pa.string()), pa.nulls(len(keys), pa.binary())
     except pa.ArrowInvalid:
         pass
-    texts: list[str | None] = []
-    others: list[bytes | None] = []
-    for key in keys.to_pylist():
-        text = None if key is None else key.decode(errors="backslashreplace")
-        texts.append(text)
-        others.append(key if text is not None and text.encode() != key else None)
-    return pa.array(texts, pa.string()), pa.array(others, pa.binary())
+    # Keys in ASCII are text for sure: only the others are looked at one by one.
+    unsure = np.zeros(len(keys), dtype=np.bool_)
+    offsets = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(keys.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+    unsure[np.searchsorted(offsets - offsets[0], np.flatnonzero(data >= 0x80), side="right") - 1] = True
+    unsure &= keys.is_valid().to_numpy(zero_copy_only=False)
+    given = keys.filter(pa.array(unsure)).to_pylist()
+    texts = [key.decode(errors="backslashreplace") for key in given]
+    odd = [None if text.encode() == key else key for text, key in zip(texts, given, strict=True)]
+    plain = pc.if_else(pa.array(unsure), pa.scalar(None, pa.binary()), keys).cast(pa.string())
+    return (
+        pc.replace_with_mask(plain, pa.array(unsure), pa.array(texts, pa.string())),
+        pc.replace_with_mask(pa.nulls(len(keys), pa.binary()), pa.array(unsure), pa.array(odd, pa.binary())),
+    )
 
 
 def _xattrs(column: pa.MapArray) -> list[dict[str, bytes] | None]:

@@ -121,6 +121,7 @@ def test_rows_by_way_of_spark_give_the_same() -> None:
     [
         ([b"a", "ä".encode(), None], ["a", "ä", None], [None, None, None]),
         ([b"\xff", b"\\xff", b"a"], ["\\xff", "\\xff", "a"], [b"\xff", None, None]),
+        ([b"", "ä".encode(), None, b"\xc3"], ["", "ä", None, "\\xc3"], [None, None, None, b"\xc3"]),
         ([], [], []),
     ],
 )
