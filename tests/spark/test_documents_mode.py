@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -126,5 +125,5 @@ def test_in_spark(spark: SparkSession, bucket: SourceBucket) -> None:
     inferred = headwater.spark.read(spark, bucket.url, **LOGIN, mode="documents", scopes="shop")
     assert inferred.dtypes[4:] == [("n", "bigint"), ("of", "string")]
     assert inferred.count() == 19
-    with pytest.raises(PySparkException, match="is for changes"):
+    with pytest.raises(InvalidInput, match="is for changes"):
         headwater.spark.read(spark, bucket.url, **LOGIN, mode="documents", value="string").count()
