@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -144,7 +145,18 @@ def test_a_port_that_is_taken(tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = run_serve("--data", str(tmp_path / "data"), *FEW_VBUCKETS, *FREE_PORTS, *LOGIN, option, port)
-    assert f"can't listen on port {port}" in sentence(ended)
+    assert f"another program listens on port {port} of 127.0.0.1. Stop it" in sentence(ended)
+
+
+@pytest.mark.parametrize(("usual", "others"), [(11210, ("--http-port", "0")), (8091, ("--port", "0"))])
+def test_a_usual_port_that_is_taken_is_not_replaced(tmp_path: Path, usual: int, others: tuple[str, ...]) -> None:
+    """Else the next command, which names no port, would write to the server that has it."""
+    with socket.socket() as taken:
+        with suppress(OSError):  # another program of this machine may have it
+            taken.bind(("127.0.0.1", usual))
+            taken.listen()
+        ended = run_serve("--data", str(tmp_path / "data"), *FEW_VBUCKETS, *LOGIN, *others)
+    assert f"another program listens on port {usual} of 127.0.0.1" in sentence(ended)
 
 
 def test_a_start_that_fails_is_a_clean_stop(start_node: StartNode) -> None:
@@ -231,6 +243,7 @@ def test_the_ready_line(tmp_path: Path) -> None:
         node.start()
         assert re.fullmatch(r"ready couchbase://127\.0\.0\.1:\d+\n", node.ready_line)
         assert f"(kept in {tmp_path / 'data' / 'password'})" in node.log()
+        assert f"data {tmp_path / 'data'}\n" in node.log()
         assert node.stop() == 0
         shown = node.log()
         node.start()

@@ -37,11 +37,24 @@ GIVE_UP_S = 1.0
 
 
 def default_data_folder() -> Path:
-    return Path(click.get_app_dir("headwater")) / "data"
+    """In the user's folder for data, as the XDG base directory specification has it. It was in the folder for settings
+    once, and data that is there and nowhere else is still found."""
+    earlier = Path(click.get_app_dir("headwater")) / "data"
+    if sys.platform == "darwin":
+        return earlier  # there both folders are one
+    named = os.environ.get("XDG_DATA_HOME", "")
+    # The specification has relative paths ignored.
+    home = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "share"
+    folder = home / "headwater" / "data"
+    return earlier if earlier.exists() and not folder.exists() else folder
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the data lies.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the data lies. [default: headwater/data in your folder for data, ~/.local/share]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--advertise-host", help="The name clients reach the node by, where it differs from --host.")
 @click.option("--advertise-port", type=click.IntRange(1, 65535), help="The port they reach it by, if not --port.")
@@ -152,7 +165,8 @@ def default_data_folder() -> Path:
     type=click.Choice(LEVELS),
     default="info",
     show_default=True,
-    help="The least that is logged. DCP connections that come and go are info.",
+    help="The least that is logged. DCP connections that come and go are info. With --nodes and no --log-format json, "
+    "nodes log from warning on unless this is given.",
 )
 @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a log-in.")
 @click.option(
@@ -216,7 +230,7 @@ def serve(
     """Run a node that Couchbase applications can write to.
 
     With no options it listens on loopback, serves one bucket `default`, keeps its data in your data folder and makes
-    a password, which it shows once.
+    a password, which it shows once. It prints where that folder is. A port that another program has is refused.
 
     With --tls-cert and --tls-key it has ports with TLS beside the plain ones, as Couchbase has them, on loopback and
     with --insecure. Otherwise, and with --tls-only, all its ports have TLS, and --port and --http-port name those.
@@ -345,7 +359,8 @@ def _announce(started: Started, options: NodeOptions, *, as_json: bool) -> None:
 
 
 def _print_more(started: Started, options: NodeOptions) -> None:
-    """For a user at a terminal: where the dashboard is, and, once, the password that was made."""
+    """For a user at a terminal: where data and dashboard are, and, once, the password that was made."""
+    click.echo(f"data {options.data}", err=True)
     if started.generated_password is not None:
         click.echo(
             f"user {started.user}, password {started.generated_password} (kept in {options.data / 'password'})",
@@ -360,8 +375,8 @@ def _print_more(started: Started, options: NodeOptions) -> None:
 def _log_ready(started: Started, options: NodeOptions) -> None:
     """A log is kept, and read by others: it has the place of the password, not the password."""
     dashboard = f"{started.http_url}/ui/"
-    about = fields(event=LogEvent.NODE_READY, address=started.url, dashboard=dashboard)
-    logger.info("ready at %s, dashboard at %s", started.url, dashboard, extra=about)
+    about = fields(event=LogEvent.NODE_READY, address=started.url, dashboard=dashboard, path=str(options.data))
+    logger.info("ready at %s, dashboard at %s, data in %s", started.url, dashboard, options.data, extra=about)
     if started.plain_url is not None:
         about = fields(event=LogEvent.NODE_READY, address=started.plain_url)
         logger.info("without TLS at %s", started.plain_url, extra=about)

@@ -165,7 +165,7 @@ class Node(NodeState):
         for has_tls, (asked, usual) in options.kv_ports().items():
             context = tls if has_tls else None
             listen = partial(listener.listen, options.host, tls=context)
-            kv_ports[has_tls] = await usual_or_free(options.host, asked, usual, listen)
+            kv_ports[has_tls] = await listen_at(options.host, usual if asked is None else asked, listen)
         self._address = options.advertised(kv_ports, self._http_ports, uuid=self.identity.uuid)
         if options.upr_port is not None:
             await self._listen_upr(options.upr_port)
@@ -179,7 +179,7 @@ class Node(NodeState):
                 f"UPR is to stream the bucket {name!r}, which is not here", hint="Give --bucket for it, too"
             )
         self._upr = upr = UprListener(self._services[name], options.limits)
-        port = await usual_or_free(options.host, port, port, lambda port: upr.listen(options.host, port))
+        port = await listen_at(options.host, port, lambda port: upr.listen(options.host, port))
         self._upr_address = join_host_port(self._address.host, port)
 
     async def _listen_http(self) -> None:
@@ -195,8 +195,9 @@ class Node(NodeState):
             return chosen
 
         for has_tls, (asked, usual) in options.http_ports().items():
-            listen_at = partial(listen, tls=self._tls if has_tls else None)
-            self._http_ports[has_tls] = await usual_or_free(options.host, asked, usual, listen_at)
+            port = usual if asked is None else asked
+            listen_there = partial(listen, tls=self._tls if has_tls else None)
+            self._http_ports[has_tls] = await listen_at(options.host, port, listen_there)
 
     def _wake(self) -> None:
         self._listener.send_durable()
@@ -219,17 +220,23 @@ def _urls(address: NodeAddress) -> list[tuple[str, str]]:
 # --- ports --------------------------------------------------------------------------------------------------------
 
 
-async def usual_or_free(host: str, asked: int | None, usual: int, listen: Callable[[int], Awaitable[int]]) -> int:
-    """Listen on the port asked for; where none was, on the usual one, or on a free one if that is taken."""
+async def listen_at(host: str, port: int, listen: Callable[[int], Awaitable[int]]) -> int:
+    """Listen on this port and no other; 0 is for a free one. Returns the port.
+
+    A usual port that is taken is refused, too: a client that names no port would write to the server that has it.
+    """
     try:
-        return await listen(usual if asked is None else asked)
+        return await listen(port)
     except OSError as error:
-        if asked is not None or error.errno != errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:
             raise LocalProtocolError(
-                f"can't listen on port {usual if asked is None else asked} of {host}: {error.strerror or error}",
-                hint="Choose another port, or 0 for a free one, and an address of this machine",
+                f"another program listens on port {port} of {host}",
+                hint="Stop it, or choose another port: --port and --http-port take 0 for a free one",
             ) from error
-        return await listen(0)
+        raise LocalProtocolError(
+            f"can't listen on port {port} of {host}: {error.strerror or error}",
+            hint="Choose another port, or 0 for a free one, and an address of this machine",
+        ) from error
 
 
 async def bound_socket(host: str, port: int) -> socket.socket:

@@ -55,7 +55,7 @@ _BUCKET_NAME = re.compile(rf"[A-Za-z0-9_%-][A-Za-z0-9_.%-]{{0,{BUCKET_NAME_CHARS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """Every option of `headwater serve`. A port that is None takes the usual one, or a free one where that is taken."""
+    """Every option of `headwater serve`. A port that is None is the usual one."""
 
     data: Path
     host: str = "127.0.0.1"
