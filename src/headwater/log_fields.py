@@ -27,7 +27,7 @@ class LogEvent(StrEnum):
     COLUMNS_MISSING = "columns_missing"
     """A table of documents is to be clustered by columns that have not come up, or whose values have no order."""
     COMPILING = "compiling"
-    """The first start on a machine compiles the kernels, which takes a while."""
+    """Kernels have to be compiled first, which takes a while on a new machine."""
     CONNECTION_DROPPED = "connection_dropped"
     """A peer was cut off: it was silent, did not log in, or did not follow the protocol."""
     CONNECTION_LOST = "connection_lost"

@@ -82,21 +82,29 @@ def _with_tool(url: str, origin: dict[str, Any]) -> str:
 # how it reports that; without one, nothing is reported.
 
 
-COMPILING = "compiling the kernels, once on this machine, which takes up to a minute; `headwater kernels` does it ahead"
+COMPILING = (
+    "compiling the kernels of this command, which takes up to a minute; `headwater kernels` compiles those of all "
+    "commands ahead"
+)
 
-_reports: list[Callable[[], None]] = []
-"""At most one, and none once it was called."""
+
+class _FirstCompile:
+    """How this process reports that it compiles, and whether it has: it does so once."""
+
+    report: Callable[[], None] | None = None
+    is_reported = False
 
 
 def report_first_compile(report: Callable[[], None] | None) -> None:
-    """Call this once, when a kernel has to be compiled for the first time. It replaces what was registered before."""
-    _reports[:] = [] if report is None else [report]
+    """Call this when the process compiles its first kernel. It replaces what was registered before."""
+    _FirstCompile.report = report
 
 
 def is_compiling() -> None:
     """A kernel is about to be compiled: its machine code is not kept anywhere."""
-    if _reports:
-        _reports.pop()()
+    if _FirstCompile.report is not None and not _FirstCompile.is_reported:
+        _FirstCompile.is_reported = True
+        _FirstCompile.report()
 
 
 # --- text of a server, in one line --------------------------------------------------------------------------------

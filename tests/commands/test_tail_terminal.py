@@ -9,6 +9,7 @@ import signal
 import subprocess
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -64,14 +65,18 @@ def terminal() -> Iterator[Terminal]:
 TERM = {"TERM": "xterm-256color", "NO_COLOR": ""}
 
 
-def test_the_lag_is_shown_while_the_output_goes_elsewhere(bucket: TailedBucket, terminal: Terminal) -> None:
-    with bucket.start("--json", stdout=subprocess.PIPE, stderr=terminal.theirs, env=TERM) as process:
+def test_the_lag_is_shown_while_the_output_goes_to_a_file(
+    bucket: TailedBucket, terminal: Terminal, tmp_path: Path
+) -> None:
+    with (
+        (tmp_path / "changes").open("wb") as changes,
+        bucket.start("--json", stdout=changes, stderr=terminal.theirs, env=TERM) as process,
+    ):
         terminal.close_theirs()
         terminal.read(until=b"%d changes, " % COUNT)
         process.send_signal(signal.SIGINT)
         shown = terminal.read()
-        assert process.stdout is not None
-        assert len(process.stdout.readall().splitlines()) == COUNT  # type: ignore[attr-defined]
+    assert len((tmp_path / "changes").read_bytes().splitlines()) == COUNT
     assert process.wait(END_S_MAX) == 130
     assert re.search(r"\d+ changes, [\d,]+/s  lag [\d,?]+  rollbacks 0  reconnects 0", CODES.sub("", shown))
     after = CODES.sub("", shown.rpartition(ERASE)[2])
@@ -102,6 +107,21 @@ def test_terminals_without_colours(bucket: TailedBucket, terminal: Terminal, var
     assert process.returncode == 0
     assert shown.count("mutation") == COUNT
     assert "\x1b" not in shown
+
+
+def test_no_line_where_the_reader_of_a_pipe_may_write_to_the_same_terminal(
+    bucket: TailedBucket, terminal: Terminal
+) -> None:
+    """`tail | head` would have it in front of the first change."""
+    with bucket.start("--json", stdout=subprocess.PIPE, stderr=terminal.theirs, env=TERM) as process:
+        terminal.close_theirs()
+        assert process.stdout is not None
+        for _ in range(COUNT):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        shown = terminal.read()
+    assert process.wait(END_S_MAX) == 130
+    assert shown.startswith(f"Interrupted after {COUNT} changes.")
 
 
 @pytest.mark.parametrize(("options", "variables"), [(("--quiet",), {}), ((), {"TERM": "dumb"})])

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.phrases import counted, escaped, escaped_bytes, install_command
+from headwater.phrases import (
+    _FirstCompile,
+    counted,
+    escaped,
+    escaped_bytes,
+    install_command,
+    is_compiling,
+    report_first_compile,
+)
 from support.cases import each
 
 
@@ -25,6 +33,19 @@ def test_numbers_with_their_nouns(count: int, words: str) -> None:
 
 def test_nouns_of_their_own_kind() -> None:
     assert [counted(count, "batch", plural="batches") for count in (1, 2)] == ["1 batch", "2 batches"]
+
+
+def test_a_process_reports_once_that_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the report is registered a second time, as a command with a log does."""
+    monkeypatch.setattr(_FirstCompile, "report", None)
+    monkeypatch.setattr(_FirstCompile, "is_reported", False)
+    is_compiling()
+    reported: list[str] = []
+    report_first_compile(lambda: reported.append("plain"))
+    is_compiling()
+    report_first_compile(lambda: reported.append("in the log"))
+    is_compiling()
+    assert reported == ["plain"]
 
 
 class Installed:

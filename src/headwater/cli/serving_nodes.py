@@ -32,10 +32,12 @@ from headwater.errors import HeadwaterError, InvalidInput
 from headwater.log_fields import LogEvent, fields
 from headwater.node.auth.accounts import ADMIN
 from headwater.node.auth.user_file import PASSWORD_RANDOM_BYTES, readable_password
+from headwater.node.bucket_lifecycle import KERNEL_PACKAGES
 from headwater.node.membership import PEER_FEATURES
 from headwater.node.options import NodeOptions, peer_context
-from headwater.phrases import counted
+from headwater.phrases import counted, is_compiling
 from headwater.protocol.cluster_config import join_host_port
+from headwater.protocol.kernels.machine_code import are_compiled
 from headwater.protocol.sasl import Credentials
 
 logger = logging.getLogger(__name__)
@@ -134,6 +136,10 @@ def _arguments_for_nodes(context: click.Context) -> list[str]:
             continue
         for value in given if isinstance(given, tuple) else (given,):
             arguments += [option, str(value)]
+    # A person looks for the line with the address, which the nodes' connections to each other would bury.
+    is_for_people = context.params["log_format"] == "text"
+    if is_for_people and context.get_parameter_source("log_level") is not ParameterSource.COMMANDLINE:
+        arguments += ["--log-level", "warning"]
     return arguments
 
 
@@ -148,6 +154,8 @@ async def run_nodes(options: ClusterOptions) -> None:
     ports = _ports(options)
     processes: list[asyncio.subprocess.Process] = []
     try:
+        if not are_compiled(*KERNEL_PACKAGES) and not await _unless(stop, _compile(processes)):
+            return
         for at, one in enumerate(ports, start=1):
             processes.append(await _start(options, at, one, credentials))
         addresses = [Address(options.host, one.port) for one in ports]
@@ -157,6 +165,18 @@ async def run_nodes(options: ClusterOptions) -> None:
         await _watch(dict(zip(addresses, processes, strict=True)), stop)
     finally:
         await _stop(processes)
+
+
+async def _compile(processes: list[asyncio.subprocess.Process]) -> None:
+    """Here, and reported once: each of the nodes would else compile the same, at the same time."""
+    is_compiling()
+    # In a process, which can be ended. Ctrl-C is for us.
+    command = (sys.executable, "-m", "headwater", "kernels")
+    compiling = asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, start_new_session=True)
+    processes.append(await compiling)
+    if await processes[0].wait():
+        raise HeadwaterError("the kernels could not be compiled", hint="Look at what was said above")
+    processes.clear()
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -349,6 +369,7 @@ def _print_more(options: ClusterOptions, dashboard: str, url: str, user: str, ge
         return
     if generated is not None:
         click.echo(f"user {user}, password {generated} (kept in {path})", err=True)
+    click.echo(f"data {options.data}", err=True)
     click.echo(f"dashboard {dashboard}", err=True)
 
 

@@ -103,7 +103,9 @@ def _vbuckets(values: tuple[str, ...]) -> frozenset[int] | None:
 @table_option("compression")
 @table_option("name", default="headwater-tail")
 @table_option("give_up_after_s", help="Seconds that a vbucket may be out of reach before the command fails.")
-@click.option("-q", "--quiet", is_flag=True, help="No line with the lag.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="No line with the lag. There is none either where the changes go to a pipe."
+)
 @connection_options
 @click.pass_context
 def tail(

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from headwater.cli import main
-from headwater.protocol.kernels.machine_code import code_folder
+from headwater.protocol.kernels.machine_code import are_compiled, code_folder
 
 
 def test_the_folder_has_the_machine_code_of_all_parts() -> None:
@@ -20,4 +20,5 @@ def test_the_folder_has_the_machine_code_of_all_parts() -> None:
     kept = " ".join(path.name for path in code_folder().iterdir())
     for kernel in ("set_frames._scan", "frame_runs._count_runs", "search.find_changes"):
         assert kernel in kept
+    assert are_compiled("headwater.store", "headwater.node")
     assert CliRunner().invoke(main, ["kernels"]).stdout.startswith("compiled for client, node, landing, Spark in ")

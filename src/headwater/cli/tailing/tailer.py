@@ -10,6 +10,7 @@ import asyncio
 import io
 import os
 import select
+import stat
 import sys
 import threading
 import time
@@ -141,6 +142,10 @@ class StandardOutput:
     @property
     def is_terminal(self) -> bool:
         return sys.stdout.isatty()
+
+    @property
+    def is_pipe(self) -> bool:
+        return self.file is not None and stat.S_ISFIFO(os.fstat(self.file).st_mode)
 
     @property
     def file(self) -> int | None:
@@ -315,8 +320,9 @@ class Tailer:
             self._write(end, None)
 
     def _lag_line(self) -> AbstractContextManager[LagLine | None]:
+        """None where the reader of a pipe may write to the same terminal (`| head`): the line can't make way for it."""
         console = Console(stderr=True)
-        if self._quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
+        if self._quiet or self.output.is_pipe or not sys.stderr.isatty() or console.is_dumb_terminal:
             return nullcontext()
         return LagLine(console, self._progress)
 
