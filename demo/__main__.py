@@ -9,13 +9,18 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from demo.commands import PASSWORD, USER, CommandFailed
 from demo.screen import Screen
-from demo.shop import SCOPE, SHARES
+from demo.shop import COLLECTION
+from demo.story import README, written_into
 from headwater import HeadwaterError
+
+if TYPE_CHECKING:
+    from demo.scenes import Played
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
@@ -23,8 +28,8 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.command()
 @click.option(
     "--documents",
-    type=click.IntRange(min=10 * len(SHARES)),
-    default=300_000,
+    type=click.IntRange(min=100),
+    default=20_000,
     envvar="HEADWATER_DEMO_DOCUMENTS",
     show_envvar=True,
     show_default=True,
@@ -32,10 +37,11 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 )
 @click.option("--seed", default=1, show_default=True, help="Other documents and other writes with another seed.")
 @click.option("--remove", is_flag=True, help="Leave no tables behind.")
-def main(documents: int, seed: int, remove: bool) -> None:
-    """Land a bucket in Delta tables while writes go on, kill a node, and compare tables and bucket in the end.
+@click.option("--readme", is_flag=True, help="Write what was seen of the order into README.md.")
+def main(documents: int, seed: int, remove: bool, readme: bool) -> None:
+    """Follow one order of a shop: into the bucket, into a table, and back when a node dies that alone had its payment.
 
-    The exit code is 0 only if they are equal.
+    The exit code is 0 only if the table equals the bucket in the end.
     """
     screen = Screen()
     folder = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
@@ -45,11 +51,13 @@ def main(documents: int, seed: int, remove: bool) -> None:
         signal.signal(number, signal.default_int_handler)
     code, keep = EXIT_FAILED, True
     try:
-        serve_again = _play(screen, folder, documents=documents, seed=seed)
-        if serve_again is not None:
+        played = _play(screen, folder, documents=documents, seed=seed)
+        if played is not None:
             code, keep = 0, not remove
             if keep:
-                _print_what_next(screen, folder, serve_again)
+                _print_what_next(screen, folder, played)
+            if readme:
+                README.write_text(written_into(README.read_text(), played.story))
     except KeyboardInterrupt:
         code, keep = EXIT_INTERRUPTED, False
         screen.fail("interrupted; nothing is left running")
@@ -62,7 +70,7 @@ def main(documents: int, seed: int, remove: bool) -> None:
     sys.exit(code)
 
 
-def _play(screen: Screen, folder: Path, **choices: int) -> str | None:
+def _play(screen: Screen, folder: Path, **choices: int) -> Played | None:
     with screen.step("Importing libraries"):
         # Here, because it takes a while, and an interruption shows no traceback.
         from demo.scenes import Demo
@@ -75,17 +83,17 @@ def _play(screen: Screen, folder: Path, **choices: int) -> str | None:
                 signal.signal(number, signal.SIG_IGN)
 
 
-def _print_what_next(screen: Screen, folder: Path, serve_again: str) -> None:
+def _print_what_next(screen: Screen, folder: Path, played: Played) -> None:
     lake = folder / "lake"
-    screen.print(f"\nThe tables lie in [bold]{lake}[/]. Three things to try:\n")
+    screen.print(f"\nThe tables lie in [bold]{lake}[/]. To look further:\n")
     screen.quote(
         f"""\
-# the live documents of a collection
-.venv/bin/python -c "import polars; print(polars.read_delta('{lake}/documents/{SCOPE}.orders'))"
-# the changes that made them; those that the failover took back are void
-.venv/bin/python -c "import polars; print(polars.read_delta('{lake}/changes').group_by('op', 'void').len())"
+# the page of this landing: its batches, what was taken back, its tables
+.venv/bin/headwater ui {lake}
+# the orders by their status
+.venv/bin/python -c "import polars; print(polars.read_delta('{lake}/documents/{COLLECTION}').group_by('status').len())"
 # the bucket again, with its dashboard, until Ctrl-C
-.venv/bin/{serve_again} --user {USER} --password {PASSWORD}"""
+.venv/bin/{played.serve_again} --user {USER} --password {PASSWORD}"""
     )
     screen.print(f"\nWhen you have seen enough: rm -r {folder}")
 

@@ -1,28 +1,26 @@
-"""The landing while it runs, its figures, and what a failover took back of it."""
+"""The landing while it runs, and what is in its tables."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from demo.commands import PASSWORD, USER, CommandFailed
-from headwater import ClientSettings, Offsets, Surveyor
+from demo.shop import COLLECTION
 from headwater.spark import LandedBatch, land, query_error, start_session
 
-EVERY = "2 seconds"
+EVERY = "1 second"
+DOCUMENT_OPS = ["mutation", "deletion", "expiration"]
 SPARK_MEMORY = "1g"
-POLL_S = 0.1
-WAIT_S_MAX = 300.0
 
 
 class LiveLanding:
@@ -39,7 +37,7 @@ class LiveLanding:
             on_batch=self._on_batch,
             user=USER,
             password=PASSWORD,
-            min_partitions=4,
+            groups=2,
             name="demo",
         )
 
@@ -48,35 +46,12 @@ class LiveLanding:
             self.batches.append(batch)
 
     @property
-    def rows(self) -> int:
-        return sum(batch.rows for batch in self.batches)
+    def changes(self) -> int:
+        """Of documents, that were landed."""
+        return sum(sum(batch.rows_by_table.values()) for batch in self.batches)
 
-    @property
-    def rows_per_s(self) -> float:
-        """Of the quickest batch."""
-        return max(batch.rows / batch.took_s for batch in self.batches)
-
-    @property
-    def rolled_back(self) -> set[int]:
-        """The vbuckets of which changes were taken back."""
-        return {vbucket for batch in self.batches for vbucket in batch.rollbacks}
-
-    @property
-    def offsets(self) -> Offsets:
-        """How far the tables are."""
-        return self.batches[-1].offsets
-
-    def wait_until(self, is_reached: Callable[[], bool], on_wait: Callable[[], None]) -> None:
-        """Wait, and raise what has failed the query."""
-        deadline_s = time.monotonic() + WAIT_S_MAX
-        while not is_reached():
-            self._check()
-            if time.monotonic() > deadline_s:
-                raise CommandFailed(f"the landing did not get there in {WAIT_S_MAX:.0f} s")
-            on_wait()
-            time.sleep(POLL_S)
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """It goes on, or what has failed it is raised."""
         if not self._query.isActive:
             failure = self._query.exception()
             raise CommandFailed("the landing has ended") if failure is None else query_error(failure)
@@ -139,30 +114,34 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(kept)
 
 
-# --- what a failover took back, and what the tables have made of it ----------------------------------------------
+# --- what is in the tables ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """Changes that are in the tables, and no longer in the bucket."""
+class LandedOrders:
+    """The table of orders, as any engine reads it."""
 
-    vbuckets: frozenset[int]
-    changes: int
+    def __init__(self, lake: Path) -> None:
+        self._path = lake / "documents" / COLLECTION
+        self._changes = lake / "changes"
+        self._version: int | None = None
+        self._status: str | None = None
 
+    def status(self, key: str) -> str | None:
+        """Of one order. It is read again where there is a new version of the table."""
+        if not DeltaTable.is_deltatable(str(self._path)):
+            return None
+        table = DeltaTable(self._path)
+        if table.version() != self._version:
+            found = table.to_pyarrow_table(columns=["status"], filters=[("key", "=", key)]).column("status")
+            self._version, self._status = table.version(), found[0].as_py() if len(found) else None
+        return self._status
 
-def taken_back(url: str, landed: Offsets) -> TakenBack:
-    """Compare how far the tables are with where the branches of the bucket's history begin."""
-    with Surveyor(ClientSettings.make(url, user=USER, password=PASSWORD)) as surveyor:
-        branches = {vbucket: status.failover_log.newest for vbucket, status in surveyor.survey().items()}
-    lost = {
-        int(vbucket): offset.seqno - branches[vbucket].seqno
-        for vbucket, offset in landed.offsets.items()
-        if offset.vbuuid != branches[vbucket].vbuuid and offset.seqno > branches[vbucket].seqno
-    }
-    return TakenBack(frozenset(lost), sum(lost.values()))
+    def rows(self, *columns: str) -> pa.Table:
+        return DeltaTable(self._path).to_pyarrow_table(columns=list(columns))
 
-
-def void_changes(lake: Path) -> int:
-    """How many changes the tables hold that a rollback took back."""
-    changes = DeltaTable(lake / "changes").to_pyarrow_table(columns=["void"])
-    return int(pc.sum(changes.column("void")).as_py() or 0)
+    def count_changes(self) -> tuple[int, int]:
+        """How many changes of documents hold, and how many were taken back by a rollback."""
+        changes = DeltaTable(self._changes).to_pyarrow_table(columns=["op", "void"])
+        void = changes.filter(pc.is_in(changes.column("op"), pa.array(DOCUMENT_OPS))).column("void")
+        taken_back = pc.sum(void).as_py() or 0
+        return len(void) - taken_back, taken_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,28 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from demo.cluster import Cluster, started_cluster
-from demo.commands import headwater, load, verify
-from demo.live_landing import LiveLanding, running_landing, start_spark, taken_back, void_changes
+from demo.commands import CommandFailed, headwater, load, verify
+from demo.deaf_table import DeafTable, running_deaf_table
+from demo.live_landing import LandedOrders, LiveLanding, running_landing, start_spark
 from demo.screen import Screen, Step
-from demo.shop import SCOPE, counts, json_lines
+from demo.shop import COLLECTION, SCOPE, json_lines, key_of
+from demo.story import LOST, PAID, PLACES, WRITTEN, Story
 from demo.writer_process import WriterProcess, running_writer
 from headwater.spark import query_error
 
-LIVE_BATCHES = 2
-"""So many batches of live changes are landed before the failover, and so many with the replicas held."""
+LOOK_EVERY_S = 0.25
+WAIT_S_MAX = 300.0
+SHOWN_ROWS = 5
+SHOWN_COLUMNS = ("key", "status", "customer", "city", "total")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What is left in the end."""
+
+    story: Story
+    serve_again: str
+    """The command that starts the bucket again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,125 +47,136 @@ class Demo:
     def lake(self) -> Path:
         return self.folder / "lake"
 
-    def play(self, running: ExitStack) -> str | None:
-        """Returns how to start the bucket again, or None where the tables are not the bucket in the end.
-
-        To close `running` ends all that goes on.
-        """
+    def play(self, running: ExitStack) -> Played | None:
+        """None where the tables are not the bucket in the end. To close `running` ends all that goes on."""
         try:
             return self._play(running)
         except PySparkException as error:
             raise query_error(error) from error
 
-    def _play(self, running: ExitStack) -> str | None:
+    def _play(self, running: ExitStack) -> Played | None:
         cluster = running.enter_context(started_cluster(self.folder))
-        with self.screen.step("Starting Spark and two nodes") as step:
+        with self.screen.step("Starting two nodes and Spark, and loading orders") as step:
+            spark = self._start(running, cluster)
+            step.done = f"Two nodes, each with a copy of the other's half of {self.documents:,} orders; and Spark"
+        with self.screen.step("Landing the bucket in a table, while an application writes") as step:
+            scene = self._begin(running, spark, cluster)
+            scene.watch(step, WRITTEN, status="open")
+            step.done = f"The orders are landed, while an application writes. Follow one of them: {scene.story.key}"
+        with self.screen.step("Holding back the copies, and paying the order") as step:
+            cluster.hold_replicas()
+            scene.writer.set_status("paid")
+            scene.watch(step, PAID, status="paid")
+            step.done = "The copies are held back, then the order is paid: one node alone has that, and the tables"
+        with self.screen.step("Killing that node") as step:
+            died_s = time.monotonic()
+            cluster.kill_first()
+            cluster.fail_over()
+            scene.watch(step, LOST, status="open", deaf_status="paid")
+            right_s = time.monotonic() - died_s
+            step.done = f"kill -9, failover: it was never paid. Headwater's table was right again in {right_s:.1f} s"
+        with self.screen.step("Ending the application, and landing the rest") as step:
+            scene.catch_up()
+            step.done = "The application has ended, and the rest is landed"
+        return self._compare(cluster, scene)
+
+    def _start(self, running: ExitStack, cluster: Cluster) -> SparkSession:
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(self._load, cluster)
+            # In this thread: it sets handlers of signals.
             spark = start_spark(running, self.folder)
-            cluster.form()
-            step.done = f"Spark {spark.version} is up, and two nodes with a replica of each other: {cluster.url}"
-        self._load(cluster)
-        writer = self._write(running, cluster)
-        landing = self._land(running, spark, cluster, writer)
-        converged_s = self._lose_a_node(cluster, landing, writer)
-        self._catch_up(landing, writer)
-        return cluster.second_again() if self._compare(cluster, landing, converged_s) else None
+            loading.result()
+        return spark
 
     def _load(self, cluster: Cluster) -> None:
-        with self.screen.step("Loading documents") as step:
-            headwater("collections", "create", cluster.url, SCOPE)
-            began_s, loaded, total = time.monotonic(), 0, self.documents
-            for name, count in counts(total).items():
-                collection = f"{SCOPE}.{name}"
-                headwater("collections", "create", cluster.url, collection)
-                lines = step.counted(json_lines(name, count, self.seed), start=loaded, total=total, text=collection)
-                loaded += load(cluster.url, lines, collection=collection, key=f"{name}::{{id}}")["documents"]
-            rate = loaded / (time.monotonic() - began_s)
-            step.done = f"{loaded:,} documents made and loaded in {len(counts(total))} collections, {rate:,.0f}/s"
+        cluster.form()
+        for name in (SCOPE, COLLECTION):
+            headwater("collections", "create", cluster.url, name)
+        load(cluster.url, json_lines(self.documents, self.seed), collection=COLLECTION, key="order::{id}")
 
-    def _write(self, running: ExitStack, cluster: Cluster) -> WriterProcess:
-        with self.screen.step("Starting an application") as step:
-            writing = running_writer(cluster.url, documents=self.documents, seed=self.seed, folder=self.folder)
-            step.done = "An application updates, adds and deletes documents from now on, with the Couchbase SDK"
-            return running.enter_context(writing)
-
-    def _land(self, running: ExitStack, spark: SparkSession, cluster: Cluster, writer: WriterProcess) -> LiveLanding:
-        with self.screen.step("Landing it in Delta tables") as step:
-            landing = running.enter_context(running_landing(spark, cluster.url, self.lake))
-            landing.wait_until(lambda: bool(landing.batches), lambda: step.show(f"{writer.written:,} changes written"))
-            first = landing.batches[0]
-            step.done = f"The first batch is landed: {first.rows:,} changes, {first.rows / first.took_s:,.0f}/s"
-        with self.screen.step("Landing what is written meanwhile") as step:
-            _wait_for_batches(LIVE_BATCHES, step, landing, writer)
-            step.done = f"{landing.rows:,} changes landed in {len(landing.batches)} batches, while writes went on"
-        return landing
-
-    def _lose_a_node(self, cluster: Cluster, landing: LiveLanding, writer: WriterProcess) -> float:
-        """Returns how long it took from the end of the node to tables without its lost changes."""
-        with self.screen.step("Holding the replicas") as step:
-            held = cluster.hold_replicas()
-            _wait_for_batches(LIVE_BATCHES, step, landing, writer)
-            step.done = (
-                f"The second node takes in no changes for its {held} replicas any more: "
-                f"{cluster.behind():,} changes are on the first node alone, and are landed from there"
-            )
-        with self.screen.step("Killing the first node") as step:
-            landed, died_s = landing.offsets, time.monotonic()
-            cluster.kill_first()
-            promoted = cluster.fail_over()
-            lost = taken_back(cluster.url, landed)
-            step.done = (
-                f"kill -9, and failover: {promoted} vbuckets, as the parts of a bucket are called, are active on the "
-                f"second node, and {lost.changes:,} changes in the tables are of a history that did not happen"
-            )
-        with self.screen.step("Landing the rollback") as step:
-
-            def show() -> None:
-                step.show("vbuckets", completed=len(landing.rolled_back & lost.vbuckets), total=len(lost.vbuckets))
-
-            landing.wait_until(lambda: lost.vbuckets <= landing.rolled_back, show)
-            converged_s = time.monotonic() - died_s
-            step.done = (
-                f"The tables went back: {len(landing.rolled_back)} rollbacks undone, {void_changes(self.lake):,} "
-                "changes marked void, and what holds instead read again"
-            )
-        with self.screen.step("Landing what is written after the failover") as step:
-            _wait_for_batches(LIVE_BATCHES, step, landing, writer)
-            step.done = f"The application went on with the other node: {writer.written:,} changes written so far"
-        return converged_s
-
-    def _catch_up(self, landing: LiveLanding, writer: WriterProcess) -> None:
-        with self.screen.step("Stopping the application") as step:
-            step.done = f"The application has ended: {writer.stop()}"
-        with self.screen.step("Landing the rest") as step:
-            landing.catch_up()
-            step.done = f"Caught up: {landing.rows:,} changes in {len(landing.batches)} batches"
-
-    def _compare(self, cluster: Cluster, landing: LiveLanding, converged_s: float) -> bool:
-        with self.screen.step("Comparing the tables with the bucket") as step:
-            found = verify(cluster.url, self.lake)
-            step.done = f"headwater verify, which reads both sides and compares every document. {found['sentence']}"
-        self.screen.print()
-        self.screen.figures(
-            [
-                ("documents in the end", f"{found['landed']:,}"),
-                ("changes landed", f"{landing.rows:,}"),
-                ("the quickest batch", f"{landing.rows_per_s:,.0f} changes/s"),
-                ("rollbacks undone", f"{len(landing.rolled_back):,}"),
-                ("from kill -9 to right tables", f"{converged_s:.1f} s"),
-                ("tables and bucket are", "equal" if found["equal"] else "NOT EQUAL"),
-                ("time", f"{self.screen.elapsed_s:.0f} s"),
-            ]
+    def _begin(self, running: ExitStack, spark: SparkSession, cluster: Cluster) -> Scene:
+        key = cluster.on_first(map(key_of, range(1, self.documents)))
+        writing = running_writer(cluster.url, key, orders=self.documents, seed=self.seed, folder=self.folder)
+        writer = running.enter_context(writing)
+        writer.set_status("open")
+        return Scene(
+            story=Story(key),
+            writer=writer,
+            landing=running.enter_context(running_landing(spark, cluster.url, self.lake)),
+            landed=LandedOrders(self.lake),
+            deaf=running.enter_context(running_deaf_table(cluster.url)),
+            loaded=self.documents,
         )
-        return bool(found["equal"])
+
+    def _compare(self, cluster: Cluster, scene: Scene) -> Played | None:
+        with self.screen.step("Comparing the table with the bucket, document by document") as step:
+            found = verify(cluster.url, self.lake)
+            step.done = f"headwater verify: {found['sentence']}"
+        hold, taken_back = scene.landed.count_changes()
+        if scene.landing.changes != hold + taken_back:
+            raise CommandFailed(f"{scene.landing.changes:,} changes were landed, and the table has others")
+        versions = scene.landed.rows("key", "cas").to_pydict()
+        wrong = scene.deaf.differing(dict(zip(versions["key"], versions["cas"], strict=True)))
+        screen, story = self.screen, scene.story
+        screen.print()
+        screen.quote(story.to_text())
+        screen.print(
+            f"\n[bold]{scene.landing.changes:,}[/] changes landed = [bold]{hold:,}[/] that hold + "
+            f"[bold]{taken_back:,}[/] that the failover took back.\n"
+            f"Wrong rows now: [bold]{found['differing']:,}[/] in Headwater's table, [bold]{wrong:,}[/] in the one that "
+            f"does not listen. All of it took {screen.elapsed_s:.0f} s.\n"
+        )
+        self._show_table(scene)
+        return Played(story, cluster.second_again()) if found["equal"] else None
+
+    def _show_table(self, scene: Scene) -> None:
+        rows = scene.landed.rows("id", *SHOWN_COLUMNS).sort_by("id").drop("id").to_pylist()
+        at = next(at for at, row in enumerate(rows) if row["key"] == scene.story.key)
+        shown = rows[max(0, at - SHOWN_ROWS // 2) :][:SHOWN_ROWS]
+        self.screen.table(SHOWN_COLUMNS, [tuple(row.values()) for row in shown], marked=scene.story.key)
 
 
-def _wait_for_batches(more: int, step: Step, landing: LiveLanding, writer: WriterProcess) -> None:
-    """Until so many more batches have been landed."""
-    first = len(landing.batches)
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Those who take part, and what is seen of the order that is followed."""
 
-    def show() -> None:
-        writer.check()
-        text = f"{landing.rows:,} changes landed; {writer.written:,} written meanwhile"
-        step.show(text, completed=len(landing.batches) - first, total=more)
+    story: Story
+    writer: WriterProcess
+    landing: LiveLanding
+    landed: LandedOrders
+    deaf: DeafTable
+    loaded: int
 
-    landing.wait_until(lambda: len(landing.batches) >= first + more, show)
+    @property
+    def written(self) -> int:
+        """Changes, by the loader and by the application."""
+        return self.loaded + self.writer.written
+
+    def watch(self, step: Step, moment: str, *, status: str, deaf_status: str | None = None) -> None:
+        """Wait until the order is in all places as it is to be there, and note it."""
+        wanted = (status, status, deaf_status or status)
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while self._look(step) != wanted:
+            self.landing.check()
+            if time.monotonic() > deadline_s:
+                raise CommandFailed(f"{self.story.key} did not become {', '.join(wanted)} in {WAIT_S_MAX:.0f} s")
+            time.sleep(LOOK_EVERY_S)
+        self.story.rows.append((moment, *wanted))
+
+    def _look(self, step: Step) -> tuple[str | None, ...]:
+        key = self.story.key
+        seen = (self.writer.status(), self.landed.status(key), self.deaf.status(key))
+        changes = (f"{self.written:,}", f"{self.landing.changes:,}", f"{self.deaf.changes:,}")
+        places = {place: (one or "…", count) for place, one, count in zip(PLACES, seen, changes, strict=True)}
+        step.show(places, key, "changes")
+        return seen
+
+    def catch_up(self) -> None:
+        """End the application; then all that it has written is in both tables."""
+        self.writer.stop()
+        self.landing.catch_up()
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while not self.deaf.is_caught_up:
+            if time.monotonic() > deadline_s:
+                raise CommandFailed(f"the table that does not listen did not catch up in {WAIT_S_MAX:.0f} s")
+            time.sleep(LOOK_EVERY_S)

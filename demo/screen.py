@@ -1,40 +1,41 @@
-"""What the demo shows: a line a step, and on a terminal a bar for what is going on just now."""
+"""What the demo shows: a line a step, and on a terminal a small table of what is where just now."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 
-SHOW_EVERY = 500
-"""Of things that are counted one by one."""
-
-T = TypeVar("T")
+REFRESH_PER_S = 8
 
 
 class Step:
     """What is being done. `done` is the line that is printed of it in the end."""
 
-    def __init__(self, title: str, progress: Progress, task: TaskID) -> None:
+    def __init__(self, title: str, live: Live) -> None:
         self.done = title
-        self._progress = progress
-        self._task = task
+        self._title = title
+        self._spinner = Spinner("dots", title)
+        self._live = live
+        self.show({})
 
-    def show(self, text: str = "", *, completed: float = 0, total: float | None = None) -> None:
-        """With no total the bar says that it goes on, and not how far."""
-        self._progress.update(self._task, text=text, completed=completed, total=total)
+    def show(self, places: Mapping[str, Sequence[str]], *columns: str) -> None:
+        """The table below the title: a row a place."""
+        self._live.update(Group(self._spinner, _grid(places, columns)) if places else self._spinner)
 
-    def counted(self, things: Iterable[T], *, start: int, total: int, text: str) -> Iterator[T]:
-        """The things, and the bar goes on with them."""
-        for number, thing in enumerate(things, start=start):
-            if number % SHOW_EVERY == 0:
-                self.show(text, completed=number, total=total)
-            yield thing
+
+def _grid(places: Mapping[str, Sequence[str]], columns: Sequence[str]) -> RenderableType:
+    table = Table("", *columns, box=None, padding=(0, 3, 0, 2), header_style="dim")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for place, cells in places.items():
+        table.add_row(place, *cells)
+    return table
 
 
 class Screen:
@@ -46,23 +47,17 @@ class Screen:
     def step(self, title: str) -> Iterator[Step]:
         """A step that is shown as done, with the time it took, unless it fails."""
         began_s = time.monotonic()
-        with self._bar() as progress:
-            step = Step(title, progress, progress.add_task(title, total=None, text=""))
+        with Live(
+            console=self._console,
+            refresh_per_second=REFRESH_PER_S,
+            transient=True,
+            auto_refresh=self._console.is_terminal,
+        ) as live:
+            step = Step(title, live)
             yield step
+            live.update("")
         took_s = time.monotonic() - began_s
         self._console.print(f"[green]✓[/] {step.done} [dim]({took_s:.1f} s)[/]", soft_wrap=True)
-
-    def _bar(self) -> Progress:
-        return Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("[dim]{task.fields[text]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
 
     def print(self, text: str = "") -> None:
         self._console.print(text, soft_wrap=True)
@@ -76,12 +71,11 @@ class Screen:
         self._console.print("[red]✗[/]", end=" ")
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def figures(self, rows: Sequence[tuple[str, str]]) -> None:
-        table = Table(show_header=False, box=None, padding=(0, 2))
-        table.add_column()
-        table.add_column(justify="right", style="bold")
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, marked: str) -> None:
+        """The row that begins with `marked` stands out."""
+        table = Table(*columns, box=None, padding=(0, 3, 0, 4), header_style="dim")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(str, row), style="bold" if row[0] == marked else None)
         self._console.print(table)
 
     @property

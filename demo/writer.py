@@ -1,7 +1,8 @@
-"""`python -m demo.writer URL DOCUMENTS SEED`: an application that updates, adds and deletes documents.
+"""`python -m demo.writer URL KEY ORDERS SEED`: an application that updates, adds and deletes orders.
 
-It goes on until its standard input ends. It is written with the Couchbase SDK and knows nothing of Headwater. Each line
-that it prints is what it has done so far.
+It is written with the Couchbase SDK and knows nothing of Headwater. Each line that it prints is JSON: what it has done
+so far, or the answer to a line of its standard input. Such a line is the status that it is to give to the order KEY, or
+empty to have that order read. It leaves that order alone otherwise, and goes on until its input ends.
 """
 
 from __future__ import annotations
@@ -10,80 +11,88 @@ import json
 import os
 import select
 import sys
-import time
 from collections import Counter
 from datetime import timedelta
 from random import Random
+from typing import Any
 
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.collection import Collection
+from couchbase.exceptions import CouchbaseException
 from couchbase.options import ClusterOptions
 
-from demo.shop import SCOPE, counts, document
+from demo.shop import COLLECTION, key_of, order
 
-WRITES_AT_ONCE = 50
-PAUSE_S = 0.03
+WRITES_AT_ONCE = 25
+PAUSE_S = 0.1
 """Between writes: the machine has other things to do."""
 READY_TIMEOUT = timedelta(seconds=30)
 
 
 class Writer:
-    """Writes to one collection after another. What it does depends on the seed alone.
+    """What it does depends on the seed alone, beside what it is asked to.
 
     Where a node is gone the SDK tries for a while, and then reports each write that failed; those are not counted.
     """
 
-    def __init__(self, collections: dict[str, Collection], highest: dict[str, int], seed: int) -> None:
+    def __init__(self, orders: Collection, *, followed: str, highest: int, seed: int) -> None:
         self.done: Counter[str] = Counter()
-        self._collections = collections
+        self._orders = orders
         self._highest = highest
-        """The highest number of a document, by collection."""
+        self._followed = followed
         self._random = Random(seed)
 
     def write(self) -> None:
-        name = self._random.choice(list(self._collections))
         what = self._random.choices(["updated", "added", "deleted"], weights=[70, 15, 15])[0]
-        getattr(self, f"_{what}")(name)
+        if what == "added":
+            numbers = list(range(self._highest + 1, self._highest + 1 + WRITES_AT_ONCE))
+            self._highest = numbers[-1]
+        else:
+            numbers = self._random.sample(range(1, self._highest + 1), WRITES_AT_ONCE)
+        numbers = [number for number in numbers if key_of(number) != self._followed]
+        if what == "deleted":
+            # Some may be gone already, and the SDK reports those apart.
+            written = self._orders.remove_multi([key_of(number) for number in numbers]).results
+        else:
+            orders = {key_of(number): order(number, self._random) for number in numbers}
+            written = self._orders.upsert_multi(orders).results
+        self.done[what] += len(written)
 
-    def _updated(self, name: str) -> None:
-        self._upsert(name, "updated", self._some(name))
-
-    def _added(self, name: str) -> None:
-        first = self._highest[name] + 1
-        self._highest[name] += WRITES_AT_ONCE
-        self._upsert(name, "added", list(range(first, first + WRITES_AT_ONCE)))
-
-    def _deleted(self, name: str) -> None:
-        # Some may be gone already, and the SDK reports those apart.
-        gone = self._collections[name].remove_multi([f"{name}::{number}" for number in self._some(name)])
-        self.done["deleted"] += len(gone.results)
-
-    def _some(self, name: str) -> list[int]:
-        highest = self._highest[name]
-        return self._random.sample(range(1, highest + 1), min(WRITES_AT_ONCE, highest))
-
-    def _upsert(self, name: str, what: str, numbers: list[int]) -> None:
-        documents = {f"{name}::{number}": document(name, number, self._random) for number in numbers}
-        self.done[what] += len(self._collections[name].upsert_multi(documents).results)
+    def answer(self, status: str) -> dict[str, Any] | None:
+        """Give the followed order this status, or read it. None where the bucket does not answer just now."""
+        try:
+            read: dict[str, Any] = self._orders.get(self._followed).content_as[dict]
+            if status:
+                read["status"] = status
+                self._orders.upsert(self._followed, read)
+                self.done["updated"] += 1
+        except CouchbaseException:
+            return None
+        return read
 
 
-def main(url: str, documents: int, seed: int) -> None:
+def main(url: str, followed: str, orders: int, seed: int) -> None:
     server, _, bucket = url.rpartition("/")
     login = PasswordAuthenticator(os.environ["HEADWATER_USER"], os.environ["HEADWATER_PASSWORD"])
     cluster = Cluster(server, ClusterOptions(login))
     try:
         cluster.wait_until_ready(READY_TIMEOUT)
-        scope = cluster.bucket(bucket).scope(SCOPE)
-        highest = counts(documents)
-        writer = Writer({name: scope.collection(name) for name in highest}, highest, seed)
-        while not select.select([sys.stdin], [], [], 0)[0]:
-            writer.write()
-            print(json.dumps(writer.done), flush=True)
-            time.sleep(PAUSE_S)
+        scope, _, name = COLLECTION.partition(".")
+        collection = cluster.bucket(bucket).scope(scope).collection(name)
+        writer = Writer(collection, followed=followed, highest=orders, seed=seed)
+        while True:
+            if select.select([sys.stdin], [], [], PAUSE_S)[0]:
+                asked = sys.stdin.readline()
+                if not asked:
+                    return
+                print(json.dumps({"read": writer.answer(asked.strip()), "done": writer.done}), flush=True)
+            else:
+                writer.write()
+                print(json.dumps({"done": writer.done}), flush=True)
     finally:
         cluster.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -63,6 +63,17 @@ def _careful(figure: float, *, up: bool = False) -> int:
     return int((math.ceil if up else math.floor)(figure / step) * step)
 
 
+def speed_sentence() -> str:
+    """What README says of speed: a whole landing, into both tables."""
+    page = MEASURED.read_text(encoding="utf-8")
+    cores = _figure(page, r"^- Machine: .*?(\d+) cores")
+    rate = _figure(page, r"^\| 4 M \| [\d.]+ s \| (\d+) k/s \|") * 1000
+    return (
+        f"A landing takes **{rate:,.0f} documents a second** from the bucket into the tables, on a machine with "
+        f"{cores:.0f} cores that the bucket's node shares ([measured](docs/internals/performance.md#landing-a-bucket))."
+    )
+
+
 @cache
 def figures() -> Figures:
     return Figures.read(MEASURED.read_text(encoding="utf-8"))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from demo.story import LOST, PAID, README, WRITTEN, Story, written_into
+
 ROOT = Path(__file__).parents[2]
 EXIT_INTERRUPTED = 130
 RUN_S_MAX = 600.0
@@ -69,23 +71,47 @@ def wait_until_gone(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_the_demo_ends_with_equal_tables(tmp_path: Path) -> None:
+def test_the_demo_follows_one_order_and_ends_with_equal_tables(tmp_path: Path) -> None:
     with running_demo(tmp_path) as demo:
         told, _ = demo.communicate(timeout=RUN_S_MAX)
         assert demo.returncode == 0, told
         wait_until_gone(tmp_path)
-    assert re.search(r"Equal: [\d,]+ documents in 3 collections", told), told
-    undone = re.search(r"(\d+) rollbacks undone, ([\d,]+) changes marked void", told)
-    assert undone is not None, told
-    assert 0 < int(undone[1]) <= 512, "the vbuckets of one node of two"
-    assert "512 vbuckets, as the parts of a bucket are called, are active on the second node" in told
+    assert re.search(r"Equal: [\d,]+ documents in 1 collection", told), told
+    assert [line for line in story_of_readme().splitlines() if f"    {line}\n" not in told] == [], told
+    numbers = re.search(r"([\d,]+) changes landed = ([\d,]+) that hold \+ ([\d,]+) that the failover took back", told)
+    assert numbers is not None, told
+    landed, hold, taken_back = (int(number.replace(",", "")) for number in numbers.groups())
+    assert landed == hold + taken_back
+    assert taken_back > 0
+    wrong = re.search(r"Wrong rows now: 0 in Headwater's table, ([\d,]+) in the one that does not listen", told)
+    assert wrong is not None, told
+    assert wrong[1] != "0"
+    assert re.search(r"^ +order::1 +open ", told, re.M), "the table itself"
     (folder,) = tmp_path.glob("headwater-*")
-    assert f"The tables lie in {folder}/lake" in told
-    assert {path.name for path in (folder / "lake" / "documents").iterdir()} >= {"shop.customers", "shop.orders"}
+    assert f"headwater ui {folder}/lake" in told
+    assert {path.name for path in (folder / "lake" / "documents").iterdir()} == {"shop.orders"}
+
+
+def story_of_readme() -> str:
+    """What README opens with: `scripts/demo --readme` has written it."""
+    place = re.search(r"<!-- written by: scripts/demo --readme -->\n\n```text\n(.*?)\n```\n", README.read_text(), re.S)
+    assert place is not None
+    return place[1]
+
+
+def test_readme_opens_with_the_story_of_the_demo() -> None:
+    """Its words are those of the demo; that they are true is seen by the test above, which runs it."""
+    lines = story_of_readme().splitlines()
+    key = lines[0].split()[0]
+    cells = [tuple(re.split(r" {3,}", line)) for line in lines[1:]]
+    assert [row[0] for row in cells] == [WRITTEN, PAID, LOST]
+    assert cells[-1][1:] == ("open", "open", "paid"), "the bucket, a table that listens, one that does not"
+    assert Story(key, cells).to_text() == "\n".join(lines)
+    assert written_into(README.read_text(), Story(key, cells)) == README.read_text()
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("scene", ["Importing", "Spark", "An application", "kill -9"])
+@pytest.mark.parametrize("scene", ["Importing", "Two nodes", "The orders are landed", "kill -9"])
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, scene: str) -> None:
     with running_demo(tmp_path) as demo:
         assert demo.stdout is not None
@@ -105,8 +131,8 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, scene: str) -> None:
 
 @pytest.mark.parametrize(("is_equal", "exit_code"), [(True, 0), (False, 1)])
 def test_the_exit_code_tells_whether_the_tables_are_equal(tmp_path: Path, is_equal: bool, exit_code: int) -> None:
-    told = "headwater serve" if is_equal else None
-    code = f"import demo.scenes, demo.__main__ as m; demo.scenes.Demo.play = lambda *_: {told!r}; m.main(['--remove'])"
+    played = "demo.scenes.Played(None, 'headwater serve')" if is_equal else None
+    code = f"import demo.scenes, demo.__main__ as m; demo.scenes.Demo.play = lambda *_: {played}; m.main(['--remove'])"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == exit_code, done.stderr
