@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
 from demo.story import LOST, PAID, README, WRITTEN, Story, written_into
 
 ROOT = Path(__file__).parents[2]
