@@ -30,6 +30,21 @@ def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Comma
             yield from _below(f"{path} {name}", command.commands[name])
 
 
+def command_list() -> str:
+    """A row a command, and in it those that it is a group of."""
+    rows: dict[str, tuple[str, str, list[str]]] = {}
+    for path, command in all_commands():
+        name = " ".join(path.split()[:2])
+        first_line = (command.help or "").strip().partition("\n")[0]
+        _, _, below = rows.setdefault(name, (f"[`{name}`](#{name.replace(' ', '-')})", first_line, []))
+        if path != name:
+            below.append(f"[{path.removeprefix(name).strip()}](#{path.replace(' ', '-')})")
+    return table(
+        ("command", "what it does"),
+        [(link, " · ".join([_escaped(what), *below])) for link, what, below in rows.values()],
+    )
+
+
 def command_sections() -> str:
     return "\n\n".join(_section(path, command) for path, command in all_commands())
 

@@ -6,14 +6,23 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from handbook.markdown import code, sentence, table
 from headwater import errors
 
 SOURCE = Path(errors.__file__).parent
-_USERS_PLACES = ("cli", "client", "transfer", "node", "store", "lake", "spark", "cluster", "sim")
-"""What a user of the commands or the client can meet. The codec's errors are about bytes, and have their own table."""
+_SECTIONS = {
+    "Connecting and reading": ("client",),
+    "Commands": ("cli", "sim"),
+    "Files in and out": ("transfer",),
+    "Nodes and their data": ("node", "store"),
+    "Clusters": ("cluster",),
+    "Tables and Spark": ("lake", "spark"),
+}
+"""What a user of the commands or the client can meet, by the packages it comes from. The codec's errors are about
+bytes, and have their own table."""
 _INNER = ("StatusError",)
 
 
@@ -53,21 +62,29 @@ _OPERATORS_FIRST = (
     "the data in … is damaged",
     "listening on … without TLS ",
     "the UPR port has no log-in",
+    "another program listens on port ",
     "can't listen on port ",
 )
 """How the messages begin that a node's operator meets first."""
 
 
-def message_table() -> str:
-    """Every message that has an advice, by its beginning."""
-    rows = [(message, advice, code(kind)) for (message, advice), kind in sorted(_messages().items(), key=_sorting)]
-    return table(("message", "what to do", "error"), rows)
+def message_sections() -> str:
+    """Every message that has an advice, by subject and then by its beginning. One of two subjects stands in the
+    first."""
+    parts, seen = [], set[tuple[str, str]]()
+    for title, folders in _SECTIONS.items():
+        found = {which: kind for which, kind in _messages(folders).items() if which not in seen}
+        seen |= found.keys()
+        rows = [(message, advice, code(kind)) for (message, advice), kind in sorted(found.items(), key=_sorting)]
+        parts += [f"### {title}", table(("message", "what to do", "error"), rows)]
+    return "\n\n".join(parts)
 
 
 def operators_messages() -> str:
     rows = []
     for beginning in _OPERATORS_FIRST:
-        found = sorted({message for message in _messages() if message[0].startswith(beginning)})
+        every = _messages(tuple(chain.from_iterable(_SECTIONS.values())))
+        found = sorted({message for message in every if message[0].startswith(beginning)})
         if not found:
             raise LookupError(f"no message begins with {beginning!r} any more")
         rows += found
@@ -75,11 +92,11 @@ def operators_messages() -> str:
 
 
 @cache
-def _messages() -> dict[tuple[str, str], str]:
+def _messages(folders: tuple[str, ...]) -> dict[tuple[str, str], str]:
     """Messages with their advice, and the name of their error."""
     return {
         (message, advice): kind
-        for folder in _USERS_PLACES
+        for folder in folders
         for path in sorted((SOURCE / folder).rglob("*.py"))
         for kind, message, advice in _raised(ast.parse(path.read_text(encoding="utf-8")))
     }

@@ -6,7 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from handbook.command_sections import command_sections, connection_options, limit_options, retention_options
+from handbook.command_sections import (
+    command_list,
+    command_sections,
+    connection_options,
+    limit_options,
+    retention_options,
+)
 from handbook.drawings import (
     connection_diagram,
     consumer_diagram,
@@ -16,7 +22,7 @@ from handbook.drawings import (
     rollback_drawing,
     snapshot_drawing,
 )
-from handbook.error_tree import error_tree, message_table, operators_messages, status_table
+from handbook.error_tree import error_tree, message_sections, operators_messages, status_table
 from handbook.metric_tables import (
     client_metrics_table,
     landing_metrics_table,
@@ -39,6 +45,7 @@ _PLACE = re.compile(r"(?P<open><!-- made: (?P<name>[a-z ]+) -->\n).*?(?P<close><
 
 MADE: dict[str, Callable[[], str]] = {
     "commands": command_sections,
+    "command list": command_list,
     "connection options": connection_options,
     "retention options": retention_options,
     "limit options": limit_options,
@@ -51,7 +58,7 @@ MADE: dict[str, Callable[[], str]] = {
     "rollback drawing": rollback_drawing,
     "errors": error_tree,
     "status errors": status_table,
-    "error messages": message_table,
+    "error messages": message_sections,
     "operators messages": operators_messages,
     "dcp messages": message_tables,
     "reader numbers": reader_numbers_table,

@@ -9,7 +9,7 @@ import pytest
 from handbook import sizing
 from handbook.command_sections import all_commands
 from handbook.drawings import consumer_diagram, producer_diagram
-from handbook.error_tree import message_table, operators_messages
+from handbook.error_tree import message_sections, operators_messages
 from handbook.pages import MADE, ROOT, filled, pages, places
 
 from headwater.protocol.states import CONSUMER_STREAM, PRODUCER_STREAM
@@ -46,6 +46,8 @@ def test_the_rest_of_a_page_is_left_alone() -> None:
 def test_every_command_has_a_section() -> None:
     text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert [path for path, _ in all_commands() if f"# {path}\n" not in text] == []
+    listed = re.findall(r"^\| \[`(headwater [\w-]+)`\]", text[: text.index("\n## ")], re.M)
+    assert listed == [path for path, _ in all_commands() if path.count(" ") == 1], "the table on top"
 
 
 def test_every_option_of_the_source_means_something() -> None:
@@ -79,7 +81,10 @@ def test_a_message_that_is_gone_is_missed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_messages_are_found_in_the_source() -> None:
-    table = message_table()
+    table = message_sections()
+    sections = re.findall(r"^### (.+)$", table, re.M)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert [title for title in sections if f"[{title.lower()}](#" not in page.lower()] == [], "the table on top"
     assert "| the URL names no bucket | Write couchbase://host/bucket" in table
     assert table.count("\n") > 150
 
