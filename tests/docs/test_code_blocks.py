@@ -55,5 +55,5 @@ def test_the_blocks_of_a_page_run_in_their_order(
 def test_every_block_says_what_it_is(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, f"{block.place} is of no known language"
-        known = block.need in ("", "node", "spark") or (block.reason_not_to_run or "")
+        known = block.need in ("", "node", "spark", "lake") or (block.reason_not_to_run or "")
         assert known, f"{block.place}: {block.need!r} says neither what it needs nor why it does not run"

@@ -4,6 +4,7 @@ The word behind the language says what a block needs:
 
 * `python`, `bash`: runs, with a node at hand (`python node` says the same);
 * `python spark`: runs where there is a Spark session, with the tests of Spark;
+* `python lake`: runs there, too, where what the page has loaded is landed in the directory `lake`;
 * `python not run: reason`, `bash not run: reason`: does not run in a test, and the reason says why.
 
 A block of `text` right behind one that runs is what it prints, in any order of lines; … in it stands for anything. All

@@ -123,7 +123,8 @@ class Location:
         if options:
             raise InvalidInput(f"{text} is no object store and takes no options", hint="Leave out the storage options")
         if match is None:
-            return cls(text.rstrip("/") or "/")
+            # Processes of Spark work in the directory that the session was started in.
+            return cls(os.path.abspath(text))
         if scheme == "dbfs" and Path("/dbfs").is_dir():
             return cls("/dbfs/" + text[len("dbfs:") :].strip("/"))
         if scheme != "file":

@@ -20,7 +20,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "uri"),
     [
-        ("lake", "lake"),
+        ("lake", f"{Path.cwd()}/lake"),
         ("/data/lake/", "/data/lake"),
         ("/", "/"),
         ("file:/data/lake", "/data/lake"),
@@ -30,7 +30,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3a://bucket/lake", "s3a://bucket/lake"),
         ("gs://bucket/lake", "gs://bucket/lake"),
         ("abfss://box@account.dfs.core.windows.net/lake", "abfss://box@account.dfs.core.windows.net/lake"),
-        ("C:name", "C:name"),
+        ("C:name", f"{Path.cwd()}/C:name"),
     ],
 )
 def test_what_users_write(text: str, uri: str) -> None:
