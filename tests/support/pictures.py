@@ -1,9 +1,8 @@
-"""Takes the pictures of the dashboard that the documentation shows: a real cluster of two nodes after a failover.
+"""Takes the pictures that the documentation shows: the dashboard of a real cluster of two nodes after a failover, and
+the page of the landing that the demo leaves.
 
-    PYTHONPATH=tests .venv/bin/python tests/support/pictures.py docs/images
-    PYTHONPATH=tests .venv/bin/python tests/support/pictures.py FOLDER --all
-
-With `--all` every page is taken, wide and narrow, light and dark, for people to look at.
+    scripts/take-pictures                   into docs/images
+    scripts/take-pictures FOLDER --all      every page, wide and narrow, light and dark, for people to look at
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,12 +24,14 @@ from pathlib import Path
 
 import httpx
 
+from headwater.cli import COMMANDS
 from headwater.client.cluster_map import vbucket_of
 from headwater.errors import HeadwaterError
 from headwater.protocol.messages.documents import Set
 from support.browser import Browser, log_in, running_browser
 from support.node_process import PASSWORD, USER, NodeProcess, exchange
 
+ROOT = Path(__file__).parents[2]
 BUCKET = "travel"
 WIDE, NARROW = (1440, 900), (390, 844)
 HEIGHT_MAX = 1600
@@ -175,26 +177,57 @@ def take_all(browser: Browser, folder: Path) -> None:
 
 def take_shown(browser: Browser, folder: Path) -> None:
     go(browser, "overview", WIDE, "light")
-    browser.find(".map-node[data-this=true] .cell[data-vbucket='17']").click()
-    time.sleep(1)
-    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 5, "y": 5})
     picture(browser, folder / "dashboard.png", whole_page=True)
-    browser.find(".details header button").click()
     go(browser, "overview", NARROW, "dark")
     picture(browser, folder / "dashboard-phone.png", whole_page=False, ratio=2)
 
 
+# --- the page of a landing ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def landing_page(folder: Path) -> Iterator[str]:
+    """The address of `headwater ui`, for the tables that the demo leaves: they have a rollback in them."""
+    demo = [sys.executable, "-m", "demo"]
+    subprocess.run(demo, cwd=ROOT, env={**_ENVIRONMENT, "TMPDIR": str(folder)}, check=True, stdout=subprocess.DEVNULL)
+    [lake] = folder.glob("headwater-demo-*/lake")
+    command = [sys.executable, "-m", "headwater", "ui", str(lake), "--listen", "0"]
+    with subprocess.Popen(command, env=_ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            address = re.search(r"https?://\S+", said)
+            assert address is not None, said
+            yield address[0]
+        finally:
+            process.terminate()
+
+
+def take_landing(browser: Browser, folder: Path, *, is_all: bool) -> None:
+    shown = itertools.product((WIDE, NARROW), ("light", "dark")) if is_all else [(WIDE, "light")]
+    for size, scheme in shown:
+        browser.resize(size)
+        browser.prefer(scheme)
+        time.sleep(2)
+        name = f"landing-{size[0]}-{scheme}.png" if is_all else "landing.png"
+        picture(browser, folder / name, whole_page=True)
+
+
 def main(arguments: Sequence[str]) -> None:
-    folder, is_all = Path(arguments[0]), "--all" in arguments
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        cluster(Path(scratch), 1024) as nodes,
-        running_browser(Path(scratch) / "profile") as browser,
-    ):
-        log_in(browser, nodes[0])
-        browser.find(".status.live")
-        time.sleep(20)
-        (take_all if is_all else take_shown)(browser, folder)
+    is_all = "--all" in arguments
+    named = [argument for argument in arguments if not argument.startswith("--")]
+    folder = Path(named[0]) if named else ROOT / "docs" / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch, running_browser(Path(scratch) / "profile") as browser:
+        if "ui" in COMMANDS:
+            with landing_page(Path(scratch)) as address:
+                browser.open(address)
+                take_landing(browser, folder, is_all=is_all)
+        with cluster(Path(scratch), 1024) as nodes:
+            log_in(browser, nodes[0])
+            browser.find(".status.live")
+            time.sleep(20)
+            (take_all if is_all else take_shown)(browser, folder)
         print(*browser.console(), sep="\n")
 
 

@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, found: Verification, *options: str) -> 
 
     monkeypatch.setattr(command, "compare", compare)
     result = CliRunner().invoke(command.verify, ["couchbase://localhost/shop", "lake", *options])
-    assert asked["location"] == Location("lake")
+    assert asked["location"] == Location.of("lake")
     return result
 
 
